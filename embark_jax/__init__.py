@@ -1,0 +1,1 @@
+"""embark_jax: sharded embedding tables and recommendation models in JAX."""

@@ -1,0 +1,170 @@
+"""The experiment config: frozen, typed, validated at construction.
+
+One schema for both syntaxes: ``config_io`` reads YAML and gin into these classes. The
+rest of the package takes plain arguments and never sees a parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import PositiveInt, model_validator
+
+from embark_jax.tables import Pooling
+
+
+class Config(BaseModel):
+    """Base of all sections: immutable, and closed to keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class MeshConfig(Config):
+    """Devices: ``nodes × gpus_per_node``; on CPU that many host devices are made."""
+
+    nodes: PositiveInt = 1
+    gpus_per_node: PositiveInt = 1
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+class SyntheticConfig(Config):
+    """Power-law clicks from a planted teacher; tables and features come from
+    ``embedding``."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    dense_features: PositiveInt = 13
+    zipf_exponent: PositiveFloat = 1.05
+    train_samples: PositiveInt = 1_000_000
+    test_samples: PositiveInt = 100_000
+
+
+class MovieLens100KConfig(Config):
+    """MovieLens-100k; ``embark data movielens-100k`` fetches it into ``path``."""
+
+    kind: Literal["movielens_100k"] = "movielens_100k"
+    path: Path | None = None
+    """Folder with the three ml-100k files; None is the cache that ``embark data`` fills."""
+
+
+DataConfig = Annotated[
+    SyntheticConfig | MovieLens100KConfig, Field(discriminator="kind")
+]
+
+
+class TableConfig(Config):
+    """What the data does not say of a table, and any placement to force."""
+
+    rows: PositiveInt | None = None
+    dim: PositiveInt | None = None
+    init_scale: NonNegativeFloat | None = None
+    cluster: Literal["dp", "rb", "ub"] | None = None
+    row_shards: PositiveInt | None = None
+    column_shards: PositiveInt | None = None
+    devices: tuple[int, ...] | None = None
+    """Owner of each shard, row shard by row shard."""
+
+
+class FeatureConfig(Config):
+    """A feature of synthetic data, or what to change of a dataset's own."""
+
+    table: str | None = None
+    hotness: PositiveInt | None = None
+    pooling: Pooling | None = None
+
+
+class EmbeddingOptimizerConfig(Config):
+    """Applied once to each touched row."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+    learning_rate: PositiveFloat = 0.01
+    eps: PositiveFloat = 1e-8
+    initial_accumulator: NonNegativeFloat = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+
+
+class EmbeddingConfig(Config):
+    """Tables, features, their optimizer and how the exchange treats them."""
+
+    dim: PositiveInt = 32
+    """Of every table that does not set its own."""
+    tables: Mapping[str, TableConfig] = {}
+    features: Mapping[str, FeatureConfig] = {}
+    optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    on_bad_id: Literal["error", "drop", "hash"] = "error"
+    capacity_slack: Annotated[float, Field(gt=0)] = 1.25
+    """Exchange buffers hold this multiple of what the statistics expect."""
+
+
+class DLRMDCNv2Config(Config):
+    """DLRM with low-rank cross layers (https://arxiv.org/abs/2008.13535)."""
+
+    kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
+    bottom: tuple[PositiveInt, ...] = (512, 256, 128)
+    top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
+    cross_layers: PositiveInt = 3
+    cross_rank: PositiveInt = 512
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class DLRMConfig(Config):
+    """DLRM with dot interaction (https://arxiv.org/abs/1906.00091)."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    bottom: tuple[PositiveInt, ...] = (512, 256, 128)
+    top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+ModelConfig = Annotated[DLRMDCNv2Config | DLRMConfig, Field(discriminator="kind")]
+
+
+class DenseOptimizerConfig(Config):
+    """The optax optimizer of the dense parameters."""
+
+    kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    learning_rate: PositiveFloat = 0.01
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class TrainConfig(Config):
+    """The loop. ``batch_size`` is global; intervals are in steps."""
+
+    batch_size: PositiveInt = 2048
+    steps: PositiveInt = 1000
+    log_every: PositiveInt = 20
+    eval_every: PositiveInt | None = None
+    """None evaluates only at the end."""
+    checkpoint_every: PositiveInt | None = None
+    """None writes only the last checkpoint."""
+    keep_checkpoints: PositiveInt = 3
+
+
+class ExperimentConfig(Config):
+    """Everything one run depends on."""
+
+    name: str = "experiment"
+    seed: int = 0
+    data: DataConfig
+    model: ModelConfig = DLRMDCNv2Config()
+    mesh: MeshConfig = MeshConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _batch_divides(self):
+        if self.train.batch_size % self.mesh.devices:
+            raise ValueError(
+                f"train.batch_size is {self.train.batch_size}, must be a multiple of "
+                f"the {self.mesh.devices} devices (mesh.nodes {self.mesh.nodes} × "
+                f"mesh.gpus_per_node {self.mesh.gpus_per_node})"
+            )
+        return self

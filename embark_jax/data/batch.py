@@ -1,0 +1,60 @@
+"""What a dataset gives and a train step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from embark_jax.tables import FeatureSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Samples as host arrays, before they go to the devices.
+
+    Attributes:
+      dense: ``[batch, dense_features]`` float32.
+      ids: for each feature ``[batch, hotness]`` integers, padded with -1.
+      labels: ``[batch]`` float32, 0 or 1.
+      weights: for each weighted feature ``[batch, hotness]`` float32.
+      locate: names where a sample came from, for error messages: maps its index in
+        the batch to text such as ``"ml-100k.inter, line 81"``.
+    """
+
+    dense: np.ndarray
+    ids: Mapping[str, np.ndarray]
+    labels: np.ndarray
+    weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    locate: Callable[[int], str] = "sample {}".format
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Dataset(Protocol):
+    """Training and test samples in a deterministic order.
+
+    The batch of a training step is a pure function of the dataset, its seed and the
+    step, so that the step number alone is the data position of a checkpoint.
+    """
+
+    table_rows: Mapping[str, int]
+    """Rows that each table needs; config fills in dim and placement."""
+    features: tuple[FeatureSpec, ...]
+    dense_features: int
+    train_samples: int
+
+    def train_batch(self, step: int, batch_size: int) -> Batch:
+        """The batch of training step ``step`` (from 0); wraps around in epochs."""
+        ...
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """The whole test set once; the last batch may be shorter."""
+        ...
+
+    def bayes_auc(self) -> float | None:
+        """The best AUC any model can reach on the test set, where it is known."""
+        ...

@@ -1,0 +1,118 @@
+"""Tables and features: what a recommendation model looks up.
+
+A *table* holds ``rows × dim`` parameters. A *feature* is an input column of ids that
+reads one table; several features may share a table. The ids of one feature in one
+sample are a *bag*; *hotness* is the largest number of ids a bag may hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+Pooling = Literal["sum", "mean", "none"]
+
+PADDING_ID = -1
+"""Marks an unused place of a bag; it costs no lookup."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """An embedding table of ``rows × dim`` float32 parameters.
+
+    Args:
+      name: unique among the tables of a model.
+      rows: number of rows; ids run from 0 to ``rows - 1``. May exceed 2**31.
+      dim: parameters a row.
+      init_scale: rows start uniform in ``[-init_scale, init_scale]``. ``None`` takes
+        ``rows ** -0.5``, as DLRM does (https://arxiv.org/abs/1906.00091).
+
+    Raises:
+      ValueError: if a value breaks its rule.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    init_scale: float | None = None
+
+    def __post_init__(self):
+        if not self.name or "/" in self.name:
+            raise ValueError(f"table name {self.name!r}: must be non-empty, without '/'")
+        for key in ("rows", "dim"):
+            if getattr(self, key) < 1:
+                raise ValueError(
+                    f"table {self.name!r}: {key} is {getattr(self, key)}, must be >= 1"
+                )
+        if self.init_scale is not None and self.init_scale < 0:
+            raise ValueError(
+                f"table {self.name!r}: init_scale is {self.init_scale}, must be >= 0"
+            )
+
+    @property
+    def scale(self) -> float:
+        return self.rows**-0.5 if self.init_scale is None else self.init_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """A column of ids that reads one table.
+
+    Args:
+      name: unique among the features of a model.
+      table: name of the table it reads; ``None`` takes the feature's own name.
+      hotness: ids a bag at most; shorter bags are padded with -1.
+      pooling: how the rows of a bag become the output. "sum" and "mean" give
+        ``[batch, dim]`` and an empty bag pools to zeros; "none" keeps the sequence,
+        ``[batch, hotness, dim]``, with zeros where it is padded.
+      weighted: whether each id comes with a float32 weight. "sum" is then the weighted
+        sum, "mean" the weighted sum over the sum of weights.
+
+    Raises:
+      ValueError: if a value breaks its rule.
+    """
+
+    name: str
+    table: str | None = None
+    hotness: int = 1
+    pooling: Pooling = "sum"
+    weighted: bool = False
+
+    def __post_init__(self):
+        if not self.name:
+            raise ValueError("feature name must be non-empty")
+        if self.table is None:
+            object.__setattr__(self, "table", self.name)
+        if self.hotness < 1:
+            raise ValueError(
+                f"feature {self.name!r}: hotness is {self.hotness}, must be >= 1"
+            )
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(
+                f"feature {self.name!r}: pooling is {self.pooling!r}, must be one of "
+                f"{', '.join(get_args(Pooling))}"
+            )
+
+
+def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
+    """Raises ``ValueError`` with every inconsistency between tables and features."""
+    problems = []
+    for kind, specs in (("table", tables), ("feature", features)):
+        names = [spec.name for spec in specs]
+        problems += [
+            f"{kind} name {name!r} is used {names.count(name)} times, must be unique"
+            for name in sorted(set(names))
+            if names.count(name) > 1
+        ]
+    known = {table.name for table in tables}
+    problems += [
+        f"feature {feature.name!r} reads table {feature.table!r}, which is not among "
+        f"the tables ({', '.join(sorted(known))})"
+        for feature in features
+        if feature.table not in known
+    ]
+    unread = known - {feature.table for feature in features}
+    problems += [f"table {name!r} is read by no feature" for name in sorted(unread)]
+    if problems:
+        raise ValueError("; ".join(problems))

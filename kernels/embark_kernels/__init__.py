@@ -1,0 +1,1 @@
+"""Pallas GPU kernels for embedding tables. Knows nothing of embark_jax."""
