@@ -1,0 +1,59 @@
+"""What the three clusters have in common: the interface the collection composes.
+
+All methods run on one device, inside ``shard_map``. ``batch`` is the device's share of
+the global batch, ``outputs`` and ``entries`` are those of the storage's index.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from embark_jax.embedding.indexing import StorageIndex
+
+Route = Any
+"""A NamedTuple of arrays, one type a cluster; it depends on ids alone."""
+
+
+class RowGradients(NamedTuple):
+    """Summed gradients of the rows of a device's block that the batch touched.
+
+    Attributes:
+      slot: ``[rows]`` int32, each once; out of range where unused.
+      gradient: ``[rows, width]`` float32, summed over all devices.
+    """
+
+    slot: jax.Array
+    gradient: jax.Array
+
+
+class Cluster(Protocol):
+    """A way to move rows. Implementations: DataParallel, ReductionBased, UniqueBased."""
+
+    index: StorageIndex
+
+    def route(self, ids: jax.Array, weights: jax.Array | None) -> Route:
+        """Where each id goes.
+
+        Args:
+          ids: ``[batch, columns]``, -1 where padded.
+          weights: ``[batch, columns]`` float32, or None if no feature has weights.
+        """
+        ...
+
+    def needed(self, route: Route) -> jax.Array:
+        """``[]`` int32 capacity that the route needs on this device."""
+        ...
+
+    def lookup(self, block: jax.Array, route: Route) -> jax.Array:
+        """Weighted sums of the rows of each bag, ``[outputs, batch, width]``."""
+        ...
+
+    def row_gradients(self, gradients: jax.Array, route: Route) -> RowGradients:
+        """From gradients of ``lookup``'s result to those of this device's rows."""
+        ...
+
+    def mean_square(self, rows: RowGradients, route: Route) -> jax.Array:
+        """``[rows, 1]`` mean over the whole row, all column shards, of gradient²."""
+        ...

@@ -1,0 +1,214 @@
+"""Static index arrays of one storage: which id goes where, for all features at once.
+
+All devices run one program, so what differs between tables and owners is data here,
+never code; the compiled step does not grow with the number of features.
+
+A *lane* is what one bag of a sample is pooled into: a pooled feature is one lane, a
+sequence feature (pooling "none") one lane for each of its places. An *output* is a lane
+of one column shard, ``[batch, width]``. An *entry* is a place of a bag, once for each
+column shard of its table: the unit of routing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embark_jax.planner import Storage
+from embark_jax.tables import FeatureSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureOutputs:
+    """Where a feature's outputs lie among those of its storage.
+
+    Attributes:
+      feature: the feature.
+      dim: of its table.
+      columns: its id columns, among those of the storage.
+      first_output, lanes, column_shards: its outputs are ``[lanes, column_shards]``
+        starting at ``first_output``.
+    """
+
+    feature: FeatureSpec
+    dim: int
+    columns: slice
+    first_output: int
+    lanes: int
+    column_shards: int
+
+    @property
+    def outputs(self) -> slice:
+        count = self.lanes * self.column_shards
+        return slice(self.first_output, self.first_output + count)
+
+    def assemble(self, outputs: jax.Array) -> jax.Array:
+        """``[outputs, batch, width]`` of the storage to ``[batch, dim]`` of the feature,
+        or ``[batch, hotness, dim]`` of a sequence."""
+        mine = outputs[self.outputs]
+        batch, width = mine.shape[1:]
+        mine = mine.reshape(self.lanes, self.column_shards, batch, width)
+        mine = mine.transpose(2, 0, 1, 3).reshape(batch, self.lanes, self.dim)
+        return mine if self.feature.pooling == "none" else mine[:, 0]
+
+    def disassemble(self, value: jax.Array) -> jax.Array:
+        """The inverse of ``assemble``: ``[lanes * column_shards, batch, width]``."""
+        batch = value.shape[0]
+        parts = value.reshape(batch, self.lanes, self.column_shards, -1)
+        parts = parts.transpose(1, 2, 0, 3)
+        return parts.reshape(-1, batch, parts.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StorageIndex:
+    """Index arrays of one storage; all are NumPy and become constants of the program.
+
+    Attributes:
+      storage: what is indexed.
+      devices: in the mesh.
+      features: the features that read it, in order.
+      columns: id columns of all those features.
+      entry_column, entry_output: ``[entries]`` id column and output of each entry.
+      output_row_shards: ``[outputs]`` row shards of the table.
+      output_first_shard: ``[outputs]`` where its shards begin in the next two arrays.
+      shard_owner, shard_first_slot: ``[shards]`` device and slot of each shard, listed
+        output by output.
+      shard_piece: ``[shards]`` index of (output, row shard) among its owner's: a
+        *piece* is what an owner pools for one output.
+      piece_output: ``[devices, pieces]`` the output of each piece; ``outputs`` where a
+        device has fewer pieces than the fullest.
+      output_dim: ``[outputs]`` dim of the table.
+    """
+
+    storage: Storage
+    devices: int
+    features: tuple[FeatureOutputs, ...]
+    columns: int
+    entry_column: np.ndarray
+    entry_output: np.ndarray
+    output_row_shards: np.ndarray
+    output_first_shard: np.ndarray
+    shard_owner: np.ndarray
+    shard_first_slot: np.ndarray
+    shard_piece: np.ndarray
+    piece_output: np.ndarray
+    output_dim: np.ndarray
+
+    @property
+    def entries(self) -> int:
+        return len(self.entry_column)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.output_row_shards)
+
+    @property
+    def pieces(self) -> int:
+        return self.piece_output.shape[1]
+
+    @property
+    def slots(self) -> int:
+        return self.storage.slots_per_device
+
+    @property
+    def column_sharded(self) -> bool:
+        return any(p.column_shards > 1 for p in self.storage.placements)
+
+    def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Finds the owner and slot of every entry.
+
+        Args:
+          ids: ``[batch, columns]`` int32 or int64, -1 where padded.
+
+        Returns:
+          ``(shard, owner, slot)``, each ``[batch, entries]`` int32; a padded entry has
+          owner ``devices`` and slot ``slots``.
+        """
+        row_shards = self.output_row_shards[self.entry_output]
+        with jax.enable_x64(ids.dtype == jnp.int64):
+            row_shards = jnp.asarray(row_shards, ids.dtype)
+            ids = ids[:, self.entry_column]
+            valid = ids >= 0
+            row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
+            local_row = jnp.where(valid, ids // row_shards, 0).astype(jnp.int32)
+        shard = self.output_first_shard[self.entry_output] + row_shard
+        owner = jnp.where(valid, jnp.asarray(self.shard_owner)[shard], self.devices)
+        slot = jnp.asarray(self.shard_first_slot)[shard] + local_row
+        return shard, owner, jnp.where(valid, slot, self.slots)
+
+    def entry_bags(self, batch: int) -> jax.Array:
+        """``[batch * entries]`` the bag of each entry: ``output * batch + sample``."""
+        sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
+        return (jnp.asarray(self.entry_output) * batch + sample).reshape(-1)
+
+
+def index_storage(
+    storage: Storage, features: Sequence[FeatureSpec], devices: int
+) -> StorageIndex:
+    """Builds the index arrays of ``storage`` for the features that read its tables."""
+    placements = {p.table.name: p for p in storage.placements}
+    feature_outputs: list[FeatureOutputs] = []
+    entry_column: list[int] = []
+    entry_output: list[int] = []
+    output_tables: list[tuple[str, int]] = []
+    column = 0
+    for feature in features:
+        assert feature.table is not None
+        if feature.table not in placements:
+            continue
+        placement = placements[feature.table]
+        sequence = feature.pooling == "none"
+        outputs = FeatureOutputs(
+            feature,
+            placement.table.dim,
+            slice(column, column + feature.hotness),
+            first_output=len(output_tables),
+            lanes=feature.hotness if sequence else 1,
+            column_shards=placement.column_shards,
+        )
+        for lane in range(outputs.lanes):
+            places = [lane] if sequence else range(feature.hotness)
+            for k in range(placement.column_shards):
+                entry_column += [column + place for place in places]
+                entry_output += [len(output_tables)] * len(places)
+                output_tables.append((feature.table, k))
+        column += feature.hotness
+        feature_outputs.append(outputs)
+
+    row_shards = np.array(
+        [placements[table].row_shards for table, _ in output_tables], np.int32
+    )
+    owners = [storage.owners(table)[:, k] for table, k in output_tables]
+    first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
+    shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
+    shard_owner = np.concatenate(owners).astype(np.int32)
+    shard_piece = np.zeros_like(shard_owner)
+    piece_output: list[list[int]] = [[] for _ in range(devices)]
+    for shard, (owner, output) in enumerate(
+        zip(shard_owner, shard_output, strict=True)
+    ):
+        shard_piece[shard] = len(piece_output[owner])
+        piece_output[owner].append(output)
+    pieces = max(map(len, piece_output))
+    padded = [each + [len(output_tables)] * (pieces - len(each)) for each in piece_output]
+    return StorageIndex(
+        storage,
+        devices,
+        tuple(feature_outputs),
+        columns=column,
+        entry_column=np.array(entry_column, np.int32),
+        entry_output=np.array(entry_output, np.int32),
+        output_row_shards=row_shards,
+        output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
+        shard_owner=shard_owner,
+        shard_first_slot=np.concatenate(first_slots).astype(np.int32),
+        shard_piece=shard_piece,
+        piece_output=np.array(padded, np.int32),
+        output_dim=np.array(
+            [placements[table].table.dim for table, _ in output_tables], np.float32
+        ),
+    )

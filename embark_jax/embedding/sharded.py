@@ -1,0 +1,48 @@
+"""What RB and UB share: the exchange of ids, and grouping what arrives by row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from embark_jax.embedding.exchange import exchange
+from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.routing import Touched
+
+
+def pick(values: jax.Array, position: jax.Array, fill: float = 0) -> jax.Array:
+    """``values[position]``, with ``fill`` where the position is out of range."""
+    return values.at[position].get(mode="fill", fill_value=fill)
+
+
+def mean_square_over_column_shards(
+    index: StorageIndex,
+    gradient: jax.Array,
+    touched: Touched,
+    position: jax.Array,
+    inverse: jax.Array,
+) -> jax.Array:
+    """Mean of gradient² over whole rows whose column shards lie on several devices.
+
+    Each owner returns its part of the sum to the requesters, the way the ids came; they
+    know all column shards of an id, add the parts up, and send the total to the owners.
+
+    Args:
+      index: of the storage.
+      gradient: ``[rows, width]`` summed row gradients of this device.
+      touched: the rows, grouped from what this device received.
+      position: ``[devices, capacity]`` entry of this device behind each place it sent.
+      inverse: ``[batch * entries]`` place of each entry in what this device sent.
+
+    Returns:
+      ``[rows, 1]``.
+    """
+    part = touched.spread((gradient**2).sum(axis=1)).reshape(position.shape)
+    returned = exchange(part).reshape(-1)
+    entry_part = pick(returned, inverse).reshape(-1, index.entries)
+    columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
+    columns = columns.at[:, index.entry_column].add(entry_part)
+    dim = jnp.asarray(index.output_dim)[index.entry_output]
+    entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
+    mean = exchange(pick(entry_mean, position)).reshape(-1)
+    return touched.largest(mean)[:, None]

@@ -1,0 +1,142 @@
+"""Storages: the arrays in which all shards of a plan lie.
+
+All shards of one cluster and one width lie in one *storage*, an array of
+``[devices × slots_per_device, width]`` in which device d's block holds its shards one
+after the other. A plan of any shape so becomes a few uniformly sharded arrays, with one
+gather and one update a device each; that also fuses tables. A storage is as large on
+every device as on its fullest: this padding is the price of imbalance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from embark_jax.tables import TableSpec
+
+Cluster = Literal["dp", "rb", "ub"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the shards of one table live.
+
+    Row r of the table is row ``r // row_shards`` of row shard ``r % row_shards``: under
+    a power law the hot rows, which have low ids, so spread over all row shards.
+
+    Attributes:
+      table: the table.
+      cluster: "dp" replicates it; "rb" pools at the owner, "ub" at the requester.
+      row_shards, column_shards: how many pieces its rows and columns are split into.
+      devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
+      reason: why the planner chose this, for the report.
+    """
+
+    table: TableSpec
+    cluster: Cluster
+    row_shards: int = 1
+    column_shards: int = 1
+    devices: tuple[int, ...] = ()
+    reason: str = ""
+
+    @property
+    def width(self) -> int:
+        return self.table.dim // self.column_shards
+
+    def shard_rows(self, row_shard: int) -> int:
+        """Rows of the table that row shard ``row_shard`` holds."""
+        return len(range(row_shard, self.table.rows, self.row_shards))
+
+    def problems(self, devices: int) -> list[str]:
+        """What is wrong with this placement on so many devices."""
+        found, name = [], f"table {self.table.name!r}"
+        if self.table.dim % self.column_shards:
+            found.append(
+                f"{name}: column_shards is {self.column_shards}, must divide "
+                f"dim {self.table.dim}"
+            )
+        if self.row_shards > self.table.rows:
+            found.append(
+                f"{name}: row_shards is {self.row_shards}, must be at most its "
+                f"{self.table.rows} rows"
+            )
+        if self.cluster == "dp":
+            if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
+                found.append(f"{name}: cluster dp is replicated, takes no shards")
+            return found
+        shards = self.row_shards * self.column_shards
+        if len(self.devices) != shards:
+            found.append(
+                f"{name}: devices names {len(self.devices)} owners, must name one for "
+                f"each of its {self.row_shards} × {self.column_shards} shards"
+            )
+        bad = sorted({d for d in self.devices if not 0 <= d < devices})
+        if bad:
+            found.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """One array of the plan and where each shard begins in it.
+
+    Attributes:
+      name: such as "rb_128": cluster and width.
+      cluster, width: common to all its shards.
+      slots_per_device: rows of its block on every device, padding included.
+      placements: the tables in it.
+      first_slots: for each table ``[row_shards, column_shards]``, the slot, in its
+        owner's block, at which a shard begins.
+    """
+
+    name: str
+    cluster: Cluster
+    width: int
+    slots_per_device: int
+    placements: tuple[Placement, ...]
+    first_slots: Mapping[str, np.ndarray]
+
+    @property
+    def replicated(self) -> bool:
+        return self.cluster == "dp"
+
+    def owners(self, table: str) -> np.ndarray:
+        """``[row_shards, column_shards]`` owner of each shard; zeros when replicated."""
+        (placement,) = (p for p in self.placements if p.table.name == table)
+        shape = (placement.row_shards, placement.column_shards)
+        if self.replicated:
+            return np.zeros(shape, np.int32)
+        return np.array(placement.devices, np.int32).reshape(shape)
+
+
+def lay_out(placements: Sequence[Placement], devices: int) -> tuple[Storage, ...]:
+    """Groups shards into storages and gives each its slots, in the order of tables."""
+    groups: dict[tuple[Cluster, int], list[Placement]] = {}
+    for placement in placements:
+        groups.setdefault((placement.cluster, placement.width), []).append(placement)
+    storages = []
+    for (cluster, width), members in sorted(groups.items(), key=lambda item: item[0]):
+        used = [0] * devices
+        first_slots = {}
+        for placement in members:
+            first = np.zeros((placement.row_shards, placement.column_shards), np.int64)
+            owners = placement.devices or (0,)
+            for index, owner in enumerate(owners):
+                j, k = divmod(index, placement.column_shards)
+                first[j, k] = used[owner]
+                used[owner] += placement.shard_rows(j)
+            first_slots[placement.table.name] = first
+        storages.append(
+            Storage(
+                f"{cluster}_{width}",
+                cluster,
+                width,
+                max(used),
+                tuple(members),
+                first_slots,
+            )
+        )
+    return tuple(storages)
