@@ -1,0 +1,12 @@
+"""Batches: where they come from, how they are checked and brought in ahead of time."""
+
+from embark_jax.data.batch import Batch as Batch
+from embark_jax.data.batch import DataError as DataError
+from embark_jax.data.batch import Dataset as Dataset
+from embark_jax.data.checks import BatchChecker as BatchChecker
+from embark_jax.data.checks import feature_statistics as feature_statistics
+from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100k
+from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
+from embark_jax.data.movielens import MovieLens100K as MovieLens100K
+from embark_jax.data.pipeline import prefetch as prefetch
+from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks

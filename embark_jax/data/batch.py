@@ -11,6 +11,15 @@ import numpy as np
 from embark_jax.tables import FeatureSpec
 
 
+class DataError(ValueError):
+    """Data that breaks a rule; the message says where, which value, and what to do."""
+
+
+def id_dtype(rows: int) -> np.dtype:
+    """The integers that ids of a table of ``rows`` rows are kept in."""
+    return np.dtype(np.int32 if rows <= 2**31 - 1 else np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Samples as host arrays, before they go to the devices.
@@ -38,7 +47,9 @@ class Dataset(Protocol):
     """Training and test samples in a deterministic order.
 
     The batch of a training step is a pure function of the dataset, its seed and the
-    step, so that the step number alone is the data position of a checkpoint.
+    step, so that the step number alone is the data position of a checkpoint. Sample i
+    of a step depends on ``step * batch_size + i`` alone: the part of process p of P is
+    ``train_batch(step * P + p, batch_size // P)``.
     """
 
     table_rows: Mapping[str, int]

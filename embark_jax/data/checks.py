@@ -1,0 +1,193 @@
+"""Stops bad samples before they reach a device, and says which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Literal, NoReturn, get_args
+
+import numpy as np
+
+from embark_jax.data.batch import Batch, DataError, id_dtype
+from embark_jax.data.hashing import splitmix64
+from embark_jax.tables import PADDING_ID, FeatureSpec
+
+OnBadId = Literal["error", "drop", "hash"]
+
+
+class BatchChecker:
+    """Checks batches and brings them into the one form that the train step takes.
+
+    In that form the ids of a feature are ``[batch, hotness]``, int32 unless the table
+    needs int64; dense features, labels and weights are float32; the weight of padding
+    is 0. The arrays given are never written to.
+
+    Args:
+      features: all features of the model.
+      table_rows: rows of each table.
+      dense_features: number of dense features.
+      on_bad_id: what to do with an id that is neither in ``0 .. rows - 1`` nor the
+        padding -1. "error" raises, "drop" makes it padding, "hash" maps it to a row by
+        a hash; the latter two count it.
+
+    Attributes:
+      bad_ids: for each feature the ids dropped or hashed so far.
+
+    Raises:
+      ValueError: if ``on_bad_id`` is none of these.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        table_rows: Mapping[str, int],
+        dense_features: int,
+        on_bad_id: OnBadId = "error",
+    ):
+        if on_bad_id not in get_args(OnBadId):
+            raise ValueError(
+                f"on_bad_id is {on_bad_id!r}, must be one of "
+                f"{', '.join(get_args(OnBadId))}"
+            )
+        self.bad_ids = {feature.name: 0 for feature in features}
+        self._features = {feature.name: feature for feature in features}
+        self._weighted = {f.name for f in features if f.weighted}
+        self._rows = {f.name: table_rows[f.table] for f in features}
+        self._dense_features = dense_features
+        self._on_bad_id = on_bad_id
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch in its final form.
+
+        Raises:
+          DataError: if it breaks a rule; the message names the first such sample.
+        """
+        samples = len(batch)
+        labels = _float32(batch, "labels", batch.labels, (samples,))
+        bad = (labels < 0) | (labels > 1)
+        if bad.any():
+            _fail(batch, "labels", bad, labels, "must be from 0 to 1")
+        dense = _float32(batch, "dense", batch.dense, (samples, self._dense_features))
+        _check_names("ids", batch.ids, self._features.keys())
+        _check_names("weights", batch.weights, self._weighted)
+        ids = {name: self._ids(batch, name) for name in self._features}
+        weights = {
+            name: self._weights(batch, name, ids[name]) for name in batch.weights
+        }
+        return Batch(dense, ids, labels, weights, batch.locate)
+
+    def _ids(self, batch: Batch, name: str) -> np.ndarray:
+        what, ids = f"ids of feature {name!r}", np.asarray(batch.ids[name])
+        hotness, rows = self._features[name].hotness, self._rows[name]
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise DataError(f"{what}: dtype is {ids.dtype}, must be an integer type")
+        if ids.ndim != 2 or len(ids) != len(batch):
+            raise DataError(
+                f"{what}: shape is {ids.shape}, must be [{len(batch)}, up to {hotness}]"
+            )
+        if ids.shape[1] > hotness:
+            extra = ids != PADDING_ID
+            extra[:, :hotness] = False
+            if extra.any():
+                rule = f"a bag has more ids than the declared hotness, {hotness}"
+                _fail(batch, what, extra, ids, rule)
+            ids = ids[:, :hotness]
+        if ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
+            ids = self._mend(batch, name, ids)
+        return _pad(ids.astype(id_dtype(rows), copy=False), hotness, PADDING_ID)
+
+    def _mend(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
+        """A copy of ``ids`` without bad ones, int64."""
+        rows = self._rows[name]
+        bad = (ids < PADDING_ID) | (ids >= rows)
+        if self._on_bad_id == "error":
+            rule = (
+                f"must be from 0 to {rows - 1}, or {PADDING_ID} for padding; mend the "
+                'data, or set on_bad_id to "drop" or "hash"'
+            )
+            _fail(batch, f"ids of feature {name!r}", bad, ids, rule)
+        self.bad_ids[name] += int(bad.sum())
+        mended = ids.astype(np.int64)
+        if self._on_bad_id == "drop":
+            mended[bad] = PADDING_ID
+        else:
+            mended[bad] = splitmix64(mended[bad].view(np.uint64)) % np.uint64(rows)
+        return mended
+
+    def _weights(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
+        what, shape = f"weights of feature {name!r}", np.shape(batch.ids[name])
+        weights = _float32(batch, what, batch.weights[name], shape)
+        weights = _pad(weights[:, : ids.shape[1]], ids.shape[1], 0)
+        return np.where(ids == PADDING_ID, np.float32(0), weights)
+
+
+def feature_statistics(batch: Batch) -> list[str]:
+    """A line on each column of a batch, to find where a NaN came from."""
+    columns = {"labels": batch.labels}
+    columns |= {f"dense[{i}]": column for i, column in enumerate(batch.dense.T)}
+    columns |= {f"weights of {name}": w for name, w in batch.weights.items()}
+    lines = []
+    for name, values in columns.items():
+        finite = values[np.isfinite(values)]
+        bad = f"{values.size - finite.size} of {values.size} not finite"
+        if finite.size:
+            low, high, mean = finite.min(), finite.max(), finite.mean(dtype=np.float64)
+            bad = f"min {low:.4g}, max {high:.4g}, mean {mean:.4g}, {bad}"
+        lines.append(f"{name}: {bad}")
+    for name, ids in batch.ids.items():
+        real = ids[ids != PADDING_ID]
+        if real.size:
+            unique = np.unique(real).size
+            lines.append(
+                f"ids of {name}: min {real.min()}, max {real.max()}, "
+                f"{unique} unique of {real.size}, {ids.size - real.size} padding"
+            )
+        else:
+            lines.append(f"ids of {name}: {ids.size} padding")
+    return lines
+
+
+def _float32(
+    batch: Batch, what: str, values: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    values = np.asarray(values)
+    if values.dtype.kind not in "fiub":
+        raise DataError(f"{what}: dtype is {values.dtype}, must be a number type")
+    if values.shape != shape:
+        raise DataError(f"{what}: shape is {values.shape}, must be {shape}")
+    with np.errstate(over="ignore"):  # an overflow is found as an infinity below
+        cast = values.astype(np.float32, copy=False)
+    finite = np.isfinite(cast)
+    if not finite.all():
+        _fail(batch, what, ~finite, values, "must be finite in float32")
+    return cast
+
+
+def _pad(array: np.ndarray, width: int, value: int) -> np.ndarray:
+    missing = width - array.shape[1]
+    if missing == 0:
+        return array
+    return np.pad(array, ((0, 0), (0, missing)), constant_values=value)
+
+
+def _check_names(kind: str, given: Mapping[str, np.ndarray], known: Set[str]) -> None:
+    for problem, names in (
+        ("missing", known - given.keys()),
+        ("not declared by the model", given.keys() - known),
+    ):
+        if names:
+            raise DataError(
+                f"{kind} of features {', '.join(sorted(names))}: {problem}; a batch "
+                f"must have {kind} for exactly {', '.join(sorted(known)) or 'none'}"
+            )
+
+
+def _fail(
+    batch: Batch, what: str, bad: np.ndarray, values: np.ndarray, rule: str
+) -> NoReturn:
+    """Raises for the first sample where ``bad``."""
+    sample, *column = (int(index) for index in np.argwhere(bad)[0])
+    place = f"{what}, column {column[0]}" if column else what
+    raise DataError(
+        f"{batch.locate(sample)}: {place}: value is {values[sample, *column]}, {rule} "
+        f"({int(bad.sum())} such values in this batch)"
+    )

@@ -1,0 +1,89 @@
+"""Fetches public data sets, each checked by its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from embark_jax.data.batch import DataError
+
+# MovieLens-100k, whole, ships as an example inside this wheel.
+_REQUIREMENT = "recbole==1.2.1"
+_WHEEL_NAME = "recbole-1.2.1-py3-none-any.whl"
+_WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
+_WHEEL_FOLDER = "recbole/dataset_example/ml-100k"
+_FILE_SHA256 = {
+    "ml-100k.inter": "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
+    "ml-100k.user": "4f670007d9cfbeb9807e757209af1555b9bcc186bde25e767f67cb67c6dd5972",
+    "ml-100k.item": "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532",
+}
+
+
+def movielens_100k_folder() -> Path:
+    """Where MovieLens-100k is kept: ``$EMBARK_DATA/ml-100k``, by default under
+    ``~/.cache/embark_jax``."""
+    cache = os.environ.get("EMBARK_DATA") or Path.home() / ".cache" / "embark_jax"
+    return Path(cache) / "ml-100k"
+
+
+def fetch_movielens_100k(
+    destination: Path | None = None, wheel: Path | None = None
+) -> Path:
+    """Puts the three files of MovieLens-100k into a folder, if they are not there.
+
+    Args:
+      destination: the folder; ``None`` is ``movielens_100k_folder()``.
+      wheel: the wheel of recbole 1.2.1, which holds them; ``None`` downloads it (2 MB)
+        with pip, from the package index that pip is set up for.
+
+    Returns:
+      The folder.
+
+    Raises:
+      DataError: if the wheel cannot be had, or is not the one of the known SHA-256.
+    """
+    destination = Path(destination or movielens_100k_folder())
+    if all(_sha256(destination / name) == sha for name, sha in _FILE_SHA256.items()):
+        return destination
+    destination.mkdir(parents=True, exist_ok=True)
+    # On the same file system, so that each file appears whole or not at all.
+    with tempfile.TemporaryDirectory(dir=destination, prefix=".fetch-") as scratch:
+        wheel = Path(wheel) if wheel else _download(Path(scratch))
+        if (found := _sha256(wheel)) != _WHEEL_SHA256:
+            raise DataError(
+                f"{wheel}: SHA-256 is {found or 'missing: no such file'}, must be "
+                f"{_WHEEL_SHA256}; take {_WHEEL_NAME} as PyPI has it"
+            )
+        with zipfile.ZipFile(wheel) as archive:
+            for name in _FILE_SHA256:
+                part = Path(scratch, name)
+                part.write_bytes(archive.read(f"{_WHEEL_FOLDER}/{name}"))
+                part.replace(destination / name)
+    return destination
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", _REQUIREMENT, "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(folder)]  # a source would run code
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise DataError(
+            f"{' '.join(command)} failed: {result.stderr.strip()}; on a machine that "
+            f"reaches a package index, run `pip download --no-deps {_REQUIREMENT}`, "
+            f"bring {_WHEEL_NAME} here, and pass it with `--wheel FILE`"
+        )
+    return folder / _WHEEL_NAME
+
+
+def _sha256(path: Path) -> str | None:
+    """In hexadecimal; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
