@@ -33,17 +33,15 @@ class Cluster(Protocol):
 
     index: StorageIndex
 
-    def route(self, ids: jax.Array, weights: jax.Array | None) -> Route:
-        """Where each id goes.
+    def route(
+        self, ids: jax.Array, weights: jax.Array | None
+    ) -> tuple[Route, jax.Array]:
+        """Where each id goes, and the ``[]`` int32 capacity that this needs here.
 
         Args:
           ids: ``[batch, columns]``, -1 where padded.
           weights: ``[batch, columns]`` float32, or None if no feature has weights.
         """
-        ...
-
-    def needed(self, route: Route) -> jax.Array:
-        """``[]`` int32 capacity that the route needs on this device."""
         ...
 
     def lookup(self, block: jax.Array, route: Route) -> jax.Array:

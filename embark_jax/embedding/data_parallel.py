@@ -54,10 +54,8 @@ class DataParallel:
         entry_weight = None
         if weights is not None:
             entry_weight = weights[:, self.index.entry_column].reshape(-1)
-        return DataParallelRoute(slot, entry_weight, place, touched)
-
-    def needed(self, route):
-        return jnp.zeros((), jnp.int32)
+        route = DataParallelRoute(slot, entry_weight, place, touched)
+        return route, jnp.zeros((), jnp.int32)
 
     def lookup(self, block, route):
         index = self.index

@@ -30,7 +30,6 @@ class ReductionRoute(NamedTuple):
     weight: ``[devices * capacity]`` or None.
     touched: the received slots grouped by row.
     position: ``[devices, capacity]`` entry behind each place that was sent.
-    needed: ``[]`` entries of the fullest bucket.
     """
 
     slot: jax.Array
@@ -38,7 +37,6 @@ class ReductionRoute(NamedTuple):
     weight: jax.Array | None
     touched: Touched
     position: jax.Array
-    needed: jax.Array
 
 
 class ReductionBased:
@@ -70,17 +68,14 @@ class ReductionBased:
         weight = None
         if weights is not None:
             weight = send(weights[:, index.entry_column], 0).reshape(-1)
-        return ReductionRoute(
+        route = ReductionRoute(
             received_slot,
             received_bag,
             weight,
             group_by_slot(received_slot, index.slots),
             buckets.position,
-            buckets.needed,
         )
-
-    def needed(self, route):
-        return route.needed
+        return route, buckets.needed
 
     def lookup(self, block, route):
         index = self.index

@@ -30,7 +30,6 @@ class UniqueRoute(NamedTuple):
     inverse: ``[batch * entries]`` place of each entry's row among those returned.
     weight: ``[batch * entries]`` or None.
     position: ``[devices, capacity]`` first entry behind each place that was sent.
-    needed: ``[]`` unique slots of the fullest bucket.
     """
 
     slot: jax.Array
@@ -38,7 +37,6 @@ class UniqueRoute(NamedTuple):
     inverse: jax.Array
     weight: jax.Array | None
     position: jax.Array
-    needed: jax.Array
 
 
 class UniqueBased:
@@ -62,17 +60,14 @@ class UniqueBased:
         weight = None
         if weights is not None:
             weight = weights[:, index.entry_column].reshape(-1)
-        return UniqueRoute(
+        route = UniqueRoute(
             received_slot,
             group_by_slot(received_slot, index.slots),
             buckets.inverse,
             weight,
             buckets.position,
-            buckets.needed,
         )
-
-    def needed(self, route):
-        return route.needed
+        return route, buckets.needed
 
     def lookup(self, block, route):
         index = self.index

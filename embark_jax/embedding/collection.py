@@ -1,0 +1,344 @@
+"""The one object through which a step uses embeddings."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embark_jax.embedding.cluster import Cluster
+from embark_jax.embedding.data_parallel import DataParallel
+from embark_jax.embedding.exchange import largest_over_devices
+from embark_jax.embedding.indexing import StorageIndex, index_storage
+from embark_jax.embedding.logical import initial_block
+from embark_jax.embedding.optimizers import RowOptimizer
+from embark_jax.embedding.reduction import ReductionBased
+from embark_jax.embedding.unique import UniqueBased
+from embark_jax.planner import MESH_AXES, Plan
+
+Storages = dict[str, jax.Array]
+"""By storage name: ``[devices * slots_per_device, width]`` float32; a replicated one
+``[slots_per_device, width]``."""
+OptimizerState = dict[str, dict[str, jax.Array]]
+"""By storage name and name of the state, shaped like the storage or ``[…, 1]``."""
+
+
+class StorageRoute(NamedTuple):
+    """What a batch means for one storage.
+
+    Attributes:
+      route: of its cluster.
+      mean_factors: for each feature with mean pooling ``[batch]``, one over the total
+        weight of a bag.
+      needed: ``[devices]`` capacity that the batch needs, equal on all.
+    """
+
+    route: Any
+    mean_factors: dict[str, jax.Array]
+    needed: jax.Array
+
+
+Routes = dict[str, StorageRoute]
+
+BATCH = PartitionSpec(MESH_AXES)
+
+
+class EmbeddingCollection:
+    """All embedding tables of a model, placed as a plan says.
+
+    All methods but ``init`` and ``init_optimizer`` are to be called under ``jax.jit``.
+
+    Args:
+      plan: where everything lies.
+      mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
+
+    Raises:
+      ValueError: if mesh and plan disagree.
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh):
+        if mesh.axis_names != MESH_AXES or mesh.devices.shape != (
+            plan.nodes,
+            plan.gpus_per_node,
+        ):
+            raise ValueError(
+                f"mesh is {dict(mesh.shape)}, the plan needs "
+                f"{dict(zip(MESH_AXES, (plan.nodes, plan.gpus_per_node), strict=True))}"
+            )
+        self.plan = plan
+        self.mesh = mesh
+        self._storages = {storage.name: storage for storage in plan.storages}
+        self._specs = plan.partition_specs()
+        self._clusters: dict[str, Cluster] = {
+            name: _make_cluster(
+                index_storage(storage, plan.features, plan.devices),
+                plan.capacities.get(name, 0),
+                plan.batch_size // plan.devices,
+            )
+            for name, storage in self._storages.items()
+        }
+        self._weighted = {f.name for f in plan.features if f.weighted}
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each feature's embedding a sample: ``(dim,)``, or ``(hotness, dim)``
+        of a sequence."""
+        dims = {table.name: table.dim for table in self.plan.tables}
+        return {
+            f.name: (f.hotness, dims[f.table])
+            if f.pooling == "none"
+            else (dims[f.table],)
+            for f in self.plan.features
+        }
+
+    @property
+    def shardings(self) -> dict[str, NamedSharding]:
+        """Of each storage, and of all its optimizer states."""
+        return {name: NamedSharding(self.mesh, s) for name, s in self._specs.items()}
+
+    def init(self, key: jax.Array) -> Storages:
+        """Initial storages; each device creates only its own block.
+
+        Args:
+          key: a JAX random key; with it, each table's rows are the same in every plan.
+        """
+        seeds = {t.name: zlib.crc32(t.name.encode()) >> 1 for t in self.plan.tables}
+
+        def create(key):
+            return {
+                name: initial_block(storage, seeds, key)
+                for name, storage in self._storages.items()
+            }
+
+        return jax.jit(self._map(create, (PartitionSpec(),), self._specs))(key)
+
+    def init_optimizer(self, optimizer: RowOptimizer) -> OptimizerState:
+        """Initial optimizer state, sharded like the storages."""
+
+        def create():
+            return {
+                name: {
+                    state: jnp.full((slots, width), optimizer.initial_state)
+                    for state, width in optimizer.state_widths(storage.width).items()
+                }
+                for name, storage in self._storages.items()
+                for slots in [storage.slots_per_device * self._copies(name)]
+            }
+
+        return jax.jit(create, out_shardings=self.state_shardings(optimizer))()
+
+    def state_shardings(
+        self, optimizer: RowOptimizer
+    ) -> dict[str, dict[str, NamedSharding]]:
+        """Sharding of each array of ``init_optimizer``."""
+        return {
+            name: dict.fromkeys(optimizer.state_widths(1), sharding)
+            for name, sharding in self.shardings.items()
+        }
+
+    def route(
+        self, ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array]
+    ) -> Routes:
+        """Finds out where each id goes; depends on no parameter.
+
+        Args:
+          ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
+          weights: for each weighted feature ``[batch, hotness]`` float32.
+        """
+
+        def route(ids, weights):
+            routes = {}
+            for name, cluster in self._clusters.items():
+                columns, factors = self._columns(cluster.index, ids, weights)
+                route, needed = cluster.route(columns, factors)
+                mean_factors = {
+                    f.feature.name: _mean_factor(ids, weights, f.feature.name)
+                    for f in cluster.index.features
+                    if f.feature.pooling == "mean"
+                }
+                needed = largest_over_devices(needed)[None]
+                routes[name] = StorageRoute(route, mean_factors, needed)
+            return routes
+
+        return self._map(route, (BATCH, BATCH), BATCH)(dict(ids), dict(weights))
+
+    def needed(self, routes: Routes) -> dict[str, jax.Array]:
+        """``[]`` int32 capacity that the batch needs, for each sharded storage."""
+        return {name: routes[name].needed[0] for name in self.plan.capacities}
+
+    def fits(self, routes: Routes) -> jax.Array:
+        """``[]`` bool: whether the batch fits all capacities. If not, some ids are
+        missing from the routes, and nothing of the step may be applied."""
+        needed = self.needed(routes)
+        fits = [needed[name] <= have for name, have in self.plan.capacities.items()]
+        return jnp.all(jnp.array(fits, bool))
+
+    def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
+        """For each feature the pooled rows, ``[batch, dim]`` float32; of a sequence
+        ``[batch, hotness, dim]``."""
+
+        def lookup(storages, routes):
+            found = {}
+            for name, cluster in self._clusters.items():
+                outputs = cluster.lookup(storages[name], routes[name].route)
+                mean_factors = routes[name].mean_factors
+                for feature in cluster.index.features:
+                    value = feature.assemble(outputs)
+                    if feature.feature.name in mean_factors:
+                        value = value * mean_factors[feature.feature.name][:, None]
+                    found[feature.feature.name] = value
+            return {feature.name: found[feature.name] for feature in self.plan.features}
+
+        return self._map(lookup, (self._specs, BATCH), BATCH)(storages, routes)
+
+    def update(
+        self,
+        storages: Storages,
+        state: OptimizerState,
+        routes: Routes,
+        gradients: Mapping[str, jax.Array],
+        optimizer: RowOptimizer,
+        step: jax.Array,
+        apply: jax.Array,
+    ) -> tuple[Storages, OptimizerState]:
+        """Updates each touched row once, in place where the arguments are donated.
+
+        Args:
+          storages, state: of ``init`` and ``init_optimizer``.
+          routes: of ``route``, for the batch that was looked up.
+          gradients: of the loss by each array that ``lookup`` returned.
+          optimizer: the rule.
+          step: ``[]`` int32 number of this step, from 1.
+          apply: ``[]`` bool; if false, nothing changes.
+        """
+
+        def update(storages, state, routes, gradients, step, apply):
+            for name, cluster in self._clusters.items():
+                storages[name], state[name] = _update_block(
+                    cluster,
+                    storages[name],
+                    state[name],
+                    routes[name],
+                    gradients,
+                    optimizer,
+                    step,
+                    apply,
+                )
+            return storages, state
+
+        state_specs = {name: {s: self._specs[name] for s in state[name]} for name in state}
+        in_specs = (self._specs, state_specs, BATCH, BATCH, *[PartitionSpec()] * 2)
+        mapped = self._map(update, in_specs, (self._specs, state_specs))
+        return mapped(
+            dict(storages),
+            {name: dict(each) for name, each in state.items()},
+            routes,
+            dict(gradients),
+            step,
+            apply,
+        )
+
+    def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        # check_vma off: replicated outputs are equal by construction, which the check
+        # cannot see.
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=False,
+        )
+
+    def _copies(self, name: str) -> int:
+        return 1 if self._storages[name].replicated else self.plan.devices
+
+    def _columns(
+        self,
+        index: StorageIndex,
+        ids: Mapping[str, jax.Array],
+        weights: Mapping[str, jax.Array],
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """``[batch, columns]`` ids of a storage's features, and weights if any has."""
+        names = [f.feature.name for f in index.features]
+        wide = any(ids[name].dtype == jnp.int64 for name in names)
+        with jax.enable_x64(wide):
+            integer = jnp.int64 if wide else jnp.int32
+            columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
+        if not self._weighted.intersection(names):
+            return columns, None
+        factors = [
+            weights[n] if n in weights else jnp.ones(ids[n].shape, jnp.float32)
+            for n in names
+        ]
+        return columns, jnp.concatenate(factors, axis=1)
+
+
+def _make_cluster(index: StorageIndex, capacity: int, batch: int) -> Cluster:
+    match index.storage.cluster:
+        case "dp":
+            return DataParallel(index)
+        case "rb":
+            return ReductionBased(index, capacity, batch)
+        case "ub":
+            return UniqueBased(index, capacity)
+
+
+def _mean_factor(
+    ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
+) -> jax.Array:
+    """``[batch]`` one over the total weight of each bag; zero if that is zero."""
+    present = (ids[name] >= 0).astype(jnp.float32)
+    total = (present * weights[name] if name in weights else present).sum(axis=1)
+    return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
+
+
+def _update_block(
+    cluster: Cluster,
+    block: jax.Array,
+    state: Mapping[str, jax.Array],
+    route: StorageRoute,
+    gradients: Mapping[str, jax.Array],
+    optimizer: RowOptimizer,
+    step: jax.Array,
+    apply: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """One storage on one device: gradients of its outputs to updated rows."""
+    parts = []
+    for feature in cluster.index.features:
+        name = feature.feature.name
+        gradient = gradients[name].astype(jnp.float32)
+        if name in route.mean_factors:
+            gradient = gradient * route.mean_factors[name][:, None]
+        parts.append(feature.disassemble(gradient))
+    rows = cluster.row_gradients(jnp.concatenate(parts), route.route)
+    mean_square = cluster.mean_square(rows, route.route) if optimizer.row_wise else None
+
+    def at_rows(array):
+        return array.at[rows.slot].get(mode="fill", fill_value=0)
+
+    new_rows, new_state = optimizer.update(
+        at_rows(block),
+        {key: at_rows(value) for key, value in state.items()},
+        rows.gradient,
+        mean_square,
+        step,
+    )
+    slots = cluster.index.slots
+    beyond = slots + jnp.arange(rows.slot.shape[0], dtype=jnp.int32)
+    slot = jnp.where(apply, rows.slot, beyond)
+
+    def put(array, values):
+        return array.at[slot].set(values, mode="drop", unique_indices=True)
+
+    return put(block, new_rows), {key: put(state[key], new_state[key]) for key in state}
+
+
+def host_ids_dtype(plan: Plan) -> np.dtype:
+    """The narrowest integer type that holds the ids of every table."""
+    widest = max(table.rows for table in plan.tables)
+    return np.dtype(np.int32 if widest <= 2**31 - 1 else np.int64)

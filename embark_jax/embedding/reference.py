@@ -1,0 +1,118 @@
+"""The unsharded oracle: lookup, gradient and update in NumPy float64.
+
+Written for plainness, not speed. Every plan must give what this gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from embark_jax.embedding.optimizers import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowOptimizer,
+    RowwiseAdagrad,
+)
+from embark_jax.tables import FeatureSpec
+
+Tables = dict[str, np.ndarray]
+
+
+def _bags(feature: FeatureSpec, ids: np.ndarray, weights: np.ndarray | None):
+    """Yields ``(output index, ids, factors)`` of each bag."""
+    for sample, bag in enumerate(ids):
+        places = np.flatnonzero(bag >= 0)
+        weight = np.ones(len(bag)) if weights is None else weights[sample]
+        if feature.pooling == "none":
+            for place in places:
+                yield (sample, place), bag[[place]], weight[[place]].astype(np.float64)
+            continue
+        factor = weight[places].astype(np.float64)
+        if feature.pooling == "mean":
+            total = factor.sum()
+            factor = factor / total if total else np.zeros_like(factor)
+        yield (sample,), bag[places], factor
+
+
+def lookup(
+    tables: Tables,
+    features: Sequence[FeatureSpec],
+    ids: Mapping[str, np.ndarray],
+    weights: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Pooled rows of each feature; see ``EmbeddingCollection.lookup``."""
+    pooled = {}
+    for feature in features:
+        assert feature.table is not None
+        table, batch = tables[feature.table], ids[feature.name]
+        shape = batch.shape if feature.pooling == "none" else batch.shape[:1]
+        out = np.zeros((*shape, table.shape[1]))
+        for where, bag, factor in _bags(feature, batch, weights.get(feature.name)):
+            out[where] = factor @ table[bag]
+        pooled[feature.name] = out
+    return pooled
+
+
+def row_gradients(
+    tables: Tables,
+    features: Sequence[FeatureSpec],
+    ids: Mapping[str, np.ndarray],
+    weights: Mapping[str, np.ndarray],
+    gradients: Mapping[str, np.ndarray],
+) -> tuple[Tables, dict[str, np.ndarray]]:
+    """Dense gradient of each table, and which of its rows the batch touched."""
+    dense = {name: np.zeros_like(table) for name, table in tables.items()}
+    touched = {name: np.zeros(len(table), bool) for name, table in tables.items()}
+    for feature in features:
+        assert feature.table is not None
+        of_feature = weights.get(feature.name)
+        for where, bag, factor in _bags(feature, ids[feature.name], of_feature):
+            gradient = np.asarray(gradients[feature.name][where], np.float64)
+            np.add.at(dense[feature.table], bag, factor[:, None] * gradient)
+            touched[feature.table][bag] = True
+    return dense, touched
+
+
+def init_state(tables: Tables, optimizer: RowOptimizer) -> dict[str, Tables]:
+    """State of each table before the first step."""
+    return {
+        name: {
+            state: np.full((len(table), width), float(optimizer.initial_state))
+            for state, width in optimizer.state_widths(table.shape[1]).items()
+        }
+        for name, table in tables.items()
+    }
+
+
+def update(
+    table: np.ndarray,
+    state: Tables,
+    gradient: np.ndarray,
+    touched: np.ndarray,
+    optimizer: RowOptimizer,
+    step: int,
+) -> None:
+    """Updates the touched rows of one table and of its state, in place."""
+    g, rate = gradient[touched], optimizer.learning_rate
+    match optimizer:
+        case SGD():
+            table[touched] -= rate * g
+        case Adagrad() | RowwiseAdagrad():
+            square = g**2
+            if isinstance(optimizer, RowwiseAdagrad):
+                square = square.mean(axis=1, keepdims=True)
+            state["accumulator"][touched] += square
+            root = np.sqrt(state["accumulator"][touched])
+            table[touched] -= rate * g / (root + optimizer.eps)
+        case LazyAdam():
+            b1, b2 = optimizer.beta1, optimizer.beta2
+            state["mean"][touched] = b1 * state["mean"][touched] + (1 - b1) * g
+            state["variance"][touched] = b2 * state["variance"][touched] + (1 - b2) * g**2
+            mean = state["mean"][touched] / (1 - b1**step)
+            root = np.sqrt(state["variance"][touched] / (1 - b2**step))
+            table[touched] -= rate * mean / (root + optimizer.eps)
+        case _:
+            raise TypeError(f"no reference for {type(optimizer).__name__}")
