@@ -15,7 +15,7 @@ from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import largest_over_devices
 from embark_jax.embedding.indexing import StorageIndex, index_storage
-from embark_jax.embedding.logical import initial_block
+from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.optimizers import RowOptimizer
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.unique import UniqueBased

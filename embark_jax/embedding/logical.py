@@ -1,230 +1,246 @@
-"""Between storages and logical rows: initial values, export, load.
+"""Between storages and logical tables: export and load.
 
-A table's logical rows are ``0..rows``, whatever the plan. They move in chunks, so that
-neither direction needs a second copy of a table on the devices.
+A table's logical rows are ``0..rows``, whatever the plan and the fleet; checkpoints hold
+them. On the way, device d keeps the d-th equal part of a logical table, in host memory:
+rows move in chunks, so that the devices never hold a second copy of a table.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.planner import MESH_AXES, Placement, Storage
 
-INIT_BLOCK_SLOTS = 8192
-"""Slots initialised at a time, to bound temporaries."""
+CHUNK_BYTES = 64 << 20
+"""Of rows in flight on a device, for all devices together."""
+HOST_MEMORY = "pinned_host"
 
 
-def initial_block(storage: Storage, seeds: dict[str, int], key: jax.Array) -> jax.Array:
-    """This device's block of a storage, inside ``shard_map``.
+class _Shards(NamedTuple):
+    """Where a table lies in its storage, as arrays: one program serves all tables.
 
-    A value depends on the key, its table, row and column alone, never on the plan.
+    Attributes:
+      owner, first_slot: ``[row_shards, column_shards]`` int32, padded to the storage's
+        largest number of row shards.
+      rows, row_shards, part: ``[]`` int64 rows of the table, its row shards, and the
+        logical rows that each device keeps.
+    """
+
+    owner: np.ndarray
+    first_slot: np.ndarray
+    rows: np.ndarray
+    row_shards: np.ndarray
+    part: np.ndarray
+
+
+def logical_shape(placement: Placement, devices: int, width: int) -> tuple[int, int]:
+    """Shape of an exported array: rows padded with zeros to a multiple of devices."""
+    return -(-placement.table.rows // devices) * devices, width
+
+
+def logical_sharding(collection: EmbeddingCollection) -> NamedSharding:
+    """Equal parts of the rows for all devices, in host memory."""
+    return NamedSharding(collection.mesh, BATCH, memory_kind=HOST_MEMORY)
+
+
+def export_array(
+    collection: EmbeddingCollection, table: str, array: jax.Array
+) -> jax.Array:
+    """The logical rows of a table, out of its storage or an optimizer state of it.
 
     Args:
-      storage: the storage.
-      seeds: an integer for each table that tells it from the others.
-      key: a JAX random key.
+      collection: that the array belongs to.
+      table: name of the table.
+      array: ``[slots, width]`` of the table's storage; ``[slots, 1]`` of a state with
+        one value a row.
 
     Returns:
-      ``[slots_per_device, width]`` float32, uniform in ± the table's scale; zeros in
-      slots that hold no row.
+      ``[rows, dim]`` or ``[rows, 1]``, shaped and sharded as ``logical_shape`` and
+      ``logical_sharding`` say.
     """
-    shards = _ShardsByDevice(storage, seeds)
-    slots, width = storage.slots_per_device, storage.width
-    block_slots = min(INIT_BLOCK_SLOTS, slots)
+    storage, placement = _find(collection, table)
+    row_wise = array.shape[1] != storage.width
+    width = 1 if row_wise else placement.table.dim
+    devices = collection.plan.devices
+    shape = logical_shape(placement, devices, width)
+    part = shape[0] // devices
+    chunk_rows = _chunk_rows(part, devices, placement.table.dim)
+    step = _program("export", collection, storage, placement, chunk_rows, row_wise)
+    sharding = logical_sharding(collection)
+    local = {d: np.empty((part, width), array.dtype) for d in sharding.addressable_devices}
+    with jax.enable_x64(True):
+        for first in range(0, part, chunk_rows):
+            rows = step(array, _shards(storage, placement, part), np.int64(first))
+            for shard in rows.addressable_shards:
+                keep = min(chunk_rows, part - first)
+                local[shard.device][first : first + keep] = shard.data[:keep]
+    arrays = [
+        jax.device_put(value, jax.sharding.SingleDeviceSharding(d, memory_kind=HOST_MEMORY))
+        for d, value in local.items()
+    ]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-    def value(row_low, row_high, column, seed, scale):
-        cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
-        cell = jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
-        return jax.random.uniform(cell, minval=-1.0, maxval=1.0) * scale
 
-    by_column = jax.vmap(value, in_axes=(None, None, 0, None, None))
-    by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0))
+def load_array(
+    collection: EmbeddingCollection, table: str, array: jax.Array, logical: jax.Array
+) -> jax.Array:
+    """Puts logical rows into a storage or an optimizer state; undoes ``export_array``.
 
-    def fill(i, block):
-        first = jnp.minimum(i * block_slots, slots - block_slots)
-        slot = first + jnp.arange(block_slots, dtype=jnp.int32)
-        row_low, row_high, column, seed, scale = shards.locate(slot)
-        columns = column[:, None] + jnp.arange(width, dtype=jnp.int32)
-        values = by_row(row_low, row_high, columns, seed, scale)
-        return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
+    Args:
+      collection: that the array belongs to.
+      table: name of the table.
+      array: as for ``export_array``; donated.
+      logical: as ``export_array`` returns it.
 
-    blocks = -(-slots // block_slots)
-    return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), jnp.float32))
+    Returns:
+      The array with the table's rows replaced.
+    """
+    storage, placement = _find(collection, table)
+    row_wise = array.shape[1] != storage.width
+    devices = collection.plan.devices
+    part = logical.shape[0] // devices
+    chunk_rows = _chunk_rows(part, devices, placement.table.dim)
+    step = _program("load", collection, storage, placement, chunk_rows, row_wise)
+    sharding = NamedSharding(collection.mesh, BATCH)
+    with jax.enable_x64(True):
+        for first in range(0, part, chunk_rows):
+            pieces = []
+            for shard in logical.addressable_shards:
+                rows = np.asarray(shard.data)[first : first + chunk_rows]
+                padded = np.pad(rows, ((0, chunk_rows - len(rows)), (0, 0)))
+                pieces.append(jax.device_put(padded, shard.device))
+            shape = (chunk_rows * devices, logical.shape[1])
+            chunk = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+            where = _shards(storage, placement, part)
+            array = step(array, chunk, where, np.int64(first))
+    return array
 
 
-class _ShardsByDevice:
-    """The shards of each device in the order of their slots, as small arrays."""
+def export_table(
+    collection: EmbeddingCollection, storages: dict[str, jax.Array], table: str
+) -> np.ndarray:
+    """``[rows, dim]`` of a table as a NumPy array, where one process sees all devices."""
+    storage, placement = _find(collection, table)
+    logical = export_array(collection, table, storages[storage.name])
+    return np.asarray(logical)[: placement.table.rows]
 
-    def __init__(self, storage: Storage, seeds: dict[str, int]):
-        shards: dict[int, list[tuple]] = {}
+
+def _find(collection: EmbeddingCollection, table: str) -> tuple[Storage, Placement]:
+    for storage in collection.plan.storages:
         for placement in storage.placements:
-            first_slots = storage.first_slots[placement.table.name]
-            owners = storage.owners(placement.table.name)
-            for (j, k), owner in np.ndenumerate(owners):
-                shards.setdefault(int(owner), []).append(
-                    (
-                        first_slots[j, k],
-                        placement.shard_rows(j),
-                        j,
-                        placement.row_shards,
-                        k * placement.width,
-                        seeds[placement.table.name],
-                        placement.table.scale,
-                    )
-                )
-        most = max(map(len, shards.values()))
-        devices = 1 if storage.replicated else max(shards) + 1
-        # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0.0)
-        table = [
-            sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
-            for d in range(devices)
-        ]
-        columns = np.array(table, np.float64).transpose(2, 0, 1)
-        *integers, self.scale = columns
-        (
-            self.first_slot,
-            self.rows,
-            self.row_shard,
-            self.row_shards,
-            self.column,
-            self.seed,
-        ) = (each.astype(np.int32) for each in integers)
-
-    def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
-        """``(row's low and high 32 bits, first column, seed, scale)`` of this device's
-        slots; the scale is zero where a slot holds no row."""
-        devices = self.first_slot.shape[0]
-        # A device past the last owner owns nothing; its values are scaled to zero.
-        device = lax.axis_index(MESH_AXES) if devices > 1 else 0
-        owns = (device < devices) | (devices == 1)
-        device = jnp.minimum(device, devices - 1)
-
-        def of_device(values):
-            return jnp.asarray(values)[device]
-
-        first_slot = of_device(self.first_slot)
-        shard = jnp.searchsorted(first_slot, slot, side="right") - 1
-        local_row = slot - first_slot[shard]
-        held = owns & (local_row < of_device(self.rows)[shard])
-        with jax.enable_x64(True):
-            stride = of_device(self.row_shards)[shard].astype(jnp.int64)
-            row = local_row * stride + of_device(self.row_shard)[shard]
-            row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
-            row_high = (row >> 32).astype(jnp.uint32)
-        scale = of_device(self.scale.astype(np.float32))[shard]
-        return (
-            row_low,
-            row_high,
-            of_device(self.column)[shard],
-            of_device(self.seed)[shard],
-            jnp.where(held, scale, 0.0),
-        )
+            if placement.table.name == table:
+                return storage, placement
+    raise ValueError(
+        f"no table {table!r}; there are "
+        f"{', '.join(t.name for t in collection.plan.tables)}"
+    )
 
 
-def _slots_of_rows(
-    storage: Storage, placement: Placement, row: jax.Array, column_shard: int
-) -> jax.Array:
-    """``[rows]`` slot on this device of logical rows; out of range if held elsewhere."""
+def _chunk_rows(part: int, devices: int, dim: int) -> int:
+    """A power of two, so that tables of different sizes share compiled programs."""
+    limit = max(1, CHUNK_BYTES // (devices * dim * 4))
+    return 1 << min(limit.bit_length() - 1, (part - 1).bit_length())
+
+
+def _shards(storage: Storage, placement: Placement, part: int) -> _Shards:
     name = placement.table.name
-    owners = storage.owners(name)[:, column_shard]
-    first_slots = storage.first_slots[name][:, column_shard].astype(np.int32)
-    with jax.enable_x64(row.dtype == jnp.int64):
-        row_shards = jnp.asarray(placement.row_shards, row.dtype)
-        row_shard = (row % row_shards).astype(jnp.int32)
-        local_row = (row // row_shards).astype(jnp.int32)
-        exists = row < jnp.asarray(placement.table.rows, row.dtype)
-    held = exists
-    if not storage.replicated:
-        device = lax.axis_index(MESH_AXES)
-        held &= jnp.asarray(owners)[row_shard] == device
-    slot = jnp.asarray(first_slots)[row_shard] + local_row
-    return jnp.where(held, slot, storage.slots_per_device)
+    most = max(each.row_shards for each in storage.placements)
+    padding = ((0, most - placement.row_shards), (0, 0))
+    return _Shards(
+        np.pad(storage.owners(name), padding).astype(np.int32),
+        np.pad(storage.first_slots[name], padding).astype(np.int32),
+        np.int64(placement.table.rows),
+        np.int64(placement.row_shards),
+        np.int64(part),
+    )
 
 
-def rows_per_device(placement: Placement, devices: int) -> int:
-    """Logical rows that each device keeps of an exported table, the last ones padded."""
-    return -(-placement.table.rows // devices)
-
-
-def _chunk_rows(
-    placement: Placement, devices: int, chunk: jax.Array, chunk_rows: int
-) -> jax.Array:
-    """``[devices * chunk_rows]`` logical rows of a chunk, device by device; rows past a
-    device's part are marked as not existing."""
-    part = rows_per_device(placement, devices)
-    wide = placement.table.rows + devices * chunk_rows > 2**31 - 1
-    with jax.enable_x64(wide):
-        integer = jnp.int64 if wide else jnp.int32
-        within = chunk.astype(integer) * chunk_rows
-        within = within + jnp.arange(chunk_rows, dtype=integer)
-        first = jnp.arange(devices, dtype=integer) * part
-        row = first[:, None] + within
-        missing = jnp.asarray(placement.table.rows, integer)
-        return jnp.where(within < part, row, missing).reshape(-1)
-
-
-def export_chunk(
+def _program(
+    kind: str,
+    collection: EmbeddingCollection,
     storage: Storage,
     placement: Placement,
-    block: jax.Array,
-    chunk: jax.Array,
     chunk_rows: int,
-    devices: int,
     row_wise: bool,
-) -> jax.Array:
-    """Collects logical rows from their owners, inside ``shard_map``.
-
-    Args:
-      storage, placement: where the table lies.
-      block: ``[slots, width]`` of the storage, or of an optimizer state of its shape;
-        ``[slots, 1]`` of a row-wise state.
-      chunk: ``[]`` which rows of each device's part.
-      chunk_rows: rows of a chunk, static.
-      devices: in the mesh.
-      row_wise: whether all column shards hold the same value.
-
-    Returns:
-      ``[chunk_rows, dim]`` of this device's part of the logical table; zeros past it.
-    """
-    row = _chunk_rows(placement, devices, chunk, chunk_rows)
-    parts = []
-    for k in range(1 if row_wise else placement.column_shards):
-        slot = _slots_of_rows(storage, placement, row, k)
-        parts.append(block.at[slot].get(mode="fill", fill_value=0))
-    rows = jnp.concatenate(parts, axis=1)
-    if storage.replicated:
-        first = lax.axis_index(MESH_AXES) * chunk_rows
-        return lax.dynamic_slice_in_dim(rows, first, chunk_rows)
-    # Each row has one owner: adding zeros from the others is exact.
-    return lax.psum_scatter(rows, MESH_AXES, scatter_dimension=0, tiled=True)
+):
+    spec = collection.shardings[storage.name].spec
+    return _compiled(
+        kind,
+        collection.mesh,
+        spec,
+        storage.slots_per_device,
+        placement.column_shards,
+        chunk_rows,
+        row_wise,
+    )
 
 
-def load_chunk(
-    storage: Storage,
-    placement: Placement,
-    block: jax.Array,
-    rows: jax.Array,
-    chunk: jax.Array,
-    devices: int,
+@functools.lru_cache(maxsize=256)
+def _compiled(
+    kind: str,
+    mesh: jax.sharding.Mesh,
+    spec: PartitionSpec,
+    slots: int,
+    column_shards: int,
+    chunk_rows: int,
     row_wise: bool,
-) -> jax.Array:
-    """Gives logical rows to their owners; the inverse of ``export_chunk``.
+):
+    """The jitted step that moves one chunk; equal for all tables of a shape."""
+    devices = mesh.devices.size
+    replicated = spec == PartitionSpec()
 
-    Args:
-      rows: ``[chunk_rows, dim]`` of this device's part of the logical table.
+    def rows_of_chunk(shards: _Shards, first: jax.Array) -> jax.Array:
+        """``[devices * chunk_rows]`` logical rows; ``rows`` where there is none."""
+        within = first + jnp.arange(chunk_rows, dtype=jnp.int64)
+        row = jnp.arange(devices, dtype=jnp.int64)[:, None] * shards.part + within
+        exists = (within < shards.part) & (row < shards.rows)
+        return jnp.where(exists, row, shards.rows).reshape(-1)
 
-    Returns:
-      The block with these rows in their slots.
-    """
-    row = _chunk_rows(placement, devices, chunk, rows.shape[0])
-    rows = lax.all_gather(rows, MESH_AXES, axis=0, tiled=True)
-    for k in range(placement.column_shards):
-        slot = _slots_of_rows(storage, placement, row, k)
+    def slots_of_rows(shards: _Shards, row: jax.Array, k: int) -> jax.Array:
+        """``[rows]`` slot on this device; out of range where another holds the row."""
+        row_shard = (row % shards.row_shards).astype(jnp.int32)
+        local_row = (row // shards.row_shards).astype(jnp.int32)
+        held = row < shards.rows
+        if not replicated:
+            held &= shards.owner[row_shard, k] == lax.axis_index(MESH_AXES)
+        return jnp.where(held, shards.first_slot[row_shard, k] + local_row, slots)
+
+    def export(block, shards, first):
+        row = rows_of_chunk(shards, first)
+        parts = [
+            block.at[slots_of_rows(shards, row, k)].get(mode="fill", fill_value=0)
+            for k in range(1 if row_wise else column_shards)
+        ]
+        rows = jnp.concatenate(parts, axis=1)
+        if replicated:
+            mine = lax.axis_index(MESH_AXES) * chunk_rows
+            return lax.dynamic_slice_in_dim(rows, mine, chunk_rows)
+        # Each row has one owner: adding the others' zeros is exact.
+        return lax.psum_scatter(rows, MESH_AXES, scatter_dimension=0, tiled=True)
+
+    def load(block, chunk, shards, first):
+        row = rows_of_chunk(shards, first)
+        rows = lax.all_gather(chunk, MESH_AXES, axis=0, tiled=True)
         width = block.shape[1]
-        part = rows if row_wise else rows[:, k * width : (k + 1) * width]
-        block = block.at[slot].set(part, mode="drop")
-    return block
+        for k in range(column_shards):
+            part = rows if row_wise else rows[:, k * width : (k + 1) * width]
+            block = block.at[slots_of_rows(shards, row, k)].set(part, mode="drop")
+        return block
+
+    none = PartitionSpec()
+    if kind == "export":
+        function, in_specs, out_specs = export, (spec, none, none), BATCH
+    else:
+        function, in_specs, out_specs = load, (spec, BATCH, none, none), spec
+    mapped = jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return jax.jit(mapped, donate_argnums=() if kind == "export" else (0,))

@@ -1,0 +1,121 @@
+"""Initial values of tables, each device making its own part."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from embark_jax.planner import MESH_AXES, Storage
+
+INIT_BLOCK_SLOTS = 8192
+"""Slots initialised at a time, to bound temporaries."""
+
+
+def initial_block(storage: Storage, seeds: dict[str, int], key: jax.Array) -> jax.Array:
+    """This device's block of a storage, inside ``shard_map``.
+
+    A value depends on the key, its table, row and column alone, never on the plan.
+
+    Args:
+      storage: the storage.
+      seeds: an integer for each table that tells it from the others.
+      key: a JAX random key.
+
+    Returns:
+      ``[slots_per_device, width]`` float32, uniform in ± the table's scale; zeros in
+      slots that hold no row.
+    """
+    shards = _ShardsByDevice(storage, seeds)
+    slots, width = storage.slots_per_device, storage.width
+    block_slots = min(INIT_BLOCK_SLOTS, slots)
+
+    def value(row_low, row_high, column, seed, scale):
+        cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
+        cell = jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
+        return jax.random.uniform(cell, minval=-1.0, maxval=1.0) * scale
+
+    by_column = jax.vmap(value, in_axes=(None, None, 0, None, None))
+    by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0))
+
+    def fill(i, block):
+        first = jnp.minimum(i * block_slots, slots - block_slots)
+        slot = first + jnp.arange(block_slots, dtype=jnp.int32)
+        row_low, row_high, column, seed, scale = shards.locate(slot)
+        columns = column[:, None] + jnp.arange(width, dtype=jnp.int32)
+        values = by_row(row_low, row_high, columns, seed, scale)
+        return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
+
+    blocks = -(-slots // block_slots)
+    return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), jnp.float32))
+
+
+class _ShardsByDevice:
+    """The shards of each device in the order of their slots, as small arrays."""
+
+    def __init__(self, storage: Storage, seeds: dict[str, int]):
+        shards: dict[int, list[tuple]] = {}
+        for placement in storage.placements:
+            first_slots = storage.first_slots[placement.table.name]
+            owners = storage.owners(placement.table.name)
+            for (j, k), owner in np.ndenumerate(owners):
+                shards.setdefault(int(owner), []).append(
+                    (
+                        first_slots[j, k],
+                        placement.shard_rows(j),
+                        j,
+                        placement.row_shards,
+                        k * placement.width,
+                        seeds[placement.table.name],
+                        placement.table.scale,
+                    )
+                )
+        most = max(map(len, shards.values()))
+        devices = 1 if storage.replicated else max(shards) + 1
+        # Beyond a device's last shard: one that begins after all slots.
+        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0.0)
+        table = [
+            sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
+            for d in range(devices)
+        ]
+        columns = np.array(table, np.float64).transpose(2, 0, 1)
+        *integers, self.scale = columns
+        (
+            self.first_slot,
+            self.rows,
+            self.row_shard,
+            self.row_shards,
+            self.column,
+            self.seed,
+        ) = (each.astype(np.int32) for each in integers)
+
+    def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
+        """``(row's low and high 32 bits, first column, seed, scale)`` of this device's
+        slots; the scale is zero where a slot holds no row."""
+        devices = self.first_slot.shape[0]
+        # A device past the last owner owns nothing; its values are scaled to zero.
+        device = lax.axis_index(MESH_AXES) if devices > 1 else 0
+        owns = (device < devices) | (devices == 1)
+        device = jnp.minimum(device, devices - 1)
+
+        def of_device(values):
+            return jnp.asarray(values)[device]
+
+        first_slot = of_device(self.first_slot)
+        shard = jnp.searchsorted(first_slot, slot, side="right") - 1
+        local_row = slot - first_slot[shard]
+        held = owns & (local_row < of_device(self.rows)[shard])
+        with jax.enable_x64(True):
+            stride = of_device(self.row_shards)[shard].astype(jnp.int64)
+            row = local_row * stride + of_device(self.row_shard)[shard]
+            row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
+            row_high = (row >> 32).astype(jnp.uint32)
+        scale = of_device(self.scale.astype(np.float32))[shard]
+        return (
+            row_low,
+            row_high,
+            of_device(self.column)[shard],
+            of_device(self.seed)[shard],
+            jnp.where(held, scale, 0.0),
+        )
