@@ -1,0 +1,98 @@
+"""DLRM with the dot interaction of the original paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import check_top, in_order, pooled_dims
+from embark_jax.models.layers import MLP
+
+
+class DLRM(nnx.Module):
+    """DLRM: features interact through the dot products of all their pairs.
+
+    The top MLP reads the bottom MLP's output, then the dot products of all pairs among
+    that output and the embeddings. Paper: https://arxiv.org/abs/1906.00091.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample, ``(dim,)``, with the same
+        dim for all. Features are taken sorted by name.
+      dense_features: number of dense features.
+      bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
+      top: widths of the top MLP, which ends in one linear logit.
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if a feature is a sequence or its dim differs from the last of
+        ``bottom``, or ``top`` does not end in 1.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        bottom: Sequence[int] = (512, 256, 128),
+        top: Sequence[int] = (1024, 1024, 512, 256, 1),
+        compute_dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        check_top(top)
+        self.dims = pooled_dims(embedding_shapes)
+        width = (dense_features, *bottom)[-1]
+        unequal = [
+            f"feature {name!r} has dim {dim}, must be {width}, the last of bottom: the "
+            "dot interaction pairs them"
+            for name, dim in self.dims
+            if dim != width
+        ]
+        if unequal:
+            raise ValueError("; ".join(unequal))
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.bottom = MLP(dense_features, bottom, last_relu=True, **shared)
+        pairs = len(self.dims) * (len(self.dims) + 1) // 2
+        self.top = MLP(width + pairs, top, last_relu=False, **shared)
+        self.compute_dtype = jnp.dtype(compute_dtype)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits.
+
+        Args:
+          dense: ``[batch, dense_features]`` float32.
+          embeddings: for each feature ``[batch, dim]`` float32, in any order.
+
+        Returns:
+          ``[batch]`` float32.
+
+        Raises:
+          ValueError: if a feature is missing, unknown or of another shape.
+        """
+        bottom = self.bottom(dense)
+        vectors = jnp.stack([bottom, *in_order(embeddings, self.dims)], axis=1)
+        interactions = pairwise_dots(vectors.astype(self.compute_dtype))
+        return self.top(jnp.concatenate([bottom, interactions], axis=1))[:, 0]
+
+
+def pairwise_dots(vectors: jax.Array) -> jax.Array:
+    """Dot products of all pairs ``i > j``, ordered (1, 0), (2, 0), (2, 1), ….
+
+    Args:
+      vectors: ``[batch, n, dim]``.
+
+    Returns:
+      ``[batch, n (n - 1) / 2]`` float32: the Gram matrix below its diagonal.
+    """
+    gram = jnp.einsum(
+        "bnd,bmd->bnm", vectors, vectors, preferred_element_type=jnp.float32
+    )
+    below = np.tril_indices(vectors.shape[1], -1)
+    return gram.at[:, *below].get(unique_indices=True, mode="promise_in_bounds")

@@ -1,0 +1,83 @@
+"""DLRM-DCNv2, the model of the MLPerf training benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import check_top, in_order, pooled_dims
+from embark_jax.models.layers import MLP, LowRankCross
+
+
+class DLRMDCNv2(nnx.Module):
+    """DLRM whose features interact through low-rank cross layers.
+
+    The dense features go through the bottom MLP; its output and all embeddings, side by
+    side, through the cross layers; their output through the top MLP to one logit. The
+    defaults are those of MLPerf (mlcommons/training, recommendation_v2), with
+    initializers as in torchrec's DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091
+    (DLRM), https://arxiv.org/abs/2008.13535 (DCN-V2).
+
+    Args:
+      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+        differ. Features are taken sorted by name.
+      dense_features: number of dense features.
+      bottom: widths of the bottom MLP, each layer with ReLU.
+      top: widths of the top MLP, which ends in one linear logit.
+      cross_layers: number of cross layers.
+      cross_rank: rank of each.
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if a feature is a sequence, or ``top`` does not end in 1.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        bottom: Sequence[int] = (512, 256, 128),
+        top: Sequence[int] = (1024, 1024, 512, 256, 1),
+        cross_layers: int = 3,
+        cross_rank: int = 512,
+        compute_dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        check_top(top)
+        self.dims = pooled_dims(embedding_shapes)
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.bottom = MLP(dense_features, bottom, last_relu=True, **shared)
+        width = (dense_features, *bottom)[-1] + sum(dim for _, dim in self.dims)
+        self.cross = nnx.List(
+            LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
+        )
+        self.top = MLP(width, top, last_relu=False, **shared)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits.
+
+        Args:
+          dense: ``[batch, dense_features]`` float32.
+          embeddings: for each feature ``[batch, dim]`` float32, in any order.
+
+        Returns:
+          ``[batch]`` float32.
+
+        Raises:
+          ValueError: if a feature is missing, unknown or of another shape.
+        """
+        x0 = jnp.concatenate(
+            [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1
+        )
+        x = x0
+        for layer in self.cross:
+            x = layer(x0, x)
+        return self.top(x)[:, 0]

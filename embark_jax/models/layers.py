@@ -1,0 +1,142 @@
+"""The layers that the models share.
+
+Parameters are float32. ``compute_dtype`` is what the operands of a matrix product are
+rounded to; sums, and everything between the products, stay float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.typing import DTypeLike
+
+# torch.nn.Linear: uniform in ±1/sqrt(inputs). The MLPerf reference keeps it, since its
+# MLPs are torchrec's (torchrec/modules/mlp.py).
+_linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+# xavier_normal_, as in torchrec/modules/crossnet.py. glorot_normal would truncate.
+_cross_init = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+    """``x @ w`` with operands in ``compute_dtype`` and sums in float32, backward too.
+
+    Left alone, autodiff multiplies the float32 gradient by a bf16 operand, which XLA
+    widens to a float32 product, and then rounds the gradient of ``w`` to bf16.
+
+    Inside ``shard_map`` with replicated ``w`` it needs ``check_vma=False``: the
+    gradient of ``w`` is this device's part of the sum.
+
+    Args:
+      x: ``[batch, inputs]`` float32.
+      w: ``[inputs, outputs]`` float32.
+      compute_dtype: of the operands; it decides the speed and the rounding.
+
+    Returns:
+      ``[batch, outputs]`` float32.
+    """
+    return _matmul_forward(x, w, compute_dtype)[0]
+
+
+def _matmul_forward(x, w, compute_dtype):
+    x, w = x.astype(compute_dtype), w.astype(compute_dtype)
+    return _contract(x, w, 1, 0), (x, w)
+
+
+def _matmul_backward(compute_dtype, operands, gradient):
+    x, w = operands
+    gradient = gradient.astype(compute_dtype)
+    return _contract(gradient, w, 1, 1), _contract(x, gradient, 0, 0)
+
+
+def _contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+    dimensions = (((a_axis,), (b_axis,)), ((), ()))
+    return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+class Linear(nnx.Module):
+    """``x @ w + b``: ``[batch, inputs]`` to ``[batch, outputs]``, both float32."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        self.w = nnx.Param(_linear_init(rngs.params(), (inputs, outputs)))
+        bound = inputs**-0.5
+        self.b = nnx.Param(
+            jax.random.uniform(rngs.params(), (outputs,), minval=-bound, maxval=bound)
+        )
+        self.compute_dtype = jnp.dtype(compute_dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return matmul(x, self.w[...], self.compute_dtype) + self.b[...][None]
+
+
+class MLP(nnx.Module):
+    """Linear layers with ReLU between them.
+
+    Args:
+      inputs: width of the input.
+      widths: output width of each layer; none gives the identity.
+      last_relu: whether the last layer ends in ReLU too, else it is linear.
+      compute_dtype: of the matrix products' operands.
+      rngs: its ``params`` stream draws the weights.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        *,
+        last_relu: bool,
+        compute_dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        self.layers = nnx.List(
+            Linear(fan_in, fan_out, compute_dtype=compute_dtype, rngs=rngs)
+            for fan_in, fan_out in zip((inputs, *widths), widths, strict=False)
+        )
+        self.last_relu = last_relu
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[batch, inputs]`` to ``[batch, widths[-1]]``, both float32."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if self.last_relu or i + 1 < len(self.layers):
+                x = nnx.relu(x)
+        return x
+
+
+class LowRankCross(nnx.Module):
+    """One cross layer of DCN-V2: ``x0 * (W (V x) + b) + x``.
+
+    It multiplies every pair of inputs at ``2 × width × rank`` weights instead of
+    ``width²`` (https://arxiv.org/abs/2008.13535).
+
+    Args:
+      width: of its input and output.
+      rank: of the product ``W V``.
+      compute_dtype: of the matrix products' operands.
+      rngs: its ``params`` stream draws the weights.
+    """
+
+    def __init__(
+        self, width: int, rank: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        self.v = nnx.Param(_cross_init(rngs.params(), (width, rank)))
+        self.w = nnx.Param(_cross_init(rngs.params(), (rank, width)))
+        self.b = nnx.Param(jnp.zeros(width))
+        self.compute_dtype = jnp.dtype(compute_dtype)
+
+    def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
+        """The model's input ``x0`` and the layer's, ``[batch, width]`` float32."""
+        low = matmul(x, self.v[...], self.compute_dtype)
+        high = matmul(low, self.w[...], self.compute_dtype)
+        return x0 * (high + self.b[...][None]) + x

@@ -1,0 +1,72 @@
+"""Initial weights, and the matrix product inside shard_map."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+from embark_jax.models.layers import MLP, Linear, LowRankCross, matmul
+
+
+def test_linear_starts_like_torch_linear():
+    layer = Linear(400, 300, compute_dtype=jnp.float32, rngs=nnx.Rngs(0))
+    bound = 400**-0.5
+    for leaf in (layer.w[...], layer.b[...]):
+        assert np.abs(leaf).max() <= bound
+        # Uniform in ±bound: the mean of 300 draws has a deviation of bound / 30.
+        assert abs(leaf.mean()) < 5 * bound / 30
+        np.testing.assert_allclose(leaf.std(), bound / 3**0.5, rtol=0.2)
+
+
+def test_cross_starts_with_xavier_normal_and_no_bias():
+    layer = LowRankCross(300, 100, compute_dtype=jnp.float32, rngs=nnx.Rngs(0))
+    std = (2 / 400) ** 0.5
+    for leaf in (layer.v[...], layer.w[...]):
+        np.testing.assert_allclose(leaf.std(), std, rtol=0.02)
+        assert np.abs(leaf).max() > 2.5 * std  # not truncated at two deviations
+    np.testing.assert_array_equal(layer.b[...], np.zeros(300))
+    assert not np.array_equal(layer.v[...], layer.w[...].T)
+
+
+def test_an_mlp_without_layers_is_the_identity():
+    mlp = MLP(3, (), last_relu=True, compute_dtype=jnp.float32, rngs=nnx.Rngs(0))
+    x = jnp.asarray([[-1.0, 0.0, 2.0]])
+    np.testing.assert_array_equal(mlp(x), x)
+
+
+@pytest.mark.parametrize("last_relu", [True, False])
+def test_relu_ends_the_mlp_only_where_asked(last_relu):
+    rngs = nnx.Rngs(0)
+    mlp = MLP(3, (8, 50), last_relu=last_relu, compute_dtype=jnp.float32, rngs=rngs)
+    assert (mlp(jnp.ones((4, 3))).min() >= 0) == last_relu
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_matmul_gradient_in_shard_map_is_the_device_s_part(dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((16, 4), np.float32)
+    w = rng.standard_normal((4, 3), np.float32)
+    mesh = jax.make_mesh((8,), ("gpu",), axis_types=(AxisType.Auto,))
+
+    def gradient(x, w):
+        return jax.grad(lambda w: jnp.sum(matmul(x, w, dtype) ** 2))(w)
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec("gpu"), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    def sharded(x, w):
+        return jax.lax.psum(gradient(x, w), "gpu")
+
+    # Equal terms, added in another order.
+    np.testing.assert_allclose(sharded(x, w), gradient(x, w), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,226 @@
+"""Every model against its NumPy oracle, and what it must refuse."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from embark_jax import config, models
+from tests.models import oracle
+
+BATCH, DENSE = 16, 5
+CASES = {
+    "dlrm_dcnv2": (
+        {"b": (3,), "c": (7,), "a": (4,)},
+        config.DLRMDCNv2Config(bottom=(8, 6), top=(9, 1), cross_layers=2, cross_rank=3),
+        oracle.dlrm_dcnv2,
+    ),
+    "dlrm": (
+        {"b": (6,), "c": (6,), "a": (6,)},
+        config.DLRMConfig(bottom=(8, 6), top=(9, 1)),
+        oracle.dlrm,
+    ),
+}
+MLPERF_SHAPES = {f"C{i}": (128,) for i in range(26)}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def build(shapes, model_config, dtype="float32"):
+    model_config = model_config.model_copy(update={"compute_dtype": dtype})
+    return models.build(model_config, shapes, DENSE, nnx.Rngs(0))
+
+
+def inputs(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal((BATCH, DENSE), np.float32)
+    embeddings = {
+        name: rng.standard_normal((BATCH, *shape), np.float32)
+        for name, shape in shapes.items()
+    }
+    return dense, embeddings
+
+
+def as_numpy(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_equal_the_oracle_within_the_rounding_bound(case, dtype):
+    shapes, model_config, reference = case
+    model = build(shapes, model_config, dtype)
+    dense, embeddings = inputs(shapes)
+    logits = nnx.jit(model)(dense, embeddings)
+    assert logits.shape == (BATCH,)
+    assert logits.dtype == jnp.float32
+    params = as_numpy(nnx.to_pure_dict(nnx.state(model)))
+    expected = reference(params, dense, embeddings, dtype)
+    error = np.abs(np.asarray(logits, np.float64) - expected.value[:, 0])
+    np.testing.assert_array_less(error, expected.error[:, 0])
+    # The bound is tight enough to mean something, and bf16 really rounds.
+    scale = np.abs(expected.value).max()
+    assert np.median(expected.error) < {"float32": 1e-4, "bfloat16": 0.1}[dtype] * scale
+    unrounded = reference(params, dense, embeddings, "float32").value[:, 0]
+    distance = np.abs(np.asarray(logits, np.float64) - unrounded).max()
+    assert (distance > 1e-4 * scale) == (dtype == "bfloat16")
+
+
+def test_gradients_equal_the_oracle_s_differences(case):
+    shapes, model_config, reference = case
+    model = build(shapes, model_config)
+    dense, embeddings = inputs(shapes)
+    graph, state = nnx.split(model)
+    weights = np.linspace(0.5, 1.5, BATCH, dtype=np.float32)
+
+    def loss(state, embeddings):
+        return jnp.sum(nnx.merge(graph, state)(dense, embeddings) * weights)
+
+    gradients = jax.grad(loss, argnums=(0, 1))(state, embeddings)
+    gradients = nnx.to_pure_dict(gradients[0]), gradients[1]
+    point = as_numpy((nnx.to_pure_dict(state), embeddings))
+    leaves, tree = jax.tree.flatten(point)
+    # Away from a ReLU's kink the loss is smooth: a central difference errs by about
+    # step² and, by cancellation, 1e-16 / step.
+    step = 1e-5
+    for i, gradient in enumerate(as_numpy(jax.tree.leaves(gradients))):
+        direction = np.random.default_rng(i).standard_normal(gradient.shape)
+        up, down = (
+            reference(
+                *moved(tree, leaves, i, sign * step * direction, dense), "float32"
+            ).value[:, 0]
+            @ weights
+            for sign in (1, -1)
+        )
+        actual = np.sum(gradient * direction)
+        scale = np.linalg.norm(gradient) * np.linalg.norm(direction)
+        assert abs(actual - (up - down) / (2 * step)) <= 1e-5 * scale
+
+
+def moved(tree, leaves, i, change, dense):
+    """(parameters, dense, embeddings) with leaf ``i`` moved by ``change``."""
+    leaves = [*leaves[:i], leaves[i] + change, *leaves[i + 1 :]]
+    params, embeddings = jax.tree.unflatten(tree, leaves)
+    return params, dense, embeddings
+
+
+def test_bf16_multiplies_bf16_and_sums_float32_backward_too(case):
+    shapes, model_config, _ = case
+    graph, state = nnx.split(build(shapes, model_config, "bfloat16"))
+    dense, embeddings = inputs(shapes)
+
+    def loss(state, embeddings):
+        return jnp.sum(nnx.merge(graph, state)(dense, embeddings))
+
+    step = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    lowered = step.lower(state, embeddings).as_text()
+    dots = re.findall(r"dot_general .*contracting_dims.*: (\(.*)", lowered)
+    linear = [dot for dot in dots if not re.search(r"<\d+x\d+x\d+x", dot)]
+    assert len(linear) >= 2 * 4
+    for dot in linear:
+        operands, result = dot.split("->")
+        assert operands.count("xbf16>") == 2, dot
+        assert "xf32>" in result, dot
+    for leaf in jax.tree.leaves(step(state, embeddings)):
+        assert leaf.dtype == jnp.float32
+
+
+def test_mlperf_has_the_parameters_counted_by_hand():
+    model = nnx.eval_shape(
+        lambda: models.DLRMDCNv2(MLPERF_SHAPES, 13, rngs=nnx.Rngs(0))
+    )
+    bottom = (13 * 512 + 512) + (512 * 256 + 256) + (256 * 128 + 128)
+    width = 27 * 128
+    cross = 3 * (2 * width * 512 + width)
+    top = (
+        (width * 1024 + 1024)
+        + (1024 * 1024 + 1024)
+        + (1024 * 512 + 512)
+        + (512 * 256 + 256)
+        + (256 + 1)
+    )
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert sum(leaf.size for leaf in leaves) == bottom + cross + top == 16_044_545
+    assert all(leaf.dtype == jnp.float32 for leaf in leaves)
+
+
+def test_config_defaults_are_the_constructors_defaults():
+    for model_config, model in (
+        (config.DLRMDCNv2Config(), models.DLRMDCNv2),
+        (config.DLRMConfig(), models.DLRM),
+    ):
+        built, direct = (
+            nnx.eval_shape(make)
+            for make in (
+                lambda c=model_config: models.build(c, MLPERF_SHAPES, 13, nnx.Rngs(0)),
+                lambda m=model: m(MLPERF_SHAPES, 13, rngs=nnx.Rngs(0)),
+            )
+        )
+        assert type(built) is model
+        assert nnx.state(built) == nnx.state(direct)
+
+
+def test_the_order_of_mappings_does_not_matter(case):
+    shapes, model_config, _ = case
+    reordered = dict(sorted(shapes.items()))
+    assert list(reordered) != list(shapes)
+    dense, embeddings = inputs(shapes)
+    expected = build(shapes, model_config)(dense, embeddings)
+    shuffled = {name: embeddings[name] for name in reordered}
+    np.testing.assert_array_equal(
+        build(reordered, model_config)(dense, shuffled), expected
+    )
+
+
+def test_sharded_over_the_batch_equals_unsharded(case):
+    shapes, model_config, _ = case
+    model = build(shapes, model_config)
+    dense, embeddings = inputs(shapes)
+    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
+    rows = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
+    sharded = nnx.jit(model)(*jax.device_put((dense, embeddings), rows))
+    assert sharded.sharding.is_equivalent_to(rows, 1)
+    np.testing.assert_allclose(sharded, model(dense, embeddings), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequence_feature_is_refused(case):
+    _, model_config, _ = case
+    rule = re.escape("feature 's' gives (10, 6) a sample, must be (dim,)")
+    with pytest.raises(ValueError, match=rule):
+        build({"a": (6,), "s": (10, 6)}, model_config)
+
+
+def test_top_must_end_in_one_logit():
+    with pytest.raises(ValueError, match=r"top is \(4, 2\), must end in 1"):
+        models.DLRMDCNv2({"a": (6,)}, DENSE, top=(4, 2), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"top is \(\), must end in 1"):
+        models.DLRM({"a": (6,)}, DENSE, bottom=(6,), top=(), rngs=nnx.Rngs(0))
+
+
+def test_dlrm_names_every_feature_of_another_dim():
+    shapes = {"a": (6,), "b": (4,), "c": (8,)}
+    with pytest.raises(ValueError, match=r"'b' has dim 4, must be 6.*'c' has dim 8"):
+        models.DLRM(shapes, DENSE, bottom=(8, 6), top=(1,), rngs=nnx.Rngs(0))
+
+
+def test_embeddings_must_be_those_the_model_was_built_for(case):
+    shapes, model_config, _ = case
+    model = build(shapes, model_config)
+    dense, embeddings = inputs(shapes)
+    embeddings["d"] = embeddings.pop("a")
+    embeddings["b"] = embeddings["b"][:, :2]
+    message = (
+        r"feature 'a' is missing, must be \[batch, \d\]; "
+        r"feature 'b' is \[batch, 2\], must be \[batch, \d\]; "
+        r"feature 'd' is \[batch, \d\], must be absent"
+    )
+    with pytest.raises(ValueError, match=message):
+        model(dense, embeddings)
