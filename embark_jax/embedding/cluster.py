@@ -29,7 +29,7 @@ class RowGradients(NamedTuple):
 
 
 class Cluster(Protocol):
-    """A way to move rows. Implementations: DataParallel, ReductionBased, UniqueBased."""
+    """A way to move rows: DataParallel, ReductionBased or UniqueBased."""
 
     index: StorageIndex
 

@@ -231,7 +231,9 @@ class EmbeddingCollection:
                 )
             return storages, state
 
-        state_specs = {name: {s: self._specs[name] for s in state[name]} for name in state}
+        state_specs = {
+            name: dict.fromkeys(state[name], self._specs[name]) for name in state
+        }
         in_specs = (self._specs, state_specs, BATCH, BATCH, *[PartitionSpec()] * 2)
         mapped = self._map(update, in_specs, (self._specs, state_specs))
         return mapped(

@@ -47,7 +47,7 @@ class FeatureOutputs:
         return slice(self.first_output, self.first_output + count)
 
     def assemble(self, outputs: jax.Array) -> jax.Array:
-        """``[outputs, batch, width]`` of the storage to ``[batch, dim]`` of the feature,
+        """``[outputs, batch, width]`` of the storage to this feature's ``[batch, dim]``,
         or ``[batch, hotness, dim]`` of a sequence."""
         mine = outputs[self.outputs]
         batch, width = mine.shape[1:]
@@ -194,7 +194,9 @@ def index_storage(
         shard_piece[shard] = len(piece_output[owner])
         piece_output[owner].append(output)
     pieces = max(map(len, piece_output))
-    padded = [each + [len(output_tables)] * (pieces - len(each)) for each in piece_output]
+    padded = [
+        each + [len(output_tables)] * (pieces - len(each)) for each in piece_output
+    ]
     return StorageIndex(
         storage,
         devices,

@@ -1,8 +1,8 @@
 """Between storages and logical tables: export and load.
 
-A table's logical rows are ``0..rows``, whatever the plan and the fleet; checkpoints hold
-them. On the way, device d keeps the d-th equal part of a logical table, in host memory:
-rows move in chunks, so that the devices never hold a second copy of a table.
+A table's logical rows are ``0..rows``, whatever the plan and the fleet; checkpoints
+hold them. On the way, device d keeps the d-th equal part of a logical table, in host
+memory: rows move in chunks, so that the devices never hold a second copy of a table.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def export_array(
     chunk_rows = _chunk_rows(part, devices, placement.table.dim)
     step = _program("export", collection, storage, placement, chunk_rows, row_wise)
     sharding = logical_sharding(collection)
-    local = {d: np.empty((part, width), array.dtype) for d in sharding.addressable_devices}
+    local = {
+        d: np.empty((part, width), array.dtype) for d in sharding.addressable_devices
+    }
     with jax.enable_x64(True):
         for first in range(0, part, chunk_rows):
             rows = step(array, _shards(storage, placement, part), np.int64(first))
@@ -83,7 +85,9 @@ def export_array(
                 keep = min(chunk_rows, part - first)
                 local[shard.device][first : first + keep] = shard.data[:keep]
     arrays = [
-        jax.device_put(value, jax.sharding.SingleDeviceSharding(d, memory_kind=HOST_MEMORY))
+        jax.device_put(
+            value, jax.sharding.SingleDeviceSharding(d, memory_kind=HOST_MEMORY)
+        )
         for d, value in local.items()
     ]
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
@@ -127,7 +131,7 @@ def load_array(
 def export_table(
     collection: EmbeddingCollection, storages: dict[str, jax.Array], table: str
 ) -> np.ndarray:
-    """``[rows, dim]`` of a table as a NumPy array, where one process sees all devices."""
+    """``[rows, dim]`` of a table in NumPy, where one process sees all devices."""
     storage, placement = _find(collection, table)
     logical = export_array(collection, table, storages[storage.name])
     return np.asarray(logical)[: placement.table.rows]

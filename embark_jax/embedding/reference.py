@@ -109,10 +109,11 @@ def update(
             table[touched] -= rate * g / (root + optimizer.eps)
         case LazyAdam():
             b1, b2 = optimizer.beta1, optimizer.beta2
-            state["mean"][touched] = b1 * state["mean"][touched] + (1 - b1) * g
-            state["variance"][touched] = b2 * state["variance"][touched] + (1 - b2) * g**2
-            mean = state["mean"][touched] / (1 - b1**step)
-            root = np.sqrt(state["variance"][touched] / (1 - b2**step))
+            first = b1 * state["mean"][touched] + (1 - b1) * g
+            second = b2 * state["variance"][touched] + (1 - b2) * g**2
+            state["mean"][touched], state["variance"][touched] = first, second
+            mean = first / (1 - b1**step)
+            root = np.sqrt(second / (1 - b2**step))
             table[touched] -= rate * mean / (root + optimizer.eps)
         case _:
             raise TypeError(f"no reference for {type(optimizer).__name__}")

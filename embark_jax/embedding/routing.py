@@ -31,7 +31,7 @@ def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array
     bits = position_bits + max(1, (num_keys - 1).bit_length())
     if bits > 64:
         raise ValueError(
-            f"{keys.shape[0]} keys below {num_keys} need {bits} bits to sort, at most 64"
+            f"{keys.shape[0]} keys below {num_keys} need {bits} bits to sort, have 64"
         )
     with jax.enable_x64(bits > 32 or keys.dtype == jnp.uint64):
         packed_type = jnp.uint64 if bits > 32 else jnp.uint32
@@ -77,7 +77,7 @@ class UniqueBuckets(NamedTuple):
 
     Attributes:
       slot: ``[devices, capacity]`` slot on the owner; ``slots`` where empty.
-      position: ``[devices, capacity]`` the first entry that wants it; ``n`` where empty.
+      position: ``[devices, capacity]`` first entry that wants it; ``n`` where empty.
       inverse: ``[n]`` for each entry its place in the flattened buckets;
         ``devices * capacity`` where padded.
       needed: ``[]`` unique slots of the fullest bucket; above capacity it overflowed.
@@ -147,7 +147,7 @@ class Touched(NamedTuple):
     Attributes:
       order: ``[n]`` entries sorted by slot.
       group: ``[n]`` for each sorted entry the index of its row below.
-      slot: ``[rows]`` touched slots, each once; values from ``slots`` on, all different,
+      slot: ``[rows]`` touched slots, each once; different values from ``slots`` on
         fill the rest, so that a scatter with unique indices drops them.
     """
 
@@ -160,7 +160,7 @@ class Touched(NamedTuple):
         return self.slot.shape[0]
 
     def sum(self, entries: jax.Array) -> jax.Array:
-        """``[n, width]`` values of entries to ``[rows, width]`` sums of touched rows."""
+        """``[n, width]`` values of entries to ``[rows, width]`` sums over rows."""
         return jax.ops.segment_sum(
             entries[self.order], self.group, self.rows, indices_are_sorted=True
         )
@@ -216,4 +216,6 @@ def sum_bags(
     values = rows.at[index].get(mode="fill", fill_value=0).astype(jnp.float32)
     if weight is not None:
         values = values * weight[:, None]
-    return jnp.zeros((bags, rows.shape[1]), jnp.float32).at[bag].add(values, mode="drop")
+    return (
+        jnp.zeros((bags, rows.shape[1]), jnp.float32).at[bag].add(values, mode="drop")
+    )

@@ -87,6 +87,8 @@ def grow(capacity: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, in
     """Capacities that hold what a batch needed, with room so that few recompilations
     follow: at least half as much again as before where one overflowed."""
     return {
-        name: have if needed[name] <= have else max(needed[name] * 5 // 4, have * 3 // 2)
+        name: have
+        if needed[name] <= have
+        else max(needed[name] * 5 // 4, have * 3 // 2)
         for name, have in capacity.items()
     }

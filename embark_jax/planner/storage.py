@@ -58,6 +58,11 @@ class Placement:
                 f"{name}: column_shards is {self.column_shards}, must divide "
                 f"dim {self.table.dim}"
             )
+        elif self.column_shards > 1 and self.width == 1:
+            found.append(
+                f"{name}: column_shards is {self.column_shards}, must leave a width of "
+                f"at least 2 of dim {self.table.dim}"
+            )
         if self.row_shards > self.table.rows:
             found.append(
                 f"{name}: row_shards is {self.row_shards}, must be at most its "
@@ -104,7 +109,7 @@ class Storage:
         return self.cluster == "dp"
 
     def owners(self, table: str) -> np.ndarray:
-        """``[row_shards, column_shards]`` owner of each shard; zeros when replicated."""
+        """``[row_shards, column_shards]`` owner of each shard; zeros if replicated."""
         (placement,) = (p for p in self.placements if p.table.name == table)
         shape = (placement.row_shards, placement.column_shards)
         if self.replicated:

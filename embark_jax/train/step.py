@@ -1,0 +1,194 @@
+"""The train step: forward, backward, exchange and all updates in one XLA program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from embark_jax.embedding.collection import (
+    EmbeddingCollection,
+    OptimizerState,
+    Storages,
+)
+from embark_jax.embedding.optimizers import RowOptimizer
+
+
+class TrainState(NamedTuple):
+    """Everything a step changes; donated to it.
+
+    Attributes:
+      step: ``[]`` int32 steps applied so far.
+      halted: ``[]`` bool; once set, steps change nothing until the loop clears it, so
+        that steps already in flight behind a refused one wait for its replay.
+      params: of the dense model, float32, replicated.
+      dense_state: of the dense optimizer.
+      storages: of the embedding tables.
+      embedding_state: of the embedding optimizer.
+    """
+
+    step: jax.Array
+    halted: jax.Array
+    params: Any
+    dense_state: Any
+    storages: Storages
+    embedding_state: OptimizerState
+
+
+class DeviceBatch(NamedTuple):
+    """A batch on the devices, sharded by samples; fields as in ``data.Batch``."""
+
+    dense: jax.Array
+    ids: dict[str, jax.Array]
+    weights: dict[str, jax.Array]
+    labels: jax.Array
+
+
+class StepReport(NamedTuple):
+    """What a step tells the loop.
+
+    Attributes:
+      applied: ``[]`` bool whether the step changed the state.
+      loss: ``[]`` mean log loss of the batch, before the update.
+      needed: for each sharded storage the ``[]`` capacity that the batch needs.
+      logits: ``[batch]`` before the update, sharded.
+    """
+
+    applied: jax.Array
+    loss: jax.Array
+    needed: dict[str, jax.Array]
+    logits: jax.Array
+
+
+def init_state(
+    model: nnx.Module,
+    collection: EmbeddingCollection,
+    dense_optimizer: optax.GradientTransformation,
+    embedding_optimizer: RowOptimizer,
+    key: jax.Array,
+) -> TrainState:
+    """The state before the first step; each device creates its own part.
+
+    Args:
+      model: its parameters are taken over and replicated.
+      collection: the embedding tables.
+      dense_optimizer, embedding_optimizer: what the step will use.
+      key: a JAX random key for the tables.
+    """
+    replicated = NamedSharding(collection.mesh, PartitionSpec())
+    params = jax.device_put(nnx.state(model, nnx.Param), replicated)
+    dense_state = jax.jit(dense_optimizer.init, out_shardings=replicated)(params)
+    return TrainState(
+        step=jax.device_put(jnp.zeros((), jnp.int32), replicated),
+        halted=jax.device_put(jnp.zeros((), bool), replicated),
+        params=params,
+        dense_state=dense_state,
+        storages=collection.init(key),
+        embedding_state=collection.init_optimizer(embedding_optimizer),
+    )
+
+
+def _shardings(state: TrainState, collection: EmbeddingCollection) -> TrainState:
+    """Sharding of every array of the state."""
+    replicated = NamedSharding(collection.mesh, PartitionSpec())
+    storages = collection.shardings
+    embedding_state = {
+        name: dict.fromkeys(each, storages[name])
+        for name, each in state.embedding_state.items()
+    }
+    dense = jax.tree.map(lambda _: replicated, state)
+    return dense._replace(storages=storages, embedding_state=embedding_state)
+
+
+def make_train_step(
+    model: nnx.Module,
+    collection: EmbeddingCollection,
+    dense_optimizer: optax.GradientTransformation,
+    embedding_optimizer: RowOptimizer,
+    state: TrainState,
+) -> Callable[[TrainState, DeviceBatch], tuple[TrainState, StepReport]]:
+    """The jitted step; its state argument is donated.
+
+    A step is applied as a whole or not at all: not if the batch overflows a capacity
+    (ids would be missing), nor if the loss is not finite, nor while halted.
+
+    Args:
+      model: called as ``model(dense, embeddings) -> logits``.
+      collection: the embedding tables.
+      dense_optimizer: an optax optimizer of the dense parameters.
+      embedding_optimizer: the rule for touched rows.
+      state: of ``init_state``, or anything of its shape.
+    """
+    graph, _, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss_of(params, embeddings, batch):
+        logits = nnx.merge(graph, params, rest)(batch.dense, embeddings)
+        losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
+        return losses.mean(), logits
+
+    def train_step(state, batch):
+        routes = collection.route(batch.ids, batch.weights)
+        embeddings = collection.lookup(state.storages, routes)
+        gradient_of = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
+        (loss, logits), (dense_gradient, embedding_gradient) = gradient_of(
+            state.params, embeddings, batch
+        )
+        applied = collection.fits(routes) & jnp.isfinite(loss) & ~state.halted
+
+        updates, dense_state = dense_optimizer.update(
+            dense_gradient, state.dense_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+
+        def choose(new, old):
+            return jnp.where(applied, new, old)
+
+        step = state.step + 1
+        storages, embedding_state = collection.update(
+            state.storages,
+            state.embedding_state,
+            routes,
+            embedding_gradient,
+            embedding_optimizer,
+            step,
+            applied,
+        )
+        new_state = TrainState(
+            step=choose(step, state.step),
+            halted=~applied,
+            params=jax.tree.map(choose, params, state.params),
+            dense_state=jax.tree.map(choose, dense_state, state.dense_state),
+            storages=storages,
+            embedding_state=embedding_state,
+        )
+        needed = collection.needed(routes)
+        return new_state, StepReport(applied, loss, needed, logits)
+
+    by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
+    replicated = NamedSharding(collection.mesh, PartitionSpec())
+    report = StepReport(replicated, replicated, replicated, by_batch)
+    return jax.jit(
+        train_step,
+        out_shardings=(_shardings(state, collection), report),
+        donate_argnums=0,
+    )
+
+
+def make_predict_step(
+    model: nnx.Module, collection: EmbeddingCollection
+) -> Callable[[Any, Storages, DeviceBatch], tuple[jax.Array, dict[str, jax.Array]]]:
+    """A jitted ``(params, storages, batch) -> (logits [batch], needed capacities)``."""
+    graph, _, rest = nnx.split(model, nnx.Param, ...)
+
+    def predict(params, storages, batch):
+        routes = collection.route(batch.ids, batch.weights)
+        embeddings = collection.lookup(storages, routes)
+        logits = nnx.merge(graph, params, rest)(batch.dense, embeddings)
+        return logits, collection.needed(routes)
+
+    return jax.jit(predict)

@@ -1,0 +1,262 @@
+"""The trainer: applies batches in order, and never loses one.
+
+Buffers of the exchange are static. A batch that needs larger ones is refused by the
+step as a whole; the trainer compiles for a larger capacity and replays it, so that the
+result is the same as if the buffers had been large from the start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embark_jax.data import Batch, Dataset, feature_statistics, prefetch
+from embark_jax.embedding.collection import EmbeddingCollection, host_ids_dtype
+from embark_jax.embedding.optimizers import RowOptimizer
+from embark_jax.planner import grow
+from embark_jax.tables import PADDING_ID
+from embark_jax.train.step import (
+    DeviceBatch,
+    StepReport,
+    TrainState,
+    init_state,
+    make_predict_step,
+    make_train_step,
+)
+
+STEPS_IN_FLIGHT = 2
+"""Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss became NaN or infinite; the state is that before the bad batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """A step that was applied.
+
+    Attributes:
+      step: its number, from 1.
+      loss: mean log loss of its batch, before the update.
+      logits: ``[batch]`` before the update.
+      labels: ``[batch]``.
+      used: for each sharded storage the share of its capacity that the batch needed.
+    """
+
+    step: int
+    loss: float
+    logits: jax.Array
+    labels: np.ndarray
+    used: Mapping[str, float]
+
+
+def put_batch(batch: Batch, mesh: Mesh, ids_dtype: np.dtype) -> DeviceBatch:
+    """Copies a batch to the devices, sharded by samples."""
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+    def put(array, dtype):
+        array = np.asarray(array, dtype)
+        return jax.make_array_from_callback(
+            array.shape, sharding, lambda index: array[index]
+        )
+
+    with jax.enable_x64(ids_dtype == np.int64):
+        ids = {name: put(value, ids_dtype) for name, value in batch.ids.items()}
+    weights = {name: put(value, np.float32) for name, value in batch.weights.items()}
+    dense, labels = put(batch.dense, np.float32), put(batch.labels, np.float32)
+    return DeviceBatch(dense, ids, weights, labels)
+
+
+class Trainer:
+    """A model, its embeddings and their state, and how a batch changes them.
+
+    Args:
+      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``.
+      embeddings: the embedding tables.
+      dense_optimizer: an optax optimizer of the model's parameters.
+      embedding_optimizer: the rule for touched rows.
+      seed: of the initial tables.
+
+    Attributes:
+      state: the current ``TrainState``.
+      step: steps that were applied for certain.
+      embeddings: the collection in use; replaced when capacities grow.
+      recompilations: times a capacity had to grow.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        embeddings: EmbeddingCollection,
+        *,
+        dense_optimizer: optax.GradientTransformation,
+        embedding_optimizer: RowOptimizer,
+        seed: int = 0,
+    ):
+        self._model = model
+        self._dense_optimizer = dense_optimizer
+        self._embedding_optimizer = embedding_optimizer
+        self.recompilations = 0
+        self.step = 0
+        self.state = init_state(
+            model,
+            embeddings,
+            dense_optimizer,
+            embedding_optimizer,
+            jax.random.key(seed),
+        )
+        self._use(embeddings)
+
+    def _use(self, embeddings: EmbeddingCollection) -> None:
+        self.embeddings = embeddings
+        self._step = make_train_step(
+            self._model,
+            embeddings,
+            self._dense_optimizer,
+            self._embedding_optimizer,
+            self.state,
+        )
+        self._predict = make_predict_step(self._model, embeddings)
+
+    def _grow(self, needed: Mapping[str, int]) -> None:
+        plan = self.embeddings.plan
+        plan = dataclasses.replace(plan, capacities=grow(plan.capacities, needed))
+        self._use(EmbeddingCollection(plan, self.embeddings.mesh))
+        self.recompilations += 1
+
+    def fit(
+        self,
+        dataset: Dataset,
+        steps: int,
+        check: Callable[[Batch], Batch],
+    ) -> Iterator[StepResult]:
+        """Trains up to step ``steps``, from wherever the state is.
+
+        Batches are made and checked in the background while the devices work.
+
+        Args:
+          dataset: its batch ``step`` is a pure function of the step.
+          steps: number of the last step.
+          check: such as a ``data.BatchChecker``.
+        """
+        size = self.embeddings.plan.batch_size
+        batches = prefetch(
+            lambda step: check(dataset.train_batch(step, size)), self.step, steps
+        )
+        return self.train(batches)
+
+    def train(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
+        """Applies checked batches in order; yields each step once it is certain.
+
+        When the iterator is exhausted, the state is that after the last batch.
+
+        Raises:
+          NonFiniteLossError: if a loss is not finite; the state is that before it.
+        """
+        flying: deque[tuple[Batch, StepReport]] = deque()
+        for batch in batches:
+            flying.append((batch, self._dispatch(batch)))
+            if len(flying) > STEPS_IN_FLIGHT:
+                yield self._land(flying)
+        while flying:
+            yield self._land(flying)
+
+    def _dispatch(self, batch: Batch) -> StepReport:
+        self.state, report = self._step(self.state, self._put(batch))
+        return report
+
+    def _put(self, batch: Batch) -> DeviceBatch:
+        plan = self.embeddings.plan
+        if len(batch) != plan.batch_size:
+            raise ValueError(
+                f"batch has {len(batch)} samples, the plan is made for "
+                f"{plan.batch_size}"
+            )
+        return put_batch(batch, self.embeddings.mesh, host_ids_dtype(plan))
+
+    def _land(self, flying: deque[tuple[Batch, StepReport]]) -> StepResult:
+        """Waits for the oldest step; replays it and those behind it if refused."""
+        batch, report = flying[0]
+        while not bool(report.applied):
+            needed = {name: int(value) for name, value in report.needed.items()}
+            capacities = self.embeddings.plan.capacities
+            self._clear_halt()
+            if all(needed[name] <= have for name, have in capacities.items()):
+                raise NonFiniteLossError(
+                    f"loss is {float(report.loss)} at step {self.step + 1}; its batch:"
+                    "\n  " + "\n  ".join(feature_statistics(batch))
+                )
+            self._grow(needed)
+            replayed = [(each, self._dispatch(each)) for each, _ in flying]
+            flying.clear()
+            flying.extend(replayed)
+            batch, report = flying[0]
+        flying.popleft()
+        self.step += 1
+        capacities = self.embeddings.plan.capacities
+        return StepResult(
+            step=self.step,
+            loss=float(report.loss),
+            logits=report.logits,
+            labels=batch.labels,
+            used={n: int(report.needed[n]) / have for n, have in capacities.items()},
+        )
+
+    def predict(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, jax.Array]]:
+        """Yields each checked batch with its ``[batch]`` logits.
+
+        A batch may be shorter than the plan's; it is padded with empty bags.
+        """
+        size = self.embeddings.plan.batch_size
+        for batch in batches:
+            padded = self._put(_pad(batch, size))
+            logits, needed = self._predict(
+                self.state.params, self.state.storages, padded
+            )
+            while self._overflows(needed):
+                self._grow({name: int(value) for name, value in needed.items()})
+                logits, needed = self._predict(
+                    self.state.params, self.state.storages, padded
+                )
+            yield batch, logits[: len(batch)]
+
+    def _overflows(self, needed: Mapping[str, jax.Array]) -> bool:
+        capacities = self.embeddings.plan.capacities
+        return any(int(needed[name]) > have for name, have in capacities.items())
+
+    def restore(self, state: TrainState) -> None:
+        """Takes over a state, of a checkpoint say."""
+        self.state = state
+        self.step = int(state.step)
+
+    def _clear_halt(self) -> None:
+        halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
+        self.state = self.state._replace(halted=halted)
+
+
+def _pad(batch: Batch, size: int) -> Batch:
+    """The batch with empty samples behind it, up to ``size``."""
+    missing = size - len(batch)
+    if missing == 0:
+        return batch
+
+    def pad(array, value):
+        rows = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
+        return np.pad(array, rows, constant_values=value)
+
+    return dataclasses.replace(
+        batch,
+        dense=pad(batch.dense, 0),
+        ids={name: pad(ids, PADDING_ID) for name, ids in batch.ids.items()},
+        labels=pad(batch.labels, 0),
+        weights={name: pad(value, 0) for name, value in batch.weights.items()},
+    )
