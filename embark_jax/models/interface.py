@@ -34,7 +34,7 @@ def pooled_dims(
     ]
     if sequences:
         raise ValueError("; ".join(sequences))
-    return tuple((name, *embedding_shapes[name]) for name in sorted(embedding_shapes))
+    return tuple((name, embedding_shapes[name][0]) for name in sorted(embedding_shapes))
 
 
 def check_top(top: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ rounded to; sums, and everything between the products, stay float32.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -22,7 +21,6 @@ _linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 _cross_init = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     """``x @ w`` with operands in ``compute_dtype`` and sums in float32, backward too.
 
@@ -40,6 +38,10 @@ def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     Returns:
       ``[batch, outputs]`` float32.
     """
+    return _matmul(x, w, compute_dtype)
+
+
+def _multiply(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     return _matmul_forward(x, w, compute_dtype)[0]
 
 
@@ -59,7 +61,8 @@ def _contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array
     return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-matmul.defvjp(_matmul_forward, _matmul_backward)
+_matmul = jax.custom_vjp(_multiply, nondiff_argnums=(2,))
+_matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class Linear(nnx.Module):
