@@ -47,8 +47,8 @@ class FeatureOutputs:
         return slice(self.first_output, self.first_output + count)
 
     def assemble(self, outputs: jax.Array) -> jax.Array:
-        """``[outputs, batch, width]`` of the storage to this feature's ``[batch, dim]``,
-        or ``[batch, hotness, dim]`` of a sequence."""
+        """``[outputs, batch, width]`` of the storage to the feature's ``[batch, dim]``;
+        of a sequence, ``[batch, hotness, dim]``."""
         mine = outputs[self.outputs]
         batch, width = mine.shape[1:]
         mine = mine.reshape(self.lanes, self.column_shards, batch, width)

@@ -118,10 +118,7 @@ class Checkpointer:
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                dense=ocp.args.PyTreeRestore(
-                    dense,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(dense),
-                ),
+                dense=ocp.args.PyTreeRestore(dense, restore_args=dense_args),
                 tables=ocp.args.PyTreeRestore(tables, restore_args=_padded(tables)),
             ),
         )
