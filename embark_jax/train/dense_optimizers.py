@@ -1,0 +1,73 @@
+"""The optimizers of the dense parameters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from embark_jax.config import DenseOptimizerConfig
+
+
+def build_dense_optimizer(
+    config: DenseOptimizerConfig,
+) -> optax.GradientTransformation:
+    """The optax optimizer that ``config`` describes.
+
+    With gradient ``g``, learning rate ``lr`` and weight decay ``wd``, a parameter ``p``
+    moves by ``-lr * (u + wd * p)``: the decay is decoupled from the gradient, as in
+    AdamW (https://arxiv.org/abs/1711.05101), and acts on all parameters, biases too.
+
+    - sgd: ``u = g``.
+    - adagrad: ``a += g²``, from ``a = 0``, and ``u = g / (sqrt(a) + eps)``.
+    - adam: ``m`` and ``v`` are moving averages of ``g`` and ``g²`` with rates 0.9 and
+      0.999, corrected for their start at 0, and ``u = m / (sqrt(v) + eps)``
+      (https://arxiv.org/abs/1412.6980).
+    """
+    scale = {
+        "sgd": optax.identity,
+        "adagrad": lambda: scale_by_adagrad(config.eps),
+        "adam": lambda: optax.scale_by_adam(b1=0.9, b2=0.999, eps=config.eps),
+    }[config.kind]()
+    decay = optax.add_decayed_weights(config.weight_decay)
+    return optax.chain(
+        scale,
+        decay if config.weight_decay else optax.identity(),
+        optax.scale_by_learning_rate(config.learning_rate),
+    )
+
+
+class AdagradState(NamedTuple):
+    """Sums of squared gradients since the start, shaped like the parameters."""
+
+    accumulator: optax.Params
+
+
+def scale_by_adagrad(eps: float) -> optax.GradientTransformation:
+    """Adagrad's direction ``g / (sqrt(a) + eps)``, with ``a`` the sum of ``g²`` from 0.
+
+    This is the form of PyTorch and of the MLPerf reference. ``optax.adagrad`` differs:
+    it starts from 0.1 and divides by ``sqrt(a + eps)``, where an ``eps`` of 1e-8 weighs
+    as much as 1e-4 here. A parameter that never had a gradient has ``0 / (0 + eps)``,
+    which is 0: it stays where it is. Paper: https://jmlr.org/papers/v12/duchi11a.html.
+
+    Args:
+      eps: added to the root; positive, and large enough for float32 to hold.
+    """
+
+    def init(params):
+        return AdagradState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates, state, params=None):
+        del params
+        accumulator = jax.tree.map(
+            lambda a, g: a + jnp.square(g), state.accumulator, updates
+        )
+        updates = jax.tree.map(
+            lambda g, a: g / (jnp.sqrt(a) + eps), updates, accumulator
+        )
+        return updates, AdagradState(accumulator)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,94 @@
+"""Dense optimizers against NumPy float64, step by step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from embark_jax.config import DenseOptimizerConfig
+from embark_jax.train.dense_optimizers import build_dense_optimizer
+
+STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    # optax's Adam raises a float to an integer step, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def numpy_steps(kind, p, gradients, weight_decay):
+    """Parameters after each step, from the formulas of the docstring."""
+    a = m = v = np.zeros_like(p)
+    for t, g in enumerate(gradients, 1):
+        match kind:
+            case "sgd":
+                u = g
+            case "adagrad":
+                a = a + g**2
+                u = g / (np.sqrt(a) + EPS)
+            case "adam":
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+                u = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + EPS)
+        p = p - LEARNING_RATE * (u + weight_decay * p)
+        yield p
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_steps_equal_numpy(kind, weight_decay):
+    rng = np.random.default_rng(0)
+    start = {"w": rng.standard_normal((3, 4)), "b": rng.standard_normal(4)}
+    # Gradients of very different sizes, some as small as eps, some zero.
+    gradients = {
+        name: rng.standard_normal((STEPS, *p.shape))
+        * 10.0 ** rng.integers(-4, 2, p.shape)
+        for name, p in start.items()
+    }
+    gradients["w"][:, 0] = 0
+    config = DenseOptimizerConfig(
+        kind=kind, learning_rate=LEARNING_RATE, eps=EPS, weight_decay=weight_decay
+    )
+    optimizer = build_dense_optimizer(config)
+    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), start)
+    state = optimizer.init(params)
+    expected = {
+        name: list(numpy_steps(kind, p, gradients[name], weight_decay))
+        for name, p in start.items()
+    }
+    update = jax.jit(optimizer.update)
+    # Adam's correction 1 - 0.999^t loses digits in float32: an error of 6e-8 on t/1000
+    # is 6e-5 / t, under the root half of it, and lr times the sum over t is 5.4e-6.
+    atol = 6e-6 if kind == "adam" else 1e-6
+    for t in range(STEPS):
+        step = {name: jnp.asarray(g[t], jnp.float32) for name, g in gradients.items()}
+        updates, state = update(step, state, params)
+        params = optax.apply_updates(params, updates)
+        for name in start:
+            np.testing.assert_allclose(
+                params[name], expected[name][t], rtol=1e-5, atol=atol
+            )
+
+
+def test_adagrad_s_first_step_by_hand():
+    # MLPerf's settings. a = 0.5², so u = 0.5 / (0.5 + 1e-8) = 1 - 2e-8; for the second
+    # a = 1e-16, so u = 1e-8 / (1e-8 + 1e-8) = 1/2; for the third 0 / (0 + 1e-8) = 0.
+    config = DenseOptimizerConfig(kind="adagrad", learning_rate=0.004, eps=1e-8)
+    optimizer = build_dense_optimizer(config)
+    params = jnp.ones(3)
+    updates, _ = optimizer.update(
+        jnp.asarray([0.5, 1e-8, 0.0]), optimizer.init(params), params
+    )
+    np.testing.assert_allclose(updates, [-0.004, -0.002, 0.0], rtol=1e-6)
+
+
+def test_without_weight_decay_zero_gradients_move_nothing():
+    params = jnp.asarray([1.0, -2.0])
+    for kind in ("sgd", "adagrad", "adam"):
+        optimizer = build_dense_optimizer(DenseOptimizerConfig(kind=kind))
+        updates, _ = optimizer.update(jnp.zeros(2), optimizer.init(params), params)
+        np.testing.assert_array_equal(updates, np.zeros(2))
