@@ -6,18 +6,34 @@ rest of the package takes plain arguments and never sees a parser.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
-from pydantic import PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from embark_jax.tables import Pooling
 
 
+class ConfigError(ValueError):
+    """A config that cannot be used; the message names every problem, one a line."""
+
+
 class Config(BaseModel):
-    """Base of all sections: immutable, and closed to keys it does not know."""
+    """Base of all sections: immutable, and closed to keys it does not know.
+
+    ``None`` means "not set", so a key that takes it must have it as its default.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -49,7 +65,7 @@ class MovieLens100KConfig(Config):
 
     kind: Literal["movielens_100k"] = "movielens_100k"
     path: Path | None = None
-    """Folder with the three ml-100k files; None is the cache that ``embark data`` fills."""
+    """Folder of the three ml-100k files; None is the cache ``embark data`` fills."""
 
 
 DataConfig = Annotated[
@@ -66,7 +82,7 @@ class TableConfig(Config):
     cluster: Literal["dp", "rb", "ub"] | None = None
     row_shards: PositiveInt | None = None
     column_shards: PositiveInt | None = None
-    devices: tuple[int, ...] | None = None
+    devices: tuple[NonNegativeInt, ...] | None = None
     """Owner of each shard, row shard by row shard."""
 
 
@@ -98,7 +114,7 @@ class EmbeddingConfig(Config):
     features: Mapping[str, FeatureConfig] = {}
     optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     on_bad_id: Literal["error", "drop", "hash"] = "error"
-    capacity_slack: Annotated[float, Field(gt=0)] = 1.25
+    capacity_slack: PositiveFloat = 1.25
     """Exchange buffers hold this multiple of what the statistics expect."""
 
 
@@ -168,3 +184,27 @@ class ExperimentConfig(Config):
                 f"mesh.gpus_per_node {self.mesh.gpus_per_node})"
             )
         return self
+
+
+def sections(annotation: Any) -> list[type[Config]]:
+    """The sections a field may hold: none, one, or several that ``kind`` tells apart.
+
+    Args:
+      annotation: of the field, from ``model_fields``.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in sections(inner)]
+
+
+def kind_of(section: type[Config]) -> str:
+    """The value of ``kind`` that chooses this section among several."""
+    return section.model_fields["kind"].default
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the known one it resembles, or else all of them."""
+    known = sorted(known)
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"known: {', '.join(known) or 'none'}"

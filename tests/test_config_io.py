@@ -1,0 +1,500 @@
+"""YAML and gin to one config and back, and what each mistake is told."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import gin
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embark_jax.config import (
+    ConfigError,
+    DLRMConfig,
+    DLRMDCNv2Config,
+    EmbeddingConfig,
+    EmbeddingOptimizerConfig,
+    ExperimentConfig,
+    FeatureConfig,
+    MovieLens100KConfig,
+    SyntheticConfig,
+    TableConfig,
+    TrainConfig,
+)
+from embark_jax.config_io import dump_yaml, load, save
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+SYNTHETIC = "data: {kind: synthetic}\n"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file into the working directory and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> str:
+        path = Path(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+        return name
+
+    return write
+
+
+def error_of(path, overrides=()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+# Reading
+
+
+def test_there_are_configs():
+    assert len(list(CONFIGS.rglob("*.yaml"))) > 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted([*CONFIGS.rglob("*.yaml"), *CONFIGS.rglob("*.gin")]),
+    ids=lambda path: str(path.relative_to(CONFIGS)),
+)
+def test_every_config_loads_and_says_how_to_run_it(path):
+    load(path)
+    assert f"embark train configs/{path.relative_to(CONFIGS)}" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.rglob("*.gin")), ids=lambda path: path.name
+)
+def test_every_gin_config_equals_its_yaml_twin(path):
+    assert load(path) == load(path.with_suffix(".yaml"))
+
+
+def test_yaml_and_gin_are_one_schema(write):
+    yaml = write(
+        "a.yaml",
+        """
+name: twin
+data: {kind: synthetic, train_samples: 1_000_000, zipf_exponent: 12e-1}
+model: {kind: dlrm, bottom: [64, 16], top: [8, 1]}
+mesh: {nodes: 2, gpus_per_node: 4}
+embedding:
+  dim: 16
+  tables:
+    user: {rows: 40_000_000, cluster: ub, init_scale: 1e-2}
+    genre: {rows: 20, cluster: dp, init_scale: 1e-2}
+  features:
+    genres: {table: genre, hotness: 10, pooling: mean}
+  optimizer: {kind: adam, learning_rate: 1e-3}
+dense_optimizer: {learning_rate: 1e-3}
+train: {batch_size: 4096, steps: 2e3}
+""",
+    )
+    write("parts/base.gin", "lr = 1.0\nTrainConfig.steps = 5\nbatch = 4096\n")
+    gin_file = write(
+        "a.gin",
+        """
+include 'parts/base.gin'
+
+lr = 1e-3  # replaces the included one
+ExperimentConfig.name = 'twin'
+ExperimentConfig.data = @SyntheticConfig()
+ExperimentConfig.model = @DLRMConfig()
+SyntheticConfig.train_samples = 1_000_000
+SyntheticConfig.zipf_exponent = 1.2
+DLRMConfig:
+  bottom = [64, 16]
+  top = (8, 1)
+MeshConfig.nodes = 2
+MeshConfig.gpus_per_node = 4
+EmbeddingConfig.dim = 16
+EmbeddingConfig.tables = {'user': @user/TableConfig(), 'genre': @genre/TableConfig()}
+EmbeddingConfig.features = {'genres': @genres/FeatureConfig()}
+TableConfig.init_scale = 1e-2
+TableConfig.cluster = 'dp'
+user/TableConfig.cluster = 'ub'
+user/TableConfig.rows = 40_000_000
+genre/TableConfig.rows = 20
+genres/FeatureConfig:
+  table = 'genre'
+  hotness = 10
+  pooling = 'mean'
+EmbeddingOptimizerConfig.kind = 'adam'
+EmbeddingOptimizerConfig.learning_rate = %lr
+DenseOptimizerConfig.learning_rate = %lr
+TrainConfig.batch_size = %batch
+TrainConfig.steps = 2000
+""",
+    )
+    config = load(yaml)
+    assert config == load(gin_file)
+    assert config.embedding.tables["user"].rows == 40_000_000
+    assert config.dense_optimizer.learning_rate == 1e-3
+    assert config.train.steps == 2000
+
+
+def test_a_gin_scope_reaches_the_sections_inside(write):
+    path = write(
+        "a.gin",
+        """
+ExperimentConfig.data = @SyntheticConfig()
+ExperimentConfig.embedding = @big/EmbeddingConfig()
+big/EmbeddingConfig.tables = {'a': @TableConfig(), 'b': @big/b/TableConfig()}
+big/EmbeddingOptimizerConfig.learning_rate = 0.5
+TableConfig.dim = 1
+big/TableConfig.dim = 2
+big/b/TableConfig.rows = 3
+""",
+    )
+    embedding = load(path).embedding
+    assert embedding.optimizer.learning_rate == 0.5
+    assert embedding.tables == {
+        "a": TableConfig(dim=2),
+        "b": TableConfig(dim=2, rows=3),
+    }
+
+
+def test_a_gin_file_may_choose_another_model_than_the_one_it_includes(write):
+    write(
+        "base.gin",
+        "ExperimentConfig.data = @SyntheticConfig()\n"
+        "ExperimentConfig.model = @DLRMDCNv2Config()\n"
+        "DLRMDCNv2Config.cross_rank = 8\n",
+    )
+    path = write("a.gin", "include 'base.gin'\nExperimentConfig.model = @DLRMConfig()")
+    assert load(path).model == DLRMConfig()
+
+
+def test_loading_gin_leaves_gins_own_state_alone(write):
+    gin.bind_parameter("theirs/gin.macro.value", 3)
+    try:
+        before = gin.config_str()
+        path = write("a.gin", "ExperimentConfig.data = @SyntheticConfig()")
+        assert load(path, ["train.steps=7"]).train.steps == 7
+        assert load(path).train.steps == TrainConfig().steps
+        assert gin.config_str() == before
+    finally:
+        gin.clear_config()
+
+
+# Writing
+
+tricky_names = st.sampled_from(
+    ["1e3", "yes", "null", "~", "0x1", "=", "<<", "a: b", ""]
+)
+names = st.text(max_size=8) | tricky_names
+counts = st.integers(1, 2**60)
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+widths = st.lists(counts, max_size=3)
+
+
+def maybe(strategy):
+    return st.none() | strategy
+
+
+tables = st.builds(
+    TableConfig,
+    rows=maybe(counts),
+    init_scale=maybe(positive),
+    cluster=maybe(st.sampled_from(["dp", "rb", "ub"])),
+    devices=maybe(st.lists(st.integers(0, 7), max_size=3)),
+)
+features = st.builds(FeatureConfig, table=maybe(names), hotness=maybe(counts))
+configs = st.builds(
+    ExperimentConfig,
+    name=names,
+    seed=st.integers(),
+    data=st.builds(SyntheticConfig, zipf_exponent=positive)
+    | st.builds(MovieLens100KConfig, path=maybe(st.just(Path("~/ml: 100k")))),
+    model=st.builds(DLRMDCNv2Config, bottom=widths, cross_rank=counts)
+    | st.builds(DLRMConfig, top=widths),
+    embedding=st.builds(
+        EmbeddingConfig,
+        tables=st.dictionaries(names, tables, max_size=3),
+        features=st.dictionaries(names, features, max_size=3),
+        optimizer=st.builds(EmbeddingOptimizerConfig, eps=positive),
+    ),
+    train=st.builds(TrainConfig, batch_size=counts, eval_every=maybe(counts)),
+)
+
+
+@settings(max_examples=50)
+@given(configs)
+def test_what_is_saved_loads_back_equal(config):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        save(config, path)
+        assert load(path) == config
+
+
+def test_the_dump_holds_defaults_but_not_what_is_unset():
+    text = dump_yaml(ExperimentConfig(data=SyntheticConfig()))
+    assert text.startswith("name: experiment\nseed: 0\ndata:\n  kind: synthetic\n")
+    assert "  bottom: [512, 256, 128]\n" in text
+    assert "eval_every" not in text
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", SYNTHETIC + "train: {steps: 3}\nmesh:\n"),
+        (
+            "a.gin",
+            "ExperimentConfig.data = @SyntheticConfig()\nTrainConfig.steps = 3",
+        ),
+    ],
+)
+def test_overrides_change_either_syntax(write, name, text):
+    config = load(
+        write(name, text),
+        [
+            "train.batch_size=4096",
+            "train.steps=1_000",
+            "train.steps=2000",
+            "mesh.nodes=2",
+            "embedding.tables.user.cluster=ub",
+            "model={kind: dlrm, bottom: [4]}",
+            "dense_optimizer.learning_rate=1e-3",
+            "embedding.optimizer.kind=adam",
+            "name=a=b",
+            "train.eval_every=",
+        ],
+    )
+    assert (config.train.batch_size, config.train.steps) == (4096, 2000)
+    assert config.mesh.nodes == 2
+    assert config.embedding.tables == {"user": TableConfig(cluster="ub")}
+    assert config.model == DLRMConfig(bottom=[4])
+    assert config.dense_optimizer.learning_rate == 1e-3
+    assert config.embedding.optimizer == EmbeddingOptimizerConfig(kind="adam")
+    assert config.name == "a=b"
+    assert config.train.eval_every is None
+
+
+def test_a_changed_kind_drops_the_keys_that_only_the_old_kind_has(write):
+    text = SYNTHETIC + "model: {kind: dlrm_dcnv2, bottom: [8], cross_rank: 4}"
+    path = write("a.yaml", text)
+    config = load(path, ["model.kind=dlrm", "data.kind=movielens_100k"])
+    assert config.model == DLRMConfig(bottom=[8])
+    assert config.data == MovieLens100KConfig()
+
+
+def test_a_changed_kind_drops_neither_typos_nor_other_overrides(write):
+    text = SYNTHETIC + "model: {kind: dlrm_dcnv2, botom: [8], cross_rank: 4}"
+    message = error_of(write("a.yaml", text), ["model.cross_rank=8", "model.kind=dlrm"])
+    assert "model.botom: unknown key; did you mean bottom?\n" in message
+    assert "(override 'model.cross_rank=8')" in message
+
+
+def test_an_override_leaves_the_other_uses_of_a_yaml_anchor(write):
+    text = SYNTHETIC + "embedding: {tables: {a: &small {rows: 3}, b: *small}}"
+    config = load(write("a.yaml", text), ["embedding.tables.a.rows=5"])
+    assert config.embedding.tables == {
+        "a": TableConfig(rows=5),
+        "b": TableConfig(rows=3),
+    }
+
+
+def test_bad_overrides_are_named(write):
+    path = write("a.yaml", SYNTHETIC + "train: {steps: -1}\nname: 3\nseed: 1")
+    overrides = ["steps", "a..b=1", "train.steps=[1", "seed.x=1", "train.bach_size=4"]
+    overrides += ["train.log_every=0", "model={kind: dlrm, bottom: [a]}"]
+    assert error_of(path, overrides).splitlines() == [
+        f"a.yaml with {', '.join(overrides)}: 9 problems",
+        "  override 'steps': must read dotted.key=value, such as train.steps=100",
+        "  override 'a..b=1': must read dotted.key=value, such as train.steps=100",
+        "  override 'train.steps=[1': line 1: YAML error: while parsing a flow "
+        "sequence expected ',' or ']', but got '<stream end>'",
+        "  override 'seed.x=1': cannot set 'x' in 1, not a mapping",
+        "  name: 3 given, must be a valid string",
+        "  model.bottom.0: 'a' given, must be a valid integer, unable to parse string "
+        "as an integer (override 'model={kind: dlrm, bottom: [a]}')",
+        "  train.steps: -1 given, must be greater than 0",
+        "  train.log_every: 0 given, must be greater than 0 "
+        "(override 'train.log_every=0')",
+        "  train.bach_size: unknown key; did you mean batch_size? "
+        "(override 'train.bach_size=4')",
+    ]
+
+
+def test_a_rule_across_keys_names_all_overrides(write):
+    message = error_of(write("a.yaml", SYNTHETIC), ["mesh.nodes=3"])
+    assert message == (
+        "a.yaml with mesh.nodes=3: 1 problem\n  train.batch_size is 2048, must be a "
+        "multiple of the 3 devices (mesh.nodes 3 × mesh.gpus_per_node 1)"
+    )
+
+
+# Mistakes in a file
+
+
+def test_all_problems_of_a_file_are_reported_at_once(write):
+    text = """
+data: {kind: synthetic, zipf_exponnt: 1.1}
+model: {kind: dlrm, cross_rank: 3, top: 4}
+mesh:
+embedding:
+  tables: {user: {cluster: pb}, 7: {rows: 1}, no: 3}
+  features: [genre]
+trian: {steps: 3}
+train: {steps: 2.5, batch_size: many}
+"""
+    assert error_of(write("a.yaml", text)).splitlines() == [
+        "a.yaml: 11 problems",
+        "  data.zipf_exponnt: unknown key; did you mean zipf_exponent?",
+        "  model.top: 4 given, must be a list",
+        "  model.cross_rank: unknown key; known: bottom, compute_dtype, kind, top",
+        "  mesh: None given, must be a mapping",
+        "  embedding.tables.user.cluster: 'pb' given, must be 'dp', 'rb' or 'ub'",
+        "  embedding.tables.7: 7 given as a key, must be text: put it in quotes",
+        "  embedding.tables.0: False given as a key, must be text: put it in quotes",
+        "  embedding.features: ['genre'] given, must be a mapping",
+        "  train.batch_size: 'many' given, must be a valid integer, unable to parse "
+        "string as an integer",
+        "  train.steps: 2.5 given, must be a valid integer, got a number with a "
+        "fractional part",
+        "  trian: unknown key; did you mean train?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("model: {kind: dlrm}", "data.kind: missing, must be 'synthetic' or 'movie"),
+        (
+            SYNTHETIC + "model: {}",
+            "model.kind: missing, must be 'dlrm_dcnv2' or 'dlrm'",
+        ),
+        (
+            SYNTHETIC + "model: {kind: drlm}",
+            "model.kind: 'drlm' given, must be 'dlrm_dcnv2' or 'dlrm'",
+        ),
+        (SYNTHETIC + "model: 3", "model: 3 given, must be a mapping"),
+        (SYNTHETIC + "1: 2", "1: 1 given as a key, must be text"),
+        (SYNTHETIC + f"seed: {'x' * 99}", f"seed: '{'x' * 76}... given"),
+    ],
+)
+def test_problem(write, text, problem):
+    message = error_of(write("a.yaml", text))
+    assert message.startswith(f"a.yaml: 1 problem\n  {problem}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a.yaml: is empty, must be a mapping"),
+        ("# only a comment\n", "a.yaml: is empty, must be a mapping"),
+        ("[1, 2]", "a.yaml: [1, 2] given, must be a mapping of sections"),
+        ("a: 1\nb: [1\nc: 3", "a.yaml, line 3: YAML error: while parsing a flow seq"),
+        ("a: 1\nb: {c: 1, c: 2}", "a.yaml, line 2: YAML error: key 'c' is there twice"),
+        ("a: 1\na: 1", "a.yaml, line 2: YAML error: key 'a' is there twice"),
+        ("a: 1\n---\nb: 1", "a.yaml, line 2: YAML error: expected a single document"),
+        ("a: 2024-13-45", "a.yaml, YAML error: month must be in 1..12"),
+        ("a: \x01", "a.yaml, YAML error: unacceptable character #x0001"),
+        (
+            "a: !!python/object/apply:os.system ['false']",
+            "a.yaml, line 1: YAML error: could not determine a constructor",
+        ),
+    ],
+)
+def test_not_yaml(write, text, message):
+    assert error_of(write("a.yaml", text)).startswith(message)
+
+
+def test_unreadable_files(write):
+    assert error_of("no.yaml") == "no.yaml: No such file or directory"
+    assert error_of("no.gin") == "no.gin: No such file or directory"
+    assert error_of("a.json") == "a.json: must end in .yaml, .yml, .gin"
+    Path(write("a.yaml", "")).write_bytes(b"a: \xff")
+    assert error_of("a.yaml").startswith("a.yaml: is not UTF-8 text")
+
+
+# Mistakes in gin
+
+
+def test_all_problems_of_a_gin_file_are_reported_at_once(write):
+    path = write(
+        "a.gin",
+        """
+ExperimentConfig.data = @SynthticConfig()
+ExperimentConfig.model = @DLRMConfig
+ExperimentConfig.mesh = @TrainConfig()
+ExperimentConfig.seed = @TrainConfig()
+TranConfig.steps = 3
+usr/TableConfig.rows = 3
+TrainConfig.bach_size = 3
+TrainConfig.steps = %stps
+steps = 3
+TrainConfig.log_every = 0
+EmbeddingConfig.tables = {'user': @user/TableConfig()}
+user/TableConfig.cluster = 'pb'
+DLRMDCNv2Config.cross_rank = 3
+""",
+    )
+    assert error_of(path).splitlines() == [
+        "a.gin: 11 problems",
+        "  TranConfig.steps: a.gin, line 6: unknown class TranConfig; did you mean "
+        "TrainConfig?",
+        "  data: @SynthticConfig() given, must be @SyntheticConfig() or "
+        "@MovieLens100KConfig()",
+        "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig()",
+        "  mesh: @TrainConfig() given, must be @MeshConfig()",
+        "  seed: @TrainConfig() given, must be a value, not a reference",
+        "  train.steps: %stps given, but no such macro; did you mean steps?",
+        "  usr/TableConfig: is bound, but nothing refers to @usr/TableConfig(); did "
+        "you mean user/TableConfig?",
+        "  DLRMDCNv2Config: is bound, but nothing refers to @DLRMDCNv2Config(); did "
+        "you mean DLRMConfig?",
+        "  embedding.tables.user.cluster: 'pb' given, must be 'dp', 'rb' or 'ub'",
+        "  train.log_every: 0 given, must be greater than 0",
+        "  train.bach_size: unknown key; did you mean batch_size?",
+    ]
+
+
+@pytest.mark.parametrize("statement", ["import spy", "from spy import x", "import a.b"])
+def test_gin_imports_are_refused_and_not_run(write, monkeypatch, statement):
+    monkeypatch.syspath_prepend(".")
+    write("spy.py", "x = 1")
+    path = write("a.gin", f"{statement}\nExperimentConfig.data = @SyntheticConfig()")
+    message = f"  {statement}: a.gin, line 1: an import would run code, which a config"
+    assert message in error_of(path)
+    assert "spy" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a.gin: is empty, must bind at least ExperimentConfig.data"),
+        ("a.b = 1\nc.d", "a.gin, line 2: gin syntax error: Couldn't parse statement"),
+        ("a.b = 1\nc.d = =", "a.gin, line 2: gin syntax error: Unable to parse value"),
+        ("a.b = f(3)", "a.gin, line 1: gin syntax error: Failed to parse token 'f'"),
+        ("include 'b.gin'", "b.gin: No such file or directory"),
+        ("include 'a.gin'", "a.gin: an include, macro or reference leads back"),
+        (
+            "a = %b\nb = %a\nTrainConfig.steps = %a",
+            "a.gin: an include, macro or reference leads back to itself",
+        ),
+    ],
+)
+def test_not_gin(write, text, message):
+    assert error_of(write("a.gin", text)).startswith(message)
+
+
+def test_a_gin_bracket_left_open(write):
+    # The line differs between Python versions: where it opens, or the last one.
+    message = error_of(write("a.gin", "a.b = (\n"))
+    assert re.match(r"a.gin, line [12]: gin syntax error: .*EOF in multi-line", message)
+
+
+def test_a_gin_include_is_found_from_the_file_it_is_in(write):
+    write("parts/inner.gin", "ExperimentConfig.seed = 5")
+    write("parts/outer.gin", "include 'inner.gin'")
+    data = "ExperimentConfig.data = @SyntheticConfig()"
+    assert load(write("a.gin", f"include 'parts/outer.gin'\n{data}")).seed == 5
