@@ -1,0 +1,260 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from embark_jax.data import (
+    BatchChecker,
+    DataError,
+    MovieLens100K,
+    fetch_movielens_100k,
+    movielens_100k_folder,
+)
+
+USERS = """\
+user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token
+11\t24\tM\twriter\t85711
+12\t53\tF\tother\t94043
+13\t24\tF\twriter\t85711
+"""
+ITEMS = """\
+item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq
+5\tToy Story\t1995\tAnimation Children's Comedy
+6\tFour Rooms\t1995\tThriller
+7\tFour Toy Boys (Rooms, The)\tunkonwn\tDrama Comedy
+"""
+RATINGS = 30
+
+
+def folder_of(tmp_path, **changes):
+    rng = np.random.default_rng(0)
+    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    for _ in range(RATINGS):
+        user, item, stars = rng.integers([11, 5, 1], [14, 8, 6])
+        lines.append(f"{user}\t{item}\t{stars}\t{881250949 + rng.integers(10**6)}")
+    texts = {"inter": "\n".join(lines) + "\n", "user": USERS, "item": ITEMS} | changes
+    for kind, text in texts.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / f"ml-100k.{kind}").write_bytes(data)
+    return tmp_path
+
+
+def open_tiny(folder, seed=0):
+    return MovieLens100K(folder, seed=seed, ratings=RATINGS)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return open_tiny(folder_of(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def real_folder(tmp_path_factory):
+    if (movielens_100k_folder() / "ml-100k.inter").exists():
+        return movielens_100k_folder()
+    try:
+        return fetch_movielens_100k(tmp_path_factory.mktemp("data") / "ml-100k")
+    except DataError as error:
+        pytest.skip(f"MovieLens-100k is not in the cache, and {error}")
+
+
+def line_of(batch, i):
+    name, line = batch.locate(i).split(", line ")
+    assert name == "ml-100k.inter"
+    return int(line)
+
+
+def lines_of(batches):
+    return [line_of(batch, i) for batch in batches for i in range(len(batch))]
+
+
+def test_every_sample_says_what_its_line_says(tiny, tmp_path):
+    lines = (tmp_path / "ml-100k.inter").read_text().split("\n")
+    users = {line.split("\t")[0]: line.split("\t") for line in USERS.split("\n")[1:]}
+    # In order of first appearance, by hand.
+    user_ids = {"11": [0, 0, 0, 0, 0], "12": [1, 1, 1, 1, 1], "13": [2, 0, 1, 0, 0]}
+    item_ids = {"5": [0, 0], "6": [1, 0], "7": [2, 1]}
+    genres = {"5": [0, 1, 2], "6": [3, -1, -1], "7": [4, 2, -1]}
+    words = {"5": [0, -1, -1], "6": [1, 2, -1], "7": [1, 0, 2]}  # toy, four, rooms
+    times = []
+    for batch in (tiny.train_batch(0, 24), *tiny.test_batches(2)):
+        for i in range(len(batch)):
+            user, item, stars, time = lines[line_of(batch, i) - 1].split("\t")
+            ids = {name: values[i].tolist() for name, values in batch.ids.items()}
+            names = ("user", "age", "gender", "occupation", "zip_code")
+            assert [ids[name] for name in names] == [[id_] for id_ in user_ids[user]]
+            assert [ids["item"], ids["release_year"]] == [[k] for k in item_ids[item]]
+            assert ids["genres"] == genres[item]
+            assert ids["title_words"] == words[item]
+            assert batch.labels[i] == (int(stars) >= 4)
+            times.append((float(users[user][1]), float(time), *batch.dense[i]))
+    # The dense features are one increasing linear map of age and time.
+    age, time, dense_age, dense_time = np.array(times).T
+    for raw, standard in ((age, dense_age), (time, dense_time)):
+        np.testing.assert_allclose(np.corrcoef(raw, standard)[0, 1], 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        [dense_age[:24].mean(), dense_time[:24].mean()], 0, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        [dense_age[:24].std(), dense_time[:24].std()], 1, rtol=1e-5
+    )
+
+
+def test_tables_and_features(tiny):
+    assert tiny.table_rows == {
+        "user": 3,
+        "item": 3,
+        "age": 2,
+        "gender": 2,
+        "occupation": 2,
+        "zip_code": 2,
+        "release_year": 2,
+        "genres": 5,
+        "title_words": 3,
+    }
+    assert [f.name for f in tiny.features] == list(tiny.table_rows)
+    bags = {f.name: (f.hotness, f.pooling) for f in tiny.features if f.hotness > 1}
+    assert bags == {"genres": (3, "mean"), "title_words": (3, "mean")}
+    assert tiny.bayes_auc() is None
+
+
+def test_splits_are_disjoint_and_cover_all_for_every_seed(tiny, tmp_path):
+    splits = [
+        [tiny.train_batch(0, 24)],
+        tiny.validation_batches(2),
+        tiny.test_batches(2),
+    ]
+    lines = [lines_of(split) for split in splits]
+    assert [len(split) for split in lines] == [24, 3, 3]
+    assert sorted(itertools.chain(*lines)) == list(range(2, RATINGS + 2))
+    other = open_tiny(tmp_path, seed=9)
+    assert lines_of(other.test_batches(3)) == lines[2]
+
+
+def test_each_epoch_has_every_training_sample_once_in_its_own_order(tiny, tmp_path):
+    def lines(data, batch_size):
+        steps = range(2 * 24 // batch_size)
+        return lines_of(data.train_batch(step, batch_size) for step in steps)
+
+    both = lines(tiny, 16)
+    assert sorted(both[:24]) == sorted(both[24:])
+    assert both[:24] != both[24:]
+    assert both == lines(tiny, 48) == lines(tiny, 1)
+    assert both == lines(open_tiny(tmp_path), 16)
+    assert both != lines(open_tiny(tmp_path, seed=1), 16)
+
+
+HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("inter", HEADER + "11\t5\t3\n", "inter, line 2: has 3 columns .* must have 4"),
+        ("inter", HEADER + "11\t5\t3\t8\t9\n", "inter, line 2: has 5 columns"),
+        ("inter", HEADER + "11\t5\t3\t8\n11\t5\t3\t88", "line 3: the file ends inside"),
+        (
+            "inter",
+            HEADER + "11\t5\t3\t8\n11\t5",
+            "line 3: the file ends inside this row",
+        ),
+        ("inter", HEADER + "11\t5\t3\t8\n\n", "line 3: has 1 columns"),
+        ("inter", HEADER + "11\t5\t3\t8\n", "has 1 ratings, must have 30"),
+        ("inter", "", r"inter, line 1: header is \[''\], must be \['user_id:token', "),
+        (
+            "inter",
+            HEADER.replace("rating", "stars"),
+            "line 1: header is .*'stars:float'",
+        ),
+        (
+            "inter",
+            HEADER.replace("\n", "\r\n"),
+            r"line 1: header is .*'timestamp:float\\r",
+        ),
+        (
+            "inter",
+            HEADER + "11\t5\tgood\t8\n",
+            "2, column rating:float: value is 'good',",
+        ),
+        (
+            "inter",
+            HEADER + "11\t5\tnan\t8\n",
+            "value is 'nan', must be a number from 1 to",
+        ),
+        (
+            "inter",
+            HEADER + "11\t5\t6\t8\n",
+            "value is '6', must be a number from 1 to 5",
+        ),
+        (
+            "inter",
+            HEADER + "11\t5\t5\tinf\n",
+            "timestamp:float: value is 'inf', must be a",
+        ),
+        (
+            "inter",
+            HEADER + "11\t5\t\t8\n",
+            "rating:float: value is '', must not be empty",
+        ),
+        (
+            "inter",
+            HEADER + "11\t5\t3\t8\n14\t5\t3\t8\n",
+            "3, column user_id:token: value is '14', must be one of those in .*user",
+        ),
+        (
+            "inter",
+            HEADER + "11\t8\t3\t8\n",
+            "item_id:token: value is '8', must be one of",
+        ),
+        ("inter", HEADER.encode() + b"\xff\n", "inter: not UTF-8 text .* byte 0xff"),
+        (
+            "user",
+            USERS + "12\t30\tM\tother\t1\n",
+            r"line 5.*'12', must be unique.*line 3",
+        ),
+        ("user", USERS.replace("53", "old"), "user, line 3, column age:token: .*'old'"),
+        ("user", USERS.replace("\tF", "", 1), "user, line 3: has 4 columns"),
+        (
+            "item",
+            ITEMS.replace("\tThriller", "\t"),
+            "line 3, column class:token_seq: .*''",
+        ),
+        ("item", ITEMS[:-3], "item, line 4: the file ends inside this row"),
+    ],
+)
+def test_damage_is_named(tmp_path, kind, text, message):
+    folder = folder_of(tmp_path, **{kind: text})
+    with pytest.raises(DataError, match=message) as info:
+        open_tiny(folder)
+    assert f"ml-100k.{kind}" in str(info.value)
+    assert "embark data movielens-100k" in str(info.value)
+
+
+@pytest.mark.parametrize("kind", ["inter", "user", "item"])
+def test_a_missing_file_says_how_to_get_it(tmp_path, kind):
+    folder = folder_of(tmp_path)
+    (folder / f"ml-100k.{kind}").unlink()
+    message = rf"ml-100k\.{kind}: No such file.*`embark data movielens-100k` fetches"
+    with pytest.raises(DataError, match=message):
+        open_tiny(folder)
+
+
+def test_the_real_data(real_folder):
+    data = MovieLens100K(real_folder)
+    assert data.train_samples == 80_000
+    # Counts of the README of the data set: https://files.grouplens.org/datasets/movielens
+    # /ml-100k-README.txt
+    rows = data.table_rows
+    assert (rows["user"], rows["item"]) == (943, 1682)
+    assert (rows["gender"], rows["occupation"], rows["genres"]) == (2, 21, 19)
+    train = data.train_batch(0, 80_000)
+    validation = list(data.validation_batches(4096))
+    test = list(data.test_batches(4096))
+    assert [len(batch) for batch in test] == [4096, 4096, 1808]
+    assert sorted(lines_of([train, *validation, *test])) == list(range(2, 100_002))
+    # 34,174 ratings of 4 and 21,201 of 5 stars.
+    liked = sum(batch.labels.sum() for batch in [train, *validation, *test])
+    assert liked == 34_174 + 21_201
+    check = BatchChecker(data.features, rows, data.dense_features)
+    for batch in [train, *validation, *test]:
+        check(batch)
