@@ -1,0 +1,128 @@
+"""How good predictions are, over a whole evaluation set and exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.typing import ArrayLike
+from sklearn.metrics import roc_auc_score
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Metrics of predicted click probabilities, computed in float64.
+
+    Attributes:
+      samples: how many were evaluated.
+      log_loss: mean binary cross entropy, in nats.
+      normalized_entropy: ``log_loss`` over that of always predicting the mean label; 1
+        is useless. None if all labels are equal. He et al., ADKDD 2014,
+        https://doi.org/10.1145/2648584.2648589.
+      calibration: mean prediction over mean label. None if all labels are 0.
+      auc: area under the ROC curve, ties counted half. None if all labels are equal.
+      accuracy: share of samples on whose side of 1/2 the prediction is; exactly 1/2
+        counts as a prediction of 0.
+    """
+
+    samples: int
+    log_loss: float
+    normalized_entropy: float | None
+    calibration: float | None
+    auc: float | None
+    accuracy: float
+
+
+def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
+    """Metrics of ``logits``, as predictions of ``labels``.
+
+    Args:
+      labels: ``[samples]``, each 0 or 1.
+      logits: ``[samples]`` log-odds of label 1.
+
+    Raises:
+      ValueError: if there are no samples, shapes differ, a label is neither 0 nor 1, or
+        a logit is not finite.
+    """
+    labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
+    _check(labels, logits)
+    log_loss = float(np.mean(np.logaddexp(0, logits) - labels * logits))
+    base_rate = float(labels.mean())
+    # Stable on both sides: exp never overflows.
+    decay = np.exp(-np.abs(logits))
+    predictions = np.where(logits > 0, 1, decay) / (1 + decay)
+    one_class = base_rate in (0.0, 1.0)
+    return Metrics(
+        samples=len(labels),
+        log_loss=log_loss,
+        normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
+        calibration=float(predictions.mean()) / base_rate if base_rate else None,
+        auc=None if one_class else float(roc_auc_score(labels, logits)),
+        accuracy=float(np.mean((logits > 0) == (labels == 1))),
+    )
+
+
+def _entropy(p: float) -> float:
+    return float(-p * np.log(p) - (1 - p) * np.log1p(-p))
+
+
+def _check(labels: np.ndarray, logits: np.ndarray) -> None:
+    if labels.shape != logits.shape or labels.ndim != 1 or not len(labels):
+        raise ValueError(
+            f"labels have shape {labels.shape} and logits {logits.shape}, must both be "
+            "[samples] with at least one sample"
+        )
+    for name, array, good, rule in (
+        ("label", labels, (labels == 0) | (labels == 1), "0 or 1"),
+        ("logit", logits, np.isfinite(logits), "finite"),
+    ):
+        if not good.all():
+            first = int(np.argmin(good))
+            raise ValueError(
+                f"{name} of sample {first} is {array[first]}, must be {rule} "
+                f"({np.sum(~good)} of {len(array)} samples are not)"
+            )
+
+
+class EvalAccumulator:
+    """Collects labels and logits batch by batch, for ``evaluate``.
+
+    Device arrays stay where they are until ``result``, so adding a batch waits for no
+    device. In a run of several processes all must add the same global batches, and all
+    get the result.
+    """
+
+    def __init__(self):
+        self._batches: list[tuple[ArrayLike, ArrayLike, int]] = []
+
+    def add(self, labels: ArrayLike, logits: ArrayLike, valid: int) -> None:
+        """Adds a batch.
+
+        Args:
+          labels, logits: ``[batch]``, on the host or on devices, sharded or not.
+          valid: its first samples that count; the others are padding.
+        """
+        self._batches.append((labels, logits, valid))
+
+    def result(self) -> Metrics:
+        """Metrics of all that was added.
+
+        Raises:
+          ValueError: as ``evaluate`` does.
+        """
+        labels, logits = (
+            np.concatenate([_to_host(batch[i])[: batch[2]] for batch in self._batches])
+            if self._batches
+            else np.empty(0)
+            for i in (0, 1)
+        )
+        return evaluate(labels, logits)
+
+
+def _to_host(array: ArrayLike) -> np.ndarray:
+    """The whole of an array, whichever processes hold its parts."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)

@@ -1,0 +1,170 @@
+"""The metrics log: what is on disk after writes, kills and resumes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from embark_jax.train.logs import MetricsLog
+
+
+def lines(workdir):
+    text = (workdir / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+
+
+def events(workdir):
+    """All events of a run, file by file: records of length, check, Event, check."""
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack_from("<Q", data)
+            yield Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+
+
+def write_steps(workdir, *steps, resume_at=0):
+    with MetricsLog(workdir, resume_at=resume_at) as log:
+        for step in steps:
+            log.write(step, {"loss": step / 10})
+
+
+def test_each_line_is_on_disk_when_write_returns(tmp_path):
+    with MetricsLog(tmp_path / "deep" / "run") as log:
+        log.write(5, {"loss": 0.5, "auc": None, "note": "x", "final": True, "n": 3})
+        assert lines(tmp_path / "deep" / "run") == [
+            {"step": 5, "loss": 0.5, "auc": None, "note": "x", "final": True, "n": 3}
+        ]
+
+
+def test_numbers_of_numpy_and_jax_become_plain(tmp_path):
+    values = {
+        "a": np.float32(0.1),
+        "b": jnp.asarray(2),
+        "c": np.array(True),
+        "d": jnp.asarray(1.5, jnp.bfloat16),
+    }
+    with MetricsLog(tmp_path) as log:
+        log.write(1, values)
+    (line,) = lines(tmp_path)
+    assert line == {"step": 1, "a": float(np.float32(0.1)), "b": 2, "c": True, "d": 1.5}
+    assert [type(value) for value in line.values()] == [int, float, int, bool, float]
+
+
+def test_numbers_that_json_lacks_are_strings_that_float_reads(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"a": math.nan, "b": math.inf, "c": np.float32(-math.inf)})
+    (line,) = lines(tmp_path)
+    assert line == {"step": 1, "a": "nan", "b": "inf", "c": "-inf"}
+    assert math.isnan(float(line["a"]))
+
+
+def test_resume_drops_what_came_later_and_only_that(tmp_path):
+    write_steps(tmp_path, 10, 20, 30)
+    write_steps(tmp_path, 30, 40, resume_at=20)
+    assert [line["step"] for line in lines(tmp_path)] == [10, 20, 30, 40]
+    assert [path.name for path in tmp_path.glob("metrics*")] == ["metrics.jsonl"]
+
+
+def test_step_zero_begins_anew(tmp_path):
+    write_steps(tmp_path, 10, 20)
+    write_steps(tmp_path, 10)
+    assert [line["step"] for line in lines(tmp_path)] == [10]
+
+
+def test_lines_survive_a_kill(tmp_path):
+    script = f"""
+import os, signal
+from embark_jax.train.logs import MetricsLog
+log = MetricsLog({str(tmp_path)!r})
+for step in range(1, 101):
+    log.write(step, {{"loss": 1.0}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 101))
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_a_line_torn_by_a_kill_is_dropped(tmp_path, cut):
+    write_steps(tmp_path, 10, 20)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    write_steps(tmp_path, 30, resume_at=20)
+    # Only the newline missing: the object is whole, and stays.
+    expected = [10, 20, 30] if cut == 1 else [10, 30]
+    assert [line["step"] for line in lines(tmp_path)] == expected
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"loss": 1}', '{"step": "x"}'])
+def test_damage_elsewhere_is_an_error_and_changes_nothing(tmp_path, damage):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + damage + '\n{"step": 3}\n')
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: .* must be a JSON"):
+        MetricsLog(tmp_path, resume_at=2)
+    assert path.read_bytes() == before
+
+
+def test_a_kill_while_rewriting_leaves_the_old_log(tmp_path, monkeypatch):
+    write_steps(tmp_path, 10, 20, 30)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            MetricsLog(tmp_path, resume_at=20)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    write_steps(tmp_path, 30, resume_at=20)
+    assert [line["step"] for line in lines(tmp_path)] == [10, 20, 30]
+
+
+def test_tensorboard_gets_the_numbers(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(5, {"loss": 0.5, "auc": None, "note": "x", "final": True, "n": 3})
+        log.write(6, {"loss": math.nan})
+    scalars = [
+        (event.step, value.tag, value.simple_value)
+        for event in events(tmp_path)
+        for value in event.summary.value
+    ]
+    assert scalars[:2] == [(5, "loss", 0.5), (5, "n", 3)]
+    assert scalars[2][:2] == (6, "loss")
+    assert math.isnan(scalars[2][2])
+    assert len(scalars) == 3
+
+
+def test_tensorboard_hides_what_came_after_the_step_of_resume(tmp_path):
+    write_steps(tmp_path, 10, 20, 30)
+    write_steps(tmp_path, 30, resume_at=20)
+    starts = [
+        event.step
+        for event in events(tmp_path)
+        if event.session_log.status == SessionLog.START
+    ]
+    assert 21 in starts
+
+
+def test_errors(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        with pytest.raises(ValueError, match=r"logits has shape \(2,\), must be a sc"):
+            log.write(1, {"logits": np.zeros(2)})
+        with pytest.raises(ValueError, match="key 'step' is given"):
+            log.write(1, {"step": 2})
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""

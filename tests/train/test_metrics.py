@@ -1,0 +1,119 @@
+"""Metrics against hand-worked values and a brute-force AUC."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from embark_jax.train.metrics import EvalAccumulator, evaluate
+
+
+def brute_force_auc(labels, logits):
+    """Share of (positive, negative) pairs in the right order, ties half."""
+    positive, negative = logits[labels == 1], logits[labels == 0]
+    wins = positive[:, None] > negative[None, :]
+    ties = positive[:, None] == negative[None, :]
+    return float(np.mean(wins + 0.5 * ties))
+
+
+def test_by_hand():
+    # Odds 1, 3, 1/3 and 3: predictions 1/2, 3/4, 1/4, 3/4 for labels 0, 1, 0, 0.
+    metrics = evaluate(np.array([0, 1, 0, 0]), np.log([1, 3, 1 / 3, 3]))
+    log_loss = (math.log(2) + 2 * math.log(4 / 3) + math.log(4)) / 4
+    entropy = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    expected = {
+        "samples": 4,
+        "log_loss": log_loss,
+        "normalized_entropy": log_loss / entropy,
+        "calibration": (2.25 / 4) / (1 / 4),
+        "auc": (1 + 1 + 0.5) / 3,
+        "accuracy": 3 / 4,
+    }
+    assert dataclasses.asdict(metrics) == pytest.approx(expected, rel=1e-12)
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(-4, 4)), min_size=2, max_size=60
+    ).filter(lambda samples: len({label for label, _ in samples}) == 2)
+)
+def test_auc_equals_brute_force_with_many_ties(samples):
+    labels, logits = (np.array(column, np.float32) for column in np.transpose(samples))
+    expected = brute_force_auc(labels, logits)
+    assert evaluate(labels, logits).auc == pytest.approx(expected, rel=1e-12)
+
+
+def test_predicting_the_base_rate_has_entropy_and_calibration_one():
+    labels = np.repeat([1, 0], [30, 70])
+    metrics = evaluate(labels, np.full(100, math.log(30 / 70)))
+    assert metrics.normalized_entropy == pytest.approx(1, rel=1e-12)
+    assert metrics.calibration == pytest.approx(1, rel=1e-12)
+    assert metrics.auc == 0.5
+
+
+def test_huge_logits_stay_finite():
+    metrics = evaluate(np.array([1, 0, 0]), np.array([1e4, -1e4, 1e4]))
+    assert metrics.log_loss == pytest.approx(1e4 / 3, rel=1e-12)
+    assert metrics.calibration == pytest.approx(2, rel=1e-12)
+
+
+def test_float32_logits_that_round_to_probability_one_still_rank():
+    # sigmoid(40) and sigmoid(50) are both 1 in float64, but their logits differ.
+    labels, logits = np.array([0, 1]), np.array([40, 50], np.float32)
+    assert evaluate(labels, logits).auc == 1
+
+
+@pytest.mark.parametrize(("label", "calibration"), [(0, None), (1, 0.5)])
+def test_one_class_has_neither_auc_nor_normalized_entropy(label, calibration):
+    metrics = evaluate(np.full(3, label), np.zeros(3))
+    assert metrics.auc is None
+    assert metrics.normalized_entropy is None
+    assert metrics.calibration == calibration
+    assert metrics.log_loss == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("labels", "logits", "message"),
+    [
+        (
+            [],
+            [],
+            r"labels have shape \(0,\) and logits \(0,\), must both be \[samples\]",
+        ),
+        ([1], [1, 2], r"labels have shape \(1,\) and logits \(2,\)"),
+        ([[1]], [[1]], r"labels have shape \(1, 1\)"),
+        ([0, 0.5, 2], [0, 0, 0], r"label of sample 1 is 0.5, must be 0 or 1 \(2 of 3"),
+        ([0, 1], [0, math.nan], r"logit of sample 1 is nan, must be finite \(1 of 2"),
+    ],
+)
+def test_errors(labels, logits, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(np.array(labels), np.array(logits))
+
+
+def test_accumulated_sharded_batches_equal_the_whole_set():
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal(40).astype(np.float32)
+    labels = (rng.random(40) < 0.3).astype(np.float32)
+    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
+    accumulator = EvalAccumulator()
+    for start, valid in ((0, 16), (16, 16), (32, 8)):
+        # The last batch is padded with samples that must not count.
+        batch = np.full((2, 16), 7, np.float32)
+        batch[:, :valid] = labels[start : start + 16], logits[start : start + 16]
+        on_devices = jax.device_put(batch[1], sharding)
+        accumulator.add(batch[0], on_devices, valid)
+    assert accumulator.result() == evaluate(labels, logits)
+
+
+def test_nothing_accumulated_is_an_error():
+    with pytest.raises(ValueError, match="at least one sample"):
+        EvalAccumulator().result()
