@@ -61,7 +61,7 @@ class FeatureSpec:
 
     Args:
       name: unique among the features of a model.
-      table: name of the table it reads; ``None`` takes the feature's own name.
+      table: name of the table it reads; "" takes the feature's own name.
       hotness: ids a bag at most; shorter bags are padded with -1.
       pooling: how the rows of a bag become the output. "sum" and "mean" give
         ``[batch, dim]`` and an empty bag pools to zeros; "none" keeps the sequence,
@@ -74,7 +74,7 @@ class FeatureSpec:
     """
 
     name: str
-    table: str | None = None
+    table: str = ""
     hotness: int = 1
     pooling: Pooling = "sum"
     weighted: bool = False
@@ -82,7 +82,7 @@ class FeatureSpec:
     def __post_init__(self):
         if not self.name:
             raise ValueError("feature name must be non-empty")
-        if self.table is None:
+        if not self.table:
             object.__setattr__(self, "table", self.name)
         if self.hotness < 1:
             raise ValueError(

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cluster import Cluster
@@ -339,8 +338,3 @@ def _update_block(
 
     return put(block, new_rows), {key: put(state[key], new_state[key]) for key in state}
 
-
-def host_ids_dtype(plan: Plan) -> np.dtype:
-    """The narrowest integer type that holds the ids of every table."""
-    widest = max(table.rows for table in plan.tables)
-    return np.dtype(np.int32 if widest <= 2**31 - 1 else np.int64)

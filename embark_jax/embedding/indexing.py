@@ -130,12 +130,12 @@ class StorageIndex:
         """
         row_shards = self.output_row_shards[self.entry_output]
         with jax.enable_x64(ids.dtype == jnp.int64):
-            row_shards = jnp.asarray(row_shards, ids.dtype)
+            row_shards = jnp.asarray(row_shards[None], ids.dtype)
             ids = ids[:, self.entry_column]
             valid = ids >= 0
             row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
             local_row = jnp.where(valid, ids // row_shards, 0).astype(jnp.int32)
-        shard = self.output_first_shard[self.entry_output] + row_shard
+        shard = self.output_first_shard[self.entry_output][None] + row_shard
         owner = jnp.where(valid, jnp.asarray(self.shard_owner)[shard], self.devices)
         slot = jnp.asarray(self.shard_first_slot)[shard] + local_row
         return shard, owner, jnp.where(valid, slot, self.slots)
@@ -143,7 +143,7 @@ class StorageIndex:
     def entry_bags(self, batch: int) -> jax.Array:
         """``[batch * entries]`` the bag of each entry: ``output * batch + sample``."""
         sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
-        return (jnp.asarray(self.entry_output) * batch + sample).reshape(-1)
+        return (self.entry_output[None] * batch + sample).reshape(-1)
 
 
 def index_storage(
@@ -157,7 +157,6 @@ def index_storage(
     output_tables: list[tuple[str, int]] = []
     column = 0
     for feature in features:
-        assert feature.table is not None
         if feature.table not in placements:
             continue
         placement = placements[feature.table]

@@ -43,7 +43,7 @@ def initial_block(storage: Storage, seeds: dict[str, int], key: jax.Array) -> ja
         first = jnp.minimum(i * block_slots, slots - block_slots)
         slot = first + jnp.arange(block_slots, dtype=jnp.int32)
         row_low, row_high, column, seed, scale = shards.locate(slot)
-        columns = column[:, None] + jnp.arange(width, dtype=jnp.int32)
+        columns = column[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         values = by_row(row_low, row_high, columns, seed, scale)
         return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
 
@@ -108,7 +108,8 @@ class _ShardsByDevice:
         held = owns & (local_row < of_device(self.rows)[shard])
         with jax.enable_x64(True):
             stride = of_device(self.row_shards)[shard].astype(jnp.int64)
-            row = local_row * stride + of_device(self.row_shard)[shard]
+            row = local_row.astype(jnp.int64) * stride
+            row += of_device(self.row_shard)[shard].astype(jnp.int64)
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)
         scale = of_device(self.scale.astype(np.float32))[shard]

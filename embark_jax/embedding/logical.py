@@ -203,7 +203,7 @@ def _compiled(
 
     def rows_of_chunk(shards: _Shards, first: jax.Array) -> jax.Array:
         """``[devices * chunk_rows]`` logical rows; ``rows`` where there is none."""
-        within = first + jnp.arange(chunk_rows, dtype=jnp.int64)
+        within = first + jnp.arange(chunk_rows, dtype=jnp.int64)[None]
         row = jnp.arange(devices, dtype=jnp.int64)[:, None] * shards.part + within
         exists = (within < shards.part) & (row < shards.rows)
         return jnp.where(exists, row, shards.rows).reshape(-1)

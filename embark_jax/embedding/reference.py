@@ -46,7 +46,6 @@ def lookup(
     """Pooled rows of each feature; see ``EmbeddingCollection.lookup``."""
     pooled = {}
     for feature in features:
-        assert feature.table is not None
         table, batch = tables[feature.table], ids[feature.name]
         shape = batch.shape if feature.pooling == "none" else batch.shape[:1]
         out = np.zeros((*shape, table.shape[1]))
@@ -67,7 +66,6 @@ def row_gradients(
     dense = {name: np.zeros_like(table) for name, table in tables.items()}
     touched = {name: np.zeros(len(table), bool) for name, table in tables.items()}
     for feature in features:
-        assert feature.table is not None
         of_feature = weights.get(feature.name)
         for where, bag, factor in _bags(feature, ids[feature.name], of_feature):
             gradient = np.asarray(gradients[feature.name][where], np.float64)

@@ -67,7 +67,7 @@ def bucket_by_owner(owner: jax.Array, devices: int, capacity: int) -> Buckets:
     start = jnp.searchsorted(sorted_owner, jnp.arange(devices + 1, dtype=jnp.int32))
     start = start.astype(jnp.int32)
     count = start[1:] - start[:-1]
-    place = jnp.arange(capacity, dtype=jnp.int32)
+    place = jnp.arange(capacity, dtype=jnp.int32)[None]
     position = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
     return Buckets(jnp.where(place < count[:, None], position, n), count.max())
 
@@ -118,7 +118,7 @@ def unique_by_owner(
         # Every owner's first key is devices * slots at most, which is the padding: the
         # last start is where padding begins.
         count = start[1:] - start[:-1]
-        place = jnp.arange(capacity, dtype=jnp.int32)
+        place = jnp.arange(capacity, dtype=jnp.int32)[None]
         filled = place < count[:, None]
         bucket_key = unique.at[start[:-1, None] + place].get(mode="clip")
         bucket_slot = (bucket_key - edges[:-1, None]).astype(jnp.int32)

@@ -42,7 +42,7 @@ def mean_square_over_column_shards(
     entry_part = pick(returned, inverse).reshape(-1, index.entries)
     columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
     columns = columns.at[:, index.entry_column].add(entry_part)
-    dim = jnp.asarray(index.output_dim)[index.entry_output]
+    dim = index.output_dim[index.entry_output][None]
     entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
     mean = exchange(pick(entry_mean, position)).reshape(-1)
     return touched.largest(mean)[:, None]

@@ -168,7 +168,6 @@ def _place(
     """Gives every shard that has none an owner."""
     hotness: dict[str, int] = {}
     for feature in features:
-        assert feature.table is not None
         hotness[feature.table] = hotness.get(feature.table, 0) + feature.hotness
     used_bytes, lookups = np.zeros(fleet.devices), np.zeros(fleet.devices)
 

@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, Dataset, feature_statistics, prefetch
-from embark_jax.embedding.collection import EmbeddingCollection, host_ids_dtype
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.optimizers import RowOptimizer
 from embark_jax.planner import grow
 from embark_jax.tables import PADDING_ID
@@ -59,21 +59,20 @@ class StepResult:
     used: Mapping[str, float]
 
 
-def put_batch(batch: Batch, mesh: Mesh, ids_dtype: np.dtype) -> DeviceBatch:
-    """Copies a batch to the devices, sharded by samples."""
+def put_batch(batch: Batch, mesh: Mesh) -> DeviceBatch:
+    """Copies a checked batch to the devices, sharded by samples."""
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
-    def put(array, dtype):
-        array = np.asarray(array, dtype)
-        return jax.make_array_from_callback(
-            array.shape, sharding, lambda index: array[index]
-        )
+    def put(array):
+        # 64-bit ids stay what they are; elsewhere JAX would cut them to 32 bits.
+        with jax.enable_x64(array.dtype == np.int64):
+            return jax.make_array_from_callback(
+                array.shape, sharding, lambda index: array[index]
+            )
 
-    with jax.enable_x64(ids_dtype == np.int64):
-        ids = {name: put(value, ids_dtype) for name, value in batch.ids.items()}
-    weights = {name: put(value, np.float32) for name, value in batch.weights.items()}
-    dense, labels = put(batch.dense, np.float32), put(batch.labels, np.float32)
-    return DeviceBatch(dense, ids, weights, labels)
+    ids = {name: put(value) for name, value in batch.ids.items()}
+    weights = {name: put(value) for name, value in batch.weights.items()}
+    return DeviceBatch(put(batch.dense), ids, weights, put(batch.labels))
 
 
 class Trainer:
@@ -181,7 +180,7 @@ class Trainer:
                 f"batch has {len(batch)} samples, the plan is made for "
                 f"{plan.batch_size}"
             )
-        return put_batch(batch, self.embeddings.mesh, host_ids_dtype(plan))
+        return put_batch(batch, self.embeddings.mesh)
 
     def _land(self, flying: deque[tuple[Batch, StepReport]]) -> StepResult:
         """Waits for the oldest step; replays it and those behind it if refused."""

@@ -1,0 +1,143 @@
+"""The ``embark`` command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from embark_jax import config_io
+from embark_jax.config import ConfigError
+
+app = typer.Typer(
+    help="Sharded embedding tables and recommendation models, in JAX.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Fetch datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+console = Console()
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML or gin file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Such as train.batch_size=4096."),
+]
+
+
+@app.command()
+def train(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(help="Where the run leaves everything; default runs/NAME-TIME."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --workdir.")
+    ] = False,
+) -> None:
+    """Train a model and evaluate it on the test set."""
+    if resume and workdir is None:
+        raise typer.BadParameter("--resume needs the --workdir of the run to continue")
+    config = config_io.load(config_file, overrides or ())
+    from embark_jax import run
+
+    if workdir is None:
+        workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run.train(config, workdir, resume, console)
+    console.print(f"everything is in {workdir}")
+
+
+@app.command()
+def plan(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
+) -> None:
+    """Show where every table will live."""
+    config = config_io.load(config_file, overrides or ())
+    from embark_jax import experiment
+
+    planned = experiment.build(config).plan
+    console.print(planned)
+    if out is not None:
+        out.write_text(planned.to_json())
+        console.print(f"written to {out}")
+
+
+@app.command()
+def evaluate(
+    config_file: ConfigFile,
+    checkpoint: Annotated[
+        Path, typer.Option(help="A run's checkpoints folder, or one of those in it.")
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Evaluate a checkpoint on the test set; any mesh and plan will do."""
+    config = config_io.load(config_file, overrides or ())
+    from embark_jax import run
+
+    run.evaluate_checkpoint(config, checkpoint, console)
+
+
+@data_app.command("movielens-100k")
+def movielens_100k(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files; default the cache.")
+    ] = None,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(help="The recbole 1.2.1 wheel, where there is no network."),
+    ] = None,
+) -> None:
+    """Fetch MovieLens-100k and check its hash."""
+    from embark_jax.data import fetch_movielens_100k
+
+    folder = fetch_movielens_100k(out, wheel)
+    console.print(f"MovieLens-100k is in {folder}")
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, devices, and which kernels are usable here."""
+    import embark_kernels
+    import jax
+
+    versions = Table("package", "version", title="Versions")
+    versions.add_row("python", platform.python_version())
+    for package in ("embark_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+        versions.add_row(package, importlib.metadata.version(package))
+    console.print(versions)
+
+    devices = Table("platform", "kind", "count", title="Devices")
+    kinds = [(device.platform, device.device_kind) for device in jax.devices()]
+    for kind in sorted(set(kinds)):
+        devices.add_row(*kind, str(kinds.count(kind)))
+    console.print(devices)
+
+    kernels = Table("kernels", "usable", "why not", title="Kernels")
+    for name, reason in embark_kernels.availability().items():
+        kernels.add_row(name, "no" if reason else "yes", reason)
+    console.print(kernels)
+
+
+def main() -> None:
+    """Runs the command; what a user can mend ends in one message, not a traceback."""
+    try:
+        app(standalone_mode=True)
+    except (ConfigError, FileExistsError) as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+    sys.exit(1)

@@ -1,0 +1,241 @@
+"""From a config to the objects of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from embark_jax import fleet, models
+from embark_jax.config import (
+    ConfigError,
+    EmbeddingOptimizerConfig,
+    ExperimentConfig,
+    MovieLens100KConfig,
+    SyntheticConfig,
+    nearest,
+)
+from embark_jax.data import BatchChecker, Dataset, MovieLens100K, SyntheticClicks
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.optimizers import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowOptimizer,
+    RowwiseAdagrad,
+)
+from embark_jax.planner import ForcedPlacement, Plan, plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a config describes, before any device is used.
+
+    Attributes:
+      config: as given.
+      dataset: its samples.
+      tables, features: the model's.
+      plan: where the tables live.
+    """
+
+    config: ExperimentConfig
+    dataset: Dataset
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    plan: Plan
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on to belong to this experiment.
+
+        Plan, mesh and batch size are not in it: any may change on resume. The seed is:
+        order and split of the data are a function of it.
+        """
+        config = self.config
+        return {
+            "seed": config.seed,
+            "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in self.tables},
+            "features": {
+                f.name: {"table": f.table, "hotness": f.hotness, "pooling": f.pooling}
+                for f in self.features
+            },
+            "model": config.model.model_dump(mode="json", exclude={"compute_dtype"}),
+            "embedding_optimizer": config.embedding.optimizer.kind,
+            "dense_optimizer": config.dense_optimizer.kind,
+        }
+
+    def checker(self) -> BatchChecker:
+        """Checks the dataset's batches against the tables."""
+        return BatchChecker(
+            self.features,
+            {table.name: table.rows for table in self.tables},
+            self.dataset.dense_features,
+            self.config.embedding.on_bad_id,
+        )
+
+    def trainer(self) -> Trainer:
+        """The model with its initial state on the devices of the plan's mesh."""
+        config = self.config
+        embeddings = EmbeddingCollection(self.plan, self.plan.make_mesh())
+        model = models.build(
+            config.model,
+            embeddings.output_shapes,
+            self.dataset.dense_features,
+            nnx.Rngs(config.seed),
+        )
+        return Trainer(
+            model,
+            embeddings,
+            dense_optimizer=build_dense_optimizer(config.dense_optimizer),
+            embedding_optimizer=build_embedding_optimizer(config.embedding.optimizer),
+            seed=config.seed,
+        )
+
+
+def make_host_devices(config: ExperimentConfig) -> None:
+    """Makes as many CPU devices as the config's mesh has; other platforms are as they
+    are. To be called before JAX is first used."""
+    if config.mesh.devices > 1:
+        jax.config.update("jax_num_cpu_devices", config.mesh.devices)
+
+
+def build(config: ExperimentConfig) -> Experiment:
+    """Reads the dataset, merges its tables with the config's, and plans.
+
+    Raises:
+      ConfigError: if the config does not fit the dataset or its plan is impossible.
+      DataError: if the dataset is missing or damaged.
+    """
+    match config.data:
+        case SyntheticConfig():
+            tables, features = _declared_model(config)
+            options = config.data.model_dump(exclude={"kind"})
+            dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
+        case MovieLens100KConfig():
+            dataset = MovieLens100K(config.data.path, seed=config.seed)
+            tables, features = _merged_model(config, dataset)
+    forced = {
+        name: ForcedPlacement(
+            each.cluster, each.row_shards, each.column_shards, each.devices
+        )
+        for name, each in config.embedding.tables.items()
+    }
+    is_synthetic = isinstance(config.data, SyntheticConfig)
+    try:
+        planned = plan(
+            tables,
+            features,
+            fleet.this_machine(config.mesh.nodes, config.mesh.gpus_per_node),
+            config.train.batch_size,
+            forced=forced,
+            zipf_exponent=config.data.zipf_exponent if is_synthetic else 0.0,
+            capacity_slack=config.embedding.capacity_slack,
+        )
+    except ValueError as error:
+        raise ConfigError(f"embedding: {error}") from error
+    return Experiment(config, dataset, tables, features, planned)
+
+
+def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:
+    """The row optimizer that a config describes."""
+    match config.kind:
+        case "sgd":
+            return SGD(config.learning_rate)
+        case "adagrad":
+            return Adagrad(config.learning_rate, config.eps, config.initial_accumulator)
+        case "rowwise_adagrad":
+            return RowwiseAdagrad(
+                config.learning_rate, config.eps, config.initial_accumulator
+            )
+        case "adam":
+            return LazyAdam(
+                config.learning_rate, config.beta1, config.beta2, config.eps
+            )
+
+
+def _declared_model(
+    config: ExperimentConfig,
+) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
+    """Tables and features that the config itself declares.
+
+    A config without features has one for each table.
+    """
+    embedding = config.embedding
+    missing = [
+        f"embedding.tables.{name}.rows: synthetic data needs it"
+        for name, table in embedding.tables.items()
+        if table.rows is None
+    ]
+    if not embedding.tables:
+        missing = ["embedding.tables: synthetic data needs at least one table"]
+    if missing:
+        raise ConfigError("\n".join(missing))
+    tables = tuple(
+        TableSpec(name, table.rows or 0, table.dim or embedding.dim, table.init_scale)
+        for name, table in embedding.tables.items()
+    )
+    if not embedding.features:
+        return tables, tuple(FeatureSpec(table.name) for table in tables)
+    features = tuple(
+        FeatureSpec(
+            name, feature.table or name, feature.hotness or 1, feature.pooling or "sum"
+        )
+        for name, feature in embedding.features.items()
+    )
+    return tables, features
+
+
+def _merged_model(
+    config: ExperimentConfig, dataset: Dataset
+) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
+    """The dataset's tables and features, with what the config changes of them."""
+    embedding = config.embedding
+    own = [feature.name for feature in dataset.features]
+    problems = [
+        *_unknown("tables", embedding.tables, list(dataset.table_rows)),
+        *_unknown("features", embedding.features, own),
+        *(
+            f"embedding.features.{name}.table: is the dataset's to say"
+            for name, feature in embedding.features.items()
+            if feature.table is not None
+        ),
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    tables = []
+    for name, rows in dataset.table_rows.items():
+        mine = embedding.tables.get(name)
+        if mine is None:
+            tables.append(TableSpec(name, rows, embedding.dim))
+        else:
+            tables.append(
+                TableSpec(
+                    name, mine.rows or rows, mine.dim or embedding.dim, mine.init_scale
+                )
+            )
+    features = []
+    for feature in dataset.features:
+        mine = embedding.features.get(feature.name)
+        if mine is not None:
+            feature = dataclasses.replace(
+                feature,
+                hotness=mine.hotness or feature.hotness,
+                pooling=mine.pooling or feature.pooling,
+            )
+        features.append(feature)
+    return tuple(tables), tuple(features)
+
+
+def _unknown(section: str, given: Any, known: Sequence[str]) -> list[str]:
+    return [
+        f"embedding.{section}.{name}: the dataset has none of that name; "
+        + nearest(name, known)
+        for name in given
+        if name not in known
+    ]
