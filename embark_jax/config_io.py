@@ -83,7 +83,7 @@ def dump_yaml(config: ExperimentConfig) -> str:
     A key that is not set (``None``) is left out.
     """
     data = config.model_dump(mode="json", exclude_none=True)
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
 
 
 def save(config: ExperimentConfig, path: str | Path) -> None:

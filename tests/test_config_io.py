@@ -185,7 +185,7 @@ def test_loading_gin_leaves_gins_own_state_alone(write):
 # Writing
 
 tricky_names = st.sampled_from(
-    ["1e3", "yes", "null", "~", "0x1", "=", "<<", "a: b", ""]
+    ["1e3", "yes", "null", "~", "0x1", "=", "<<", "a: b", "\x85", ""]
 )
 names = st.text(max_size=8) | tricky_names
 counts = st.integers(1, 2**60)
