@@ -1,0 +1,141 @@
+"""The shape of the repository: which way imports point, and what lies where."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "embark_jax"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
+
+LAYERS = (
+    *("tables", "config", "config_gin", "config_io", "fleet", "planner"),
+    *("embedding", "models", "data", "train", "launch", "experiment", "run", "cli"),
+)
+"""From the bottom up: a layer may import those before it."""
+
+ONLY = {"models": {"tables", "config"}, "data": {"tables", "config"}}
+"""Layers that may import fewer than all below."""
+
+WITHOUT_JAX = {*LAYERS[: LAYERS.index("embedding")], "data"}
+JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
+MAY_IMPORT_JAX = {
+    ("planner/plan.py", name) for name in ("partition_specs", "make_mesh")
+}
+"""Functions that turn a plan into JAX's objects."""
+
+TYPE_CHECKING = "TYPE_CHECKING"
+
+FOLDERS = {"embark_jax", "kernels", "configs", "experiments", "tests"}
+OPTIONAL_FOLDERS = {".ci", ".github"}
+FILES = {
+    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("CITATION.cff", ".gitignore", ".pre-commit-config.yaml"),
+}
+MAX_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, str | None]]:
+    """(dotted name, function or TYPE_CHECKING around it) of every import of a file."""
+
+    def visit(node, function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == TYPE_CHECKING:
+            function = TYPE_CHECKING
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, function) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: imports must be absolute"
+            yield from (
+                (f"{node.module}.{alias.name}", function) for alias in node.names
+            )
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function)
+
+    return visit(ast.parse(path.read_text()), None)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down(path):
+    layer = layer_of(path)
+    if layer == "__init__":
+        return
+    assert layer in LAYERS, f"{layer} is new: give it a place in LAYERS"
+    allowed = ONLY.get(layer, set(LAYERS[: LAYERS.index(layer)])) | {layer}
+    imported = {
+        name.split(".")[1]
+        for name, _ in imports(path)
+        if name.startswith("embark_jax.")
+    }
+    assert imported <= allowed
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if layer_of(path) in WITHOUT_JAX], ids=name_of
+)
+def test_planning_and_data_need_no_jax(path):
+    inner = path.relative_to(PACKAGE).as_posix()
+    offenders = {
+        (inner, function)
+        for name, function in imports(path)
+        if name.split(".")[0] in JAX_PACKAGES and function != TYPE_CHECKING
+    }
+    assert offenders <= MAY_IMPORT_JAX
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+def test_kernels_know_nothing_of_the_rest(path):
+    assert not [name for name, _ in imports(path) if name.startswith("embark_jax")]
+
+
+def test_the_package_root_only_imports():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    docstring, *statements = tree.body
+    assert isinstance(docstring, ast.Expr)
+    assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in statements)
+
+
+@pytest.mark.parametrize("path", [*MODULES, *KERNELS], ids=name_of)
+def test_modules_are_short(path):
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_no_package_takes_the_name_kernels():
+    # A well-known package on the index is called so; ours is kernels/embark_kernels.
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    assert {path.name for path in (ROOT / "kernels").iterdir() if path.is_dir()} - {
+        "__pycache__"
+    } == {"embark_kernels"}
+
+
+def test_the_top_level_holds_what_it_should():
+    names = {path.name for path in ROOT.iterdir()} - {".git"}
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--stdin"],
+        input="\n".join(names),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ignored.returncode not in (0, 1):  # 1: nothing is ignored
+        pytest.skip(f"not a git checkout: {ignored.stderr.strip()}")
+    names -= set(ignored.stdout.split())
+    folders = {name for name in names if (ROOT / name).is_dir()}
+    assert folders - OPTIONAL_FOLDERS == FOLDERS
+    assert names - folders <= FILES
