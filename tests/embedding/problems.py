@@ -1,0 +1,183 @@
+"""Random embedding problems, and their solution by the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+from embark_jax.embedding import reference
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import export_array
+from embark_jax.embedding.optimizers import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowOptimizer,
+    RowwiseAdagrad,
+)
+from embark_jax.planner import Placement, Plan, lay_out
+from embark_jax.tables import FeatureSpec, TableSpec
+
+MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (3, 1)]
+# A large eps keeps a wrong gradient scale visible: Adagrad alone would hide it.
+OPTIMIZERS = [
+    SGD(0.5),
+    Adagrad(1.0, eps=1.0),
+    Adagrad(0.1, initial_accumulator=0.1),
+    RowwiseAdagrad(1.0, eps=1.0),
+    LazyAdam(0.1, eps=1.0),
+]
+STEPS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A plan, an optimizer and a seed for batches, all small."""
+
+    plan: Plan
+    optimizer: RowOptimizer
+    seed: int
+
+
+def placements(tables: tuple[TableSpec, ...], devices: int):
+    """Strategy: any valid placement of each table."""
+
+    def of_table(table):
+        def sharded(cluster):
+            shards = st.tuples(
+                st.integers(1, min(table.rows, devices + 1)),
+                st.sampled_from([m for m in (1, 2, 4) if table.dim // m >= 2]),
+            )
+            return shards.flatmap(
+                lambda nm: st.lists(
+                    st.integers(0, devices - 1),
+                    min_size=nm[0] * nm[1],
+                    max_size=nm[0] * nm[1],
+                ).map(lambda owners: Placement(table, cluster, *nm, tuple(owners)))
+            )
+
+        return st.just(Placement(table, "dp")) | sharded("rb") | sharded("ub")
+
+    return st.tuples(*map(of_table, tables))
+
+
+def make_plan(features, placed, nodes, gpus, batch) -> Plan:
+    """A plan whose capacities hold any batch."""
+    devices = nodes * gpus
+    most = batch * sum(
+        feature.hotness * max(p.column_shards for p in placed) for feature in features
+    )
+    capacities = {s.name: most for s in lay_out(placed, devices) if not s.replicated}
+    return Plan(tuple(features), tuple(placed), nodes, gpus, batch, capacities)
+
+
+@st.composite
+def problems(draw) -> Problem:
+    nodes, gpus = draw(st.sampled_from(MESHES))
+    tables = tuple(
+        TableSpec(f"t{i}", draw(st.integers(1, 30)), draw(st.sampled_from([2, 4, 8])))
+        for i in range(draw(st.integers(1, 3)))
+    )
+    extra = draw(st.lists(st.sampled_from(tables), max_size=2))
+    features = [
+        FeatureSpec(
+            f"f{i}",
+            table.name,
+            draw(st.integers(1, 4)),
+            draw(st.sampled_from(["sum", "mean", "none"])),
+            draw(st.booleans()),
+        )
+        for i, table in enumerate((*tables, *extra))
+    ]
+    placed = draw(placements(tables, nodes * gpus))
+    batch = nodes * gpus * draw(st.integers(1, 3))
+    return Problem(
+        make_plan(features, placed, nodes, gpus, batch),
+        draw(st.sampled_from(OPTIMIZERS)),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+def batches(plan: Plan, seed: int):
+    """``STEPS`` tuples ``(ids, weights, gradients)``; some bags are empty."""
+    rng = np.random.default_rng(seed)
+    tables = {table.name: table for table in plan.tables}
+    for _ in range(STEPS):
+        ids, weights, gradients = {}, {}, {}
+        for feature in plan.features:
+            shape = (plan.batch_size, feature.hotness)
+            table = tables[feature.table]
+            drawn = rng.integers(0, table.rows, shape)
+            drawn[rng.random(shape) < 0.3] = -1
+            drawn[rng.random(plan.batch_size) < 0.1] = -1
+            ids[feature.name] = drawn.astype(np.int32)
+            if feature.weighted:
+                weights[feature.name] = rng.uniform(0.1, 1, shape).astype(np.float32)
+            out = shape if feature.pooling == "none" else shape[:1]
+            gradient = rng.normal(size=(*out, table.dim))
+            gradients[feature.name] = gradient.astype(np.float32)
+        yield ids, weights, gradients
+
+
+def solve(problem: Problem):
+    """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
+    plan, optimizer = problem.plan, problem.optimizer
+    collection = EmbeddingCollection(plan, plan.make_mesh())
+    storages = collection.init(jax.random.key(problem.seed))
+    state = collection.init_optimizer(optimizer)
+
+    @jax.jit
+    def step(storages, state, ids, weights, gradients, number):
+        routes = collection.route(ids, weights)
+        found = collection.lookup(storages, routes)
+        fits = collection.fits(routes)
+        storages, state = collection.update(
+            storages, state, routes, gradients, optimizer, number, fits
+        )
+        return storages, state, found, fits
+
+    initial = tables_of(collection, storages)
+    lookups = []
+    for number, batch in enumerate(batches(plan, problem.seed), start=1):
+        storages, state, found, fits = step(storages, state, *batch, jnp.int32(number))
+        assert bool(fits)
+        lookups.append({name: np.asarray(value) for name, value in found.items()})
+    states = {
+        name: tables_of(collection, {s: each[name] for s, each in state.items()})
+        for name in optimizer.state_widths(1)
+    }
+    return initial, lookups, tables_of(collection, storages), states
+
+
+def tables_of(collection: EmbeddingCollection, arrays) -> dict[str, np.ndarray]:
+    """Logical rows of every table out of storage-like arrays."""
+    return {
+        p.table.name: np.asarray(
+            export_array(collection, p.table.name, arrays[storage.name])
+        )[: p.table.rows]
+        for storage in collection.plan.storages
+        for p in storage.placements
+    }
+
+
+def solve_by_oracle(problem: Problem, initial: dict[str, np.ndarray]):
+    """What ``solve`` must give, from the same initial tables."""
+    plan, optimizer = problem.plan, problem.optimizer
+    tables = {name: value.astype(np.float64) for name, value in initial.items()}
+    states = reference.init_state(tables, optimizer)
+    lookups = []
+    for number, batch in enumerate(batches(plan, problem.seed), start=1):
+        ids, weights, gradients = batch
+        lookups.append(reference.lookup(tables, plan.features, ids, weights))
+        dense, touched = reference.row_gradients(
+            tables, plan.features, ids, weights, gradients
+        )
+        for name, table in tables.items():
+            reference.update(
+                table, states[name], dense[name], touched[name], optimizer, number
+            )
+    return lookups, tables, states

@@ -1,0 +1,69 @@
+"""Any plan gives what the unsharded reference gives."""
+
+import hypothesis
+import numpy as np
+import pytest
+
+from embark_jax.embedding.optimizers import RowwiseAdagrad
+from embark_jax.planner import Placement
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.embedding import problems
+from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
+
+# float32 against float64: sums of at most a few hundred terms of order 1, so a few
+# hundred roundings of 6e-8 each.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def check(problem: Problem) -> None:
+    initial, lookups, tables, states = problems.solve(problem)
+    expected_lookups, expected_tables, expected_states = problems.solve_by_oracle(
+        problem, initial
+    )
+    for found, expected in zip(lookups, expected_lookups, strict=True):
+        for name in expected:
+            np.testing.assert_allclose(
+                found[name], expected[name], **TOLERANCE, err_msg=name
+            )
+    for table, expected in expected_tables.items():
+        np.testing.assert_allclose(
+            tables[table], expected, **TOLERANCE, err_msg=table
+        )
+        for state, rows in expected_states[table].items():
+            np.testing.assert_allclose(
+                states[state][table], rows, **TOLERANCE, err_msg=f"{table} {state}"
+            )
+
+
+@hypothesis.given(problems.problems())
+@hypothesis.settings(max_examples=25)
+def test_any_plan_equals_the_reference(problem):
+    check(problem)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_3d_shards_of_a_shared_table(cluster, optimizer):
+    """Two features, one a sequence, on 3 × 2 shards that lie unevenly on devices."""
+    table = TableSpec("t", 29, 8)
+    features = [
+        FeatureSpec("bag", "t", 4, "mean", weighted=True),
+        FeatureSpec("sequence", "t", 3, "none"),
+    ]
+    placed = [Placement(table, cluster, 3, 2, (7, 0, 3, 7, 7, 1))]
+    check(Problem(make_plan(features, placed, 2, 4, 16), optimizer, seed=5))
+
+
+def test_row_wise_state_is_equal_on_all_column_shards():
+    """The accumulator is of the whole row's mean square, wherever its columns lie."""
+    table = TableSpec("t", 11, 8)
+    features = [FeatureSpec("f", "t", 3)]
+    optimizer = RowwiseAdagrad(0.1)
+    found = {}
+    for columns, devices in ((1, (2,)), (4, (2, 0, 3, 1))):
+        placed = [Placement(table, "rb", 1, columns, devices)]
+        problem = Problem(make_plan(features, placed, 1, 4, 8), optimizer, seed=1)
+        *_, tables, states = problems.solve(problem)
+        found[columns] = tables["t"], states["accumulator"]["t"]
+    for one, four in zip(found[1], found[4], strict=True):
+        np.testing.assert_allclose(one, four, rtol=1e-6)

@@ -1,0 +1,129 @@
+"""Integer routines against plain NumPy."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from embark_jax.embedding import routing
+
+sizes = st.integers(1, 50)
+
+
+@hypothesis.given(hnp.arrays(np.int32, sizes, elements=st.integers(0, 9)))
+@hypothesis.settings(max_examples=20)
+def test_sort_is_stable(keys):
+    found, order = routing.sort_positions(jnp.asarray(keys), 10)
+    np.testing.assert_array_equal(order, np.argsort(keys, kind="stable"))
+    np.testing.assert_array_equal(found, np.sort(keys))
+
+
+def test_sort_of_keys_beyond_32_bits():
+    keys = np.array([3, 2**33, 0, 2**33 + 1, 3], np.uint64)
+    with jax.enable_x64(True):
+        found, order = routing.sort_positions(jnp.asarray(keys), 2**34)
+    np.testing.assert_array_equal(np.asarray(found), np.sort(keys))
+    np.testing.assert_array_equal(order, [2, 0, 4, 1, 3])
+
+
+def test_sort_refuses_what_does_not_fit_64_bits():
+    with pytest.raises(ValueError, match="need 66 bits to sort"):
+        routing.sort_positions(jnp.zeros(5, jnp.int32), 2**63)
+
+
+@hypothesis.given(
+    hnp.arrays(np.int32, sizes, elements=st.integers(0, 4)), st.integers(1, 12)
+)
+@hypothesis.settings(max_examples=20)
+def test_buckets_hold_each_owners_entries_in_order(owner, capacity):
+    devices, n = 4, len(owner)
+    buckets = routing.bucket_by_owner(jnp.asarray(owner), devices, capacity)
+    counts = np.bincount(owner, minlength=devices + 1)[:devices]
+    assert int(buckets.needed) == counts.max()
+    for d in range(devices):
+        expected = np.full(capacity, n)
+        mine = np.flatnonzero(owner == d)[:capacity]
+        expected[: len(mine)] = mine
+        np.testing.assert_array_equal(buckets.position[d], expected)
+
+
+@hypothesis.given(
+    hnp.arrays(np.int32, st.integers(1, 40), elements=st.integers(0, 3 * 5)),
+    st.integers(1, 8),
+)
+@hypothesis.settings(max_examples=20)
+def test_unique_buckets(key, capacity):
+    """Keys 0..14 are slots 0..4 of owners 0..2; 15 is padding."""
+    devices, slots, n = 3, 5, len(key)
+    owner = np.where(key == 15, devices, key // slots).astype(np.int32)
+    slot = np.where(key == 15, slots, key % slots).astype(np.int32)
+    found = routing.unique_by_owner(
+        jnp.asarray(owner), jnp.asarray(slot), devices, slots, capacity
+    )
+    wanted = [np.unique(slot[owner == d]) for d in range(devices)]
+    assert int(found.needed) == max(map(len, wanted))
+    for d in range(devices):
+        kept = wanted[d][:capacity]
+        expected = np.full(capacity, slots)
+        expected[: len(kept)] = kept
+        np.testing.assert_array_equal(found.slot[d], expected)
+        for place, of_slot in enumerate(kept):
+            first = np.flatnonzero((owner == d) & (slot == of_slot))[0]
+            assert found.position[d, place] == first
+    flat = np.append(np.asarray(found.slot).reshape(-1), -1)
+    for entry in range(n):
+        place = int(found.inverse[entry])
+        lost = owner[entry] == devices or (
+            slot[entry] not in wanted[owner[entry]][:capacity]
+        )
+        if lost:
+            assert place == devices * capacity
+        else:
+            assert place // capacity == owner[entry]
+            assert flat[place] == slot[entry]
+
+
+def test_unique_of_more_than_2_to_31_slots():
+    """Owner and slot together need 64 bits, as in a table of billions of rows."""
+    owner = jnp.array([1, 0, 1, 2, 1], jnp.int32)
+    slot = jnp.array([2**30, 5, 2**30, 0, 7], jnp.int32)
+    found = routing.unique_by_owner(owner, slot, 2, 2**31 - 8, 3)
+    empty = 2**31 - 8
+    np.testing.assert_array_equal(found.slot, [[5, empty, empty], [7, 2**30, empty]])
+    np.testing.assert_array_equal(found.inverse, [4, 0, 4, 6, 3])
+
+
+@hypothesis.given(hnp.arrays(np.int32, sizes, elements=st.integers(0, 7)))
+@hypothesis.settings(max_examples=20)
+def test_groups_sum_and_spread(slot):
+    slots, n = 7, len(slot)
+    touched = routing.group_by_slot(jnp.asarray(slot), slots)
+    real = np.unique(slot[slot < slots])
+    np.testing.assert_array_equal(np.asarray(touched.slot)[: len(real)], real)
+    rest = np.asarray(touched.slot)[len(real) :]
+    assert (rest >= slots).all()
+    assert len(np.unique(touched.slot)) == len(touched.slot)
+
+    values = np.arange(1.0, n + 1, dtype=np.float32)[:, None]
+    sums = np.asarray(touched.sum(jnp.asarray(values)))
+    for row, s in enumerate(real):
+        assert sums[row, 0] == values[slot == s].sum()
+    spread = np.asarray(touched.spread(touched.slot))
+    np.testing.assert_array_equal(spread, slot)
+    largest = np.asarray(touched.largest(jnp.asarray(values[:, 0])))
+    for row, s in enumerate(real):
+        assert largest[row] == values[slot == s].max()
+
+
+def test_sum_bags_ignores_padding():
+    rows = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
+    index = jnp.array([0, 2, 3, 1], jnp.int32)
+    bag = jnp.array([1, 1, 0, 5], jnp.int32)
+    found = routing.sum_bags(rows, index, bag, None, 2)
+    np.testing.assert_array_equal(found, [[0, 0], [4, 6]])
+    weight = jnp.array([2.0, 0.5, 9.0, 9.0])
+    found = routing.sum_bags(rows, index, bag, weight, 2)
+    np.testing.assert_array_equal(found, [[0, 0], [2, 4.5]])
