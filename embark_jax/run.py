@@ -6,6 +6,7 @@ and logs; at a stop all steps have landed.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from embark_jax import config_io, experiment
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import BatchChecker
 from embark_jax.experiment import Experiment
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.logs import MetricsLog
-from embark_jax.train.metrics import Metrics, evaluate
+from embark_jax.train.metrics import EvalAccumulator, Metrics, evaluate
 from embark_jax.train.trainer import NonFiniteLossError, StepResult, Trainer
 
 
@@ -76,11 +78,12 @@ def train(
         except NonFiniteLossError as error:
             good = checkpoints.latest_step
             where = "none" if good is None else workdir / "checkpoints" / str(good)
-            raise NonFiniteLossError(f"{error}\nlast good checkpoint: {where}") from None
+            raise NonFiniteLossError(
+                f"{error}\nlast good checkpoint: {where}"
+            ) from None
         finally:
             checkpoints.close()
-        test = evaluate_on_test(setup, trainer, check)
-        record = {"final": True, **_named("test", test), **_notes(setup, trainer, check)}
+        record = {"final": True, **_result(setup, trainer, check)}
         log.write(trainer.step, record)
     _show_result(record, console)
     return record
@@ -96,7 +99,9 @@ def _train_to_the_end(
 ) -> None:
     options = setup.config.train
     with _progress(console) as progress:
-        task = progress.add_task("train", total=options.steps, completed=trainer.step)
+        task = progress.add_task(
+            "train", total=options.steps, completed=trainer.step, shown="compiling"
+        )
         window = _Window()
         while trainer.step < options.steps:
             stop = _next_stop(setup.config, trainer.step)
@@ -105,11 +110,13 @@ def _train_to_the_end(
                 if result.step % options.log_every == 0 or result.step == stop:
                     record = window.close()
                     log.write(result.step, record)
-                    progress.update(task, completed=result.step, **_shown(record))
+                    progress.update(task, completed=result.step, shown=_shown(record))
             if options.eval_every and stop % options.eval_every == 0:
                 scores = _named("test", evaluate_on_test(setup, trainer, check))
                 log.write(stop, scores)
-                progress.console.print(f"step {stop:,}: test AUC {scores['test_auc']:.5f}")
+                progress.console.print(
+                    f"step {stop:,}: test AUC {scores['test_auc']:.5f}"
+                )
             if stop == options.steps or (
                 options.checkpoint_every and stop % options.checkpoint_every == 0
             ):
@@ -169,8 +176,85 @@ def evaluate_on_test(
 ) -> Metrics:
     """Metrics over the whole test set."""
     batches = map(check, setup.dataset.test_batches(setup.config.train.batch_size))
-    labels, logits = [], []
-    for batch, scores in trainer.predict(batches):
-        labels.append(batch.labels)
-        logits.append(np.asarray(scores))
-    return evaluate(np.concatenate(labels), np.concatenate(logits))
+    scores = EvalAccumulator()
+    for batch, logits in trainer.predict(batches):
+        scores.add(batch.labels, logits, len(batch))
+    return scores.result()
+
+
+def evaluate_checkpoint(
+    config: ExperimentConfig, checkpoint: Path, console: Console
+) -> dict[str, Any]:
+    """Test metrics of a checkpoint, on the config's own mesh and plan.
+
+    Args:
+      config: must describe the model that the checkpoint holds.
+      checkpoint: a run's ``checkpoints`` folder, for the newest, or one in it.
+      console: where the result is shown.
+    """
+    experiment.make_host_devices(config)
+    setup = experiment.build(config)
+    folder, step = checkpoint, None
+    if checkpoint.name.isdigit():
+        folder, step = checkpoint.parent, int(checkpoint.name)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    trainer, check = setup.trainer(), setup.checker()
+    checkpoints = Checkpointer(folder, setup.identity)
+    trainer.restore(checkpoints.restore(trainer.state, trainer.embeddings, step))
+    checkpoints.close()
+    record = _result(setup, trainer, check)
+    _show_result(record, console)
+    return record
+
+
+def _result(setup: Experiment, trainer: Trainer, check: BatchChecker) -> dict[str, Any]:
+    """The test metrics, and what a reader needs to judge them."""
+    record = _named("test", evaluate_on_test(setup, trainer, check))
+    bayes_auc = setup.dataset.bayes_auc()
+    if bayes_auc is not None:
+        record["bayes_auc"] = bayes_auc
+    record["recompilations"] = trainer.recompilations
+    for name, count in check.bad_ids.items():
+        if count:
+            record[f"bad_ids/{name}"] = count
+    return record
+
+
+def _named(prefix: str, metrics: Metrics) -> dict[str, Any]:
+    return {f"{prefix}_{k}": v for k, v in dataclasses.asdict(metrics).items()}
+
+
+def _show_result(record: dict[str, Any], console: Console) -> None:
+    table = Table("test metric", "value")
+    table.columns[1].justify = "right"
+    for name, value in record.items():
+        if name.startswith("test_") and value is not None:
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+            table.add_row(name.removeprefix("test_"), shown)
+    if "bayes_auc" in record:
+        table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
+    console.print(table)
+    for name, count in record.items():
+        if name.startswith("bad_ids/"):
+            console.print(f"feature {name[8:]}: {count:,} bad ids were mended")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("step"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _shown(record: dict[str, Any]) -> str:
+    parts = [f"loss {record['loss']:.4f}"]
+    if record["train_auc"] is not None:
+        parts.append(f"AUC {record['train_auc']:.4f}")
+    if record["samples_per_s"] is not None:
+        parts.append(f"{record['samples_per_s']:,.0f} samples/s")
+    return "  ".join(parts)

@@ -39,7 +39,9 @@ class TableSpec:
 
     def __post_init__(self):
         if not self.name or "/" in self.name:
-            raise ValueError(f"table name {self.name!r}: must be non-empty, without '/'")
+            raise ValueError(
+                f"table name {self.name!r}: must be non-empty, without '/'"
+            )
         for key in ("rows", "dim"):
             if getattr(self, key) < 1:
                 raise ValueError(

@@ -36,7 +36,7 @@ FOLDERS = {"embark_jax", "kernels", "configs", "experiments", "tests"}
 OPTIONAL_FOLDERS = {".ci", ".github"}
 FILES = {
     *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *("CITATION.cff", ".gitignore", ".pre-commit-config.yaml"),
+    *("CITATION.cff", "Makefile", ".gitignore", ".pre-commit-config.yaml"),
 }
 MAX_LINES = 400
 

@@ -337,4 +337,3 @@ def _update_block(
         return array.at[slot].set(values, mode="drop", unique_indices=True)
 
     return put(block, new_rows), {key: put(state[key], new_state[key]) for key in state}
-

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MESH_AXES = ("node", "gpu")
 PLAN_VERSION = 1
+REPORT_COLUMNS = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,19 @@ class Plan:
             else PartitionSpec(MESH_AXES, None)
             for storage in self.storages
         }
+
+    def __rich__(self) -> Any:
+        from embark_jax.planner.report import report
+
+        return report(self)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=REPORT_COLUMNS)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
 
     def to_json(self) -> str:
         """The plan as a JSON object; ``from_json`` is its inverse."""

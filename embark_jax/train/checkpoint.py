@@ -2,8 +2,8 @@
 
 A checkpoint holds each table as its rows ``0..rows`` with their optimizer state, so
 that any plan on any number of devices can load it. The order of data is a function of
-seed and step, and nothing else is random after initialisation: the step number and the
-seed are both data position and random state.
+seed and step, and nothing else is random after initialisation: the step, with the seed
+in the identity, is both data position and random state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Checkpointer:
     Args:
       folder: holds one subfolder a checkpoint, named by its step.
       identity: JSON-like description of what a checkpoint must agree on to be loaded:
-        tables, features, model, optimizers; not plan or mesh.
+        seed, tables, features, model, optimizers; not plan or mesh.
       keep: how many to keep; older ones are deleted.
     """
 
@@ -57,14 +57,13 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def save(
-        self, state: TrainState, step: int, seed: int, embeddings: EmbeddingCollection
+        self, state: TrainState, step: int, embeddings: EmbeddingCollection
     ) -> None:
         """Writes in the background; a killed write leaves the older ones as they are.
 
         Args:
           state: to be saved; may be donated as soon as this returns.
           step: that it is at.
-          seed: of the run.
           embeddings: the collection that the state belongs to.
         """
         dense = {"params": state.params, "dense_state": state.dense_state}
@@ -73,9 +72,7 @@ class Checkpointer:
             args=ocp.args.Composite(
                 dense=ocp.args.PyTreeSave(dense),
                 tables=ocp.args.PyTreeSave(_export(state, embeddings)),
-                run=ocp.args.JsonSave(
-                    {"step": step, "seed": seed, "identity": self._identity}
-                ),
+                run=ocp.args.JsonSave({"step": step, "identity": self._identity}),
             ),
         )
 
@@ -84,16 +81,13 @@ class Checkpointer:
         state: TrainState,
         embeddings: EmbeddingCollection,
         step: int | None = None,
-    ) -> tuple[TrainState, int]:
+    ) -> TrainState:
         """Reads a checkpoint into a state of this model, whatever plan wrote it.
 
         Args:
           state: gives structure and shardings; consumed.
           embeddings: the collection that the state belongs to.
           step: of the checkpoint; None takes the newest.
-
-        Returns:
-          The restored state, and the seed of the run that wrote it.
 
         Raises:
           CheckpointError: if there is none, or it belongs to another model.
@@ -131,7 +125,7 @@ class Checkpointer:
             dense_state=restored["dense"]["dense_state"],
             storages=storages,
             embedding_state=embedding_state,
-        ), run["seed"]
+        )
 
     def close(self) -> None:
         """Waits until everything is written."""
