@@ -93,7 +93,32 @@ def init_state(
     )
 
 
-def _shardings(state: TrainState, collection: EmbeddingCollection) -> TrainState:
+def abstract_state(
+    model: nnx.Module,
+    collection: EmbeddingCollection,
+    dense_optimizer: optax.GradientTransformation,
+    embedding_optimizer: RowOptimizer,
+) -> TrainState:
+    """Shapes and shardings of ``init_state``'s result; nothing is allocated.
+
+    With it a step can be compiled for devices that are not there.
+    """
+
+    def create():
+        key = jax.random.key(0)
+        return init_state(model, collection, dense_optimizer, embedding_optimizer, key)
+
+    shapes = jax.eval_shape(create)
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=sharding
+        ),
+        shapes,
+        state_shardings(shapes, collection),
+    )
+
+
+def state_shardings(state: TrainState, collection: EmbeddingCollection) -> TrainState:
     """Sharding of every array of the state."""
     replicated = NamedSharding(collection.mesh, PartitionSpec())
     storages = collection.shardings
@@ -174,7 +199,7 @@ def make_train_step(
     report = StepReport(replicated, replicated, replicated, by_batch)
     return jax.jit(
         train_step,
-        out_shardings=(_shardings(state, collection), report),
+        out_shardings=(state_shardings(state, collection), report),
         donate_argnums=0,
     )
 

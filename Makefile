@@ -1,0 +1,51 @@
+# make quickstart   trains a small model on a mesh of CPU devices
+# make test         runs the tests
+# make test-gpu-compile  compiles the train step for H100s, with no GPU
+# make check        format, lint, types
+#
+# Each sets up its own virtual environment first. PYTHON chooses the interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_GPU ?= .venv-gpu
+PIP = -m pip --disable-pip-version-check install --quiet
+WORKERS ?= 2
+
+.PHONY: quickstart test test-gpu-compile check clean
+
+quickstart: $(VENV)/.installed
+	$(VENV)/bin/embark train configs/quickstart.yaml
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n $(WORKERS)
+
+test-gpu-compile: $(VENV_GPU)/.installed
+	$(VENV_GPU)/bin/python -m pytest -m gpu_compile tests/gpu_compile
+
+check: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+
+clean:
+	rm -rf $(VENV) $(VENV_GPU)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "embark_jax needs Python 3.11 or newer, $(PYTHON) is older: set PYTHON"; \
+	    exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	@echo "installing embark_jax into $(VENV); the first time takes a minute or two"
+	$(VENV)/bin/python $(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test $(VENV)/.installed-dev: $(VENV)/.installed-%: $(VENV)/.installed
+	$(VENV)/bin/python $(PIP) -e '.[$*]'
+	@touch $@
+
+$(VENV_GPU)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV_GPU)
+	$(VENV_GPU)/bin/python $(PIP) -e '.[gpu-compile]'
+	@touch $@

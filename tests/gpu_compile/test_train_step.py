@@ -1,0 +1,86 @@
+"""The whole train step compiles for H100s, with no GPU present."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from embark_jax import fleet
+from embark_jax.embedding.optimizers import RowwiseAdagrad
+from embark_jax.planner import MESH_AXES, ForcedPlacement, plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.train.models import (
+    MLPERF_HOTNESS,
+    MLPERF_ROWS,
+    bytes_per_device,
+    compile_step,
+)
+
+pytestmark = [
+    pytest.mark.gpu_compile,
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax_cuda13_plugin") is None,
+        reason="needs the CUDA plugin: make test-gpu-compile",
+    ),
+]
+BATCH_PER_DEVICE = 512
+
+
+def h100_mesh(nodes: int) -> Mesh:
+    """A mesh of DGX H100 nodes that are not there."""
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=(Path(__file__).parent / "h100.textproto").read_text(),
+        topology=f"1x{nodes}x8",
+    )
+    devices = np.array(topology.devices).reshape(nodes, 8)
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.mark.parametrize("nodes", [1, 16])
+def test_mlperf_dlrm_dcnv2_compiles(nodes):
+    """97 GiB of tables in all three clusters, one with column shards."""
+    tables = [TableSpec(f"t{i}", rows, 128) for i, rows in enumerate(MLPERF_ROWS)]
+    features = [
+        FeatureSpec(f"f{i}", f"t{i}", hotness)
+        for i, hotness in enumerate(MLPERF_HOTNESS)
+    ]
+    planned = plan(
+        tables,
+        features,
+        fleet.dgx_h100(nodes),
+        BATCH_PER_DEVICE * 8 * nodes,
+        forced={"t0": ForcedPlacement("ub"), "t9": ForcedPlacement("rb", 4, 2)},
+        zipf_exponent=1.1,
+    )
+    clusters = {storage.cluster for storage in planned.storages}
+    assert clusters == {"dp", "rb", "ub"}
+    compiled, state = compile_step(
+        planned,
+        h100_mesh(nodes),
+        RowwiseAdagrad(0.01),
+        bottom=(512, 256, 128),
+        top=(1024, 1024, 512, 256, 1),
+        rank=512,
+    )
+    memory = compiled.memory_analysis()
+    tables_bytes = bytes_per_device(state.storages)
+    updated = tables_bytes + bytes_per_device(state.embedding_state)
+    assert memory.alias_size_in_bytes >= updated
+    assert memory.argument_size_in_bytes < fleet.H100_SXM.memory_bytes
+    assert memory.temp_size_in_bytes < tables_bytes / 5
+    hlo = compiled.as_text()
+    exchanges = re.findall(r"= \S+ all-to-all(?:-start)?\(|all-to-all-start\(", hlo)
+    assert exchanges, "nothing is exchanged"
+
+
+def test_jax_still_runs_on_cpu():
+    """Compiling for GPUs must not have made them the default."""
+    assert jax.devices()[0].platform == "cpu"

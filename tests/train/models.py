@@ -1,0 +1,71 @@
+"""Models and abstract batches for tests that compile steps."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.optimizers import RowOptimizer
+from embark_jax.models import DLRMDCNv2
+from embark_jax.planner import Plan
+from embark_jax.train.step import DeviceBatch, abstract_state, make_train_step
+
+DENSE_FEATURES = 13
+
+# MLPerf DLRM-DCNv2: https://github.com/mlcommons/training, recommendation_v2
+MLPERF_ROWS = (
+    *(40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956),
+    *(405282, 10, 2209, 11938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000),
+    *(590152, 12973, 108, 36),
+)
+MLPERF_HOTNESS = (
+    *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1),
+    1,
+)
+
+
+def compile_step(
+    plan: Plan, mesh: Mesh, optimizer: RowOptimizer, *, bottom, top, rank: int
+):
+    """The compiled train step of DLRM-DCNv2, from shapes alone."""
+    collection = EmbeddingCollection(plan, mesh)
+    model = DLRMDCNv2(
+        collection.output_shapes,
+        DENSE_FEATURES,
+        bottom=bottom,
+        top=top,
+        cross_layers=3,
+        cross_rank=rank,
+        compute_dtype="float32",
+        rngs=nnx.Rngs(0),
+    )
+    dense_optimizer = optax.adagrad(0.01)
+    state = abstract_state(model, collection, dense_optimizer, optimizer)
+    step = make_train_step(model, collection, dense_optimizer, optimizer, state)
+    return step.lower(state, abstract_batch(plan, mesh)).compile(), state
+
+
+def abstract_batch(plan: Plan, mesh: Mesh) -> DeviceBatch:
+    """Shapes of a batch with int32 ids."""
+    by_sample = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+    def of(shape, dtype=jnp.float32):
+        shape = (plan.batch_size, *shape)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
+
+    ids = {f.name: of((f.hotness,), jnp.int32) for f in plan.features}
+    return DeviceBatch(of((DENSE_FEATURES,)), ids, {}, of(()))
+
+
+def bytes_per_device(arrays) -> int:
+    """Of a pytree of sharded arrays or their shapes, on one device."""
+    return sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(arrays)
+    )

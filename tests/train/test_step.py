@@ -1,0 +1,189 @@
+"""The compiled train step, and that no plan or mesh changes its results."""
+
+import math
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import strategies as st
+
+from embark_jax import fleet, models
+from embark_jax.data import BatchChecker, SyntheticClicks
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.optimizers import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from embark_jax.planner import ForcedPlacement, plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.trainer import Trainer
+from tests.train.models import bytes_per_device, compile_step
+
+STEPS, BATCH, DENSE = 50, 64, 4
+TABLES = (TableSpec("a", 300, 8), TableSpec("b", 40, 8), TableSpec("c", 7, 8))
+FEATURES = (
+    FeatureSpec("fa", "a", hotness=3),
+    FeatureSpec("fa2", "a", hotness=2, pooling="mean"),
+    FeatureSpec("fb", "b", hotness=4, pooling="mean"),
+    FeatureSpec("fc", "c"),
+)
+OPTIMIZERS = {
+    "sgd": SGD(1.0),
+    "adagrad": Adagrad(0.1),
+    "adagrad, large eps": Adagrad(1.0, eps=1.0),
+    "rowwise_adagrad": RowwiseAdagrad(0.1),
+    "rowwise_adagrad, large eps": RowwiseAdagrad(1.0, eps=1.0),
+    "adam": LazyAdam(0.01),
+}
+Force = ForcedPlacement
+RUNS = {
+    "1×1 automatic": (1, 1, {}),
+    "1×4 RB": (1, 4, dict.fromkeys("abc", Force("rb"))),
+    "2×4 DP": (2, 4, dict.fromkeys("abc", Force("dp"))),
+    "2×4 UB": (2, 4, dict.fromkeys("abc", Force("ub"))),
+    "1×8 mixed, 3D": (
+        *(1, 8),
+        {"a": Force("rb", 3, 2), "b": Force("ub", 2, 4), "c": Force("dp")},
+    ),
+}
+
+
+def losses(nodes, gpus, forced, optimizer):
+    planned = plan(
+        TABLES,
+        FEATURES,
+        fleet.Fleet(fleet.H100_SXM, nodes, gpus),
+        BATCH,
+        forced=forced,
+        capacity_slack=4.0,
+    )
+    embeddings = EmbeddingCollection(planned, planned.make_mesh())
+    model = models.DLRMDCNv2(
+        embeddings.output_shapes,
+        DENSE,
+        bottom=(8, 8),
+        top=(8, 1),
+        cross_layers=1,
+        cross_rank=4,
+        compute_dtype="float32",
+        rngs=nnx.Rngs(0),
+    )
+    trainer = Trainer(
+        model,
+        embeddings,
+        dense_optimizer=optax.sgd(0.05),
+        embedding_optimizer=optimizer,
+        seed=3,
+    )
+    data = SyntheticClicks(
+        TABLES,
+        FEATURES,
+        dense_features=DENSE,
+        train_samples=STEPS * BATCH,
+        test_samples=BATCH,
+        seed=7,
+    )
+    check = BatchChecker(FEATURES, {t.name: t.rows for t in TABLES}, DENSE)
+    return [result.loss for result in trainer.fit(data, STEPS, check)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_losses_agree_between_meshes_and_plans(optimizer):
+    expected, *others = (losses(*run, optimizer) for run in RUNS.values())
+    assert len(expected) == STEPS
+    assert np.isfinite(expected).all()
+    assert np.mean(expected[-10:]) < np.mean(expected[:10]), "nothing was learnt"
+    for name, found in zip(list(RUNS)[1:], others, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=name)
+
+
+# 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.
+LARGE_TABLES = (TableSpec("a", 3_000_000, 128), TableSpec("b", 1_000_000, 128))
+LARGE_FEATURES = (FeatureSpec("fa", "a", hotness=3), FeatureSpec("fb", "b"))
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)], ids=str
+)
+def test_tables_are_updated_in_place(cluster, optimizer):
+    row_shards = None if cluster == "dp" else 8
+    planned = plan(
+        LARGE_TABLES,
+        LARGE_FEATURES,
+        fleet.dgx_h100(),
+        2048,
+        forced=dict.fromkeys("ab", ForcedPlacement(cluster, row_shards)),
+    )
+    compiled, state = compile_step(
+        planned, planned.make_mesh(), optimizer, bottom=(8,), top=(8, 1), rank=8
+    )
+    memory = compiled.memory_analysis()
+    tables = bytes_per_device(state.storages)
+    states = bytes_per_device(state.embedding_state)
+    assert tables == math.prod((4_000_000, 128, 4)) / (1 if cluster == "dp" else 8)
+    assert memory.alias_size_in_bytes >= tables + states
+    assert memory.temp_size_in_bytes < tables / 10
+
+
+def test_nothing_is_applied_when_a_capacity_overflows():
+    """A step that cannot take all ids leaves every array as it was, bit by bit."""
+    planned = plan(
+        TABLES,
+        FEATURES,
+        fleet.Fleet(fleet.H100_SXM, 2, 4),
+        BATCH,
+        forced=dict.fromkeys("abc", ForcedPlacement("ub")),
+        capacity_slack=0.01,
+    )
+    planned = planned.__class__(
+        **{**vars(planned), "capacities": dict.fromkeys(planned.capacities, 1)}
+    )
+    embeddings = EmbeddingCollection(planned, planned.make_mesh())
+    storages = embeddings.init(jax.random.key(0))
+    optimizer = LazyAdam(0.1)
+    state = embeddings.init_optimizer(optimizer)
+    ids = {
+        f.name: jnp.arange(BATCH * f.hotness, dtype=jnp.int32).reshape(BATCH, -1) % 7
+        for f in FEATURES
+    }
+
+    @jax.jit
+    def step(storages, state):
+        routes = embeddings.route(ids, {})
+        ones = jax.tree.map(jnp.ones_like, embeddings.lookup(storages, routes))
+        fits = embeddings.fits(routes)
+        number = jnp.int32(1)
+        return fits, embeddings.update(
+            storages, state, routes, ones, optimizer, number, fits
+        )
+
+    fits, after = step(storages, state)
+    assert not bool(fits)
+    jax.tree.map(np.testing.assert_array_equal, after, (storages, state))
+
+
+@hypothesis.given(st.integers(1, 8), st.sampled_from(["rb", "ub"]))
+@hypothesis.settings(max_examples=4)
+def test_initial_tables_do_not_depend_on_the_plan(row_shards, cluster):
+    from embark_jax.embedding.logical import export_table
+
+    def initial(nodes, gpus, forced):
+        planned = plan(
+            TABLES[:1],
+            FEATURES[:1],
+            fleet.Fleet(fleet.H100_SXM, nodes, gpus),
+            BATCH,
+            forced=forced,
+        )
+        embeddings = EmbeddingCollection(planned, planned.make_mesh())
+        return export_table(embeddings, embeddings.init(jax.random.key(4)), "a")
+
+    expected = initial(1, 1, {})
+    scale = 300**-0.5
+    assert np.abs(expected).max() <= scale
+    assert np.abs(expected).mean() == pytest.approx(scale / 2, rel=0.1)
+    assert len(np.unique(expected)) > 0.99 * expected.size
+    found = initial(2, 4, {"a": ForcedPlacement(cluster, row_shards, 2)})
+    np.testing.assert_array_equal(found, expected)
