@@ -92,6 +92,8 @@ class FeatureConfig(Config):
     table: str | None = None
     hotness: PositiveInt | None = None
     pooling: Pooling | None = None
+    weighted: bool = False
+    """Synthetic data only: each id comes with a weight."""
 
 
 class EmbeddingOptimizerConfig(Config):

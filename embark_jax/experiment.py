@@ -126,7 +126,9 @@ def build(config: ExperimentConfig) -> Experiment:
         )
         for name, each in config.embedding.tables.items()
     }
-    is_synthetic = isinstance(config.data, SyntheticConfig)
+    zipf_exponent = 0.0
+    if isinstance(config.data, SyntheticConfig):
+        zipf_exponent = config.data.zipf_exponent
     try:
         planned = plan(
             tables,
@@ -134,7 +136,7 @@ def build(config: ExperimentConfig) -> Experiment:
             fleet.this_machine(config.mesh.nodes, config.mesh.gpus_per_node),
             config.train.batch_size,
             forced=forced,
-            zipf_exponent=config.data.zipf_exponent if is_synthetic else 0.0,
+            zipf_exponent=zipf_exponent,
             capacity_slack=config.embedding.capacity_slack,
         )
     except ValueError as error:
@@ -184,7 +186,11 @@ def _declared_model(
         return tables, tuple(FeatureSpec(table.name) for table in tables)
     features = tuple(
         FeatureSpec(
-            name, feature.table or name, feature.hotness or 1, feature.pooling or "sum"
+            name,
+            feature.table or name,
+            feature.hotness or 1,
+            feature.pooling or "sum",
+            feature.weighted,
         )
         for name, feature in embedding.features.items()
     )
@@ -201,9 +207,10 @@ def _merged_model(
         *_unknown("tables", embedding.tables, list(dataset.table_rows)),
         *_unknown("features", embedding.features, own),
         *(
-            f"embedding.features.{name}.table: is the dataset's to say"
+            f"embedding.features.{name}.{key}: is the dataset's to say"
             for name, feature in embedding.features.items()
-            if feature.table is not None
+            for key in ("table", "weighted")
+            if getattr(feature, key)
         ),
     ]
     if problems:

@@ -52,11 +52,25 @@ class Dataset(Protocol):
     ``train_batch(step * P + p, batch_size // P)``.
     """
 
-    table_rows: Mapping[str, int]
-    """Rows that each table needs; config fills in dim and placement."""
-    features: tuple[FeatureSpec, ...]
-    dense_features: int
-    train_samples: int
+    @property
+    def table_rows(self) -> Mapping[str, int]:
+        """Rows that each table needs; config fills in dim and placement."""
+        ...
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """In the order that the model's config may rely on."""
+        ...
+
+    @property
+    def dense_features(self) -> int:
+        """Columns of ``Batch.dense``."""
+        ...
+
+    @property
+    def train_samples(self) -> int:
+        """Samples of an epoch."""
+        ...
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """The batch of training step ``step`` (from 0); wraps around in epochs."""

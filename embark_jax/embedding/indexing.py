@@ -135,7 +135,8 @@ class StorageIndex:
             valid = ids >= 0
             row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
             local_row = jnp.where(valid, ids // row_shards, 0).astype(jnp.int32)
-        shard = self.output_first_shard[self.entry_output][None] + row_shard
+        first_shard = jnp.asarray(self.output_first_shard[self.entry_output][None])
+        shard = first_shard + row_shard
         owner = jnp.where(valid, jnp.asarray(self.shard_owner)[shard], self.devices)
         slot = jnp.asarray(self.shard_first_slot)[shard] + local_row
         return shard, owner, jnp.where(valid, slot, self.slots)
@@ -143,7 +144,7 @@ class StorageIndex:
     def entry_bags(self, batch: int) -> jax.Array:
         """``[batch * entries]`` the bag of each entry: ``output * batch + sample``."""
         sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
-        return (self.entry_output[None] * batch + sample).reshape(-1)
+        return (jnp.asarray(self.entry_output[None]) * batch + sample).reshape(-1)
 
 
 def index_storage(

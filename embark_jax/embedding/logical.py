@@ -36,9 +36,9 @@ class _Shards(NamedTuple):
 
     owner: np.ndarray
     first_slot: np.ndarray
-    rows: np.ndarray
-    row_shards: np.ndarray
-    part: np.ndarray
+    rows: np.int64
+    row_shards: np.int64
+    part: np.int64
 
 
 def logical_shape(placement: Placement, devices: int, width: int) -> tuple[int, int]:

@@ -24,6 +24,9 @@ class RowOptimizer(Protocol):
     """
 
     @property
+    def learning_rate(self) -> float: ...
+
+    @property
     def row_wise(self) -> bool: ...
 
     def state_widths(self, width: int) -> dict[str, int]:

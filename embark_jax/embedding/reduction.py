@@ -89,7 +89,7 @@ class ReductionBased:
     def row_gradients(self, gradients, route):
         index = self.index
         width = gradients.shape[-1]
-        sent = pick(gradients, index.piece_output)
+        sent = pick(gradients, jnp.asarray(index.piece_output))
         received = exchange(sent).reshape(-1, width)
         entries = pick(received, route.bag)
         if route.weight is not None:

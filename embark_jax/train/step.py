@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +44,8 @@ class DeviceBatch(NamedTuple):
     """A batch on the devices, sharded by samples; fields as in ``data.Batch``."""
 
     dense: jax.Array
-    ids: dict[str, jax.Array]
-    weights: dict[str, jax.Array]
+    ids: Mapping[str, jax.Array]
+    weights: Mapping[str, jax.Array]
     labels: jax.Array
 
 
@@ -196,7 +196,7 @@ def make_train_step(
 
     by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
     replicated = NamedSharding(collection.mesh, PartitionSpec())
-    report = StepReport(replicated, replicated, replicated, by_batch)
+    report = StepReport._make([replicated, replicated, replicated, by_batch])
     return jax.jit(
         train_step,
         out_shardings=(state_shardings(state, collection), report),

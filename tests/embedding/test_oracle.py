@@ -26,9 +26,7 @@ def check(problem: Problem) -> None:
                 found[name], expected[name], **TOLERANCE, err_msg=name
             )
     for table, expected in expected_tables.items():
-        np.testing.assert_allclose(
-            tables[table], expected, **TOLERANCE, err_msg=table
-        )
+        np.testing.assert_allclose(tables[table], expected, **TOLERANCE, err_msg=table)
         for state, rows in expected_states[table].items():
             np.testing.assert_allclose(
                 states[state][table], rows, **TOLERANCE, err_msg=f"{table} {state}"

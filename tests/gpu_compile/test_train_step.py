@@ -12,6 +12,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from embark_jax import fleet
+from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.optimizers import RowwiseAdagrad
 from embark_jax.planner import MESH_AXES, ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -42,6 +43,17 @@ def h100_mesh(nodes: int) -> Mesh:
     )
     devices = np.array(topology.devices).reshape(nodes, 8)
     return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def moved_bytes(planned) -> int:
+    """Rows and partial sums that a device may exchange in a step, in float32."""
+    total = 0
+    for storage in planned.storages:
+        if not storage.replicated:
+            index = index_storage(storage, planned.features, planned.devices)
+            places = planned.capacities[storage.name] + index.pieces * BATCH_PER_DEVICE
+            total += planned.devices * places * storage.width * 4
+    return total
 
 
 @pytest.mark.parametrize("nodes", [1, 16])
@@ -75,7 +87,8 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes):
     updated = tables_bytes + bytes_per_device(state.embedding_state)
     assert memory.alias_size_in_bytes >= updated
     assert memory.argument_size_in_bytes < fleet.H100_SXM.memory_bytes
-    assert memory.temp_size_in_bytes < tables_bytes / 5
+    # Temporaries follow what the batch moves, not the size of the tables.
+    assert memory.temp_size_in_bytes < 3 * moved_bytes(planned) < tables_bytes
     hlo = compiled.as_text()
     exchanges = re.findall(r"= \S+ all-to-all(?:-start)?\(|all-to-all-start\(", hlo)
     assert exchanges, "nothing is exchanged"
