@@ -18,11 +18,18 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.data import Batch, Dataset, feature_statistics, prefetch
+from embark_jax.data import (
+    Batch,
+    BatchChecker,
+    Dataset,
+    feature_statistics,
+    prefetch,
+)
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.optimizers import RowOptimizer
 from embark_jax.planner import grow
 from embark_jax.tables import PADDING_ID
+from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.step import (
     DeviceBatch,
     StepReport,
@@ -136,7 +143,7 @@ class Trainer:
         self,
         dataset: Dataset,
         steps: int,
-        check: Callable[[Batch], Batch],
+        check: Callable[[Batch], Batch] | None = None,
     ) -> Iterator[StepResult]:
         """Trains up to step ``steps``, from wherever the state is.
 
@@ -145,8 +152,9 @@ class Trainer:
         Args:
           dataset: its batch ``step`` is a pure function of the step.
           steps: number of the last step.
-          check: such as a ``data.BatchChecker``.
+          check: such as a ``data.BatchChecker``; None takes one that refuses bad ids.
         """
+        check = check or self._strict_checker(dataset)
         size = self.embeddings.plan.batch_size
         batches = prefetch(
             lambda step: check(dataset.train_batch(step, size)), self.step, steps
@@ -227,6 +235,18 @@ class Trainer:
                     self.state.params, self.state.storages, padded
                 )
             yield batch, logits[: len(batch)]
+
+    def evaluate(self, batches: Iterable[Batch]) -> Metrics:
+        """Metrics over all checked batches together."""
+        scores = EvalAccumulator()
+        for batch, logits in self.predict(batches):
+            scores.add(batch.labels, logits, len(batch))
+        return scores.result()
+
+    def _strict_checker(self, dataset: Dataset) -> BatchChecker:
+        rows = {table.name: table.rows for table in self.embeddings.plan.tables}
+        features = self.embeddings.plan.features
+        return BatchChecker(features, rows, dataset.dense_features)
 
     def _overflows(self, needed: Mapping[str, jax.Array]) -> bool:
         capacities = self.embeddings.plan.capacities
