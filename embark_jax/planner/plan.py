@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MESH_AXES = ("node", "gpu")
 PLAN_VERSION = 1
+MAX_SLOTS = 2**31 - 2**24
+"""Slots are 32-bit; the rest numbers the places of a batch that hold no row."""
 REPORT_COLUMNS = 120
 
 
@@ -52,6 +54,12 @@ class Plan:
             )
         if problems:
             raise ValueError("; ".join(problems))
+        for storage in self.storages:
+            if storage.slots_per_device > MAX_SLOTS:
+                raise ValueError(
+                    f"storage {storage.name!r} needs {storage.slots_per_device:,} slots "
+                    f"on a device, at most {MAX_SLOTS:,}: split its tables further"
+                )
         needed = {s.name for s in self.storages if not s.replicated}
         if needed != set(self.capacities):
             raise ValueError(

@@ -1,0 +1,84 @@
+"""Owners and slots of ids against plain Python, for tables of billions of rows too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from embark_jax import fleet
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.indexing import index_storage
+from embark_jax.embedding.optimizers import RowwiseAdagrad
+from embark_jax.planner import ForcedPlacement, Placement, lay_out, plan
+from embark_jax.tables import FeatureSpec, TableSpec
+
+BILLIONS = 5_000_000_000
+
+
+@pytest.mark.parametrize("rows", [50, BILLIONS // 2])
+def test_each_id_finds_its_row(rows):
+    """Row r of a table is row r // n of row shard r % n, behind what lies before it."""
+    before = TableSpec("before", 10, 4)
+    table = TableSpec("t", rows, 8)
+    owners = (2, 0, 1, 3, 4, 2)
+    placements = [
+        Placement(before, "ub", 1, 1, (3,)),
+        Placement(table, "ub", 3, 2, owners),
+    ]
+    (storage,) = lay_out(placements, 5)
+    index = index_storage(storage, [FeatureSpec("f", "t", hotness=4)], 5)
+    ids = np.array([[0, 1, rows - 1, -1], [rows - 2, rows // 2, -1, 3]], np.int64)
+    with jax.enable_x64(True):
+        _, owner, slot = jax.jit(index.expand)(jnp.asarray(ids))
+    assert owner.dtype == slot.dtype == jnp.int32
+
+    shard_rows = [len(range(j, rows, 3)) for j in range(3)]
+    # Device 3 holds "before" first; device 2 shard (0, 0), then shard (2, 1).
+    first = dict.fromkeys(np.ndindex(3, 2), 0) | {(1, 1): 10, (2, 1): shard_rows[0]}
+    for sample in range(2):
+        for k in range(2):
+            for place in range(4):
+                entry, r = k * 4 + place, int(ids[sample, place])
+                if r < 0:
+                    assert owner[sample, entry] == 5
+                    assert slot[sample, entry] == storage.slots_per_device
+                else:
+                    assert owner[sample, entry] == owners[2 * (r % 3) + k]
+                    assert slot[sample, entry] == first[r % 3, k] + r // 3
+
+
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_billions_of_rows_compile_without_64_bit_floats(cluster):
+    table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t", hotness=2)
+    planned = plan(
+        [table],
+        [feature],
+        fleet.dgx_h100(),
+        16,
+        forced={"t": ForcedPlacement(cluster, 8)},
+    )
+    collection = EmbeddingCollection(planned, planned.make_mesh())
+    optimizer = RowwiseAdagrad(0.1)
+    storages = jax.eval_shape(lambda: collection.init(jax.random.key(0)))
+    state = jax.eval_shape(lambda: collection.init_optimizer(optimizer))
+    assert storages[f"{cluster}_4"].shape == (BILLIONS, 4)
+
+    def step(storages, state, ids):
+        routes = collection.route({"f": ids}, {})
+        found = collection.lookup(storages, routes)
+        return collection.update(
+            storages, state, routes, found, optimizer, jnp.int32(1), jnp.bool_(True)
+        )
+
+    with jax.enable_x64(True):
+        ids = jax.ShapeDtypeStruct((16, 2), jnp.int64)
+    text = jax.jit(step).lower(storages, state, ids).as_text()
+    assert "xi64>" in text
+    assert "f64" not in text
+
+
+def test_a_block_beyond_32_bit_slots_is_refused():
+    table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t")
+    huge = fleet.Fleet(fleet.DeviceSpec("huge", 1e15, 1e12, 1e12, 1e12, 1e12))
+    with pytest.raises(ValueError, match=r"storage 'dp_4' needs 5,000,000,000 slots"):
+        plan([table], [feature], huge, 16)
