@@ -7,13 +7,12 @@ buffers, so that a capacity is a matter of speed, never of correctness.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from embark_jax.planner.statistics import expected_unique, row_shard_shares
-from embark_jax.planner.storage import Placement, Storage, lay_out
+from embark_jax.planner.storage import Cluster, Placement, Storage, lay_out
 from embark_jax.tables import FeatureSpec
 
 DEVIATIONS = 6.0
@@ -57,30 +56,59 @@ def _capacity(
 ) -> int:
     certain, expected = np.zeros(devices), np.zeros(devices)
     for placement in storage.placements:
-        ids = device_batch * sum(
-            feature.hotness
-            for feature in features
-            if feature.table == placement.table.name
+        name = placement.table.name
+        ids = device_batch * sum(f.hotness for f in features if f.table == name)
+        sure, likely = shard_ids(
+            storage.cluster,
+            placement.table.rows,
+            placement.row_shards,
+            ids,
+            zipf_exponent,
+            slack,
         )
-        owners = storage.owners(placement.table.name)
-        rows, shards = placement.table.rows, placement.row_shards
-        shares = row_shard_shares(rows, shards, zipf_exponent)
-        for j in range(shards):
-            # Only a table in one piece is sure how many ids go to its owner.
-            most = min(ids, placement.shard_rows(j)) if storage.cluster == "ub" else ids
-            likely = most * 1.0
-            if storage.cluster == "ub":
-                distinct = expected_unique(rows, ids, zipf_exponent)
-                likely = min(most, distinct / shards * slack, ids * shares[j] * slack)
-            elif shards > 1:
-                likely = min(most, ids * shares[j] * slack)
-            for owner in owners[j]:
-                if likely == most:
-                    certain[owner] += most
-                else:
-                    expected[owner] += likely
-    fullest = (certain + expected + DEVIATIONS * np.sqrt(expected)).max()
-    return max(1, math.ceil(fullest))
+        for row_shard, owners in enumerate(storage.owners(name)):
+            np.add.at(certain, owners, sure[row_shard])
+            np.add.at(expected, owners, likely[row_shard])
+    return max(1, int(padded_ids(certain, expected).max()))
+
+
+def shard_ids(
+    cluster: Cluster,
+    rows: int,
+    row_shards: int,
+    ids: int,
+    zipf_exponent: float,
+    slack: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What one device sends to each row shard of a table, in ids.
+
+    Args:
+      cluster: "rb" sends every id, "ub" every id once.
+      rows, row_shards: of the table.
+      ids: that a device's share of the batch has for the table.
+      zipf_exponent, slack: as for ``capacities``.
+
+    Returns:
+      ``(certain, expected)``, ``[row_shards]`` each: what cannot be exceeded, where
+      that is the smaller, or else the expectation with slack.
+    """
+    shares = row_shard_shares(rows, row_shards, zipf_exponent)
+    most = np.full(row_shards, float(ids))
+    likely = ids * shares * slack
+    if cluster == "ub":
+        shard_rows = (rows - np.arange(row_shards) + row_shards - 1) // row_shards
+        most = np.minimum(most, shard_rows)
+        distinct = expected_unique(rows, ids, zipf_exponent)
+        likely = np.minimum(likely, distinct / row_shards * slack)
+    elif row_shards == 1:
+        likely = most
+    sure = likely >= most
+    return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
+
+
+def padded_ids(certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Places for so many ids, of which the expected ones scatter."""
+    return np.ceil(certain + expected + DEVIATIONS * np.sqrt(expected))
 
 
 def grow(capacity: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, int]:

@@ -7,10 +7,14 @@ head is summed row by row, the tail over geometrically growing intervals.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
-HEAD_ROWS = 1 << 17
+HEAD_ROWS = 1 << 14
 TAIL_INTERVALS = 256
+"""The tail's midpoint rule is off by (log interval ratio)² / 24: below 2e-4 for a table
+of 10 billion rows."""
 
 
 def _intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,6 +28,7 @@ def _intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([head, tail]), lengths
 
 
+@functools.lru_cache(maxsize=256)
 def row_probabilities(rows: int, exponent: float) -> tuple[np.ndarray, np.ndarray]:
     """``(probability of one row, number of rows)`` for each interval of rows."""
     ranks, lengths = _intervals(rows)
@@ -31,6 +36,7 @@ def row_probabilities(rows: int, exponent: float) -> tuple[np.ndarray, np.ndarra
     return density / (density * lengths).sum(), lengths
 
 
+@functools.lru_cache(maxsize=4096)
 def expected_unique(rows: int, draws: float, exponent: float) -> float:
     """Expected number of different rows among ``draws`` independent draws."""
     probability, count = row_probabilities(rows, exponent)
