@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -148,7 +148,12 @@ class EmbeddingCollection:
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
           weights: for each weighted feature ``[batch, hotness]`` float32.
+
+        Raises:
+          ValueError: if a feature is missing or has another shape.
         """
+        self._check_shapes("ids", ids, [f.name for f in self.plan.features])
+        self._check_shapes("weights", weights, sorted(self._weighted))
 
         def route(ids, weights):
             routes = {}
@@ -257,6 +262,23 @@ class EmbeddingCollection:
 
     def _copies(self, name: str) -> int:
         return 1 if self._storages[name].replicated else self.plan.devices
+
+    def _check_shapes(
+        self, what: str, given: Mapping[str, jax.Array], expected: Sequence[str]
+    ) -> None:
+        if set(given) != set(expected):
+            raise ValueError(
+                f"{what} are given for {sorted(given)}, must be for {sorted(expected)}"
+            )
+        shapes = {f.name: (self.plan.batch_size, f.hotness) for f in self.plan.features}
+        problems = [
+            f"{what} of feature {name!r} have shape {array.shape}, must have "
+            f"{shapes[name]} ([batch, hotness] of the plan)"
+            for name, array in given.items()
+            if array.shape != shapes[name]
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
 
     def _columns(
         self,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from embark_jax.embedding.cluster import RowGradients
-from embark_jax.embedding.exchange import gather, sum_over_devices
+from embark_jax.embedding.exchange import gather, own_part, sum_over_devices
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.routing import group_by_slot, sum_bags
 
@@ -50,7 +50,7 @@ class DataParallel:
         else:
             grouped = group_by_slot(gather(slot), slots)
             touched = grouped.slot
-            place = jnp.searchsorted(touched, slot).astype(jnp.int32)
+            place = own_part(grouped.spread(jnp.arange(grouped.rows, dtype=jnp.int32)))
         entry_weight = None
         if weights is not None:
             entry_weight = weights[:, self.index.entry_column].reshape(-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 from jax import lax
 
@@ -22,6 +24,13 @@ def exchange(values: jax.Array) -> jax.Array:
 def gather(values: jax.Array) -> jax.Array:
     """``[n, ...]`` of each device to ``[devices * n, ...]``, equal on all."""
     return lax.all_gather(values, MESH_AXES, axis=0, tiled=True)
+
+
+def own_part(gathered: jax.Array) -> jax.Array:
+    """What ``gather`` took from this device: its ``[n, ...]`` of all."""
+    devices = math.prod(lax.axis_size(axis) for axis in MESH_AXES)
+    n = gathered.shape[0] // devices
+    return lax.dynamic_slice_in_dim(gathered, lax.axis_index(MESH_AXES) * n, n)
 
 
 def sum_over_devices(values: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,7 +254,8 @@ class Trainer:
         return any(int(needed[name]) > have for name, have in capacities.items())
 
     def restore(self, state: TrainState) -> None:
-        """Takes over a state, of a checkpoint say."""
+        """Takes over a state, of a checkpoint say, that is shaped like the current."""
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
         self.state = state
         self.step = int(state.step)
 

@@ -1,9 +1,11 @@
 """Any plan gives what the unsharded reference gives."""
 
 import hypothesis
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.optimizers import RowwiseAdagrad
 from embark_jax.planner import Placement
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -65,3 +67,18 @@ def test_row_wise_state_is_equal_on_all_column_shards():
         found[columns] = tables["t"], states["accumulator"]["t"]
     for one, four in zip(found[1], found[4], strict=True):
         np.testing.assert_allclose(one, four, rtol=1e-6)
+
+
+def test_wrong_inputs_are_named():
+    table, feature = TableSpec("t", 5, 4), FeatureSpec("f", "t", 2)
+    planned = make_plan([feature], [Placement(table, "dp")], 1, 2, 4)
+    collection = EmbeddingCollection(planned, planned.make_mesh())
+    good = jnp.zeros((4, 2), jnp.int32)
+    with pytest.raises(ValueError, match=r"ids are given for \['g'\], must be for"):
+        collection.route({"g": good}, {})
+    with pytest.raises(
+        ValueError, match=r"'f' have shape \(4, 3\), must have \(4, 2\)"
+    ):
+        collection.route({"f": jnp.zeros((4, 3), jnp.int32)}, {})
+    with pytest.raises(ValueError, match=r"weights are given for \['f'\]"):
+        collection.route({"f": good}, {"f": jnp.ones((4, 2))})
