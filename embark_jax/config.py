@@ -169,7 +169,7 @@ class ExperimentConfig(Config):
     """Everything one run depends on."""
 
     name: str = "experiment"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: DataConfig
     model: ModelConfig = DLRMDCNv2Config()
     mesh: MeshConfig = MeshConfig()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -62,7 +64,12 @@ class Experiment:
             "seed": config.seed,
             "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in self.tables},
             "features": {
-                f.name: {"table": f.table, "hotness": f.hotness, "pooling": f.pooling}
+                f.name: {
+                    "table": f.table,
+                    "hotness": f.hotness,
+                    "pooling": f.pooling,
+                    "weighted": f.weighted,
+                }
                 for f in self.features
             },
             "model": config.model.model_dump(mode="json", exclude={"compute_dtype"}),
@@ -80,15 +87,22 @@ class Experiment:
         )
 
     def trainer(self) -> Trainer:
-        """The model with its initial state on the devices of the plan's mesh."""
+        """The model with its initial state on the devices of the plan's mesh.
+
+        Raises:
+          ConfigError: if there are too few devices, or the model does not suit the
+            embeddings.
+        """
         config = self.config
-        embeddings = EmbeddingCollection(self.plan, self.plan.make_mesh())
-        model = models.build(
-            config.model,
-            embeddings.output_shapes,
-            self.dataset.dense_features,
-            nnx.Rngs(config.seed),
-        )
+        with _blaming("mesh"):
+            embeddings = EmbeddingCollection(self.plan, self.plan.make_mesh())
+        with _blaming("model"):
+            model = models.build(
+                config.model,
+                embeddings.output_shapes,
+                self.dataset.dense_features,
+                nnx.Rngs(config.seed),
+            )
         return Trainer(
             model,
             embeddings,
@@ -98,49 +112,51 @@ class Experiment:
         )
 
 
+@contextlib.contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    """Turns a ``ValueError`` into a ``ConfigError`` that names what is wrong."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
 def make_host_devices(config: ExperimentConfig) -> None:
     """Makes as many CPU devices as the config's mesh has; other platforms are as they
-    are. To be called before JAX is first used."""
+    are, and so is a process that has used JAX already."""
     if config.mesh.devices > 1:
-        jax.config.update("jax_num_cpu_devices", config.mesh.devices)
+        with contextlib.suppress(RuntimeError):  # JAX was used already
+            jax.config.update("jax_num_cpu_devices", config.mesh.devices)
 
 
-def build(config: ExperimentConfig) -> Experiment:
+def build(config: ExperimentConfig, plan_file: Path | None = None) -> Experiment:
     """Reads the dataset, merges its tables with the config's, and plans.
 
+    Args:
+      config: of the experiment.
+      plan_file: a plan in JSON to use as it is, whatever placements and capacity slack
+        the config asks for; None makes one.
+
     Raises:
-      ConfigError: if the config does not fit the dataset or its plan is impossible.
+      ConfigError: if the config does not fit the dataset or its plan is impossible, or
+        the plan given is damaged or made for something else.
       DataError: if the dataset is missing or damaged.
     """
     match config.data:
         case SyntheticConfig():
-            tables, features = _declared_model(config)
             options = config.data.model_dump(exclude={"kind"})
-            dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
+            with _blaming("embedding"):
+                tables, features = _declared_model(config)
+                dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
         case MovieLens100KConfig():
             dataset = MovieLens100K(config.data.path, seed=config.seed)
             tables, features = _merged_model(config, dataset)
-    forced = {
-        name: ForcedPlacement(
-            each.cluster, each.row_shards, each.column_shards, each.devices
-        )
-        for name, each in config.embedding.tables.items()
-    }
-    zipf_exponent = 0.0
-    if isinstance(config.data, SyntheticConfig):
-        zipf_exponent = config.data.zipf_exponent
-    try:
-        planned = plan(
-            tables,
-            features,
-            fleet.this_machine(config.mesh.nodes, config.mesh.gpus_per_node),
-            config.train.batch_size,
-            forced=forced,
-            zipf_exponent=zipf_exponent,
-            capacity_slack=config.embedding.capacity_slack,
-        )
-    except ValueError as error:
-        raise ConfigError(f"embedding: {error}") from error
+    if plan_file is None:
+        planned = _make_plan(config, tables, features)
+    else:
+        planned = _read_plan(plan_file, config, tables, features)
     return Experiment(config, dataset, tables, features, planned)
 
 
@@ -159,6 +175,60 @@ def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:
             return LazyAdam(
                 config.learning_rate, config.beta1, config.beta2, config.eps
             )
+
+
+def _make_plan(
+    config: ExperimentConfig,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+) -> Plan:
+    forced = {
+        name: ForcedPlacement(
+            each.cluster, each.row_shards, each.column_shards, each.devices
+        )
+        for name, each in config.embedding.tables.items()
+    }
+    zipf_exponent = 0.0
+    if isinstance(config.data, SyntheticConfig):
+        zipf_exponent = config.data.zipf_exponent
+    with _blaming("embedding"):
+        return plan(
+            tables,
+            features,
+            fleet.this_machine(config.mesh.nodes, config.mesh.gpus_per_node),
+            config.train.batch_size,
+            forced=forced,
+            zipf_exponent=zipf_exponent,
+            capacity_slack=config.embedding.capacity_slack,
+        )
+
+
+def _read_plan(
+    path: Path,
+    config: ExperimentConfig,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+) -> Plan:
+    """The plan in a file, which must be for this model, mesh and batch."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    with _blaming(str(path)):
+        planned = Plan.from_json(data.decode())
+        planned.check_serves(tables, features)
+    problems = [
+        f"{path}: plan is for {key} {planned_value}, the config says {value}"
+        for key, planned_value, value in (
+            ("mesh.nodes", planned.nodes, config.mesh.nodes),
+            ("mesh.gpus_per_node", planned.gpus_per_node, config.mesh.gpus_per_node),
+            ("train.batch_size", planned.batch_size, config.train.batch_size),
+        )
+        if planned_value != value
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return planned
 
 
 def _declared_model(

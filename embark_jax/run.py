@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from embark_jax import config_io, experiment
 from embark_jax.config import ExperimentConfig
@@ -28,12 +29,16 @@ from embark_jax.data import BatchChecker
 from embark_jax.experiment import Experiment
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.logs import MetricsLog
-from embark_jax.train.metrics import EvalAccumulator, Metrics, evaluate
+from embark_jax.train.metrics import evaluate
 from embark_jax.train.trainer import NonFiniteLossError, StepResult, Trainer
 
 
 def train(
-    config: ExperimentConfig, workdir: Path, resume: bool, console: Console
+    config: ExperimentConfig,
+    workdir: Path,
+    resume: bool,
+    console: Console,
+    plan_file: Path | None = None,
 ) -> dict[str, Any]:
     """Trains, evaluates on the test set, and leaves everything in ``workdir``.
 
@@ -43,50 +48,64 @@ def train(
         events and ``checkpoints/``.
       resume: continue from the newest checkpoint there, if there is one.
       console: where plan, progress and results are shown.
+      plan_file: a plan in JSON to train with; None makes one.
 
     Returns:
       The last record of ``metrics.jsonl``: the test metrics.
 
     Raises:
       FileExistsError: if ``workdir`` already holds a run and ``resume`` is false.
+      ConfigError, DataError, CheckpointError: if config, plan, data or the run to be
+        resumed do not fit together; that run is then as it was.
+      NonFiniteLossError: if a loss is not finite.
     """
-    metrics_file = workdir / "metrics.jsonl"
-    if metrics_file.exists() and not resume:
-        raise FileExistsError(
-            f"{workdir} already holds a run: pass --resume to continue it, or another "
-            "--workdir"
-        )
+    if not resume:
+        _check_unused(workdir)
     experiment.make_host_devices(config)
-    setup = experiment.build(config)
+    setup = experiment.build(config, plan_file)
     console.print(setup.plan)
 
-    workdir.mkdir(parents=True, exist_ok=True)
-    config_io.save(config, workdir / "config.yaml")
-    (workdir / "plan.json").write_text(setup.plan.to_json())
-
     trainer, check = setup.trainer(), setup.checker()
-    checkpoints = Checkpointer(
+    with Checkpointer(
         workdir / "checkpoints", setup.identity, config.train.keep_checkpoints
-    )
-    if resume and checkpoints.latest_step is not None:
-        trainer.restore(checkpoints.restore(trainer.state, trainer.embeddings))
-        console.print(f"resumed at step {trainer.step:,}")
-
-    with MetricsLog(workdir, resume_at=trainer.step) as log:
-        try:
-            _train_to_the_end(setup, trainer, check, checkpoints, log, console)
-        except NonFiniteLossError as error:
-            good = checkpoints.latest_step
-            where = "none" if good is None else workdir / "checkpoints" / str(good)
-            raise NonFiniteLossError(
-                f"{error}\nlast good checkpoint: {where}"
-            ) from None
-        finally:
-            checkpoints.close()
-        record = {"final": True, **_result(setup, trainer, check)}
-        log.write(trainer.step, record)
+    ) as checkpoints:
+        if resume:
+            step = _resume(trainer, check, checkpoints)
+            _say(console, f"resumed at step {step:,} of {config.train.steps:,}")
+        config_io.save(config, workdir / "config.yaml")
+        (workdir / "plan.json").write_text(setup.plan.to_json())
+        with MetricsLog(workdir, resume_at=trainer.step) as log:
+            try:
+                _train_to_the_end(setup, trainer, check, checkpoints, log, console)
+            except NonFiniteLossError as error:
+                good = checkpoints.steps[-1:]
+                where = workdir / "checkpoints" / str(*good) if good else "none"
+                raise NonFiniteLossError(
+                    f"{error}\nlast good checkpoint: {where}"
+                ) from None
+            record = {"final": True, **_result(setup, trainer)}
+            record["recompilations"] = trainer.recompilations
+            record |= _counts("bad_ids", check)
+            log.write(trainer.step, record)
     _show_result(record, console)
     return record
+
+
+def _check_unused(workdir: Path) -> None:
+    for name in ("config.yaml", "plan.json", "metrics.jsonl", "checkpoints"):
+        if (workdir / name).exists():
+            raise FileExistsError(
+                f"{workdir} already holds a run ({name}): pass --resume to continue "
+                "it, or another --workdir"
+            )
+
+
+def _resume(trainer: Trainer, check: BatchChecker, checkpoints: Checkpointer) -> int:
+    """Goes to the newest checkpoint, if there is one; returns its step."""
+    if checkpoints.steps:
+        state, check.bad_ids = checkpoints.restore(trainer.state, trainer.embeddings)
+        trainer.restore(state)
+    return trainer.step
 
 
 def _train_to_the_end(
@@ -111,16 +130,16 @@ def _train_to_the_end(
                     record = window.close()
                     log.write(result.step, record)
                     progress.update(task, completed=result.step, shown=_shown(record))
+                    if not console.is_terminal:
+                        _say(console, f"step {result.step:,}: {_shown(record)}")
             if options.eval_every and stop % options.eval_every == 0:
-                scores = _named("test", evaluate_on_test(setup, trainer, check))
-                log.write(stop, scores)
-                progress.console.print(
-                    f"step {stop:,}: test AUC {scores['test_auc']:.5f}"
-                )
+                record = _test_record(setup, trainer)
+                log.write(stop, record)
+                _say(progress.console, f"step {stop:,}: {_shown_test(record)}")
             if stop == options.steps or (
                 options.checkpoint_every and stop % options.checkpoint_every == 0
             ):
-                checkpoints.save(trainer.state, stop, trainer.embeddings)
+                checkpoints.save(trainer.state, stop, trainer.embeddings, check.bad_ids)
             window.stop()
 
 
@@ -171,17 +190,6 @@ class _Window:
         }
 
 
-def evaluate_on_test(
-    setup: Experiment, trainer: Trainer, check: BatchChecker
-) -> Metrics:
-    """Metrics over the whole test set."""
-    batches = map(check, setup.dataset.test_batches(setup.config.train.batch_size))
-    scores = EvalAccumulator()
-    for batch, logits in trainer.predict(batches):
-        scores.add(batch.labels, logits, len(batch))
-    return scores.result()
-
-
 def evaluate_checkpoint(
     config: ExperimentConfig, checkpoint: Path, console: Console
 ) -> dict[str, Any]:
@@ -191,38 +199,44 @@ def evaluate_checkpoint(
       config: must describe the model that the checkpoint holds.
       checkpoint: a run's ``checkpoints`` folder, for the newest, or one in it.
       console: where the result is shown.
+
+    Raises:
+      ConfigError, DataError, CheckpointError: as ``train`` does.
     """
-    experiment.make_host_devices(config)
-    setup = experiment.build(config)
     folder, step = checkpoint, None
     if checkpoint.name.isdigit():
         folder, step = checkpoint.parent, int(checkpoint.name)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
-    trainer, check = setup.trainer(), setup.checker()
-    checkpoints = Checkpointer(folder, setup.identity)
-    trainer.restore(checkpoints.restore(trainer.state, trainer.embeddings, step))
-    checkpoints.close()
-    record = _result(setup, trainer, check)
+    experiment.make_host_devices(config)
+    setup = experiment.build(config)
+    trainer = setup.trainer()
+    with Checkpointer(folder, setup.identity, keep=None) as checkpoints:
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings, step)
+    trainer.restore(state)
+    record = _result(setup, trainer)
     _show_result(record, console)
     return record
 
 
-def _result(setup: Experiment, trainer: Trainer, check: BatchChecker) -> dict[str, Any]:
-    """The test metrics, and what a reader needs to judge them."""
-    record = _named("test", evaluate_on_test(setup, trainer, check))
+def _result(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
+    """The test metrics, and the best that any model could reach."""
+    record = _test_record(setup, trainer)
     bayes_auc = setup.dataset.bayes_auc()
-    if bayes_auc is not None:
-        record["bayes_auc"] = bayes_auc
-    record["recompilations"] = trainer.recompilations
-    for name, count in check.bad_ids.items():
-        if count:
-            record[f"bad_ids/{name}"] = count
-    return record
+    return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
 
 
-def _named(prefix: str, metrics: Metrics) -> dict[str, Any]:
-    return {f"{prefix}_{k}": v for k, v in dataclasses.asdict(metrics).items()}
+def _test_record(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
+    """Metrics over the whole test set."""
+    check = setup.checker()
+    batches = map(check, setup.dataset.test_batches(setup.config.train.batch_size))
+    metrics = dataclasses.asdict(trainer.evaluate(batches))
+    record = {f"test_{name}": value for name, value in metrics.items()}
+    return record | _counts("test_bad_ids", check)
+
+
+def _counts(prefix: str, check: BatchChecker) -> dict[str, int]:
+    return {f"{prefix}/{name}": n for name, n in check.bad_ids.items() if n}
 
 
 def _show_result(record: dict[str, Any], console: Console) -> None:
@@ -235,26 +249,41 @@ def _show_result(record: dict[str, Any], console: Console) -> None:
     if "bayes_auc" in record:
         table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
     console.print(table)
-    for name, count in record.items():
-        if name.startswith("bad_ids/"):
-            console.print(f"feature {name[8:]}: {count:,} bad ids were mended")
+    for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):
+        for name, count in record.items():
+            if name.startswith(prefix):
+                feature = name.removeprefix(prefix)
+                _say(console, f"{where}: {count:,} bad ids of {feature!r} were mended")
+
+
+def _say(console: Console, text: str) -> None:
+    """Prints text as it is: one line, and brackets are no markup."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("step"),
         BarColumn(),
-        MofNCompleteColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[shown]}"),
         TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
 
 
-def _shown(record: dict[str, Any]) -> str:
+def _shown(record: Mapping[str, Any]) -> str:
     parts = [f"loss {record['loss']:.4f}"]
     if record["train_auc"] is not None:
         parts.append(f"AUC {record['train_auc']:.4f}")
     if record["samples_per_s"] is not None:
         parts.append(f"{record['samples_per_s']:,.0f} samples/s")
     return "  ".join(parts)
+
+
+def _shown_test(record: Mapping[str, Any]) -> str:
+    auc = record["test_auc"]
+    return f"test loss {record['test_log_loss']:.5f}" + (
+        "" if auc is None else f"  AUC {auc:.5f}"
+    )

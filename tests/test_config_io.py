@@ -208,7 +208,7 @@ features = st.builds(FeatureConfig, table=maybe(names), hotness=maybe(counts))
 configs = st.builds(
     ExperimentConfig,
     name=names,
-    seed=st.integers(),
+    seed=st.integers(0, 2**32 - 1),
     data=st.builds(SyntheticConfig, zipf_exponent=positive)
     | st.builds(MovieLens100KConfig, path=maybe(st.just(Path("~/ml: 100k")))),
     model=st.builds(DLRMDCNv2Config, bottom=widths, cross_rank=counts)

@@ -66,6 +66,9 @@ class Plan:
                 f"capacities are given for {sorted(self.capacities)}, must be for the "
                 f"sharded storages {sorted(needed)}"
             )
+        bad = {n: c for n, c in self.capacities.items() if type(c) is not int or c < 1}
+        if bad:
+            raise ValueError(f"capacities {bad} must be positive integers")
 
     @property
     def devices(self) -> int:
@@ -170,8 +173,8 @@ class Plan:
                 batch_size=value["batch_size"],
                 capacities=value["capacities"],
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"damaged plan: {error}") from error
+        except (KeyError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"damaged plan: {error!r}") from error
 
 
 def _placement(value: dict[str, Any]) -> Placement:

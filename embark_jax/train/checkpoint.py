@@ -31,7 +31,7 @@ WEIGHTS = "weights"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing or does not belong to this model."""
+    """A checkpoint that is missing, damaged or of another model."""
 
 
 class Checkpointer:
@@ -41,23 +41,43 @@ class Checkpointer:
       folder: holds one subfolder a checkpoint, named by its step.
       identity: JSON-like description of what a checkpoint must agree on to be loaded:
         seed, tables, features, model, optimizers; not plan or mesh.
-      keep: how many to keep; older ones are deleted.
+      keep: how many to keep; older ones are deleted, and what a killed write left.
+        None only reads, and changes nothing in the folder.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int = 3):
+    def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int | None):
         self._folder = Path(folder).absolute()
         self._identity = identity
+        reads_only = keep is None
         self._manager = ocp.CheckpointManager(
-            self._folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep)
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                read_only=reads_only,
+                create=not reads_only,
+                cleanup_tmp_directories=not reads_only,
+                save_interval_steps=0 if reads_only else 1,
+            ),
         )
 
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
     @property
-    def latest_step(self) -> int | None:
-        """Step of the newest complete checkpoint."""
-        return self._manager.latest_step()
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, in order; waits for one in the making."""
+        self._manager.wait_until_finished()
+        return sorted(self._manager.all_steps())
 
     def save(
-        self, state: TrainState, step: int, embeddings: EmbeddingCollection
+        self,
+        state: TrainState,
+        step: int,
+        embeddings: EmbeddingCollection,
+        bad_ids: Mapping[str, int],
     ) -> None:
         """Writes in the background; a killed write leaves the older ones as they are.
 
@@ -65,14 +85,17 @@ class Checkpointer:
           state: to be saved; may be donated as soon as this returns.
           step: that it is at.
           embeddings: the collection that the state belongs to.
+          bad_ids: for each feature those mended so far, so that a run that resumes
+            goes on counting.
         """
         dense = {"params": state.params, "dense_state": state.dense_state}
+        run = {"step": step, "identity": self._identity, "bad_ids": dict(bad_ids)}
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 dense=ocp.args.PyTreeSave(dense),
                 tables=ocp.args.PyTreeSave(_export(state, embeddings)),
-                run=ocp.args.JsonSave({"step": step, "identity": self._identity}),
+                run=ocp.args.JsonSave(run),
             ),
         )
 
@@ -81,7 +104,7 @@ class Checkpointer:
         state: TrainState,
         embeddings: EmbeddingCollection,
         step: int | None = None,
-    ) -> TrainState:
+    ) -> tuple[TrainState, dict[str, int]]:
         """Reads a checkpoint into a state of this model, whatever plan wrote it.
 
         Args:
@@ -89,43 +112,57 @@ class Checkpointer:
           embeddings: the collection that the state belongs to.
           step: of the checkpoint; None takes the newest.
 
+        Returns:
+          The state, and the ``bad_ids`` that were saved with it.
+
         Raises:
-          CheckpointError: if there is none, or it belongs to another model.
+          CheckpointError: if there is none, it is damaged, or of another model.
         """
-        step = self.latest_step if step is None else step
-        if step is None or step not in self._manager.all_steps():
+        steps = self.steps
+        if not steps:
+            raise CheckpointError(f"{self._folder}: holds no complete checkpoint")
+        step = steps[-1] if step is None else step
+        if step not in steps:
             raise CheckpointError(
-                f"{self._folder}: no checkpoint {'' if step is None else step}; "
-                f"complete ones: {sorted(self._manager.all_steps()) or 'none'}"
+                f"{self._folder}: holds no complete checkpoint of step {step}, only of "
+                f"{', '.join(map(str, steps))}"
             )
-        args = ocp.args.Composite(run=ocp.args.JsonRestore())
-        run = self._manager.restore(step, args=args)["run"]
+        run = self._read(step, run=ocp.args.JsonRestore())["run"]
         differences = _differences(run["identity"], self._identity)
         if differences:
             raise CheckpointError(
-                f"{self._folder / str(step)} belongs to another model: "
-                + "; ".join(differences)
+                f"{self._folder / str(step)}: belongs to another model:\n  "
+                + "\n  ".join(differences)
             )
         dense = {"params": state.params, "dense_state": state.dense_state}
         dense_args = ocp.checkpoint_utils.construct_restore_args(dense)
         tables = _logical_shapes(state, embeddings)
-        restored = self._manager.restore(
+        arrays = self._read(
             step,
-            args=ocp.args.Composite(
-                dense=ocp.args.PyTreeRestore(dense, restore_args=dense_args),
-                tables=ocp.args.PyTreeRestore(tables, restore_args=_padded(tables)),
-            ),
+            dense=ocp.args.PyTreeRestore(dense, restore_args=dense_args),
+            tables=ocp.args.PyTreeRestore(tables, restore_args=_padded(tables)),
         )
-        storages, embedding_state = _load(state, embeddings, restored["tables"])
+        storages, embedding_state = _load(state, embeddings, arrays["tables"])
         replicated = NamedSharding(embeddings.mesh, PartitionSpec())
-        return TrainState(
+        restored = TrainState(
             step=jax.device_put(jnp.asarray(run["step"], jnp.int32), replicated),
             halted=jax.device_put(jnp.zeros((), bool), replicated),
-            params=restored["dense"]["params"],
-            dense_state=restored["dense"]["dense_state"],
+            params=arrays["dense"]["params"],
+            dense_state=arrays["dense"]["dense_state"],
             storages=storages,
             embedding_state=embedding_state,
         )
+        return restored, run["bad_ids"]
+
+    def _read(self, step: int, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # Orbax has no common class for what it may raise
+            reason = str(error).partition(" [")[0].partition("\n")[0]
+            raise CheckpointError(
+                f"{self._folder / str(step)}: is damaged, delete it to use an older "
+                f"one ({type(error).__name__}: {reason[:500]})"
+            ) from error
 
     def close(self) -> None:
         """Waits until everything is written."""

@@ -21,9 +21,9 @@ class MetricsLog:
     the infinities: they are written as the strings "nan", "inf" and "-inf", which
     Python's ``float`` reads.
 
-    A run that resumes at step S repeats what came after it. So lines beyond S are
-    dropped, atomically, with a last line that a killed process left unfinished; in
-    TensorBoard events beyond S are hidden.
+    A run that resumes at step S repeats what came after it, and ends anew. So lines
+    beyond S or with ``"final": true`` are dropped, atomically, with a last line that a
+    killed process left unfinished; in TensorBoard events beyond S are hidden.
 
     Args:
       workdir: of the run; gets ``metrics.jsonl`` and ``tensorboard/``. One process
@@ -95,7 +95,7 @@ def _json(value: bool | int | float | str | None) -> bool | int | float | str | 
 
 
 def _keep_until(path: Path, step: int) -> None:
-    """Drops the lines beyond ``step``, and a last line that was left unfinished.
+    """Drops what a run resumed at ``step`` writes again, and a last line cut short.
 
     The old file stays whole until the new one takes its name.
     """
@@ -104,7 +104,8 @@ def _keep_until(path: Path, step: int) -> None:
     kept = []
     for number, line in enumerate(lines, 1):
         try:
-            beyond = json.loads(line)["step"] > step
+            record = json.loads(line)
+            repeated = record["step"] > step or record.get("final", False)
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
@@ -112,7 +113,7 @@ def _keep_until(path: Path, step: int) -> None:
                 f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
                 "step; only the last line may be damaged"
             ) from error
-        if not beyond:
+        if not repeated:
             kept.append(line.rstrip(b"\n") + b"\n")
     new = b"".join(kept)
     if new == old:

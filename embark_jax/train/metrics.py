@@ -11,6 +11,10 @@ from jax.typing import ArrayLike
 from sklearn.metrics import roc_auc_score
 
 
+class NonFiniteLogitError(ValueError):
+    """A prediction is NaN or infinite: the parameters are no good."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Metrics:
     """Metrics of predicted click probabilities, computed in float64.
@@ -43,8 +47,8 @@ def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
       logits: ``[samples]`` log-odds of label 1.
 
     Raises:
-      ValueError: if there are no samples, shapes differ, a label is neither 0 nor 1, or
-        a logit is not finite.
+      ValueError: if there are no samples, shapes differ or a label is neither 0 nor 1.
+      NonFiniteLogitError: if a logit is not finite.
     """
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     _check(labels, logits)
@@ -74,13 +78,13 @@ def _check(labels: np.ndarray, logits: np.ndarray) -> None:
             f"labels have shape {labels.shape} and logits {logits.shape}, must both be "
             "[samples] with at least one sample"
         )
-    for name, array, good, rule in (
-        ("label", labels, (labels == 0) | (labels == 1), "0 or 1"),
-        ("logit", logits, np.isfinite(logits), "finite"),
+    for name, array, good, rule, error in (
+        ("label", labels, (labels == 0) | (labels == 1), "0 or 1", ValueError),
+        ("logit", logits, np.isfinite(logits), "finite", NonFiniteLogitError),
     ):
         if not good.all():
             first = int(np.argmin(good))
-            raise ValueError(
+            raise error(
                 f"{name} of sample {first} is {array[first]}, must be {rule} "
                 f"({np.sum(~good)} of {len(array)} samples are not)"
             )
