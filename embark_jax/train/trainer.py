@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import chex
 import jax
@@ -134,11 +135,16 @@ class Trainer:
         )
         self._predict = make_predict_step(self._model, embeddings)
 
-    def _grow(self, needed: Mapping[str, int]) -> None:
+    def _make_room(self, needed: Mapping[str, jax.Array]) -> bool:
+        """Grows the capacities where a batch needs more; returns whether any grew."""
         plan = self.embeddings.plan
-        plan = dataclasses.replace(plan, capacities=grow(plan.capacities, needed))
+        if not _overflows(needed, plan.capacities):
+            return False
+        sizes = {name: int(value) for name, value in needed.items()}
+        plan = dataclasses.replace(plan, capacities=grow(plan.capacities, sizes))
         self._use(EmbeddingCollection(plan, self.embeddings.mesh))
         self.recompilations += 1
+        return True
 
     def fit(
         self,
@@ -165,22 +171,27 @@ class Trainer:
     def train(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Applies checked batches in order; yields each step once it is certain.
 
-        When the iterator is exhausted, the state is that after the last batch.
+        When the iterator ends, early or not, ``state`` and ``step`` are those after the
+        last batch taken; until then ``state`` may be ahead of what was yielded.
 
         Raises:
           NonFiniteLossError: if a loss is not finite; the state is that before it.
         """
-        flying: deque[tuple[Batch, StepReport]] = deque()
-        for batch in batches:
-            flying.append((batch, self._dispatch(batch)))
-            if len(flying) > STEPS_IN_FLIGHT:
+        flying: deque[_Flight] = deque()
+        try:
+            for batch in batches:
+                flying.append(self._dispatch(batch))
+                if len(flying) > STEPS_IN_FLIGHT:
+                    yield self._land(flying)
+            while flying:
                 yield self._land(flying)
-        while flying:
-            yield self._land(flying)
+        finally:
+            while flying:
+                self._land(flying)
 
-    def _dispatch(self, batch: Batch) -> StepReport:
+    def _dispatch(self, batch: Batch) -> _Flight:
         self.state, report = self._step(self.state, self._put(batch))
-        return report
+        return _Flight(batch, report, self.embeddings.plan.capacities)
 
     def _put(self, batch: Batch) -> DeviceBatch:
         plan = self.embeddings.plan
@@ -191,26 +202,22 @@ class Trainer:
             )
         return put_batch(batch, self.embeddings.mesh)
 
-    def _land(self, flying: deque[tuple[Batch, StepReport]]) -> StepResult:
+    def _land(self, flying: deque[_Flight]) -> StepResult:
         """Waits for the oldest step; replays it and those behind it if refused."""
-        batch, report = flying[0]
-        while not bool(report.applied):
-            needed = {name: int(value) for name, value in report.needed.items()}
-            capacities = self.embeddings.plan.capacities
+        while not bool(flying[0].report.applied):
+            batches = [flight.batch for flight in flying]
+            report, capacities = flying[0].report, flying[0].capacities
+            flying.clear()
             self._clear_halt()
-            if all(needed[name] <= have for name, have in capacities.items()):
+            if not _overflows(report.needed, capacities):
                 raise NonFiniteLossError(
                     f"loss is {float(report.loss)} at step {self.step + 1}; its batch:"
-                    "\n  " + "\n  ".join(feature_statistics(batch))
+                    "\n  " + "\n  ".join(feature_statistics(batches[0]))
                 )
-            self._grow(needed)
-            replayed = [(each, self._dispatch(each)) for each, _ in flying]
-            flying.clear()
-            flying.extend(replayed)
-            batch, report = flying[0]
-        flying.popleft()
+            self._make_room(report.needed)
+            flying.extend(map(self._dispatch, batches))
+        batch, report, capacities = flying.popleft()
         self.step += 1
-        capacities = self.embeddings.plan.capacities
         return StepResult(
             step=self.step,
             loss=float(report.loss),
@@ -230,8 +237,7 @@ class Trainer:
             logits, needed = self._predict(
                 self.state.params, self.state.storages, padded
             )
-            while self._overflows(needed):
-                self._grow({name: int(value) for name, value in needed.items()})
+            while self._make_room(needed):
                 logits, needed = self._predict(
                     self.state.params, self.state.storages, padded
                 )
@@ -249,10 +255,6 @@ class Trainer:
         features = self.embeddings.plan.features
         return BatchChecker(features, rows, dataset.dense_features)
 
-    def _overflows(self, needed: Mapping[str, jax.Array]) -> bool:
-        capacities = self.embeddings.plan.capacities
-        return any(int(needed[name]) > have for name, have in capacities.items())
-
     def restore(self, state: TrainState) -> None:
         """Takes over a state, of a checkpoint say, that is shaped like the current."""
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
@@ -262,6 +264,18 @@ class Trainer:
     def _clear_halt(self) -> None:
         halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
         self.state = self.state._replace(halted=halted)
+
+
+class _Flight(NamedTuple):
+    """A step that was dispatched, and the capacities it was compiled for."""
+
+    batch: Batch
+    report: StepReport
+    capacities: Mapping[str, int]
+
+
+def _overflows(needed: Mapping[str, jax.Array], capacities: Mapping[str, int]) -> bool:
+    return any(int(needed[name]) > have for name, have in capacities.items())
 
 
 def _pad(batch: Batch, size: int) -> Batch:
