@@ -16,7 +16,8 @@ from embark_jax.planner.storage import Cluster, Placement, Storage, lay_out
 from embark_jax.tables import FeatureSpec
 
 DEVIATIONS = 6.0
-"""Standard deviations, of a sum of independent draws, kept above the expectation."""
+"""Standard deviations, of a sum of independent draws, kept above the expectation: as
+seldom exceeded as once in 1e9 draws."""
 
 
 def capacities(
@@ -35,7 +36,7 @@ def capacities(
       devices: in the fleet.
       batch_size: global, samples a step.
       zipf_exponent: of the ids within their table; 0 is uniform.
-      slack: multiple of the expectation.
+      slack: multiple of the expectation, at least.
     """
     return {
         storage.name: _capacity(
@@ -69,7 +70,7 @@ def _capacity(
         for row_shard, owners in enumerate(storage.owners(name)):
             np.add.at(certain, owners, sure[row_shard])
             np.add.at(expected, owners, likely[row_shard])
-    return max(1, int(padded_ids(certain, expected).max()))
+    return max(1, int(padded_ids(certain, expected, slack).max()))
 
 
 def shard_ids(
@@ -90,25 +91,27 @@ def shard_ids(
 
     Returns:
       ``(certain, expected)``, ``[row_shards]`` each: what cannot be exceeded, where
-      that is the smaller, or else the expectation with slack.
+      slack would go beyond it, or else the expectation.
     """
     shares = row_shard_shares(rows, row_shards, zipf_exponent)
     most = np.full(row_shards, float(ids))
-    likely = ids * shares * slack
+    likely = ids * shares
     if cluster == "ub":
         shard_rows = (rows - np.arange(row_shards) + row_shards - 1) // row_shards
         most = np.minimum(most, shard_rows)
         distinct = expected_unique(rows, ids, zipf_exponent)
-        likely = np.minimum(likely, distinct / row_shards * slack)
+        likely = np.minimum(likely, distinct / row_shards)
     elif row_shards == 1:
         likely = most
-    sure = likely >= most
+    sure = likely * slack >= most
     return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
 
 
-def padded_ids(certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Places for so many ids, of which the expected ones scatter."""
-    return np.ceil(certain + expected + DEVIATIONS * np.sqrt(expected))
+def padded_ids(certain: np.ndarray, expected: np.ndarray, slack: float) -> np.ndarray:
+    """Places for so many ids: the slack is for wrong statistics, and where it is less
+    than chance may need, chance decides."""
+    chance = expected + DEVIATIONS * np.sqrt(expected)
+    return np.ceil(certain + np.maximum(slack * expected, chance))
 
 
 def grow(capacity: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, int]:
