@@ -140,7 +140,8 @@ def make_train_step(
     """The jitted step; its state argument is donated.
 
     A step is applied as a whole or not at all: not if the batch overflows a capacity
-    (ids would be missing), nor if the loss is not finite, nor while halted.
+    (ids would be missing), nor if the loss or an update is not finite, nor while
+    halted.
 
     Args:
       model: called as ``model(dense, embeddings) -> logits``.
@@ -163,12 +164,15 @@ def make_train_step(
         (loss, logits), (dense_gradient, embedding_gradient) = gradient_of(
             state.params, embeddings, batch
         )
-        applied = collection.fits(routes) & jnp.isfinite(loss) & ~state.halted
-
         updates, dense_state = dense_optimizer.update(
             dense_gradient, state.dense_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
+
+        # Optimizers of rows accumulate squares.
+        squares = jax.tree.map(jnp.square, embedding_gradient)
+        finite = _all_finite((loss, squares, params, dense_state))
+        applied = collection.fits(routes) & finite & ~state.halted
 
         def choose(new, old):
             return jnp.where(applied, new, old)
@@ -202,6 +206,11 @@ def make_train_step(
         out_shardings=(state_shardings(state, collection), report),
         donate_argnums=0,
     )
+
+
+def _all_finite(arrays: Any) -> jax.Array:
+    leaves = jax.tree.leaves(arrays)
+    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]))
 
 
 def make_predict_step(

@@ -46,7 +46,8 @@ STEPS_IN_FLIGHT = 2
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite; the state is that before the bad batch."""
+    """The loss of a batch or its update is NaN or infinite; the state is that before
+    this batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +176,8 @@ class Trainer:
         last batch taken; until then ``state`` may be ahead of what was yielded.
 
         Raises:
-          NonFiniteLossError: if a loss is not finite; the state is that before it.
+          NonFiniteLossError: if a loss or an update is not finite; the state is that
+            before it.
         """
         flying: deque[_Flight] = deque()
         try:
@@ -211,7 +213,8 @@ class Trainer:
             self._clear_halt()
             if not _overflows(report.needed, capacities):
                 raise NonFiniteLossError(
-                    f"loss is {float(report.loss)} at step {self.step + 1}; its batch:"
+                    f"loss is {float(report.loss):.6g} at step {self.step + 1}, and it "
+                    "or the update not finite; the batch:"
                     "\n  " + "\n  ".join(feature_statistics(batches[0]))
                 )
             self._make_room(report.needed)

@@ -1,0 +1,284 @@
+"""The trainer: no batch is lost or applied twice, and a bad one changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from embark_jax import models
+from embark_jax.data import Batch, DataError
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.optimizers import Adagrad
+from embark_jax.planner import Placement, Plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.step import TrainState, state_shardings
+from embark_jax.train.trainer import NonFiniteLossError, Trainer
+
+BATCH, DENSE, ROWS = 32, 2, 64
+TABLES = (TableSpec("a", ROWS, 4), TableSpec("b", ROWS, 4))
+FEATURES = (FeatureSpec("a", hotness=2), FeatureSpec("b", hotness=2, pooling="mean"))
+PLACED = (
+    Placement(TABLES[0], "rb", 2, 2, (0, 1, 2, 3)),
+    Placement(TABLES[1], "ub", 3, 1, (3, 1, 0)),
+)
+AMPLE = {"rb_2": 64, "ub_4": 64}
+"""More than all ids that a device has in a batch."""
+
+
+class Clicks:
+    """A ``Dataset``: the ids of step t (from 0) are of the first ``spread(t)`` rows."""
+
+    features = FEATURES
+    dense_features = DENSE
+
+    def __init__(self, spread=lambda step: ROWS, spoil=lambda step, batch: batch):
+        self._spread, self._spoil = spread, spoil
+
+    def train_batch(self, step: int, batch_size: int) -> Batch:
+        rng = np.random.default_rng([step])
+        ids = rng.integers(0, self._spread(step), (2, batch_size, 2), np.int32)
+        batch = Batch(
+            dense=rng.standard_normal((batch_size, DENSE), np.float32),
+            ids=dict(zip("ab", ids, strict=True)),
+            labels=rng.integers(0, 2, batch_size).astype(np.float32),
+        )
+        return self._spoil(step, batch)
+
+    def test_batches(self, batch_size):
+        yield self.train_batch(1000, batch_size)
+        yield self.train_batch(1001, batch_size - 5)
+
+
+def make_trainer(capacities=AMPLE, model=None, dense_optimizer=None) -> Trainer:
+    plan = Plan(FEATURES, PLACED, 2, 2, BATCH, capacities)
+    embeddings = EmbeddingCollection(plan, plan.make_mesh())
+    shapes = embeddings.output_shapes
+    return Trainer(
+        model or models.DLRM(shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0)),
+        embeddings,
+        dense_optimizer=dense_optimizer or optax.sgd(0.1, momentum=0.9),
+        embedding_optimizer=Adagrad(0.1),
+        seed=1,
+    )
+
+
+def snapshot(trainer: Trainer):
+    """All of the state, copied to the host."""
+    return jax.tree.map(np.array, trainer.state)
+
+
+def assert_equal_states(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def losses(results):
+    return [(result.step, result.loss) for result in results]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[Trainer, TrainState]:
+    """A trainer for many tests, and its initial state."""
+    trainer = make_trainer()
+    return trainer, jax.tree.map(np.array, trainer.state)
+
+
+def at_the_start(compiled: tuple[Trainer, TrainState]) -> Trainer:
+    trainer, initial = compiled
+    shardings = state_shardings(trainer.state, trainer.embeddings)
+    trainer.restore(jax.device_put(initial, shardings))
+    return trainer
+
+
+@pytest.fixture
+def trainer(compiled) -> Trainer:
+    return at_the_start(compiled)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(compiled):
+    """Losses, and the state after 0 to 10 steps, with no step in flight meanwhile."""
+    trainer = at_the_start(compiled)
+    found, states = [], [snapshot(trainer)]
+    for step in range(1, 11):
+        found += losses(trainer.fit(Clicks(), step))
+        states.append(snapshot(trainer))
+    return found, states
+
+
+def test_steps_in_flight_change_nothing(trainer, undisturbed):
+    expected, states = undisturbed
+    assert losses(trainer.fit(Clicks(), 10)) == expected
+    assert_equal_states(snapshot(trainer), states[10])
+
+
+@pytest.mark.parametrize("wide_from", [0, 4], ids=["at once", "steps in flight"])
+def test_an_overflow_changes_no_bit(trainer, wide_from):
+    """Few rows need few places; from step ``wide_from`` on, batches need more."""
+    data = Clicks(spread=lambda step: 1 if step < wide_from else ROWS)
+    tight = make_trainer({"rb_2": 16, "ub_4": 1})
+    assert losses(tight.fit(data, 8)) == losses(trainer.fit(data, 8))
+    assert 1 <= tight.recompilations <= 3
+    assert_equal_states(snapshot(tight), snapshot(trainer))
+    assert trainer.recompilations == 0
+
+
+def test_capacities_grow_no_more_than_needed():
+    tight = make_trainer({"rb_2": 64, "ub_4": 2})
+    results = list(tight.fit(Clicks(), 8))
+    capacities = tight.embeddings.plan.capacities
+    assert capacities["rb_2"] == 64
+    assert 2 < capacities["ub_4"] <= 32, "a device has at most 16 ids of table b"
+    assert all(0 < used <= 1 for result in results for used in result.used.values())
+
+
+def test_an_overflow_in_evaluation_changes_no_bit(trainer):
+    tight = make_trainer({"rb_2": 1, "ub_4": 1})
+    batches = list(Clicks().test_batches(BATCH))
+    found, expected = (
+        [np.asarray(logits) for _, logits in each.predict(batches)]
+        for each in (tight, trainer)
+    )
+    assert [len(each) for each in found] == [BATCH, BATCH - 5]
+    assert tight.recompilations > trainer.recompilations == 0
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert_equal_states(snapshot(tight), snapshot(trainer))
+
+
+def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
+    """What was refused before is replayed, not mistaken for a bad loss."""
+    data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
+    tight = make_trainer({"rb_2": 16, "ub_4": 1})
+    found = []
+    for result in tight.fit(data, 8):
+        found.append((result.step, result.loss))
+        if result.step == 3:
+            assert tight.recompilations == 0
+            tight.evaluate(data.test_batches(BATCH))
+            assert tight.recompilations > 0
+    assert found == losses(trainer.fit(data, 8))
+    assert_equal_states(snapshot(tight), snapshot(trainer))
+
+
+def spoil_at(bad_step, **change):
+    """Replaces arrays of the batch of step ``bad_step``, counted from 1."""
+
+    def spoil(step, batch):
+        if step + 1 != bad_step:
+            return batch
+        return dataclasses.replace(batch, **change)
+
+    return spoil
+
+
+# Far too large, though the loss of the small model is finite: the squares of gradients
+# are not.
+HUGE = np.full((BATCH, DENSE), 3e38, np.float32)
+
+
+@pytest.mark.parametrize("bad_step", [1, 6])
+def test_a_batch_of_huge_numbers_stops_before_it_does_harm(
+    trainer, undisturbed, bad_step
+):
+    _, states = undisturbed
+    data = Clicks(spoil=spoil_at(bad_step, dense=HUGE))
+    with pytest.raises(NonFiniteLossError) as caught:
+        list(trainer.fit(data, 10))
+    message = str(caught.value)
+    assert f"at step {bad_step}, " in message
+    assert "dense[1]: min 3e+38, max 3e+38, mean 3e+38, 0 of 32 not finite" in message
+    ids = data.train_batch(bad_step - 1, BATCH).ids["b"]
+    assert (
+        f"ids of b: min {ids.min()}, max {ids.max()}, {len(set(ids.flat))} unique of "
+        f"{ids.size}, 0 padding"
+    ) in message
+    assert trainer.step == bad_step - 1
+    assert_equal_states(snapshot(trainer), states[bad_step - 1])
+    # Nothing is stuck: with the batch mended, training goes on as if never disturbed.
+    list(trainer.fit(Clicks(), 10))
+    assert_equal_states(snapshot(trainer), states[10])
+
+
+class Norm(nnx.Module):
+    """Logits ``|w * dense| + sum of embeddings``, whose gradient at dense 0 is NaN."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(DENSE))
+
+    def __call__(self, dense, embeddings):
+        norm = jnp.sqrt(jnp.square(self.w[None] * dense).sum(axis=1))
+        return norm + sum(each.sum(axis=1) for each in embeddings.values())
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
+    trainer = make_trainer(model=Norm())
+    list(trainer.fit(Clicks(), 2))
+    before = snapshot(trainer)
+    zeros = np.zeros((BATCH, DENSE), np.float32)
+    with pytest.raises(NonFiniteLossError, match=r"loss is [01]\.\d+ at step 3, "):
+        list(trainer.fit(Clicks(spoil=spoil_at(3, dense=zeros)), 9))
+    assert_equal_states(snapshot(trainer), before)
+
+
+def test_a_learning_rate_too_high_is_found():
+    trainer = make_trainer(dense_optimizer=optax.sgd(1e30))
+    with pytest.raises(NonFiniteLossError, match=r"loss is (nan|inf) at step 2, "):
+        list(trainer.fit(Clicks(), 10))
+    assert trainer.step == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state))
+
+
+def test_bad_data_stops_after_the_good_batches(trainer, undisturbed):
+    _, states = undisturbed
+    bad = {"a": np.full((BATCH, 2), ROWS, np.int32), "b": np.zeros((BATCH, 2), int)}
+    with pytest.raises(DataError, match=r"sample 0: ids of feature 'a'.* value is 64"):
+        list(trainer.fit(Clicks(spoil=spoil_at(6, ids=bad)), 10))
+    assert trainer.step == 5
+    assert_equal_states(snapshot(trainer), states[5])
+
+
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("column", ["dense", "labels"])
+def test_numbers_that_are_not_finite_never_reach_a_device(trainer, column, spoiled):
+    array = getattr(Clicks().train_batch(2, BATCH), column).copy()
+    array[7] = spoiled
+    data = Clicks(spoil=spoil_at(3, **{column: array}))
+    with pytest.raises(DataError, match=rf"sample 7: {column}.*value is {spoiled}"):
+        list(trainer.fit(data, 4))
+    assert trainer.step == 2
+
+
+def test_a_loop_left_early_applies_no_batch_twice(trainer, undisturbed):
+    expected, states = undisturbed
+    found = []
+    for result in trainer.fit(Clicks(), 10):
+        found.append((result.step, result.loss))
+        if result.step == 3:
+            break
+    assert int(trainer.state.step) == trainer.step < 10
+    assert_equal_states(snapshot(trainer), states[trainer.step])
+    found += losses(trainer.fit(Clicks(), 10))
+    assert found == [each for each in expected if each in found]
+    assert_equal_states(snapshot(trainer), states[10])
+
+
+def test_each_step_compiles_once(caplog):
+    data = Clicks()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        trainer = make_trainer()
+        for stop in (2, 3, 6):
+            list(trainer.fit(data, stop))
+            trainer.evaluate(data.test_batches(BATCH))
+        compiled = [
+            record.getMessage().split()[4]
+            for record in caplog.records
+            if record.getMessage().startswith("Finished XLA compilation of")
+        ]
+    assert compiled.count("jit(train_step)") == 1
+    assert compiled.count("jit(predict)") == 1
