@@ -1,0 +1,67 @@
+"""Which implementation of an operation runs: plain XLA or the Mosaic GPU kernel."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+Implementation = Literal["xla", "mosaic_gpu"]
+
+
+def availability() -> dict[str, str]:
+    """For each implementation why it cannot run here; "" if it can.
+
+    "xla" is plain XLA and runs everywhere. "mosaic_gpu" is written in Pallas for
+    Hopper GPUs (compute capability 9.0) and newer.
+    """
+    return {"xla": "", "mosaic_gpu": _why_not_mosaic_gpu()}
+
+
+def choose(implementation: str | None, table: jax.Array) -> Implementation:
+    """The implementation to run for a table.
+
+    An explicit one is taken at its word, also where it cannot run: that is how a
+    kernel is compiled for a GPU that is not there.
+
+    Args:
+      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      table: ``[rows, width]``.
+
+    Raises:
+      ValueError: if the name is unknown, or the kernel cannot handle the table.
+    """
+    unsupported = _why_not_supported(table)
+    match implementation:
+        case None:
+            runs = not _why_not_mosaic_gpu() and not unsupported
+            return "mosaic_gpu" if runs else "xla"
+        case "xla":
+            return "xla"
+        case "mosaic_gpu":
+            if unsupported:
+                raise ValueError(f"mosaic_gpu: {unsupported}")
+            return "mosaic_gpu"
+    raise ValueError(
+        f"implementation is {implementation!r}, must be 'xla', 'mosaic_gpu' or None"
+    )
+
+
+def _why_not_mosaic_gpu() -> str:
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        return f"needs a GPU; JAX runs on {device.platform} here"
+    capability = float(device.compute_capability)
+    if capability < 9.0:
+        return f"needs compute capability 9.0; {device.device_kind} has {capability}"
+    return ""
+
+
+def _why_not_supported(table: jax.Array) -> str:
+    width = table.shape[1]
+    if table.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"table is {table.dtype}, must be float32 or bfloat16"
+    if width % 8 or not 8 <= width <= 1024:
+        return f"table is {width} wide, must be a multiple of 8 from 8 to 1024"
+    return ""

@@ -1,0 +1,93 @@
+"""The Mosaic GPU kernel of ``sum_bags``.
+
+A block sums a few consecutive bags, which are one stretch of entries. It walks the
+stretch in chunks: reads the row numbers of a chunk, then its rows, all of them before
+the first is added up, and writes a bag out when its last entry is behind. So rows in
+flight do not depend on how long bags are, and an empty bag is just written out.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from embark_kernels._mosaic import Rows, launch_options
+from embark_kernels.config import LookupConfig
+
+
+def sum_bags_mosaic_gpu(
+    table: jax.Array,
+    rows: jax.Array,
+    offsets: jax.Array,
+    weights: jax.Array | None,
+    out_dtype: jax.typing.DTypeLike,
+    config: LookupConfig,
+) -> jax.Array:
+    """As ``lookup.sum_bags``; the table has rows, and there are entries."""
+    (num_rows, width), entries = table.shape, rows.shape[0]
+    bags = offsets.shape[0] - 1
+    chunk = config.rows_in_flight
+    row_access = Rows(width)
+
+    def sum_bags_kernel(*refs):
+        table_ref, rows_ref, offsets_ref, *weights_refs, out_ref = refs
+        first_bag = lax.axis_index("block") * config.bags_per_block
+        end_bag = jnp.minimum(first_bag + config.bags_per_block, bags)
+        first, end = offsets_ref[first_bag], offsets_ref[end_bag]
+        zeros = row_access.zeros()
+
+        def write_bags_before(entry, state):
+            """Writes out all bags that end at ``entry`` or before."""
+
+            def write(state):
+                bag, _, total = state
+                row_access.store(out_ref, bag, total)
+                # The bag after the last one is never used, but its end is read.
+                return bag + 1, offsets_ref[jnp.minimum(bag + 2, bags)], zeros
+
+            return lax.while_loop(
+                lambda state: (state[1] <= entry) & (state[0] < end_bag), write, state
+            )
+
+        def add_chunk(index, state):
+            start = first + index * chunk
+            entry = [start + i for i in range(chunk)]
+            place = [jnp.minimum(each, entries - 1) for each in entry]
+            row = [rows_ref[each] for each in place]
+            used = [
+                (entry[i] < end) & (row[i] >= 0) & (row[i] < num_rows)
+                for i in range(chunk)
+            ]
+            values = [
+                row_access.load(table_ref, jnp.where(used[i], row[i], 0))
+                for i in range(chunk)
+            ]
+            if weights_refs:
+                factor = [weights_refs[0][each] for each in place]
+                values = [
+                    value * row_access.fill(each)
+                    for value, each in zip(values, factor, strict=True)
+                ]
+            for i in range(chunk):
+                bag, bag_end, total = write_bags_before(entry[i], state)
+                added = total + values[i]
+                total = jnp.where(row_access.fill(used[i]), added, total)
+                state = bag, bag_end, total
+            return state
+
+        state = (first_bag, offsets_ref[first_bag + 1], zeros)
+        chunks = lax.div(end - first + (chunk - 1), jnp.int32(chunk))
+        state = lax.fori_loop(0, chunks, add_chunk, state)
+        write_bags_before(end, state)
+
+    operands = (table, rows, offsets) + (() if weights is None else (weights,))
+    return plgpu.kernel(
+        sum_bags_kernel,
+        out_type=jax.ShapeDtypeStruct((bags, width), out_dtype),
+        grid=(pl.cdiv(bags, config.bags_per_block),),
+        grid_names=("block",),
+        **launch_options(),
+    )(*operands)

@@ -1,0 +1,134 @@
+"""What the Mosaic GPU kernels share: rows in registers, launching, the interpreter.
+
+A block is one warpgroup, 128 threads that run as one: scalars are the same in all
+threads, a row is spread over them. Rows are read with a scalar run-time index, straight
+into registers; several independent reads one after the other keep memory busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+COMPILER_PARAMS = plgpu.CompilerParams(
+    lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+)
+WARPGROUP = 128  # threads
+WARP = 32  # threads
+PAIR = 2  # neighbours that a thread reads at once: 4 bytes of bfloat16
+
+_plgpu: Any = plgpu  # for names and parameters that only some versions of JAX have
+# In jax 0.10, plgpu.load takes an index, and a plain store suits any layout.
+_load_takes_index = "idx" in inspect.signature(plgpu.load).parameters
+_interpreted = False
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Kernels traced inside run in Pallas' interpreter, on CPU. For tests: slow."""
+    global _interpreted
+    _interpreted = True
+    try:
+        yield
+    finally:
+        _interpreted = False
+
+
+def launch_options() -> dict[str, Any]:
+    """Keyword arguments for ``plgpu.kernel`` and ``pl.kernel``."""
+    if not _interpreted:
+        return {"compiler_params": COMPILER_PARAMS}
+    if hasattr(plgpu, "InterpretGPUParams"):
+        params = _plgpu.InterpretGPUParams
+    else:  # jax 0.10
+        from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+        params = InterpretGPUParams
+    return {"compiler_params": COMPILER_PARAMS, "interpret": params()}
+
+
+class Rows:
+    """Reads and writes rows of width ``width``, in one layout for all dtypes.
+
+    A multiple of 128 is spread over the warpgroup. Any other width is spread over one
+    warp, and all four warps do the same work: the rows still come from memory once.
+    """
+
+    def __init__(self, width: int):
+        self.width = width
+        self._layout = None if _interpreted else _narrow_layout(width)
+
+    def load(self, ref: Any, row: jax.Array) -> jax.Array:
+        """``[width]`` float32."""
+        if self._layout is None:
+            values = ref[row]
+        elif _load_takes_index:
+            values = _plgpu.load(ref, (row,), layout=self._layout, optimized=False)
+        else:
+            values = _plgpu.load(ref.at[row], layout=self._layout, optimized=False)
+        return values.astype(jnp.float32)
+
+    def store(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
+        """Writes ``[width]`` values, rounded to the dtype of ``ref``."""
+        values = values.astype(ref.dtype)
+        if self._layout is None or _load_takes_index:
+            ref[row] = values
+        else:
+            _plgpu.store(ref.at[row], values, optimized=False)
+
+    def zeros(self) -> jax.Array:
+        """``[width]`` float32."""
+        zeros = jnp.zeros((self.width,), jnp.float32)
+        return zeros if self._layout is None else plgpu.layout_cast(zeros, self._layout)
+
+    def fill(self, scalar: jax.Array) -> jax.Array:
+        """``[width]`` copies of a scalar; Mosaic broadcasts nothing implicitly."""
+        return jnp.broadcast_to(scalar, (self.width,))
+
+
+def sqrt(x: jax.Array) -> jax.Array:
+    """Square root of numbers >= 0; Mosaic has none for warpgroups."""
+    return jnp.where(x > 0, x * lax.rsqrt(x), jnp.zeros_like(x))
+
+
+def run_in_place(
+    body: Callable[..., None],
+    updated: list[jax.Array],
+    read: list[jax.Array],
+    blocks: int,
+) -> list[jax.Array]:
+    """Runs ``body(updated refs, *read refs)`` in each block, and returns ``updated``.
+
+    Donated arrays are updated where they lie, others are copied first.
+    """
+    refs = [jax.new_ref(array, memory_space=plgpu.GMEM) for array in updated]
+    mesh = plgpu.Mesh(grid=(blocks,), grid_names=("block",))
+    pl.kernel(
+        lambda *read_refs: body(refs, *read_refs),
+        out_type=(),
+        mesh=mesh,
+        **launch_options(),
+    )(*read)
+    return [jax.freeze(ref) for ref in refs]
+
+
+def _narrow_layout(width: int) -> Any:
+    if width % WARPGROUP == 0:
+        return None
+    lanes = math.gcd(width // PAIR, WARP)
+    copies = [] if lanes == WARP else [plgpu.Replicated(WARP // lanes)]
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((lanes * PAIR,), (PAIR,))),
+        warp_dims=(plgpu.Replicated(WARPGROUP // WARP),),
+        lane_dims=(*copies, -2),
+        vector_dim=-1,
+    )

@@ -1,0 +1,104 @@
+"""The Mosaic GPU kernel of ``update_rows``: table and states are updated in place.
+
+A block updates a few of the listed rows, in chunks: reads the rows, states and
+gradients of a chunk, all before the first is used, then applies the rule and writes
+row by row. Rows are listed once, so no two blocks meet.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from embark_kernels._mosaic import Rows, run_in_place, sqrt
+from embark_kernels.config import UpdateConfig
+from embark_kernels.optimizers import Optimizer, RowMath, States
+
+
+def update_rows_mosaic_gpu(
+    table: jax.Array,
+    states: States,
+    rows: jax.Array,
+    gradients: jax.Array,
+    mean_square: jax.Array | None,
+    factors: tuple[jax.Array, ...],
+    optimizer: Optimizer,
+    config: UpdateConfig,
+) -> tuple[jax.Array, States]:
+    """As ``update.update_rows``; the table has rows, and some are listed.
+
+    Args:
+      mean_square: ``[listed]`` for a row-wise rule.
+      factors: of the step.
+    """
+    (num_rows, width), listed = table.shape, rows.shape[0]
+    chunk = config.rows_in_flight
+    row_access = Rows(width)
+    math = RowMath(sqrt, row_access.fill)
+    names = list(states)
+
+    def update_rows_kernel(updated_refs, *read_refs):
+        table_ref, *state_refs = updated_refs
+        rows_ref, gradients_ref, *rest = read_refs
+        square_refs = [] if mean_square is None else [rest.pop(0)]
+        factor = tuple(rest[0][i] for i in range(len(factors)))
+        first = lax.axis_index("block") * config.rows_per_block
+        end = jnp.minimum(first + config.rows_per_block, listed)
+
+        def load_state(ref, row):
+            return ref[row, 0] if ref.shape[1] == 1 else row_access.load(ref, row)
+
+        def store_state(ref, row, value):
+            if ref.shape[1] == 1:
+                ref[row, 0] = value
+            else:
+                row_access.store(ref, row, value)
+
+        @pl.loop(0, lax.div(end - first + (chunk - 1), jnp.int32(chunk)))
+        def _(index):
+            place = [first + index * chunk + i for i in range(chunk)]
+            inside = [jnp.minimum(each, listed - 1) for each in place]
+            listed_row = [rows_ref[each] for each in inside]
+            used = [
+                (place[i] < end) & (row >= 0) & (row < num_rows)
+                for i, row in enumerate(listed_row)
+            ]
+            # What is not used is read from row 0, which is harmless.
+            row = [
+                jnp.where(use, each, 0)
+                for use, each in zip(used, listed_row, strict=True)
+            ]
+            old = [row_access.load(table_ref, each) for each in row]
+            gradient = [row_access.load(gradients_ref, each) for each in inside]
+            old_state = [[load_state(ref, each) for ref in state_refs] for each in row]
+            square = [[ref[each] for ref in square_refs] for each in inside]
+            for i in range(chunk):
+                new, new_states = optimizer.update(
+                    old[i],
+                    dict(zip(names, old_state[i], strict=True)),
+                    gradient[i],
+                    square[i][0] if square_refs else None,
+                    factor,
+                    math,
+                )
+
+                @pl.when(used[i])
+                def _(i=i, new=new, new_states=new_states):
+                    # The row goes first: storing it waits until all threads have
+                    # read what they need, which a scalar's store does not.
+                    row_access.store(table_ref, row[i], new)
+                    for name, ref in zip(names, state_refs, strict=True):
+                        store_state(ref, row[i], new_states[name])
+
+    read = [rows, gradients]
+    if mean_square is not None:
+        read.append(mean_square)
+    if factors:
+        read.append(jnp.stack(factors))
+    blocks = pl.cdiv(listed, config.rows_per_block)
+    table, *new_states = run_in_place(
+        update_rows_kernel, [table, *states.values()], read, blocks
+    )
+    return table, dict(zip(names, new_states, strict=True))

@@ -1,0 +1,205 @@
+"""Integer work on ids: sorting, making unique, grouping by row, bucketing by owner.
+
+Nothing here depends on parameters, so it can be done a step ahead. Each sort packs key
+and position into one unsigned integer: a one-operand sort is several times faster than
+sorting pairs, and stable by construction.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+PART = 256
+"""Entries that are summed one after the other; a longer run is cut into parts, so that
+a very hot row keeps many blocks busy instead of one."""
+
+
+def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array]:
+    """Stable sort of small integers.
+
+    Args:
+      keys: ``[n]`` integers in ``[0, num_keys)``; uint64 if they need it.
+      num_keys: static bound of the keys.
+
+    Returns:
+      ``(sorted keys, order)``: ``[n]`` each, the keys as they came, order int32 such
+      that ``keys[order]`` is sorted.
+
+    Raises:
+      ValueError: if key and position together need more than 64 bits.
+    """
+    position_bits = max(1, (keys.shape[0] - 1).bit_length())
+    bits = position_bits + max(1, (num_keys - 1).bit_length())
+    if bits > 64:
+        raise ValueError(
+            f"{keys.shape[0]} keys below {num_keys} need {bits} bits to sort, have 64"
+        )
+    with jax.enable_x64(bits > 32 or keys.dtype == jnp.uint64):
+        packed_type = jnp.uint64 if bits > 32 else jnp.uint32
+        position = jnp.arange(keys.shape[0], dtype=packed_type)
+        shift = jnp.asarray(position_bits, packed_type)
+        mask = jnp.asarray((1 << position_bits) - 1, packed_type)
+        packed = jnp.sort((keys.astype(packed_type) << shift) | position)
+        return (packed >> shift).astype(keys.dtype), (packed & mask).astype(jnp.int32)
+
+
+class Unique(NamedTuple):
+    """Ids, each once.
+
+    Attributes:
+      ids: ``[capacity]`` int32 ascending; ``num_ids`` where unused.
+      counts: ``[capacity]`` int32 how often each occurs.
+      inverse: ``[n]`` int32 place of each entry's id above; ``capacity`` where padded
+        or lost.
+      needed: ``[]`` int32 different ids; above ``capacity``, the largest are lost.
+    """
+
+    ids: jax.Array
+    counts: jax.Array
+    inverse: jax.Array
+    needed: jax.Array
+
+
+def unique(ids: jax.Array, num_ids: int, capacity: int) -> Unique:
+    """Makes ids unique.
+
+    Args:
+      ids: ``[n]`` int32; outside ``[0, num_ids)`` where padded.
+      num_ids: static bound of the ids.
+      capacity: static places for different ids.
+    """
+    runs = _sort_into_runs(ids, num_ids)
+    present = runs.key < num_ids
+    place = jnp.where(present & (runs.run < capacity), runs.run, capacity)
+    # Positions of one run are one after the other: its last place + 1 is its end.
+    edges = jnp.arange(capacity + 1, dtype=jnp.int32)
+    offsets = jnp.searchsorted(place, edges).astype(jnp.int32)
+    filled = jnp.full(capacity, num_ids, jnp.int32)
+    inverse = jnp.zeros(ids.shape, jnp.int32)
+    return Unique(
+        filled.at[place].set(runs.key, mode="drop"),
+        offsets[1:] - offsets[:-1],
+        inverse.at[runs.order].set(place, unique_indices=True),
+        jnp.sum(present & runs.is_first, dtype=jnp.int32),
+    )
+
+
+class RowGroups(NamedTuple):
+    """Entries grouped by the row they touch, for ``update.sum_groups``.
+
+    A run of equal rows is one group, or several where it crosses a multiple of
+    ``PART``: then the sums of all but its first group are added to the first.
+
+    Attributes:
+      order: ``[n]`` entries sorted by row.
+      group: ``[n]`` for each sorted entry the first group of its row.
+      row: ``[groups]`` row of each group, each once; at or beyond the number of rows
+        for padding, unused groups, and groups that are added to another.
+      offsets: ``[groups + 1]`` where groups begin among the sorted entries.
+      part: ``[parts]`` groups that are added to another; -1 where none.
+      part_offsets: ``[parts + 1]`` where those begin that are added to one group.
+      part_target: ``[parts]`` that group; different ones beyond all where unused.
+    """
+
+    order: jax.Array
+    group: jax.Array
+    row: jax.Array
+    offsets: jax.Array
+    part: jax.Array
+    part_offsets: jax.Array
+    part_target: jax.Array
+
+
+def group_rows(rows: jax.Array, num_rows: int) -> RowGroups:
+    """Groups entries by row.
+
+    Args:
+      rows: ``[n]`` int32; outside ``[0, num_rows)`` where padded.
+      num_rows: static number of rows.
+    """
+    n = rows.shape[0]
+    runs = _sort_into_runs(rows, num_rows)
+    parts = (n - 1) // PART if n else 0
+    groups = min(n, num_rows + 1) + parts
+    position = jnp.arange(n, dtype=jnp.int32)
+    begins = runs.is_first | (position % PART == 0)
+    group = jnp.cumsum(begins, dtype=jnp.int32) - 1
+    edges = jnp.arange(groups + 1, dtype=jnp.int32)
+    offsets = jnp.searchsorted(group, edges).astype(jnp.int32)
+    beyond = num_rows + jnp.arange(groups, dtype=jnp.int32)
+    named = jnp.where(runs.is_first & (runs.key < num_rows), group, groups)
+    row = beyond.at[named].set(runs.key, mode="drop")
+
+    cut = PART * jnp.arange(1, parts + 1, dtype=jnp.int32)
+    first_group = group[lax.cummax(jnp.where(runs.is_first, position, 0))]
+    target = first_group[cut]
+    added = ~runs.is_first[cut] & (runs.key[cut] < num_rows)
+    target = jnp.where(added, target, -1)
+    before = jnp.concatenate([jnp.full(1, -1, jnp.int32), target[:-1]])[:parts]
+    # Cuts where nothing is added are bags of their own, of one group that is not there.
+    is_new = ~added | (target != before)
+    bag = jnp.cumsum(is_new, dtype=jnp.int32) - 1
+    edges = jnp.arange(parts + 1, dtype=jnp.int32)
+    unused = groups + jnp.arange(parts, dtype=jnp.int32)
+    receives = jnp.where(added & is_new, bag, parts)
+    return RowGroups(
+        runs.order,
+        first_group,
+        row,
+        offsets,
+        jnp.where(added, group[cut], -1),
+        jnp.searchsorted(bag, edges).astype(jnp.int32),
+        unused.at[receives].set(target, mode="drop"),
+    )
+
+
+class Buckets(NamedTuple):
+    """Entries by owner, ready to be exchanged.
+
+    Attributes:
+      position: ``[owners, capacity]`` int32 the entry at each place; ``n`` where empty.
+      needed: ``[]`` int32 entries of the fullest bucket; above capacity, the last of
+        them are lost.
+    """
+
+    position: jax.Array
+    needed: jax.Array
+
+
+def bucket_by_owner(owner: jax.Array, owners: int, capacity: int) -> Buckets:
+    """Sorts entries into one bucket for each owner, in their order.
+
+    Args:
+      owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
+      owners: how many there are.
+      capacity: places in a bucket.
+    """
+    n = owner.shape[0]
+    sorted_owner, order = sort_positions(owner, owners + 1)
+    start = jnp.searchsorted(sorted_owner, jnp.arange(owners + 1, dtype=jnp.int32))
+    start = start.astype(jnp.int32)
+    count = start[1:] - start[:-1]
+    place = jnp.arange(capacity, dtype=jnp.int32)[None]
+    position = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
+    return Buckets(jnp.where(place < count[:, None], position, n), count.max())
+
+
+class _Runs(NamedTuple):
+    """Sorted keys, the order that sorts them, and their runs of equal keys."""
+
+    key: jax.Array
+    order: jax.Array
+    is_first: jax.Array
+    run: jax.Array
+
+
+def _sort_into_runs(keys: jax.Array, num_keys: int) -> _Runs:
+    """Sorts ``[n]`` keys; those outside ``[0, num_keys)`` become ``num_keys``."""
+    keys = jnp.where((keys >= 0) & (keys < num_keys), keys, num_keys)
+    key, order = sort_positions(keys, num_keys + 1)
+    is_first = jnp.concatenate([jnp.ones(1, bool), key[1:] != key[:-1]])[: key.size]
+    return _Runs(key, order, is_first, jnp.cumsum(is_first, dtype=jnp.int32) - 1)

@@ -1,0 +1,154 @@
+"""Optimizers of table rows, written once for plain XLA and for the kernel.
+
+A rule turns one row, its states and its summed gradient into the new row and states, in
+float32. It is applied once to each touched row. Plain XLA calls it with all rows,
+``[rows, width]``; the kernel with one row ``[width]`` and, where XLA has ``[rows, 1]``,
+a scalar.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+States = dict[str, jax.Array]
+
+
+class RowMath(NamedTuple):
+    """What plain XLA and the kernel do differently.
+
+    Attributes:
+      sqrt: square root of numbers >= 0.
+      fill: one number a row, as wide as the row.
+    """
+
+    sqrt: Callable[[jax.Array], jax.Array]
+    fill: Callable[[jax.Array], jax.Array]
+
+
+class Optimizer(Protocol):
+    """A rule for touched rows; ``row_wise`` ones use the mean of gradient²."""
+
+    @property
+    def row_wise(self) -> bool: ...
+
+    def state_widths(self, width: int) -> dict[str, int]:
+        """Values kept for a row of ``width`` parameters, by name of the state."""
+        ...
+
+    def step_factors(self, step: jax.Array) -> tuple[jax.Array, ...]:
+        """``[]`` float32 numbers that depend on the step alone."""
+        ...
+
+    def update(
+        self,
+        row: jax.Array,
+        states: States,
+        gradient: jax.Array,
+        mean_square: jax.Array | None,
+        factors: tuple[jax.Array, ...],
+        math: RowMath,
+    ) -> tuple[jax.Array, States]:
+        """The new row and states."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD:
+    """``row -= learning_rate * gradient``."""
+
+    learning_rate: float
+    row_wise = False
+
+    def state_widths(self, width):
+        return {}
+
+    def step_factors(self, step):
+        return ()
+
+    def update(self, row, states, gradient, mean_square, factors, math):
+        return row - self.learning_rate * gradient, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Adagrad:
+    """``accumulator += gradient²; row -= lr * gradient / (sqrt(accumulator) + eps)``.
+
+    https://jmlr.org/papers/v12/duchi11a.html, with eps where PyTorch has it.
+    """
+
+    learning_rate: float
+    eps: float = 1e-8
+    row_wise = False
+
+    def state_widths(self, width):
+        return {"accumulator": width}
+
+    def step_factors(self, step):
+        return ()
+
+    def update(self, row, states, gradient, mean_square, factors, math):
+        accumulator = states["accumulator"] + gradient * gradient
+        scaled = gradient / (math.sqrt(accumulator) + self.eps)
+        return row - self.learning_rate * scaled, {"accumulator": accumulator}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowwiseAdagrad:
+    """Adagrad with one accumulator a row, of the mean square over the row.
+
+    As FBGEMM's EXACT_ROWWISE_ADAGRAD (https://github.com/pytorch/FBGEMM).
+    """
+
+    learning_rate: float
+    eps: float = 1e-8
+    row_wise = True
+
+    def state_widths(self, width):
+        return {"accumulator": 1}
+
+    def step_factors(self, step):
+        return ()
+
+    def update(self, row, states, gradient, mean_square, factors, math):
+        accumulator = states["accumulator"] + mean_square
+        rate = self.learning_rate / (math.sqrt(accumulator) + self.eps)
+        return row - math.fill(rate) * gradient, {"accumulator": accumulator}
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyAdam:
+    """Adam (https://arxiv.org/abs/1412.6980) whose moments decay only when touched.
+
+    The bias correction counts steps of the run, not touches of the row, as
+    TensorFlow Addons' LazyAdam does.
+    """
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    row_wise = False
+
+    def state_widths(self, width):
+        return {"mean": width, "variance": width}
+
+    def step_factors(self, step):
+        count = step.astype(jnp.float32)
+        return 1 / (1 - self.beta1**count), 1 / (1 - self.beta2**count)
+
+    def update(self, row, states, gradient, mean_square, factors, math):
+        mean = self.beta1 * states["mean"] + (1 - self.beta1) * gradient
+        variance = self.beta2 * states["variance"] + (1 - self.beta2) * (
+            gradient * gradient
+        )
+        mean_hat, variance_hat = (
+            moment * math.fill(factor)
+            for moment, factor in zip((mean, variance), factors, strict=True)
+        )
+        scaled = mean_hat / (math.sqrt(variance_hat) + self.eps)
+        return row - self.learning_rate * scaled, {"mean": mean, "variance": variance}

@@ -1,0 +1,101 @@
+"""Sorting, unique ids, groups of rows and buckets against NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import bucket_by_owner, group_rows, grouping, unique
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NUM_IDS = 6
+
+
+def lists_of(elements):
+    """Of few lengths: each is compiled for."""
+    lengths = st.sampled_from([1, 12])
+    return lengths.flatmap(lambda n: st.lists(elements, min_size=n, max_size=n))
+
+
+ids_lists = lists_of(st.integers(-2, NUM_IDS + 1))
+few_examples = settings(max_examples=40)
+
+
+@few_examples
+@given(ids_lists, st.sampled_from([1, 3, NUM_IDS + 2]))
+def test_unique(ids, capacity):
+    ids = np.array(ids, np.int32)
+    valid = (ids >= 0) & (ids < NUM_IDS)
+    expected, counts = np.unique(ids[valid], return_counts=True)
+    kept = expected[:capacity]
+    actual = unique(ids, NUM_IDS, capacity)
+    assert int(actual.needed) == len(expected)
+    padding = np.full(capacity - len(kept), NUM_IDS)
+    np.testing.assert_array_equal(actual.ids, [*kept, *padding])
+    np.testing.assert_array_equal(actual.counts, [*counts[:capacity], *(padding * 0)])
+    place = {each: i for i, each in enumerate(kept)}
+    np.testing.assert_array_equal(
+        actual.inverse, [place.get(each, capacity) for each in ids]
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "lost"), [(3, 0), (2, 1)], ids=["exactly full", "overfull"]
+)
+def test_unique_counts_what_does_not_fit(capacity, lost):
+    actual = unique(jnp.array([5, 0, 3, 3, -1], jnp.int32), NUM_IDS, capacity)
+    assert int(actual.needed) - capacity == lost
+    assert int((actual.inverse == capacity).sum()) == 1 + lost
+
+
+def test_unique_of_ids_that_need_64_bits_to_sort():
+    ids = np.random.default_rng(0).integers(0, 2**31 - 2, 1000).astype(np.int32)
+    actual = unique(ids, 2**31 - 1, 1000)
+    expected, inverse = np.unique(ids, return_inverse=True)
+    np.testing.assert_array_equal(actual.ids[: len(expected)], expected)
+    np.testing.assert_array_equal(actual.inverse, inverse)
+
+
+@few_examples
+@given(rows=ids_lists, part=st.sampled_from([1, 3, 4]))
+def test_groups_hold_every_entry_once(rows, part):
+    """Adding groups to their targets gives what is in a row; NumPy does it here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "PART", part)
+        groups = group_rows(np.array(rows, np.int32), NUM_IDS)
+    groups = groups._replace(**{k: np.asarray(v) for k, v in groups._asdict().items()})
+    assert len(np.unique(groups.row)) == len(groups.row)
+    assert np.diff(groups.offsets).max() <= part
+    held = [
+        list(groups.order[start:stop])
+        for start, stop in zip(groups.offsets[:-1], groups.offsets[1:], strict=True)
+    ]
+    for bag, target in enumerate(groups.part_target):
+        for place in groups.part[slice(*groups.part_offsets[bag : bag + 2])]:
+            if place >= 0:
+                assert target < len(held)
+                held[target] += held[place]
+    actual = {
+        int(row): sorted(entries)
+        for row, entries in zip(groups.row, held, strict=True)
+        if row < NUM_IDS
+    }
+    assert actual == {
+        row: [i for i, each in enumerate(rows) if each == row]
+        for row in {each for each in rows if 0 <= each < NUM_IDS}
+    }
+    for place, entry in enumerate(groups.order):
+        if 0 <= rows[entry] < NUM_IDS:
+            assert groups.row[groups.group[place]] == rows[entry]
+
+
+@few_examples
+@given(lists_of(st.integers(0, 3)), st.sampled_from([1, 4, 12]))
+def test_buckets_keep_the_order(owners, capacity):
+    owner = np.array(owners, np.int32)
+    actual = bucket_by_owner(jnp.asarray(owner), 3, capacity)
+    entries = [np.flatnonzero(owner == each) for each in range(3)]
+    assert int(actual.needed) == max(map(len, entries))
+    for bucket, expected in zip(actual.position, entries, strict=True):
+        kept = expected[:capacity]
+        padding = [len(owner)] * (capacity - len(kept))
+        np.testing.assert_array_equal(bucket, [*kept, *padding])

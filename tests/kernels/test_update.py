@@ -1,0 +1,239 @@
+"""update_rows, sum_groups and update_from_bags against a float64 oracle."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowwiseAdagrad,
+    UpdateConfig,
+    group_rows,
+    grouping,
+    init_states,
+    sum_groups,
+    update_from_bags,
+    update_rows,
+)
+
+from tests.kernels.implementations import (
+    assert_sums_close,
+    each_implementation,
+    run,
+)
+
+SMALL = UpdateConfig(rows_per_block=3, rows_in_flight=2)
+ROWS, STEP = 9, 3
+OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def problem(optimizer, width, dtype="float32"):
+    rng = np.random.default_rng(width)
+    table = jnp.asarray(rng.normal(size=(ROWS, width)), dtype)
+    states = init_states(optimizer, table, initial=0.5)
+    return rng, table, states
+
+
+def as_float64(array):
+    return np.asarray(jnp.asarray(array, jnp.float32), np.float64)
+
+
+def expected_update(optimizer, table, states, gradients, mean_square=None):
+    """Updates the rows of ``gradients``, ``{row: [width]}``, by the textbook."""
+    table = as_float64(table)
+    states = {name: as_float64(state) for name, state in states.items()}
+    for row, gradient in gradients.items():
+        match optimizer:
+            case SGD():
+                change = gradient
+            case Adagrad() | RowwiseAdagrad():
+                added = gradient**2
+                if isinstance(optimizer, RowwiseAdagrad):
+                    added = added.mean() if mean_square is None else mean_square[row]
+                states["accumulator"][row] += added
+                root = np.sqrt(states["accumulator"][row])
+                change = gradient / (root + optimizer.eps)
+            case LazyAdam(_, beta1, beta2, eps):
+                mean = beta1 * states["mean"][row] + (1 - beta1) * gradient
+                variance = beta2 * states["variance"][row] + (1 - beta2) * gradient**2
+                states["mean"][row], states["variance"][row] = mean, variance
+                corrected = variance / (1 - beta2**STEP)
+                change = mean / (1 - beta1**STEP) / (np.sqrt(corrected) + eps)
+        table[row] -= optimizer.learning_rate * change
+    return table, states
+
+
+def assert_updated(actual, expected):
+    np.testing.assert_allclose(as_float64(actual[0]), expected[0], **TOLERANCE)
+    assert actual[1].keys() == expected[1].keys()
+    for name, state in expected[1].items():
+        np.testing.assert_allclose(actual[1][name], state, **TOLERANCE)
+
+
+def run_update_rows(implementation, optimizer, *args, **options):
+    return run(
+        implementation,
+        lambda table, states, rows, gradients: update_rows(
+            *(table, states, rows, gradients, optimizer),
+            step=STEP,
+            implementation=implementation,
+            config=SMALL,
+            **options,
+        ),
+        *args,
+    )
+
+
+@each_implementation
+@pytest.mark.parametrize("width", [8, 128])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_listed_rows_are_updated(implementation, optimizer, width):
+    rng, table, states = problem(optimizer, width)
+    rows = np.array([4, ROWS, 0, ROWS - 1, -1, 2, ROWS + 5], np.int32)
+    gradients = rng.normal(size=(len(rows), width)).astype(np.float32)
+    actual = run_update_rows(implementation, optimizer, table, states, rows, gradients)
+    wanted = {
+        row: as_float64(gradient)
+        for row, gradient in zip(rows, gradients, strict=True)
+        if 0 <= row < ROWS
+    }
+    assert_updated(actual, expected_update(optimizer, table, states, wanted))
+
+
+@each_implementation
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([-1, ROWS, -1], id="all padding"),
+        pytest.param([5], id="one row"),
+        pytest.param([ROWS - 1], id="last row"),
+    ],
+)
+def test_edges_of_rows(implementation, rows):
+    optimizer = SGD(1.0)
+    _, table, states = problem(optimizer, 128)
+    gradients = jnp.ones((len(rows), 128), jnp.float32)
+    actual, _ = run_update_rows(
+        implementation, optimizer, table, states, np.array(rows, np.int32), gradients
+    )
+    expected = np.array(table)
+    for row in rows:
+        if 0 <= row < ROWS:
+            expected[row] -= 1
+    np.testing.assert_array_equal(actual, expected)
+
+
+@each_implementation
+def test_a_table_in_bfloat16_is_rounded_once(implementation):
+    optimizer = SGD(0.1)
+    rng, table, states = problem(optimizer, 128, "bfloat16")
+    gradient = rng.normal(size=(1, 128)).astype(np.float32)
+    rows = np.array([3], np.int32)
+    actual, _ = run_update_rows(
+        implementation, optimizer, table, states, rows, gradient
+    )
+    exact = np.float32(table[3].astype(jnp.float32)) - np.float32(0.1) * gradient[0]
+    # Half a unit in the last place of 8 bits, and as much again where the kernel's
+    # fused multiply-add falls on the other side.
+    np.testing.assert_allclose(as_float64(actual[3]), exact, rtol=2**-8)
+    assert actual.dtype == jnp.bfloat16
+
+
+@each_implementation
+def test_mean_square_of_rows_that_go_on_elsewhere(implementation):
+    optimizer = RowwiseAdagrad(0.1)
+    rng, table, states = problem(optimizer, 8)
+    rows = np.array([6, 1], np.int32)
+    gradients = rng.normal(size=(2, 8)).astype(np.float32)
+    mean_square = np.array([2.0, 0.25], np.float32)
+    actual = run_update_rows(
+        *(implementation, optimizer, table, states, rows, gradients),
+        mean_square=jnp.asarray(mean_square),
+    )
+    expected = expected_update(
+        optimizer,
+        table,
+        states,
+        dict(zip(rows, as_float64(gradients), strict=True)),
+        dict(zip(rows, mean_square, strict=True)),
+    )
+    assert_updated(actual, expected)
+
+
+@each_implementation
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([4] * 9, id="duplicates only"),
+        pytest.param([8, 0, 0, -1, 0, 8, 0, ROWS, 0], id="long and short runs"),
+        pytest.param([-1] * 9, id="all padding"),
+    ],
+)
+def test_groups_are_summed(implementation, rows, monkeypatch):
+    monkeypatch.setattr(grouping, "PART", 2)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(4, 8)).astype(np.float32)
+    source = rng.integers(0, 4, 9).astype(np.int32)
+    weights = rng.normal(size=9).astype(np.float32)
+    groups = group_rows(np.array(rows, np.int32), ROWS)
+    actual = run(
+        implementation,
+        lambda *args: sum_groups(*args, implementation=implementation),
+        *(values, groups, source, weights),
+    )
+    for row, summed in zip(groups.row, actual, strict=True):
+        entries = [i for i, each in enumerate(rows) if each == row < ROWS]
+        if entries:
+            terms = as_float64(weights)[entries, None] * values[source[entries]]
+            magnitude = np.abs(terms).sum(0)
+            assert_sums_close(summed, terms.sum(0), magnitude, len(entries))
+
+
+@each_implementation
+@pytest.mark.parametrize("weighted", [False, True])
+def test_from_gradients_of_bags(implementation, weighted):
+    optimizer = RowwiseAdagrad(0.1)
+    rng, table, states = problem(optimizer, 8)
+    ids = rng.integers(-1, ROWS, (3, 3)).astype(np.int32)
+    gradient = rng.normal(size=(3, 2, 8)).astype(np.float32)
+    weights = rng.normal(size=(3, 3)).astype(np.float32) if weighted else None
+    actual = run(
+        implementation,
+        lambda table, states, ids, gradient, weights: update_from_bags(
+            *(table, states, ids, gradient, optimizer, weights),
+            hotness=(1, 2),
+            implementation=implementation,
+        ),
+        *(table, states, ids, gradient, weights),
+    )
+    gradients = {}
+    for line, column in np.argwhere(ids >= 0):
+        factor = 1.0 if weights is None else float(weights[line, column])
+        added = factor * as_float64(gradient[line, min(column, 1)])
+        row = int(ids[line, column])
+        gradients[row] = gradients.get(row, 0) + added
+    assert_updated(actual, expected_update(optimizer, table, states, gradients))
+
+
+def test_a_very_hot_row():
+    """Many times more entries of one row than are summed one after the other."""
+    entries = 5 * grouping.PART + 3
+    table = jnp.zeros((4, 8), jnp.float32)
+    ids = jnp.full((entries, 1), 2, jnp.int32).at[7].set(-1).at[9].set(3)
+    gradient = jnp.ones((entries, 8), jnp.float32)
+    groups = group_rows(ids.reshape(-1), 4)
+    bag = jnp.arange(entries, dtype=jnp.int32)
+    sums = sum_groups(gradient, groups, bag, implementation="xla")
+    actual, _ = update_rows(table, {}, groups.row, sums, SGD(1.0), implementation="xla")
+    np.testing.assert_array_equal(actual[:, 0], [0, 0, -(entries - 2), -1])
+    by_columns, _ = update_from_bags(
+        table, {}, ids, gradient, SGD(1.0), implementation="xla"
+    )
+    np.testing.assert_array_equal(by_columns, actual)
+
+
+def test_config_is_validated():
+    with pytest.raises(ValueError, match="rows_per_block is -1, must be at least 1"):
+        UpdateConfig(rows_per_block=-1, rows_in_flight=1)
