@@ -1,0 +1,112 @@
+"""Every Mosaic GPU kernel compiles for an H100, with no GPU present."""
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowwiseAdagrad,
+    init_states,
+    pooled_lookup,
+    update_from_bags,
+    update_rows,
+)
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from tests.gpu_compile.test_train_step import pytestmark  # noqa: F401
+
+ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
+WIDTHS = [8, 24, 32, 64, 96, 128, 200, 256, 384, 1024]
+KERNEL = 'custom_call_target="mosaic_gpu'
+
+
+@pytest.fixture(scope="module")
+def on_h100():
+    """Shapes on a GPU that is not there."""
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=(Path(__file__).parent / "h100.textproto").read_text(),
+        topology="1x1x1",
+    )
+    sharding = SingleDeviceSharding(topology.devices[0])
+    return lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def compile_for(function, *shapes, donate=()):
+    compiled = jax.jit(function, donate_argnums=donate).lower(*shapes).compile()
+    return compiled, compiled.as_text().count(KERNEL)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_pooled_lookup_compiles(on_h100, width, dtype):
+    """Weighted, with the table's dtype out, from a table above 4 GiB where wide."""
+    compiled, kernels = compile_for(
+        lambda *args: pooled_lookup(
+            *args, hotness=(3, 7), out_dtype=dtype, implementation="mosaic_gpu"
+        ),
+        on_h100((ROWS, width), dtype),
+        on_h100((BATCH, HOTNESS), jnp.int32),
+        on_h100((BATCH, HOTNESS), jnp.float32),
+    )
+    assert kernels == 1
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**20
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_update_rows_is_in_place(on_h100, optimizer, width):
+    dtype = jnp.bfloat16 if width == 256 else jnp.float32
+    table = on_h100((ROWS, width), dtype)
+    states = jax.eval_shape(lambda: init_states(optimizer, table))
+    states = {name: on_h100(each.shape, each.dtype) for name, each in states.items()}
+    compiled, kernels = compile_for(
+        lambda *args: update_rows(*args, optimizer, implementation="mosaic_gpu"),
+        table,
+        states,
+        on_h100((BATCH,), jnp.int32),
+        on_h100((BATCH, width), jnp.float32),
+        donate=(0, 1),
+    )
+    assert kernels == 1
+    updated = sum(
+        np.prod(each.shape) * each.dtype.itemsize for each in (table, *states.values())
+    )
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == updated
+    assert memory.temp_size_in_bytes < 2**20
+
+
+def test_the_whole_update_uses_no_atomics(on_h100):
+    width, optimizer = 128, RowwiseAdagrad(0.1)
+    entries = BATCH * HOTNESS
+    compiled, kernels = compile_for(
+        lambda table, states, ids, gradient: update_from_bags(
+            *(table, states, ids, gradient, optimizer), implementation="mosaic_gpu"
+        ),
+        on_h100((ROWS, width), jnp.float32),
+        {"accumulator": on_h100((ROWS, 1), jnp.float32)},
+        on_h100((BATCH, HOTNESS), jnp.int32),
+        on_h100((BATCH, width), jnp.float32),
+        donate=(0, 1),
+    )
+    assert kernels == 3  # sums of groups, sums of long runs, update
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == ROWS * (width + 1) * 4
+    # The summed gradients, and integers.
+    assert memory.temp_size_in_bytes < 2 * entries * width * 4
+    scatters = [line for line in compiled.as_text().splitlines() if " scatter(" in line]
+    assert scatters
+    assert all("unique_indices=true" in each for each in scatters if "f32[" in each)
