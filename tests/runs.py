@@ -1,0 +1,95 @@
+"""Runs of the ``embark`` command, in this process or in one of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from embark_jax import cli
+
+CONFIG = """\
+name: tiny
+data: {kind: synthetic, dense_features: 3, train_samples: 4096, test_samples: 1000}
+model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}
+mesh: {nodes: 2, gpus_per_node: 4}
+embedding:
+  dim: 4
+  tables:
+    user: {rows: 1000, cluster: rb}
+    item: {rows: 600, cluster: ub}
+    city: {rows: 20, cluster: dp}
+  features:
+    user: {}
+    items: {table: item, hotness: 4, pooling: mean}
+    city: {}
+train: {batch_size: 64, steps: 6, log_every: 1, checkpoint_every: 2}
+"""
+
+
+class Outcome(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+def embark(*args: str | Path) -> Outcome:
+    """Runs the command in this process; only its eight devices are there."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.object(sys, "argv", ["embark", *map(str, args)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def start(*args: str | Path, **options) -> subprocess.Popen:
+    """Starts the command in a process of its own."""
+    command = [sys.executable, "-c", "from embark_jax.cli import main; main()"]
+    return subprocess.Popen([*command, *map(str, args)], text=True, **options)
+
+
+def write_config(folder: Path, text: str = CONFIG) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(text)
+    return path
+
+
+def records(workdir: Path) -> list[dict]:
+    """The lines of ``metrics.jsonl``, without a last one that is cut short."""
+    lines = (workdir / "metrics.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    """The loss at each step; fails if one is there twice."""
+    found = [
+        (each["step"], each["loss"]) for each in records(workdir) if "loss" in each
+    ]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def final(workdir: Path) -> dict:
+    """The final record, which must be the last and the only one."""
+    assert [i for i, each in enumerate(records(workdir), 1) if "final" in each] == [
+        len(records(workdir))
+    ]
+    return records(workdir)[-1]
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    """All files in a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

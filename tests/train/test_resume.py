@@ -1,0 +1,186 @@
+"""A run that is killed and resumed goes on as if it had never been killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+STEPS, EVERY = 40, 5
+# Large enough that a checkpoint takes a while to write: 13 MB.
+OVERRIDES = (
+    *("embedding.tables.user.rows=400_000", "embedding.optimizer.kind=adagrad"),
+    *(f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}"),
+)
+TEMPORARY = "*.orbax-checkpoint-tmp*"
+
+
+class Runner:
+    """Starts training in processes that share what they compiled."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._config = runs.write_config(folder)
+        self._env = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+
+    def start(self, workdir: Path, *args) -> subprocess.Popen:
+        command = ("train", self._config, *OVERRIDES, "--workdir", workdir, *args)
+        pipe = subprocess.PIPE
+        return runs.start(*command, env=self._env, stdout=pipe, stderr=pipe)
+
+    def finish(self, workdir: Path, *args) -> str:
+        """Runs to the end, with nothing said on stderr; returns stdout."""
+        process = self.start(workdir, *args)
+        out, err = process.communicate()
+        assert (process.returncode, err) == (0, "")
+        return out
+
+    def kill(self, workdir: Path, is_time, *args) -> None:
+        """Kills training with SIGKILL when ``is_time()``, which is then still true."""
+        process = self.start(workdir, *args)
+        while True:
+            assert process.poll() is None, process.communicate()
+            if is_time():
+                process.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                if is_time():
+                    break
+                process.send_signal(signal.SIGCONT)
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not any("final" in each for each in runs.records(workdir))
+
+
+def last_step(workdir: Path) -> int:
+    return max(runs.losses(workdir), default=0) if started(workdir) else 0
+
+
+def started(workdir: Path) -> bool:
+    return (workdir / "metrics.jsonl").exists()
+
+
+def complete(workdir: Path) -> list[int]:
+    """Steps of the complete checkpoints: a name without suffix is given at the end."""
+    names = [path.name for path in (workdir / "checkpoints").glob("*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    return Runner(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def whole(runner):
+    """Workdir of a run that nothing disturbed."""
+    workdir = runner.folder / "whole"
+    out = runner.finish(workdir)
+    assert f"step {STEPS}: loss" in out
+    assert sorted(runs.losses(workdir)) == list(range(1, STEPS + 1))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def killed(runner, whole):
+    """Workdir of a run that was killed at some step, after its first checkpoint."""
+    workdir = runner.folder / "killed"
+    step = random.randrange(EVERY + 1, STEPS * 3 // 4)
+    runner.kill(workdir, lambda: last_step(workdir) >= step and complete(workdir))
+    print("killed at step", last_step(workdir))
+    assert last_step(workdir) < STEPS
+    return workdir
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Bit by bit, but for the time it took."""
+    assert runs.losses(found) == runs.losses(expected)
+    kept = [
+        [{k: v for k, v in each.items() if k != "samples_per_s"} for each in lines]
+        for lines in map(runs.records, (found, expected))
+    ]
+    assert kept[0] == kept[1]
+    assert runs.final(found)
+
+
+def test_it_goes_on_bit_by_bit(runner, whole, killed, tmp_path):
+    workdir = shutil.copytree(killed, tmp_path / "run")
+    (*_, newest) = complete(workdir)
+    out = runner.finish(workdir, "--resume")
+    assert f"resumed at step {newest} of {STEPS}\n" in out
+    assert_same_run(workdir, whole)
+    assert complete(workdir) == complete(whole)
+    for name in ("config.yaml", "plan.json"):
+        assert (workdir / name).read_text() == (whole / name).read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("mesh.nodes=1", "mesh.gpus_per_node=1"),
+        ("mesh.nodes=1", "mesh.gpus_per_node=4"),
+        (
+            "embedding.tables.user={rows: 400_000, cluster: ub, column_shards: 2}",
+            "embedding.tables.item.cluster=rb",
+        ),
+    ],
+    ids=["1×1", "1×4", "other clusters"],
+)
+def test_it_goes_on_elsewhere(runner, whole, killed, tmp_path, changes):
+    workdir = shutil.copytree(killed, tmp_path / "run")
+    (*_, newest) = complete(workdir)
+    runner.finish(workdir, "--resume", *changes)
+    assert (workdir / "plan.json").read_text() != (whole / "plan.json").read_text()
+    found, expected = runs.losses(workdir), runs.losses(whole)
+    assert found == pytest.approx(expected, rel=1e-4)
+    before = range(1, newest + 1)
+    assert [found[i] for i in before] == [expected[i] for i in before]
+    for name in ("test_log_loss", "test_calibration"):
+        assert runs.final(workdir)[name] == pytest.approx(
+            runs.final(whole)[name], rel=1e-4
+        )
+
+
+def test_without_a_checkpoint_it_starts_again(runner, whole, tmp_path):
+    workdir = tmp_path / "run"
+    runner.kill(
+        workdir, lambda: last_step(workdir) > 1, f"train.checkpoint_every={STEPS}"
+    )
+    assert not complete(workdir)
+    assert f"resumed at step 0 of {STEPS}\n" in runner.finish(workdir, "--resume")
+    assert_same_run(workdir, whole)
+
+
+def test_a_checkpoint_cut_short_is_left_out(runner, whole, tmp_path):
+    workdir = tmp_path / "run"
+    folder = workdir / "checkpoints"
+    runner.kill(workdir, lambda: complete(workdir) and any(folder.glob(TEMPORARY)))
+    (cut,) = folder.glob(TEMPORARY)
+    (*_, newest) = complete(workdir)
+    assert int(cut.name.partition(".")[0]) == newest + EVERY
+    out = runner.finish(workdir, "--resume")
+    assert f"resumed at step {newest} of {STEPS}\n" in out
+    assert_same_run(workdir, whole)
+    assert not any(folder.glob(TEMPORARY))
+
+
+def test_a_finished_run_is_only_evaluated_again(runner, whole, tmp_path):
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    out = runner.finish(workdir, "--resume")
+    assert f"resumed at step {STEPS} of {STEPS}\n" in out
+    assert f"step {STEPS}: loss" not in out
+    assert (workdir / "metrics.jsonl").read_bytes() == (
+        whole / "metrics.jsonl"
+    ).read_bytes()
