@@ -10,13 +10,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from embark_kernels import bucket_by_owner
 
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.routing import (
     Touched,
-    bucket_by_owner,
     group_by_slot,
     sum_bags,
 )

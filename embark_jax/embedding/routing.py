@@ -1,8 +1,6 @@
-"""Integer work on ids, local to a device: sorting, bucketing by owner, making unique.
+"""Integer work on ids, local to a device: making unique by owner, grouping by slot.
 
-Nothing here depends on parameters, so that a route can be made a step ahead. Sorts pack
-key and position into one unsigned integer: a one-operand sort is several times faster
-than sorting pairs, and stable by construction.
+Nothing here depends on parameters, so that a route can be made a step ahead.
 """
 
 from __future__ import annotations
@@ -11,65 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-
-def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array]:
-    """Stable sort of small integers.
-
-    Args:
-      keys: ``[n]`` integers in ``[0, num_keys)``; uint64 if they need it.
-      num_keys: static bound of the keys.
-
-    Returns:
-      ``(sorted keys, order)``: ``[n]`` each, the keys as they came, order int32 such
-      that ``keys[order]`` is sorted.
-
-    Raises:
-      ValueError: if key and position together need more than 64 bits.
-    """
-    position_bits = max(1, (keys.shape[0] - 1).bit_length())
-    bits = position_bits + max(1, (num_keys - 1).bit_length())
-    if bits > 64:
-        raise ValueError(
-            f"{keys.shape[0]} keys below {num_keys} need {bits} bits to sort, have 64"
-        )
-    with jax.enable_x64(bits > 32 or keys.dtype == jnp.uint64):
-        packed_type = jnp.uint64 if bits > 32 else jnp.uint32
-        position = jnp.arange(keys.shape[0], dtype=packed_type)
-        shift = jnp.asarray(position_bits, packed_type)
-        mask = jnp.asarray((1 << position_bits) - 1, packed_type)
-        packed = jnp.sort((keys.astype(packed_type) << shift) | position)
-        return (packed >> shift).astype(keys.dtype), (packed & mask).astype(jnp.int32)
-
-
-class Buckets(NamedTuple):
-    """Entries by owner, ready to be exchanged.
-
-    Attributes:
-      position: ``[devices, capacity]`` the entry at each place; ``n`` where empty.
-      needed: ``[]`` entries of the fullest bucket; above capacity it overflowed.
-    """
-
-    position: jax.Array
-    needed: jax.Array
-
-
-def bucket_by_owner(owner: jax.Array, devices: int, capacity: int) -> Buckets:
-    """Sorts entries into one bucket for each owner, in their order.
-
-    Args:
-      owner: ``[n]`` int32 in ``[0, devices]``; ``devices`` marks padding.
-      devices: number of owners.
-      capacity: places in a bucket.
-    """
-    n = owner.shape[0]
-    sorted_owner, order = sort_positions(owner, devices + 1)
-    start = jnp.searchsorted(sorted_owner, jnp.arange(devices + 1, dtype=jnp.int32))
-    start = start.astype(jnp.int32)
-    count = start[1:] - start[:-1]
-    place = jnp.arange(capacity, dtype=jnp.int32)[None]
-    position = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
-    return Buckets(jnp.where(place < count[:, None], position, n), count.max())
+from embark_kernels import sort_positions
 
 
 class UniqueBuckets(NamedTuple):

@@ -1,53 +1,14 @@
 """Integer routines against plain NumPy."""
 
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from embark_jax.embedding import routing
 
 sizes = st.integers(1, 50)
-
-
-@hypothesis.given(hnp.arrays(np.int32, sizes, elements=st.integers(0, 9)))
-@hypothesis.settings(max_examples=20)
-def test_sort_is_stable(keys):
-    found, order = routing.sort_positions(jnp.asarray(keys), 10)
-    np.testing.assert_array_equal(order, np.argsort(keys, kind="stable"))
-    np.testing.assert_array_equal(found, np.sort(keys))
-
-
-def test_sort_of_keys_beyond_32_bits():
-    keys = np.array([3, 2**33, 0, 2**33 + 1, 3], np.uint64)
-    with jax.enable_x64(True):
-        found, order = routing.sort_positions(jnp.asarray(keys), 2**34)
-    np.testing.assert_array_equal(np.asarray(found), np.sort(keys))
-    np.testing.assert_array_equal(order, [2, 0, 4, 1, 3])
-
-
-def test_sort_refuses_what_does_not_fit_64_bits():
-    with pytest.raises(ValueError, match="need 66 bits to sort"):
-        routing.sort_positions(jnp.zeros(5, jnp.int32), 2**63)
-
-
-@hypothesis.given(
-    hnp.arrays(np.int32, sizes, elements=st.integers(0, 4)), st.integers(1, 12)
-)
-@hypothesis.settings(max_examples=20)
-def test_buckets_hold_each_owners_entries_in_order(owner, capacity):
-    devices, n = 4, len(owner)
-    buckets = routing.bucket_by_owner(jnp.asarray(owner), devices, capacity)
-    counts = np.bincount(owner, minlength=devices + 1)[:devices]
-    assert int(buckets.needed) == counts.max()
-    for d in range(devices):
-        expected = np.full(capacity, n)
-        mine = np.flatnonzero(owner == d)[:capacity]
-        expected[: len(mine)] = mine
-        np.testing.assert_array_equal(buckets.position[d], expected)
 
 
 @hypothesis.given(
