@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
+
+import jax
 
 from embark_jax import cli
 
@@ -93,3 +98,26 @@ def final(workdir: Path) -> dict:
 def snapshot(folder: Path) -> dict[Path, bytes]:
     """All files in a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Collects the names of the programs that JAX compiles, such as "jit(f)"."""
+    names: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record):
+            if found := re.match(
+                r"Finished XLA compilation of (\S+)", record.getMessage()
+            ):
+                names.append(found[1])
+
+    logger, collector = logging.getLogger("jax"), Collector()
+    logger.addHandler(collector)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        with jax.log_compiles():
+            yield names
+    finally:
+        logger.removeHandler(collector)
+        logger.propagate = propagate

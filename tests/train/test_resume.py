@@ -15,9 +15,10 @@ import pytest
 from tests import runs
 
 STEPS, EVERY = 40, 5
-# Large enough that a checkpoint takes a while to write: 13 MB.
+ROWS = 400_000
+"""Enough that a checkpoint takes a while to write: 13 MB."""
 OVERRIDES = (
-    *("embedding.tables.user.rows=400_000", "embedding.optimizer.kind=adagrad"),
+    *(f"embedding.tables.user.rows={ROWS}", "embedding.optimizer.kind=adagrad"),
     *(f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}"),
 )
 TEMPORARY = "*.orbax-checkpoint-tmp*"
@@ -38,6 +39,10 @@ class Runner:
         command = ("train", self._config, *OVERRIDES, "--workdir", workdir, *args)
         pipe = subprocess.PIPE
         return runs.start(*command, env=self._env, stdout=pipe, stderr=pipe)
+
+    def plan(self, out: Path, *changes) -> None:
+        outcome = runs.embark("plan", self._config, *OVERRIDES, *changes, "--out", out)
+        assert outcome.code == 0
 
     def finish(self, workdir: Path, *args) -> str:
         """Runs to the end, with nothing said on stderr; returns stdout."""
@@ -115,6 +120,18 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert runs.final(found)
 
 
+def assert_close_runs(found: Path, expected: Path, resumed_at: int) -> None:
+    """Equal until it was resumed, and from there on but for rounding."""
+    assert (found / "plan.json").read_text() != (expected / "plan.json").read_text()
+    losses = runs.losses(expected)
+    assert runs.losses(found) == pytest.approx(losses, rel=1e-4)
+    for step in range(1, resumed_at + 1):
+        assert runs.losses(found)[step] == losses[step]
+    for name in ("test_log_loss", "test_calibration"):
+        other, mine = runs.final(expected)[name], runs.final(found)[name]
+        assert mine == pytest.approx(other, rel=1e-4)
+
+
 def test_it_goes_on_bit_by_bit(runner, whole, killed, tmp_path):
     workdir = shutil.copytree(killed, tmp_path / "run")
     (*_, newest) = complete(workdir)
@@ -126,31 +143,23 @@ def test_it_goes_on_bit_by_bit(runner, whole, killed, tmp_path):
         assert (workdir / name).read_text() == (whole / name).read_text()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ("mesh.nodes=1", "mesh.gpus_per_node=1"),
-        ("mesh.nodes=1", "mesh.gpus_per_node=4"),
-        (
-            "embedding.tables.user={rows: 400_000, cluster: ub, column_shards: 2}",
-            "embedding.tables.item.cluster=rb",
-        ),
-    ],
-    ids=["1×1", "1×4", "other clusters"],
-)
-def test_it_goes_on_elsewhere(runner, whole, killed, tmp_path, changes):
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_it_goes_on_on_another_mesh(runner, whole, killed, tmp_path, gpus):
     workdir = shutil.copytree(killed, tmp_path / "run")
-    (*_, newest) = complete(workdir)
-    runner.finish(workdir, "--resume", *changes)
-    assert (workdir / "plan.json").read_text() != (whole / "plan.json").read_text()
-    found, expected = runs.losses(workdir), runs.losses(whole)
-    assert found == pytest.approx(expected, rel=1e-4)
-    before = range(1, newest + 1)
-    assert [found[i] for i in before] == [expected[i] for i in before]
-    for name in ("test_log_loss", "test_calibration"):
-        assert runs.final(workdir)[name] == pytest.approx(
-            runs.final(whole)[name], rel=1e-4
-        )
+    runner.finish(workdir, "--resume", "mesh.nodes=1", f"mesh.gpus_per_node={gpus}")
+    assert_close_runs(workdir, whole, complete(killed)[-1])
+
+
+def test_it_goes_on_with_another_plan(runner, whole, killed, tmp_path):
+    workdir, plan = shutil.copytree(killed, tmp_path / "run"), tmp_path / "plan.json"
+    runner.plan(
+        plan,
+        f"embedding.tables.user={{rows: {ROWS}, cluster: ub, column_shards: 2}}",
+        "embedding.tables.item.cluster=rb",
+    )
+    runner.finish(workdir, "--resume", "--plan", plan)
+    assert (workdir / "plan.json").read_text() == plan.read_text()
+    assert_close_runs(workdir, whole, complete(killed)[-1])
 
 
 def test_without_a_checkpoint_it_starts_again(runner, whole, tmp_path):

@@ -1,0 +1,162 @@
+"""Bad data, from the file to the message or to the count in the final record."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embark_jax.data import MovieLens100K
+from tests import runs
+from tests.runs import embark
+
+USERS, ITEMS, RATINGS, BATCH = 30, 40, 100_000, 500
+ROWS = 20
+"""Of the user table in tests of bad ids: a third of the users are beyond it."""
+CONFIG = f"""\
+name: bad
+data: {{kind: movielens_100k}}
+model: {{kind: dlrm, bottom: [4], top: [1]}}
+embedding: {{dim: 4, tables: {{user: {{rows: {ROWS}}}}}}}
+train: {{batch_size: {BATCH}, steps: 2, checkpoint_every: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Files like those of MovieLens-100k, with few users and films."""
+    folder = tmp_path_factory.mktemp("ml-100k")
+    rng = np.random.default_rng(0)
+    headers = {
+        "user": "user_id:token age:token gender:token occupation:token zip_code:token",
+        "item": "item_id:token movie_title:token_seq release_year:token "
+        "class:token_seq",
+        "inter": "user_id:token item_id:token rating:float timestamp:float",
+    }
+    rows = {
+        "user": [f"{i}\t{20 + i}\tF\twriter\t{i % 4}" for i in range(USERS)],
+        "item": [f"{i}\tFilm {i}\t1995\tDrama Comedy" for i in range(ITEMS)],
+        "inter": [
+            f"{user}\t{item}\t{stars}\t{881250949 + i}"
+            for i, (user, item, stars) in enumerate(
+                rng.integers([0, 0, 1], [USERS, ITEMS, 6], (RATINGS, 3))
+            )
+        ],
+    }
+    for kind, header in headers.items():
+        lines = ["\t".join(header.split()), *rows[kind]]
+        (folder / f"ml-100k.{kind}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def train(folder, tmp_path):
+    """Trains in ``tmp_path / "run"`` on that data."""
+    config = runs.write_config(tmp_path, CONFIG)
+
+    def train(*args, data=folder):
+        workdir = tmp_path / "run"
+        return embark("train", config, f"data.path={data}", "--workdir", workdir, *args)
+
+    return train
+
+
+def assert_refused(outcome: runs.Outcome, *expected: str) -> None:
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    for text in expected:
+        assert text in outcome.err
+
+
+def edit_line(path: Path, number: int, change) -> None:
+    lines = path.read_text().split("\n")
+    lines[number - 1] = change(lines[number - 1])
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "expected"),
+    [
+        ("inter", Path.unlink, ["ml-100k.inter: No such file"]),
+        (
+            "inter",
+            lambda path: path.write_text(path.read_text()[:1_000_000]),
+            ["the file ends inside this row", "must end with a newline"],
+        ),
+        (
+            "inter",
+            lambda path: edit_line(path, 99_999, lambda text: text + "\n" + text),
+            ["has 100001 ratings, must have 100000"],
+        ),
+        (
+            "inter",
+            lambda path: edit_line(path, 7, lambda text: text.rpartition("\t")[0]),
+            ["ml-100k.inter, line 7: has 3 columns", "must have 4"],
+        ),
+        (
+            "inter",
+            lambda path: edit_line(path, 8, lambda text: text + "\t1"),
+            ["ml-100k.inter, line 8: has 5 columns", "must have 4"],
+        ),
+        (
+            "inter",
+            lambda path: edit_line(path, 9, lambda text: "1\t2\tnan\t881250949"),
+            ["line 9, column rating:float: value is 'nan', must be a number from 1 to"],
+        ),
+        (
+            "user",
+            lambda path: edit_line(path, 3, lambda text: "1\tinf\tF\twriter\t1"),
+            ["line 3, column age:token: value is 'inf', must be a number from 0 to"],
+        ),
+    ],
+    ids=["missing", "cut", "one more", "few columns", "many", "nan label", "inf dense"],
+)
+def test_damaged_files(train, folder, tmp_path, kind, damage, expected):
+    copied = shutil.copytree(folder, tmp_path / "data")
+    damage(copied / f"ml-100k.{kind}")
+    assert_refused(train(data=copied), f"{copied}/ml-100k.{kind}", *expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_id_beyond_its_table_names_its_line(train, folder):
+    outcome = train()
+    rule = f"must be from 0 to {ROWS - 1}, or -1 for padding; mend the data"
+    assert_refused(outcome, "ids of feature 'user', column 0: value is ", rule)
+    place, _, rest = outcome.err.removeprefix("error: ").partition(": ")
+    name, _, line = place.partition(", line ")
+    user = (folder / name).read_text().split("\n")[int(line) - 1].split("\t")[0]
+    assert int(user) >= ROWS
+    assert f"value is {user}, " in rest
+
+
+def test_more_ids_than_the_declared_hotness(train):
+    outcome = train("embedding.features.genres.hotness=1", "embedding.on_bad_id=drop")
+    assert_refused(
+        outcome,
+        "ml-100k.inter, line ",
+        "ids of feature 'genres', column 1: value is 1, a bag has more ids than the "
+        "declared hotness, 1",
+    )
+
+
+def bad_ids(batches) -> int:
+    return sum(int((batch.ids["user"] >= ROWS).sum()) for batch in batches)
+
+
+@pytest.mark.parametrize("on_bad_id", ["drop", "hash"])
+def test_mended_ids_are_counted_also_over_a_resume(train, folder, tmp_path, on_bad_id):
+    data, change = MovieLens100K(folder), f"embedding.on_bad_id={on_bad_id}"
+    test_set = bad_ids(data.test_batches(BATCH))
+    for steps, resume in ((2, ()), (4, ("--resume",))):
+        outcome = train(change, f"train.steps={steps}", *resume)
+        assert (outcome.code, outcome.err) == (0, "")
+        training = bad_ids(data.train_batch(step, BATCH) for step in range(steps))
+        counts = {
+            k: v for k, v in runs.final(tmp_path / "run").items() if "bad_ids" in k
+        }
+        assert counts == {"bad_ids/user": training, "test_bad_ids/user": test_set}
+        assert f"training: {training:,} bad ids of 'user' were mended\n" in outcome.out
+        assert f"the test set: {test_set:,} bad ids of 'user'" in outcome.out

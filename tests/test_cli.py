@@ -1,0 +1,286 @@
+"""The ``embark`` command: what it leaves behind, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embark_jax import config_io, run
+from embark_jax.config import ConfigError
+from embark_jax.data import DataError
+from embark_jax.planner import Plan
+from embark_jax.train.checkpoint import CheckpointError
+from embark_jax.train.metrics import NonFiniteLogitError
+from embark_jax.train.trainer import NonFiniteLossError
+from tests import runs
+from tests.runs import embark
+
+ONE_DEVICE = ("mesh.nodes=1", "mesh.gpus_per_node=1")
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    return runs.write_config(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Config, workdir and output of a run, and what it compiled."""
+    folder = tmp_path_factory.mktemp("trained")
+    config, workdir = runs.write_config(folder), folder / "run"
+    with runs.compilations() as compiled:
+        outcome = embark("train", config, "train.eval_every=2", "--workdir", workdir)
+    assert (outcome.code, outcome.err) == (0, "")
+    return config, workdir, outcome.out, compiled
+
+
+@pytest.fixture
+def earlier(trained, tmp_path):
+    """A copy of a run, and a check that nothing in it was changed."""
+    workdir = shutil.copytree(trained[1], tmp_path / "earlier")
+    before = runs.snapshot(workdir)
+    yield workdir
+    assert runs.snapshot(workdir) == before
+
+
+def assert_refused(outcome: runs.Outcome, *expected: str) -> None:
+    """One message, which has all that is expected in it, and no traceback."""
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("error: ") == 1
+    for text in expected:
+        assert text in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_run_leaves_all_it_should(trained):
+    config, workdir, out, _ = trained
+    assert config_io.load(workdir / "config.yaml") == config_io.load(
+        config, ["train.eval_every=2"]
+    )
+    assert Plan.from_json((workdir / "plan.json").read_text()).devices == 8
+    assert sorted(runs.losses(workdir)) == [1, 2, 3, 4, 5, 6]
+    evaluated = [each["step"] for each in runs.records(workdir) if "test_auc" in each]
+    assert evaluated == [2, 4, 6, 6]
+    record = runs.final(workdir)
+    assert record["step"] == 6
+    assert record["test_samples"] == 1000
+    assert record["recompilations"] == 0
+    assert any((workdir / "tensorboard").iterdir())
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == list(
+        "246"
+    )
+    # Without a terminal: a line for each record, nothing that moves, 80 columns.
+    assert [
+        line for line in out.splitlines() if re.match(r"step \d+: loss 0\.\d", line)
+    ]
+    assert f"{record['test_auc']:.5f}" in out
+    assert f"everything is in {workdir}\n" in out
+    assert "\x1b" not in out
+    assert max(map(len, out.replace(str(workdir), "").splitlines())) <= 80
+
+
+def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
+    config, workdir, _, compiled = trained
+    assert [compiled.count(f"jit({name})") for name in ("train_step", "predict")] == [
+        *(1, 1)
+    ]
+    workdir = shutil.copytree(workdir, tmp_path / "run")
+    with runs.compilations() as again:
+        outcome = embark(
+            *("train", config, "train.steps=9", "train.eval_every=1"),
+            *("--workdir", workdir, "--resume"),
+        )
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "resumed at step 6 of 9\n" in outcome.out
+    assert [again.count(f"jit({name})") for name in ("train_step", "predict")] == [1, 1]
+    assert sorted(runs.losses(workdir)) == list(range(1, 10))
+    assert runs.final(workdir)["step"] == 9
+
+
+@pytest.mark.parametrize(
+    ("mesh", "checkpoint", "tolerance"),
+    [((), "checkpoints", 0), (ONE_DEVICE, "checkpoints/6", 1e-6)],
+    ids=["its own mesh", "1×1"],
+)
+def test_a_checkpoint_evaluates_to_the_final_metrics(
+    trained, earlier, monkeypatch, mesh, checkpoint, tolerance
+):
+    evaluate, found = run.evaluate_checkpoint, {}
+    monkeypatch.setattr(
+        run, "evaluate_checkpoint", lambda *a: found.update(evaluate(*a))
+    )
+    outcome = embark(
+        "evaluate", trained[0], *mesh, "--checkpoint", earlier / checkpoint
+    )
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"{found['test_log_loss']:.5f}" in outcome.out
+    expected = runs.final(earlier)
+    assert found.keys() == {*expected} - {"step", "final", "recompilations"}
+    for name, value in found.items():
+        # Rounding may swap a few of the pairs that the AUC counts.
+        slack = {"abs": 2e-5 if tolerance else 0} if name == "test_auc" else {}
+        assert value == pytest.approx(expected[name], rel=tolerance, **slack)
+
+
+def test_plan_writes_what_it_shows(config, tmp_path):
+    out = tmp_path / "plan.json"
+    outcome = embark("plan", config, "embedding.tables.city.cluster=rb", "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "2 × 4 devices, batch 64" in outcome.out
+    plan = Plan.from_json(out.read_text())
+    assert {p.table.name: p.cluster for p in plan.placements} == {
+        **{"user": "rb", "item": "ub", "city": "rb"}
+    }
+
+
+def test_doctor_shows_devices_and_versions():
+    outcome = embark("doctor")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.search(r"cpu\s+│ cpu\s+│ 8", outcome.out)
+    assert re.search(r"embark_jax\s+│ 0\.1\.0", outcome.out)
+
+
+def truncate(path: Path) -> None:
+    path.write_text(path.read_text()[:100])
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["train.bach_size=4"], ["unknown key; did you mean batch_size?"]),
+        (["train.batch_size=60"], ["60, must be a multiple of the 8 devices"]),
+        (["data={kind: movielens_100k, path: nope}"], ["nope", "No such file"]),
+        (["embedding.tables.user.column_shards=3"], ["'user'", "must divide dim 4"]),
+        (["embedding.features.city.table=town"], ["'city' reads table 'town'"]),
+        (["model.bottom=[8, 8]"], ["model: feature 'city' has dim 4, must be 8"]),
+        (["mesh.nodes=4"], ["mesh: ", "4 × 4 = 16 devices, this machine shows 8"]),
+    ],
+    ids=lambda value: value[0].partition("=")[0],
+)
+def test_a_config_that_cannot_be_used(config, tmp_path, overrides, expected):
+    outcome = embark("train", config, *overrides, "--workdir", tmp_path / "run")
+    assert_refused(outcome, *expected)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "overrides", "expected"),
+    [
+        (Path.unlink, [], ["No such file"]),
+        (truncate, [], ["Unterminated string"]),
+        (lambda path: path.write_bytes(b"\xff\xfe"), [], ["can't decode byte 0xff"]),
+        (lambda path: edit(path, version=0), [], ["not a plan of version 1"]),
+        (lambda path: edit(path, nodes=None), [], ["damaged plan: TypeError"]),
+        (lambda path: edit(path, gpus_per_node=0), [], ["damaged plan: ZeroDivision"]),
+        (
+            lambda path: edit(path, capacities={"rb_4": 0, "ub_4": 9}),
+            [],
+            ["{'rb_4': 0}"],
+        ),
+        (
+            lambda path: None,
+            ["embedding.tables.city.rows=21"],
+            ["plan is for another model", "table 'city': plan has", "rows=21"],
+        ),
+        (
+            lambda path: None,
+            ["mesh.gpus_per_node=2", "train.batch_size=32"],
+            ["mesh.gpus_per_node 4, the config says 2", "train.batch_size 64, the"],
+        ),
+    ],
+    ids=[
+        *("missing", "truncated", "no text", "version", "no nodes", "no gpus"),
+        *("capacity", "other model", "other mesh and batch"),
+    ],
+)
+def test_a_plan_that_cannot_be_used(
+    trained, config, tmp_path, damage, overrides, expected
+):
+    path = shutil.copy(trained[1] / "plan.json", tmp_path / "plan.json")
+    damage(path)
+    args = ("train", config, *overrides, "--plan", path)
+    outcome = embark(*args, "--workdir", tmp_path / "run")
+    assert_refused(outcome, str(path), *expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_overwritten(config, earlier):
+    outcome = embark("train", config, "--workdir", earlier)
+    assert_refused(outcome, f"{earlier} already holds a run", "pass --resume")
+
+
+def test_another_model_is_not_resumed(config, earlier):
+    changes = ["embedding.dim=8", "model.bottom=[8, 8]", "seed=1"]
+    changes += ["embedding.optimizer.kind=adam", "dense_optimizer.kind=sgd"]
+    outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
+    assert_refused(outcome)
+    assert outcome.err.splitlines() == [
+        f"error: {earlier}/checkpoints/6: belongs to another model:",
+        "  dense_optimizer is adagrad in the checkpoint, sgd here",
+        "  embedding_optimizer is rowwise_adagrad in the checkpoint, adam here",
+        "  model.bottom is [8, 4] in the checkpoint, [8, 8] here",
+        "  seed is 0 in the checkpoint, 1 here",
+        "  tables.city.dim is 4 in the checkpoint, 8 here",
+        "  tables.item.dim is 4 in the checkpoint, 8 here",
+        "  tables.user.dim is 4 in the checkpoint, 8 here",
+    ]
+
+
+def test_no_checkpoint_to_evaluate(config, tmp_path):
+    outcome = embark("evaluate", config, "--checkpoint", tmp_path / "nope")
+    assert_refused(outcome, f"{tmp_path / 'nope'}: no such folder")
+
+
+def test_resuming_takes_a_workdir(config):
+    outcome = embark("train", config, "--resume")
+    assert outcome.code == 2
+    assert "--resume needs the --workdir" in outcome.err
+
+
+def test_a_loss_that_is_not_finite(config, tmp_path):
+    workdir = tmp_path / "run"
+    overrides = ["dense_optimizer={kind: sgd, learning_rate: 1e30}", *ONE_DEVICE]
+    overrides += ["train.checkpoint_every=1"]
+    outcome = embark("train", config, *overrides, "--workdir", workdir)
+    assert_refused(
+        outcome, "loss is nan at step 2", "dense[2]: min -", "ids of items: "
+    )
+    assert outcome.err.endswith(f"last good checkpoint: {workdir}/checkpoints/1\n")
+    assert list(runs.losses(workdir)) == [1]
+    assert (workdir / "checkpoints" / "1").is_dir()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(ConfigError, DataError, CheckpointError, FileExistsError, PermissionError),
+        *(NonFiniteLossError, NonFiniteLogitError),
+    ],
+)
+def test_a_message_is_printed_as_it_is(config, monkeypatch, error):
+    message = f"[red]{'long ' * 40}[/red]\n  dense[0]: [bold]"
+
+    def fail(*_):
+        raise error(message)
+
+    monkeypatch.setattr(run, "train", fail)
+    assert embark("train", config) == (1, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, TypeError])
+def test_a_fault_of_the_program_keeps_its_traceback(config, monkeypatch, error):
+    def fail(*_):
+        raise error("bug")
+
+    monkeypatch.setattr(run, "train", fail)
+    with pytest.raises(error, match="bug"):
+        embark("train", config)

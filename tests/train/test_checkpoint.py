@@ -1,0 +1,179 @@
+"""Checkpoints: what is read is what was written, or a message says why not."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from embark_jax import config_io, experiment
+from embark_jax.embedding.logical import export_table
+from embark_jax.train.checkpoint import Checkpointer, CheckpointError
+from tests import runs
+
+BAD_IDS = {"user": 3, "items": 0, "city": 0}
+
+
+def build(folder, *overrides):
+    path = runs.write_config(folder)
+    setup = experiment.build(config_io.load(path, overrides))
+    return setup, setup.trainer()
+
+
+def tables(trainer):
+    """Logical rows of all tables and of their optimizer states."""
+    state, embeddings = trainer.state, trainer.embeddings
+    kinds = {"weights": state.storages} | {
+        kind: {name: each[kind] for name, each in state.embedding_state.items()}
+        for kind in next(iter(state.embedding_state.values()))
+    }
+    return {
+        (table.name, kind): export_table(embeddings, arrays, table.name)
+        for table in embeddings.plan.tables
+        for kind, arrays in kinds.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with checkpoints of steps 3 and 4, what the state was at step 3, and the
+    trainer, which went on while they were written."""
+    folder = tmp_path_factory.mktemp("saved")
+    setup, trainer = build(folder, "mesh.nodes=1", "mesh.gpus_per_node=2")
+    steps = {}
+    with Checkpointer(folder / "run", setup.identity, keep=2) as checkpoints:
+        for step in (1, 3, 4):
+            list(trainer.fit(setup.dataset, step))
+            steps[step] = jax.tree.map(np.array, trainer.state), tables(trainer)
+            checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
+        list(trainer.fit(setup.dataset, 7))
+        assert checkpoints.steps == [3, 4]
+    return folder / "run", setup.identity, steps[3], trainer
+
+
+def test_the_state_is_that_of_its_step_bit_by_bit(saved):
+    folder, identity, (expected, _), trainer = saved
+    before = runs.snapshot(folder)
+    with Checkpointer(folder, identity, keep=None) as checkpoints:
+        state, bad_ids = checkpoints.restore(trainer.state, trainer.embeddings, 3)
+    trainer.restore(state)
+    assert trainer.step == 3
+    jax.tree.map(np.testing.assert_array_equal, trainer.state, expected)
+    assert bad_ids == BAD_IDS
+    assert runs.snapshot(folder) == before
+
+
+def test_another_plan_reads_the_same_rows(saved, tmp_path):
+    folder, identity, (_, expected), _ = saved
+    _, trainer = build(
+        tmp_path,
+        *("embedding.tables.user={rows: 1000, cluster: ub, column_shards: 2}",),
+        *("embedding.tables.item={rows: 600, cluster: dp}",),
+        *("embedding.tables.city={rows: 20, cluster: rb, row_shards: 3}",),
+    )
+    with Checkpointer(folder, identity, keep=None) as checkpoints:
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings, 3)
+    trainer.restore(state)
+    found = tables(trainer)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=str(name))
+
+
+def change(identity, path, value):
+    changed = copy.deepcopy(identity)
+    *sections, key = path
+    section = changed
+    for name in sections:
+        section = section[name]
+    if value is None:
+        del section[key]
+    else:
+        section[key] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("seed",), 1, "seed is 0 in the checkpoint, 1 here"),
+        (
+            ("tables", "user", "dim"),
+            8,
+            "tables.user.dim is 4 in the checkpoint, 8 here",
+        ),
+        (
+            ("tables", "city"),
+            None,
+            "tables.city is {'rows': 20, 'dim': 4} in the checkpoint, nothing here",
+        ),
+        (
+            ("tables", "hour"),
+            {"rows": 24, "dim": 4},
+            "tables.hour is nothing in the checkpoint, {'rows': 24, 'dim': 4} here",
+        ),
+        (
+            ("features", "items", "pooling"),
+            "sum",
+            "features.items.pooling is mean in the checkpoint, sum here",
+        ),
+        (
+            ("embedding_optimizer",),
+            "adam",
+            "embedding_optimizer is rowwise_adagrad in the checkpoint, adam here",
+        ),
+    ],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
+    folder, identity, *_ = saved
+    other = change(identity, path, value)
+    with (
+        Checkpointer(folder, other, keep=None) as checkpoints,
+        pytest.raises(CheckpointError) as caught,
+    ):
+        checkpoints.restore(None, None)
+    assert (
+        str(caught.value) == f"{folder / '4'}: belongs to another model:\n  {message}"
+    )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: shutil.rmtree(folder / "tables"),
+        lambda folder: (folder / "tables" / "manifest.ocdbt").write_bytes(b"x"),
+        lambda folder: (folder / "dense" / "_METADATA").write_text('{"tree'),
+        lambda folder: (folder / "run" / "metadata").write_text('{"step": 4,'),
+        lambda folder: (folder / "run" / "metadata").unlink(),
+    ],
+    ids=["no tables", "bad manifest", "cut metadata", "cut run", "no run"],
+)
+def test_a_damaged_checkpoint_is_refused(saved, tmp_path, damage):
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    damage(copied / "4")
+    with Checkpointer(copied, identity, keep=None) as checkpoints:
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.restore(trainer.state, trainer.embeddings)
+        assert str(caught.value).startswith(f"{copied / '4'}: is damaged, delete it")
+        assert "\n" not in str(caught.value)
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings, 3)
+    assert int(state.step) == 3
+    trainer.restore(state)
+
+
+def test_a_missing_checkpoint_is_told(saved, tmp_path):
+    folder, identity, *_ = saved
+    with (
+        Checkpointer(folder, identity, keep=None) as checkpoints,
+        pytest.raises(CheckpointError, match=r"of step 5, only of 3, 4$"),
+    ):
+        checkpoints.restore(None, None, 5)
+    with Checkpointer(tmp_path / "empty", identity, keep=1) as checkpoints:
+        assert checkpoints.steps == []
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+            checkpoints.restore(None, None)
