@@ -1,8 +1,10 @@
 """Decides where every piece of every table lives. Needs no JAX and no device."""
 
+from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.capacities import capacities, grow
-from embark_jax.planner.greedy import ForcedPlacement, plan
 from embark_jax.planner.plan import MESH_AXES, Plan
+from embark_jax.planner.prediction import Prediction
+from embark_jax.planner.search import plan
 from embark_jax.planner.storage import Placement, Storage, lay_out
 
 __all__ = [
@@ -10,6 +12,7 @@ __all__ = [
     "ForcedPlacement",
     "Placement",
     "Plan",
+    "Prediction",
     "Storage",
     "capacities",
     "grow",

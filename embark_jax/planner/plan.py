@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.storage import Placement, Storage, lay_out
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
@@ -31,6 +32,7 @@ class Plan:
       batch_size: global batch that ``capacities`` are made for.
       capacities: for each "rb" and "ub" storage, the ids that one device can send to
         one other in a step.
+      prediction: what the planner expects of it, if the planner made it.
 
     Raises:
       ValueError: with everything that makes it invalid: a table missing, a shard
@@ -43,6 +45,7 @@ class Plan:
     gpus_per_node: int
     batch_size: int
     capacities: Mapping[str, int]
+    prediction: Prediction | None = None
 
     def __post_init__(self):
         check_model(self.tables, self.features)
@@ -57,8 +60,8 @@ class Plan:
         for storage in self.storages:
             if storage.slots_per_device > MAX_SLOTS:
                 raise ValueError(
-                    f"storage {storage.name!r} needs {storage.slots_per_device:,} slots "
-                    f"on a device, at most {MAX_SLOTS:,}: split its tables further"
+                    f"storage {storage.name!r} needs {storage.slots_per_device:,} "
+                    f"slots on a device, at most {MAX_SLOTS:,}: split its tables further"
                 )
         needed = {s.name for s in self.storages if not s.replicated}
         if needed != set(self.capacities):
@@ -172,6 +175,7 @@ class Plan:
                 gpus_per_node=value["gpus_per_node"],
                 batch_size=value["batch_size"],
                 capacities=value["capacities"],
+                prediction=_prediction(value.get("prediction")),
             )
         except (KeyError, TypeError, ArithmeticError) as error:
             raise ValueError(f"damaged plan: {error!r}") from error
@@ -181,4 +185,15 @@ def _placement(value: dict[str, Any]) -> Placement:
     return Placement(
         **value
         | {"table": TableSpec(**value["table"]), "devices": tuple(value["devices"])}
+    )
+
+
+def _prediction(value: dict[str, Any] | None) -> Prediction | None:
+    if value is None:
+        return None
+    prediction = Prediction(**value)
+    return dataclasses.replace(
+        prediction,
+        device_ms=tuple(prediction.device_ms),
+        device_bytes=tuple(prediction.device_bytes),
     )

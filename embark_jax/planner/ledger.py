@@ -1,0 +1,116 @@
+"""Adds up what placed shards cost: the one account that search and report share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.candidates import Candidate
+from embark_jax.planner.capacities import padded_ids
+from embark_jax.planner.cost import CostModel
+from embark_jax.planner.memory import Memory
+from embark_jax.planner.storage import Cluster
+
+
+class Ledger:
+    """Loads of every device in every storage, with tables added and removed.
+
+    Attributes:
+      pieces, certain, expected, rows: ``[storages, devices]`` of what devices own.
+      owner_ms: ``[devices]`` time for the own shards.
+      piece_ms, id_ms, fixed_ms: ``[storages]`` prices.
+      piece_bytes, id_bytes, row_bytes: ``[storages]`` memory of a unit of each.
+    """
+
+    def __init__(
+        self,
+        storages: Sequence[tuple[Cluster, int]],
+        devices: int,
+        model: CostModel,
+        memory: Memory,
+    ):
+        self.storages = tuple(storages)
+        self.devices = devices
+        self.limit_bytes = memory.limit_bytes
+        self.slack = memory.workload.capacity_slack
+        shape = (len(storages), devices)
+        self.pieces, self.rows = np.zeros(shape), np.zeros(shape)
+        self.certain, self.expected = np.zeros(shape), np.zeros(shape)
+        self.tables = np.zeros(len(storages), int)
+        self.owner_ms = np.zeros(devices)
+        self.everywhere_ms = 0.0
+        self.everywhere_bytes = 0.0
+        prices = [model.storage_price(*storage) for storage in storages]
+        self.fixed_ms = np.array([price.fixed_ms for price in prices])
+        self.piece_ms = np.array([price.piece_ms for price in prices])
+        self.id_ms = np.array([price.id_ms for price in prices])
+        self.piece_bytes = np.array([memory.piece_bytes(*each) for each in storages])
+        self.id_bytes = np.array([memory.id_bytes(*each) for each in storages])
+        self.row_bytes = np.array([memory.row_bytes(width) for _, width in storages])
+        self._index = {storage: s for s, storage in enumerate(storages)}
+
+    def index(self, candidate: Candidate) -> int:
+        """Of the candidate's storage."""
+        return self._index[candidate.shape.storage]
+
+    def add(self, candidate: Candidate, owners: np.ndarray, times: int = 1) -> None:
+        """Enters a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
+        with ``times`` -1 removes it."""
+        s = self.index(candidate)
+        self.tables[s] += times
+        self.everywhere_ms += times * candidate.everywhere_ms
+        self.everywhere_bytes += times * candidate.everywhere_bytes
+        row_shards = np.arange(len(owners)) // candidate.shape.column_shards
+        for total, each in (
+            (self.certain[s], candidate.certain),
+            (self.expected[s], candidate.expected),
+            (self.rows[s], candidate.rows),
+            (self.owner_ms, candidate.owner_ms),
+        ):
+            np.add.at(total, owners, times * each[row_shards])
+        np.add.at(self.pieces[s], owners, times * candidate.pieces)
+
+    def copy(self) -> Ledger:
+        """An account of its own with the same entries."""
+        other = copy.copy(self)
+        for name in ("pieces", "rows", "certain", "expected", "tables", "owner_ms"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    def padded_ids(self, certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """Places of a buffer for so many ids."""
+        # Entries removed again leave rounding errors below zero.
+        return padded_ids(certain, np.maximum(expected, 0), self.slack)
+
+    @property
+    def capacity(self) -> np.ndarray:
+        """``[storages]`` of the exchange of ids."""
+        return self.padded_ids(self.certain, self.expected).max(axis=1)
+
+    def padded_ms(self) -> float:
+        """What every device spends alike."""
+        storages = (
+            self.fixed_ms * (self.tables > 0)
+            + self.piece_ms * self.pieces.max(axis=1)
+            + self.id_ms * self.capacity
+        )
+        return float(storages.sum()) + self.everywhere_ms
+
+    def device_ms(self) -> np.ndarray:
+        """``[devices]`` predicted time of a step."""
+        return self.padded_ms() + self.owner_ms
+
+    def step_ms(self) -> float:
+        """Of the slowest device."""
+        return self.padded_ms() + float(self.owner_ms.max())
+
+    def bytes(self) -> float:
+        """Allocated on every device."""
+        storages = (
+            self.row_bytes * self.rows.max(axis=1)
+            + self.piece_bytes * self.pieces.max(axis=1)
+            + self.id_bytes * self.capacity
+        )
+        return float(storages.sum()) + self.everywhere_bytes

@@ -1,0 +1,62 @@
+"""Bytes that a plan takes in device memory, as its arrays are really allocated.
+
+A storage is as large on every device as on its fullest, with its optimizer state; so
+are the buffers of its exchange.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from embark_jax.planner import traffic
+from embark_jax.planner.storage import Cluster
+from embark_jax.planner.workload import TableUse, Workload
+
+MEMORY_SHARE = 0.9
+"""Of a device's memory, for tables, optimizer state and exchange buffers; the rest is
+for the dense layers, the CUDA context and NCCL. (EMBark allows the tables alone 60 of
+an H100's 80 GB: HugeCTR, ``benchmarks/embedding_collection``.)"""
+
+INDEX_VALUES = {"rb": 5, "ub": 5}
+"""int32 values that a route keeps for each id received: slot and bag, or slot and
+position; then order, group and touched slot."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device for a unit of each quantity of a storage."""
+
+    workload: Workload
+
+    @property
+    def limit_bytes(self) -> float:
+        return self.workload.fleet.device.memory_bytes * MEMORY_SHARE
+
+    def row_bytes(self, width: int) -> float:
+        """A slot: parameters and optimizer state."""
+        per_parameter, per_row = self.workload.state_values
+        return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
+
+    def piece_bytes(self, cluster: Cluster, width: int) -> float:
+        """Partial sums to send and received, of a piece."""
+        if cluster != "rb":
+            return 0.0
+        workload = self.workload
+        return 2 * traffic.piece_buffer_bytes(
+            width, workload.device_batch, workload.devices
+        )
+
+    def id_bytes(self, cluster: Cluster, width: int) -> float:
+        """A place of capacity: its route, and in UB its row, to send and received."""
+        if cluster == "dp":
+            return 0.0
+        devices = self.workload.devices
+        index = traffic.id_buffer_bytes(INDEX_VALUES[cluster], devices)
+        rows = traffic.row_buffer_bytes(width, devices) if cluster == "ub" else 0.0
+        return index + 2 * rows
+
+    def replicated_bytes(self, use: TableUse) -> float:
+        """A whole table, and the buffer that its gradients are summed in."""
+        rows = min(use.rows, self.workload.batch_size * use.hotness)
+        gradients = traffic.replicated_gradient_bytes(rows, use.dim)
+        return use.rows * self.row_bytes(use.dim) + gradients

@@ -1,0 +1,260 @@
+"""Gives every shard an owner, so that the fullest devices are little over the rest:
+first greedily, then by exchanging shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.candidates import Candidate
+from embark_jax.planner.ledger import Ledger
+
+EVENNESS = 1e-3
+"""Weight of a load that raises no maximum, against one that does."""
+ALIKE = 0.9
+"""Row shards of one table whose sizes differ by less are placed together."""
+EVEN = 0.98
+"""Row shards whose sizes differ by less are taken to be equal."""
+MAX_EXCHANGES = 400
+
+
+class Placing:
+    """Tables with the owners of their shards, and the account of what they cost.
+
+    Attributes:
+      candidates, owners: of each table; ``owners[i][j * column_shards + k]``.
+      ledger: the account.
+    """
+
+    def __init__(self, empty: Ledger, ms_per_byte: float):
+        """
+        Args:
+          empty: an account without entries.
+          ms_per_byte: what memory is taken to cost, so that it is kept even.
+        """
+        self.ledger = empty.copy()
+        self.row_ms = ms_per_byte * empty.row_bytes
+        self.ms_per_byte = ms_per_byte
+        self.candidates: list[Candidate] = []
+        self.owners: list[np.ndarray] = []
+        self._free_pieces = np.zeros(len(empty.storages))
+
+    def place(
+        self,
+        candidates: Sequence[Candidate],
+        forced: Sequence[tuple[int, ...] | None],
+    ) -> None:
+        """Places all tables, those with forced owners first, then the largest shards.
+
+        Args:
+          candidates: of each table.
+          forced: the owners of its shards, or None.
+        """
+        self.candidates = list(candidates)
+        self.owners = [np.zeros(0, int)] * len(candidates)
+        for candidate in candidates:
+            s = self.ledger.index(candidate)
+            pieces = candidate.pieces * len(candidate.rows)
+            pieces *= candidate.shape.column_shards
+            self._free_pieces[s] += pieces / self.ledger.devices
+        for i, owners in enumerate(forced):
+            if owners is not None:
+                self.put(i, candidates[i], np.array(owners, int))
+        sizes = [-self._sizes(candidate).max(initial=0) for candidate in candidates]
+        for i in sorted(range(len(candidates)), key=lambda i: (sizes[i], i)):
+            if forced[i] is None:
+                self.put(i, candidates[i], self.best_owners(candidates[i]))
+
+    def put(self, i: int, candidate: Candidate, owners: np.ndarray) -> None:
+        """Enters table ``i``."""
+        self.candidates[i], self.owners[i] = candidate, owners
+        self.ledger.add(candidate, owners)
+
+    def take(self, i: int) -> None:
+        """Removes table ``i``."""
+        self.ledger.add(self.candidates[i], self.owners[i], times=-1)
+
+    def cost(self) -> float:
+        """What is minimised: the step's time, and memory at its price."""
+        return self.ledger.step_ms() + self.ms_per_byte * self.ledger.bytes()
+
+    def best_owners(self, candidate: Candidate) -> np.ndarray:
+        """Owners for the shards of a table, each another device as far as they go."""
+        row_shards, columns = len(candidate.rows), candidate.shape.column_shards
+        owners = np.zeros((row_shards, columns), int)
+        sizes = self._sizes(candidate)
+        order = np.argsort(-sizes, kind="stable")
+        again = np.zeros(self.ledger.devices)
+        start = 0
+        while start < row_shards:
+            first = order[start]
+            alike = int((sizes[order[start:]] >= ALIKE * sizes[first]).sum())
+            room = int((again == again.min()).sum()) // columns
+            batch = order[start : start + max(1, min(alike, room))]
+            best = np.lexsort((self._scores(candidate, first), again))
+            places = np.arange(len(batch) * columns) % len(best)
+            owners[batch] = best[places].reshape(len(batch), columns)
+            np.add.at(again, owners[batch], 1)
+            start += len(batch)
+        return owners.reshape(-1)
+
+    def exchange_shards(self, movable: Sequence[bool]) -> None:
+        """Moves or swaps shards of one storage between devices, always the best pair,
+        until none helps.
+
+        Args:
+          movable: whether the shards of each table may move.
+        """
+        for s in np.flatnonzero(self.ledger.tables):
+            shards = [
+                (i, index)
+                for i, candidate in enumerate(self.candidates)
+                if movable[i]
+                and self.ledger.index(candidate) == s
+                and not self._even(candidate)
+                for index in range(len(self.owners[i]))
+            ]
+            if shards:
+                _Exchanges(self, int(s), shards).run()
+
+    def _even(self, candidate: Candidate) -> bool:
+        """Whether it lies alike on every device, so that no shard need move."""
+        if candidate.replicated:
+            return True
+        sizes = self._sizes(candidate)
+        everywhere = candidate.shape.shards % self.ledger.devices == 0
+        return everywhere and bool(sizes.min() >= EVEN * sizes.max())
+
+    def _sizes(self, candidate: Candidate) -> np.ndarray:
+        """``[row_shards]`` how much a shard weighs."""
+        s, ledger = self.ledger.index(candidate), self.ledger
+        return (
+            ledger.piece_ms[s] * candidate.pieces
+            + ledger.id_ms[s] * ledger.padded_ids(candidate.certain, candidate.expected)
+            + self.row_ms[s] * candidate.rows
+            + candidate.owner_ms
+        )
+
+    def _scores(self, candidate: Candidate, row_shard: int) -> np.ndarray:
+        """``[devices]`` what it costs to own one more shard."""
+        s, ledger = self.ledger.index(candidate), self.ledger
+        certain, expected = ledger.certain[s], ledger.expected[s]
+        more_ids = ledger.padded_ids(
+            certain + candidate.certain[row_shard],
+            expected + candidate.expected[row_shard],
+        )
+        scores = np.zeros(ledger.devices)
+        for price, before, after, free in (
+            (
+                ledger.piece_ms[s],
+                ledger.pieces[s],
+                ledger.pieces[s] + candidate.pieces,
+                np.ceil(self._free_pieces[s] - 1e-9),
+            ),
+            (ledger.id_ms[s], ledger.padded_ids(certain, expected), more_ids, 0),
+            (
+                self.row_ms[s],
+                ledger.rows[s],
+                ledger.rows[s] + candidate.rows[row_shard],
+                0,
+            ),
+            (1, ledger.owner_ms, ledger.owner_ms + candidate.owner_ms[row_shard], 0),
+        ):
+            raised = np.maximum(after - max(before.max(), free), 0)
+            scores += price * (raised + EVENNESS * after)
+        return scores
+
+
+class _Exchanges:
+    """Local search among the shards of one storage.
+
+    Loads are rows of arrays: pieces, ids, rows, owner's time, each times its price, so
+    that the cost is the sum of their maxima over devices. Ids count here with slack
+    alone; what chance adds hardly depends on who owns what.
+    """
+
+    def __init__(self, placing: Placing, s: int, shards: list[tuple[int, int]]):
+        ledger = placing.ledger
+        self.placing, self.s, self.shards = placing, s, shards
+        self.owner = np.array([placing.owners[i][index] for i, index in shards])
+        price = np.array([ledger.piece_ms[s], ledger.id_ms[s], placing.row_ms[s], 1.0])
+        loads = []
+        for i, index in shards:
+            candidate = placing.candidates[i]
+            j = index // candidate.shape.column_shards
+            ids = candidate.certain[j] + ledger.slack * candidate.expected[j]
+            loads.append(
+                (candidate.pieces, ids, candidate.rows[j], candidate.owner_ms[j])
+            )
+        # One more shard a device, without load: to swap with it is to move.
+        devices = ledger.devices
+        self.owner = np.concatenate([self.owner, np.arange(devices)])
+        self.load = np.concatenate([np.array(loads), np.zeros((devices, 4))]).T
+        self.load *= price[:, None]
+        self.total = price[:, None] * np.array(
+            [
+                ledger.pieces[s],
+                ledger.certain[s] + ledger.slack * ledger.expected[s],
+                ledger.rows[s],
+                ledger.owner_ms,
+            ]
+        )
+
+    def run(self) -> None:
+        for _ in range(MAX_EXCHANGES):
+            if not self._improve():
+                break
+        placing = self.placing
+        changed: dict[int, np.ndarray] = {}
+        for (i, index), owner in zip(self.shards, self.owner, strict=False):
+            changed.setdefault(i, placing.owners[i].copy())[index] = owner
+        for i, owners in changed.items():
+            if not np.array_equal(owners, placing.owners[i]):
+                placing.take(i)
+                placing.put(i, placing.candidates[i], owners)
+
+    def _improve(self) -> bool:
+        """Does the best exchange with a device that is fullest in something."""
+        best, pair = -1e-9 * max(1.0, float(self.total.max())), None
+        for fullest in np.unique(self.total.argmax(axis=1)):
+            for a in np.flatnonzero(self.owner == fullest):
+                change = self._changes(int(a), int(fullest))
+                b = int(np.argmin(change))
+                if change[b] < best:
+                    best, pair = change[b], (a, b)
+        if pair is None:
+            return False
+        a, b = pair
+        here, there = self.owner[a], self.owner[b]
+        moved = self.load[:, a] - self.load[:, b]
+        self.total[:, here] -= moved
+        self.total[:, there] += moved
+        if a < len(self.shards):
+            self.owner[a] = there
+        if b < len(self.shards):
+            self.owner[b] = here
+        return True
+
+    def _changes(self, a: int, here: int) -> np.ndarray:
+        """``[shards]`` by how much the cost grows if ``a`` and each are exchanged."""
+        moved = self.load[:, a][:, None] - self.load
+        after_here = self.total[:, here][:, None] - moved
+        after_there = self.total[:, self.owner] + moved
+        # The largest load of a device that is neither of the two.
+        order = np.argsort(-self.total, axis=1, kind="stable")[:, :3]
+        rest = np.full(self.load.shape, -np.inf)
+        for kind in range(len(self.total)):
+            for device in order[kind][::-1]:
+                if device != here:
+                    other = self.owner != device
+                    rest[kind][other] = self.total[kind, device]
+        after = np.maximum(np.maximum(after_here, after_there), rest)
+        change = (after - self.total.max(axis=1)[:, None]).sum(axis=0)
+        # Among exchanges that raise no maximum, those that even out.
+        squares = after_here**2 + after_there**2
+        squares -= self.total[:, here][:, None] ** 2 + self.total[:, self.owner] ** 2
+        scale = np.maximum(self.total.max(axis=1), 1e-30)[:, None]
+        change += EVENNESS * (squares / scale).sum(axis=0)
+        change[self.owner == here] = np.inf
+        return change

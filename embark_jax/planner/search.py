@@ -1,0 +1,291 @@
+"""Makes a plan: chooses a shape for every table and an owner for every shard.
+
+The choice of shapes is that of a small program with whole numbers (``bound``), in which
+shards have no place yet; it also bounds what any plan can reach. Greedy placing and
+local search then give shards their owners and mend the choice where it packs badly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from embark_jax.fleet import Fleet
+from embark_jax.planner.bound import Group, Program, Relaxation
+from embark_jax.planner.candidates import (
+    Candidate,
+    ForcedPlacement,
+    forced_problems,
+    shapes,
+    weigh,
+)
+from embark_jax.planner.capacities import capacities
+from embark_jax.planner.cost import CostModel, EmbarkModel, ProgramModel
+from embark_jax.planner.ledger import Ledger
+from embark_jax.planner.memory import MEMORY_SHARE, Memory
+from embark_jax.planner.placing import Placing
+from embark_jax.planner.plan import MAX_SLOTS, Plan
+from embark_jax.planner.polish import polish
+from embark_jax.planner.prediction import Prediction
+from embark_jax.planner.storage import Placement
+from embark_jax.planner.workload import Optimizer, TableUse, Workload, table_use
+from embark_jax.tables import FeatureSpec, TableSpec, check_model
+
+MAX_WHOLE = 4000
+"""Candidates of all groups up to which whole numbers are solved for; above, a solution
+with fractions is rounded, of which there are then few among the many tables."""
+CROWDING = 0.3
+"""Of a second choice, see ``Program.choose``; the better of the two plans is taken."""
+MEMORY_PRICES = (0.05, 0.5, 5.0, 50.0)
+"""What filling all memory is taken to cost, in step times: the first at which the plan
+fits is taken."""
+
+
+def plan(
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    fleet: Fleet,
+    batch: int,
+    *,
+    forced: Mapping[str, ForcedPlacement] | None = None,
+    zipf_exponent: float = 0.0,
+    capacity_slack: float = 1.25,
+    optimizer: Optimizer = "rowwise_adagrad",
+    cost_model: str = "program",
+) -> Plan:
+    """Places every table on the fleet.
+
+    Args:
+      tables, features: the model.
+      fleet: the machines.
+      batch: global batch size, samples a step.
+      forced: by table name, what is not the planner's to choose.
+      zipf_exponent: skew of ids within their table; 0 is uniform.
+      capacity_slack: exchange buffers hold this multiple of the expectation.
+      optimizer: of the embedding rows; its state takes memory beside them.
+      cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
+        published formula.
+
+    Raises:
+      ValueError: if the model is inconsistent, a forced placement impossible, or the
+        tables do not fit the fleet.
+    """
+    check_model(tables, features)
+    forced = dict(forced or {})
+    _check_request(tables, forced, fleet, batch)
+    workload = Workload(fleet, batch, zipf_exponent, capacity_slack, optimizer)
+    weighted = any(feature.weighted for feature in features)
+    models: dict[str, CostModel] = {
+        "program": ProgramModel(workload, weighted),
+        "embark": EmbarkModel(workload),
+    }
+    if cost_model not in models:
+        raise ValueError(f"cost_model is {cost_model!r}, must be one of {list(models)}")
+    search = Search(tables, features, forced, workload, models[cost_model])
+    placing, lower_bound_ms = search.run()
+    placements = search.placements(placing)
+    ledger = placing.ledger
+    step_ms = ledger.step_ms()
+    return Plan(
+        features=tuple(features),
+        placements=placements,
+        nodes=fleet.nodes,
+        gpus_per_node=fleet.gpus_per_node,
+        batch_size=batch,
+        capacities=capacities(
+            placements, features, fleet.devices, batch, zipf_exponent, capacity_slack
+        ),
+        prediction=Prediction(
+            cost_model,
+            step_ms,
+            min(step_ms, lower_bound_ms),
+            tuple(map(float, ledger.device_ms())),
+            (ledger.bytes(),) * fleet.devices,
+        ),
+    )
+
+
+class Search:
+    """The search for one request."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[FeatureSpec],
+        forced: Mapping[str, ForcedPlacement],
+        workload: Workload,
+        model: CostModel,
+    ):
+        self.tables, self.workload = tables, workload
+        self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
+        memory = Memory(workload)
+        uses = [table_use(table, features) for table in tables]
+        keys = list(zip(uses, self.forced, strict=True))
+        self.members: dict[tuple[TableUse, ForcedPlacement], list[int]] = {}
+        for i, key in enumerate(keys):
+            self.members.setdefault(key, []).append(i)
+        self.groups = [
+            Group(len(members), self._candidates(*key, model, memory))
+            for key, members in self.members.items()
+        ]
+        of_group = dict(zip(self.members, self.groups, strict=True))
+        self.options = [of_group[key].candidates for key in keys]
+        storages = {c.shape.storage for g in self.groups for c in g.candidates}
+        self.empty = Ledger(sorted(storages), workload.devices, model, memory)
+        self.program = Program(self.groups, self.empty)
+        alone_ms = dict(
+            zip(self.program.candidates, self.program.alone_ms(), strict=True)
+        )
+        self.alone_ms: dict[Candidate, float] = alone_ms
+
+    def run(self) -> tuple[Placing, float]:
+        """The best plan found, and the lower bound in ms.
+
+        Raises:
+          ValueError: if the tables do not fit.
+        """
+        relaxed = self.program.relax()
+        if relaxed is None:
+            raise ValueError(self._shortage(self.program.least_bytes()))
+        lower_bound_ms = relaxed.lower_bound
+        choices = [relaxed]
+        if len(self.program.candidates) <= MAX_WHOLE:
+            whole = [self.program.choose(), self.program.choose(CROWDING)]
+            if whole[0] is not None:
+                lower_bound_ms = max(lower_bound_ms, whole[0].lower_bound)
+            choices = [choice for choice in whole if choice is not None] or choices
+        placings = []
+        for choice in choices:
+            placings += self._place(choice, lower_bound_ms)
+        fitting = [p for p in placings if p.ledger.bytes() <= self.empty.limit_bytes]
+        if not fitting:
+            raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
+        return min(fitting, key=lambda p: p.ledger.step_ms()), lower_bound_ms
+
+    def placements(self, placing: Placing) -> tuple[Placement, ...]:
+        """Those that the plan is made of."""
+        return tuple(
+            Placement(
+                table,
+                candidate.shape.cluster,
+                candidate.shape.row_shards,
+                candidate.shape.column_shards,
+                tuple(map(int, owners)),
+                self._reason(i, candidate),
+            )
+            for i, (table, candidate, owners) in enumerate(
+                zip(self.tables, placing.candidates, placing.owners, strict=True)
+            )
+        )
+
+    def _candidates(
+        self, use: TableUse, force: ForcedPlacement, model: CostModel, memory: Memory
+    ) -> list[Candidate]:
+        """Those whose shards fit a device; all, if none does."""
+        found = [
+            weigh(shape, self.workload, model, memory)
+            for shape in shapes(use, force, self.workload.devices, model.clusters)
+        ]
+        fitting = [
+            c
+            for c in found
+            if c.everywhere_bytes <= memory.limit_bytes
+            and c.rows.max(initial=0) <= MAX_SLOTS
+            and c.rows.max(initial=0) * memory.row_bytes(c.shape.width)
+            <= memory.limit_bytes
+        ]
+        return fitting or found
+
+    def _place(self, choice: Relaxation, lower_bound_ms: float) -> list[Placing]:
+        """Placed and polished, with memory ever dearer until it suffices."""
+        chosen: list[Candidate] = [options[0] for options in self.options]
+        for members, group, counts in zip(
+            self.members.values(), self.groups, choice.counts, strict=True
+        ):
+            taken = np.repeat(np.arange(len(counts)), _rounded(counts, group.count))
+            for i, candidate in zip(members, taken, strict=True):
+                chosen[i] = group.candidates[int(candidate)]
+        owners = [force.devices for force in self.forced]
+        movable = [devices is None for devices in owners]
+        placings = []
+        for price in MEMORY_PRICES:
+            ms_per_byte = price * lower_bound_ms / self.empty.limit_bytes
+            placing = Placing(self.empty, ms_per_byte)
+            placing.place(chosen, owners)
+            polish(placing, self.options, movable)
+            placings.append(placing)
+            if placing.ledger.bytes() <= self.empty.limit_bytes:
+                break
+        return placings
+
+    def _reason(self, i: int, chosen: Candidate) -> str:
+        """How the best of other clusters compare, each table by itself."""
+        if self.forced[i].cluster is not None:
+            return "forced"
+        if self.workload.devices == 1:
+            return "one device: nothing to exchange"
+        best: dict[str, float] = {}
+        for candidate in self.options[i]:
+            cluster, ms = candidate.shape.cluster, self.alone_ms[candidate]
+            best[cluster] = min(ms, best.get(cluster, ms))
+        mine_ms = self.alone_ms[chosen]
+        others = [
+            f"{cluster.upper()} {ms / mine_ms:.2g}×"
+            for cluster, ms in best.items()
+            if cluster != chosen.shape.cluster and mine_ms
+        ]
+        return ", ".join([f"{1e3 * mine_ms:,.0f} µs by itself", *others])
+
+    def _shortage(self, needed_bytes: float) -> str:
+        """What is short, by how much, where, and what would make it fit."""
+        fleet, limit_bytes = self.workload.fleet, self.empty.limit_bytes
+        short_bytes = needed_bytes - limit_bytes
+        nodes = int(np.ceil(needed_bytes / limit_bytes * fleet.nodes))
+        remedies = [
+            f"{max(nodes, fleet.nodes + 1)} nodes or more",
+            f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device",
+            "smaller tables",
+        ]
+        if self.workload.optimizer != "sgd":
+            remedies.append("an optimizer with less state")
+        if any(force != ForcedPlacement() for force in self.forced):
+            remedies.append("fewer forced placements")
+        return (
+            f"memory is short on all devices 0..{fleet.devices - 1}: tables, optimizer "
+            f"state and exchange buffers need {needed_bytes / 1e9:.2f} GB on each, "
+            f"{fleet.device.name} has {limit_bytes / 1e9:.2f} GB for them "
+            f"({MEMORY_SHARE:.0%} of its memory), {short_bytes / 1e9:.2f} GB short; "
+            f"what would help: {', '.join(remedies)}"
+        )
+
+
+def _check_request(
+    tables: Sequence[TableSpec],
+    forced: Mapping[str, ForcedPlacement],
+    fleet: Fleet,
+    batch: int,
+) -> None:
+    unknown = sorted(set(forced) - {table.name for table in tables})
+    if unknown:
+        raise ValueError(f"placements are forced for unknown tables {unknown}")
+    problems = [
+        problem
+        for table in tables
+        if table.name in forced
+        for problem in forced_problems(table, forced[table.name], fleet.devices)
+    ]
+    if batch < 1 or batch % fleet.devices:
+        problems.append(
+            f"batch size {batch} must be a multiple of the {fleet.devices} devices"
+        )
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _rounded(counts: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers that sum to ``total``, the largest remainders rounded up."""
+    whole = np.floor(counts + 1e-6).astype(int)
+    order = np.argsort(whole - counts, kind="stable")
+    whole[order[: total - whole.sum()]] += 1
+    return whole

@@ -1,0 +1,139 @@
+"""What is planned for: a fleet, a batch, and what the batch asks of each table."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from embark_jax.fleet import Fleet
+from embark_jax.planner.capacities import shard_ids
+from embark_jax.planner.statistics import expected_unique, row_shard_shares
+from embark_jax.planner.storage import Cluster
+from embark_jax.tables import FeatureSpec, TableSpec
+
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+
+STATE_VALUES: dict[Optimizer, tuple[int, int]] = {
+    "sgd": (0, 0),
+    "adagrad": (1, 0),
+    "rowwise_adagrad": (0, 1),
+    "adam": (2, 0),
+}
+"""float32 values that an optimizer keeps for each parameter, and for each row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The circumstances of a plan.
+
+    Attributes:
+      fleet: the machines.
+      batch_size: global, samples a step.
+      zipf_exponent: skew of ids within their table; 0 is uniform.
+      capacity_slack: exchange buffers hold this multiple of the expectation.
+      optimizer: of the embedding rows.
+    """
+
+    fleet: Fleet
+    batch_size: int
+    zipf_exponent: float = 0.0
+    capacity_slack: float = 1.25
+    optimizer: Optimizer = "rowwise_adagrad"
+
+    @property
+    def devices(self) -> int:
+        return self.fleet.devices
+
+    @property
+    def device_batch(self) -> int:
+        return self.batch_size // self.devices
+
+    @property
+    def state_values(self) -> tuple[int, int]:
+        return STATE_VALUES[self.optimizer]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableUse:
+    """All that matters of a table to its cost; tables that agree in it are alike.
+
+    Attributes:
+      rows, dim: of the table.
+      hotness: ids a sample, over all its features.
+      lanes: pooled rows a sample: one a pooled feature, hotness of a sequence.
+      weighted: whether some of its ids come with a weight.
+    """
+
+    rows: int
+    dim: int
+    hotness: int
+    lanes: int
+    weighted: bool = False
+
+
+def table_use(table: TableSpec, features: Sequence[FeatureSpec]) -> TableUse:
+    """What ``features`` ask of ``table``."""
+    mine = [feature for feature in features if feature.table == table.name]
+    return TableUse(
+        table.rows,
+        table.dim,
+        hotness=sum(feature.hotness for feature in mine),
+        lanes=sum(f.hotness if f.pooling == "none" else 1 for f in mine),
+        weighted=any(feature.weighted for feature in mine),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A cluster and a split of a table: a candidate, before it has a place."""
+
+    use: TableUse
+    cluster: Cluster
+    row_shards: int = 1
+    column_shards: int = 1
+
+    @property
+    def width(self) -> int:
+        return self.use.dim // self.column_shards
+
+    @property
+    def storage(self) -> tuple[Cluster, int]:
+        return self.cluster, self.width
+
+    @property
+    def shards(self) -> int:
+        return self.row_shards * self.column_shards
+
+    @functools.cached_property
+    def shard_rows(self) -> np.ndarray:
+        """``[row_shards]`` rows that each row shard holds."""
+        j = np.arange(self.row_shards)
+        return (self.use.rows - j + self.row_shards - 1) // self.row_shards
+
+    def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+        """``(certain, expected)`` ids that a device sends to each row shard."""
+        return shard_ids(
+            self.cluster,
+            self.use.rows,
+            self.row_shards,
+            workload.device_batch * self.use.hotness,
+            workload.zipf_exponent,
+            workload.capacity_slack,
+        )
+
+    def batch_ids(self, workload: Workload) -> np.ndarray:
+        """``[row_shards]`` ids of the whole batch that fall on each row shard."""
+        shares = row_shard_shares(
+            self.use.rows, self.row_shards, workload.zipf_exponent
+        )
+        return workload.batch_size * self.use.hotness * shares
+
+    def batch_unique(self, workload: Workload) -> np.ndarray:
+        """``[row_shards]`` rows of each row shard that the whole batch touches."""
+        ids = workload.batch_size * self.use.hotness
+        unique = expected_unique(self.use.rows, ids, workload.zipf_exponent)
+        return unique * self.shard_rows / self.use.rows
