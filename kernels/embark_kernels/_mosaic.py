@@ -24,6 +24,7 @@ COMPILER_PARAMS = plgpu.CompilerParams(
 )
 WARPGROUP = 128  # threads
 WARP = 32  # threads
+SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
 PAIR = 2  # neighbours that a thread reads at once: 4 bytes of bfloat16
 
 _plgpu: Any = plgpu  # for names and parameters that only some versions of JAX have
@@ -97,7 +98,7 @@ class Rows:
 
 def sqrt(x: jax.Array) -> jax.Array:
     """Square root of numbers >= 0; Mosaic has none for warpgroups."""
-    return jnp.where(x > 0, x * lax.rsqrt(x), jnp.zeros_like(x))
+    return x * lax.rsqrt(jnp.maximum(x, SMALLEST_NORMAL))  # 0 of 0, not 0 times inf
 
 
 def run_in_place(

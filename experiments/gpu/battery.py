@@ -1,0 +1,290 @@
+"""Checks every kernel on a GPU against plain XLA, and times everything.
+
+    PYTHONPATH=kernels python experiments/gpu/battery.py result.json
+
+Needs jax with CUDA and NumPy, nothing else. Each group of cases runs in a process of
+its own, so that a kernel that breaks the GPU's context costs its group; what fails is a
+row of the result. See README.md beside this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cases
+import embark_kernels as ek
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 450
+INPUT_SETS, WARM_UP, ROUNDS = 4, 3, 7
+ROUND_S, MOST_CALLS = 0.03, 40
+BOTH = ("mosaic_gpu", "xla")
+OPTIMIZERS = (
+    ek.SGD(0.01),
+    ek.Adagrad(0.01),
+    ek.RowwiseAdagrad(0.01),
+    ek.LazyAdam(0.01),
+)
+SMALL = {"table_bytes": 2**24, "entries": 2**14}
+
+
+def checks() -> Iterator[tuple[cases.Case, cases.Case]]:
+    """Each kernel and its reference."""
+    for width in (8, 32, 96, 128, 200, 1024):
+        for dtype in ("float32", "bfloat16"):
+            for hotness in (1, 300):
+                options = (width, hotness, "zipf", dtype)
+                yield tuple(cases.lookup(name, *options, **SMALL) for name in BOTH)
+    for optimizer in OPTIMIZERS:
+        for width in (8, 128, 1024):
+            options = {"table_bytes": 2**24, "listed": 2**10, "width": width}
+            yield tuple(cases.update_rows(name, optimizer, **options) for name in BOTH)
+    for ids in ("uniform", "zipf", "one row"):
+        yield tuple(cases.sum_groups(name, ids, 2**16) for name in BOTH)
+    for ids in ("uniform", "zipf"):
+        yield tuple(cases.update_from_bags(name, ids, **SMALL) for name in BOTH)
+
+
+def timings(group: str) -> Iterator[cases.Case]:
+    if group == "copy":
+        yield cases.copy()
+    elif group.startswith("lookup"):
+        width = int(group.removeprefix("lookup"))
+        for hotness in (1, 10, 100):
+            for ids in ("uniform", "zipf"):
+                for name in BOTH:
+                    yield cases.lookup(name, width, hotness, ids)
+        for name in BOTH:
+            yield cases.lookup(name, width, 10, "uniform", "bfloat16")
+    elif group == "update":
+        for optimizer in OPTIMIZERS:
+            for name in BOTH:
+                yield cases.update_rows(name, optimizer)
+        for ids in ("uniform", "zipf"):
+            yield cases.group_rows(ids)
+            for name in BOTH:
+                yield cases.sum_groups(name, ids)
+                yield cases.update_from_bags(name, ids)
+        yield cases.sum_groups("mosaic_gpu", "one row")
+    elif group == "unique":
+        for ids in ("uniform", "zipf"):
+            for ours in (True, False):
+                yield cases.unique(ours, ids)
+    elif group == "tune":
+        for hotness in (1, 10, 100):
+            for in_flight in (8, 16, 32):
+                for bags in (1, 8, 64):
+                    config = ek.LookupConfig(bags, in_flight)
+                    yield cases.lookup(
+                        "mosaic_gpu", 128, hotness, "uniform", config=config
+                    )
+        for in_flight in (4, 8, 16):
+            for per_block in (16, 64):
+                config = ek.UpdateConfig(per_block, in_flight)
+                yield cases.update_rows("mosaic_gpu", OPTIMIZERS[2], config=config)
+
+
+GROUPS = ("copy", "check", "lookup128", "update", "lookup32", "unique", "tune")
+
+
+def measure(case: cases.Case) -> dict:
+    """Median time of a call on the device: calls are queued one behind the other, so
+    that launching them costs nothing, and the queue is waited for once a round."""
+    state = jax.jit(case.make_state)(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), INPUT_SETS)
+    inputs = [jax.jit(case.make_inputs)(key) for key in keys]
+    function = jax.jit(case.function, donate_argnums=(0,) if case.in_place else ())
+
+    def seconds(calls):
+        nonlocal state
+        start = time.perf_counter()
+        for call in range(calls):
+            out = function(state, inputs[call % INPUT_SETS])
+            if case.in_place:
+                state = out
+        jax.block_until_ready(out)
+        return time.perf_counter() - start
+
+    start = time.perf_counter()
+    seconds(1)
+    first_s = time.perf_counter() - start
+    calls = int(np.clip(ROUND_S / (seconds(WARM_UP) / WARM_UP), 1, MOST_CALLS))
+    rounds = [seconds(calls) / calls for _ in range(ROUNDS)]
+    row = {"median_s": float(np.median(rounds)), "min_s": min(rounds)}
+    row |= {"max_s": max(rounds), "calls_a_round": calls, "first_call_s": first_s}
+    if case.bytes:
+        row |= {"bytes": case.bytes, "bytes_per_s": case.bytes / row["median_s"]}
+    return row
+
+
+def check(kernel: cases.Case, reference: cases.Case) -> dict:
+    """Largest difference over largest value, output by output."""
+    inputs = jax.jit(kernel.make_inputs)(jax.random.key(2))
+    outputs = [
+        jax.tree.leaves(
+            jax.jit(case.function)(jax.jit(case.make_state)(jax.random.key(0)), inputs)
+        )
+        for case in (kernel, reference)
+    ]
+    error = 0.0
+    for actual, expected in zip(*outputs, strict=True):
+        actual, expected = (
+            np.asarray(x.astype(jnp.float32), np.float64) for x in (actual, expected)
+        )
+        error = max(
+            error, float(np.abs(actual - expected).max() / np.abs(expected).max())
+        )
+    # A long sum is added in another order; bfloat16 may round the other way.
+    tolerance = 2**-7 if kernel.fields.get("dtype") == "bfloat16" else 1e-5
+    return {"relative_error": error, "tolerance": tolerance, "ok": error <= tolerance}
+
+
+def compile_for_h100(case: cases.Case) -> dict:
+    """Compiles from shapes, for a GPU that is not there."""
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    target = ROOT / "tests" / "gpu_compile" / "h100.textproto"
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=target.read_text(), topology="1x1x1"
+    )
+    sharding = SingleDeviceSharding(topology.devices[0])
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        [
+            jax.eval_shape(f, jax.random.key(0))
+            for f in (case.make_state, case.make_inputs)
+        ],
+    )
+    donated = (0,) if case.in_place else ()
+    start = time.perf_counter()
+    compiled = jax.jit(case.function, donate_argnums=donated).lower(*shapes).compile()
+    memory = compiled.memory_analysis()
+    return {
+        "compile_s": time.perf_counter() - start,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+    }
+
+
+def run_group(group: str, compile_only: bool) -> None:
+    """Prints a row of JSON for each case, as soon as it is done."""
+    pairs = checks() if group == "check" else ((case, None) for case in timings(group))
+    for case, reference in pairs:
+        row = {"group": group, **case.fields}
+        try:
+            if compile_only:
+                row |= compile_for_h100(case)
+            elif reference is not None:
+                row |= check(case, reference)
+            else:
+                row |= measure(case)
+        except Exception as error:  # a failure is a row of the result
+            row["error"] = f"{type(error).__name__}: {error}"[:500]
+        print(json.dumps(row), flush=True)
+
+
+def run_in_process(group: str, compile_only: bool, timeout_s: float) -> list[dict]:
+    command = [sys.executable, __file__, "--group", group]
+    command += ["--compile-only"] if compile_only else []
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=max(1.0, timeout_s))
+            ended = f"exit code {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            ended = f"stopped after {timeout_s:.0f} s"
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    return rows + ([{"group": group, "error": ended}] if ended else [])
+
+
+def summary(rows: list[dict]) -> str:
+    lines = []
+    for row in rows:
+        names = (
+            "op",
+            "implementation",
+            "optimizer",
+            "width",
+            "dtype",
+            "hotness",
+            "ids",
+        )
+        what = " ".join(str(row[name]) for name in names if name in row)
+        if "error" in row:
+            value = row["error"].splitlines()[0][:100]
+        elif "relative_error" in row:
+            value = f"{'ok' if row['ok'] else 'WRONG'} {row['relative_error']:.1e}"
+        elif "compile_s" in row:
+            value = f"compiled in {row['compile_s']:.1f} s"
+        else:
+            share = row.get("fraction_of_copy")
+            value = f"{1e3 * row['median_s']:9.3f} ms"
+            value += "" if share is None else f" {share:6.1%} of copy"
+        lines.append(f"{row['group']:10} {what:60} {value}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", nargs="?", type=Path, help="JSON file to write")
+    parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
+    parser.add_argument("--group", choices=GROUPS, help="run one, print rows of JSON")
+    args = parser.parse_args()
+    if args.group:
+        run_group(args.group, args.compile_only)
+        return 0
+    if args.out is None:
+        parser.error("say where the result goes")
+    # This process leaves the GPU to those it starts.
+    start, rows = time.monotonic(), []
+    for group in GROUPS:
+        left = LIMIT_S - (time.monotonic() - start)
+        rows += run_in_process(group, args.compile_only, left)
+    copies = [
+        row["bytes_per_s"]
+        for row in rows
+        if row.get("op") == "copy" and "bytes_per_s" in row
+    ]
+    for row in rows:
+        if copies and "bytes_per_s" in row:
+            row["fraction_of_copy"] = row["bytes_per_s"] / copies[0]
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "device": None if args.compile_only else device_kind(),
+        "jax": jax.__version__,
+        "python": sys.version.split()[0],
+        "copy_bytes_per_s": copies[0] if copies else None,
+        "seconds": time.monotonic() - start,
+        "rows": rows,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(summary(rows))
+    return int(any("error" in row or not row.get("ok", True) for row in rows))
+
+
+def device_kind() -> str:
+    command = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""What the battery checks and times: each case is a function and how to make its input.
+
+Inputs are made on the device by jitted functions, so that a case can be compiled from
+shapes alone. Byte counts are the fewest that any implementation must move.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import embark_kernels as ek
+import jax
+import jax.numpy as jnp
+
+ZIPF_EXPONENT = 1.1
+TABLE_BYTES = 20 * 2**30  # far beyond any cache
+ENTRIES = 2**22  # ids of a batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One function to check or time.
+
+    Attributes:
+      fields: what it is, for its row of the result.
+      make_state: key to what persists between calls, such as the table.
+      make_inputs: key to what is new in each call, such as ids.
+      function: ``(state, inputs)`` to the output; to the new state if ``in_place``.
+      in_place: the state is donated.
+      bytes: that must be moved through the GPU's memory.
+    """
+
+    fields: dict[str, Any]
+    make_state: Callable
+    make_inputs: Callable
+    function: Callable
+    in_place: bool = False
+    bytes: int = 0
+
+
+def make_ids(key, shape, rows: int, distribution: str) -> jax.Array:
+    """int32 ids, uniform or by a power law cut at ``rows`` whose hot ids lie apart."""
+    if distribution == "uniform":
+        return jax.random.randint(key, shape, 0, rows, jnp.int32)
+    power = 1 - ZIPF_EXPONENT
+    u = jax.random.uniform(key, shape)
+    rank = (1 + u * (rows**power - 1)) ** (1 / power) - 1
+    spread = rank.astype(jnp.uint32) * jnp.uint32(2654435761)  # Knuth's hash
+    return (spread % jnp.uint32(rows)).astype(jnp.int32)
+
+
+def make_table(rows: int, width: int, dtype) -> jax.Array:
+    """Different numbers in [-0.5, 0.5), without a random generator's temporaries."""
+    row = jax.lax.broadcasted_iota(jnp.uint32, (rows, width), 0) * jnp.uint32(40503)
+    column = jax.lax.broadcasted_iota(jnp.uint32, (rows, width), 1) * jnp.uint32(977)
+    return (((row + column) % jnp.uint32(1009)) / 1009 - 0.5).astype(dtype)
+
+
+def copy() -> Case:
+    """Reads and writes 4 GiB: the bandwidth that all else is held against."""
+    n = 2**30
+    return Case(
+        {"op": "copy", "shape": [n], "dtype": "float32"},
+        lambda key: (),
+        lambda key: jax.random.uniform(key, (n,)),
+        lambda state, x: x + 1,
+        bytes=2 * 4 * n,
+    )
+
+
+def lookup(
+    implementation: str,
+    width: int,
+    hotness: int,
+    distribution: str,
+    dtype: str = "float32",
+    table_bytes: int = TABLE_BYTES,
+    entries: int = ENTRIES,
+    config: ek.LookupConfig | None = None,
+) -> Case:
+    """One bag a line; bytes are the rows, the sums in the table's dtype, the ids."""
+    itemsize = jnp.dtype(dtype).itemsize
+    rows, batch = table_bytes // (width * itemsize), max(1, entries // hotness)
+    row_bytes = width * itemsize
+
+    def function(table, ids):
+        return ek.pooled_lookup(
+            table, ids, out_dtype=dtype, implementation=implementation, config=config
+        )
+
+    return Case(
+        {
+            "op": "pooled_lookup",
+            "implementation": implementation,
+            "rows": rows,
+            "width": width,
+            "dtype": dtype,
+            "batch": batch,
+            "hotness": hotness,
+            "ids": distribution,
+            "config": None if config is None else dataclasses.asdict(config),
+        },
+        lambda key: make_table(rows, width, dtype),
+        lambda key: make_ids(key, (batch, hotness), rows, distribution),
+        function,
+        bytes=batch * (hotness * (row_bytes + 4) + row_bytes),
+    )
+
+
+def update_rows(
+    implementation: str,
+    optimizer: Any,
+    width: int = 128,
+    dtype: str = "float32",
+    table_bytes: int = TABLE_BYTES,
+    listed: int = ENTRIES // 4,
+    config: ek.UpdateConfig | None = None,
+) -> Case:
+    """Rows far apart, ascending; bytes are rows and states twice, gradients once."""
+    itemsize = jnp.dtype(dtype).itemsize
+    rows = table_bytes // (width * itemsize)
+    state_width = sum(optimizer.state_widths(width).values())
+
+    def make_inputs(key):
+        stride = rows // listed
+        first = jax.random.randint(key, (listed,), 0, stride, jnp.int32)
+        place = jnp.arange(listed, dtype=jnp.int32) * stride + first
+        return place, jax.random.normal(key, (listed, width))
+
+    def function(state, inputs):
+        return ek.update_rows(
+            *(*state, *inputs, optimizer), implementation=implementation, config=config
+        )
+
+    return Case(
+        {
+            "op": "update_rows",
+            "implementation": implementation,
+            "optimizer": type(optimizer).__name__,
+            "rows": rows,
+            "width": width,
+            "dtype": dtype,
+            "listed": listed,
+            "config": None if config is None else dataclasses.asdict(config),
+        },
+        lambda key: _table_and_states(rows, width, dtype, optimizer),
+        make_inputs,
+        function,
+        in_place=True,
+        bytes=listed * (2 * (width * itemsize + 4 * state_width) + 4 * width + 4),
+    )
+
+
+def update_from_bags(
+    implementation: str,
+    distribution: str,
+    hotness: int = 10,
+    width: int = 128,
+    table_bytes: int = TABLE_BYTES,
+    entries: int = ENTRIES // 4,
+) -> Case:
+    """From ids and gradients of sums to updated rows, sort included."""
+    optimizer = ek.RowwiseAdagrad(0.01)
+    rows, batch = table_bytes // (width * 4), entries // hotness
+
+    def make_inputs(key):
+        ids = make_ids(key, (batch, hotness), rows, distribution)
+        return ids, jax.random.normal(key, (batch, width))
+
+    def function(state, inputs):
+        return ek.update_from_bags(
+            *(*state, *inputs, optimizer), implementation=implementation
+        )
+
+    return Case(
+        {
+            "op": "update_from_bags",
+            "implementation": implementation,
+            "optimizer": "RowwiseAdagrad",
+            "rows": rows,
+            "width": width,
+            "batch": batch,
+            "hotness": hotness,
+            "ids": distribution,
+        },
+        lambda key: _table_and_states(rows, width, "float32", optimizer),
+        make_inputs,
+        function,
+        in_place=True,
+    )
+
+
+def sum_groups(implementation: str, distribution: str, entries: int = ENTRIES) -> Case:
+    """Gradients of equal rows; "one row" is the worst: all entries of one row."""
+    rows, width, values = 10_000_000, 128, max(1, entries // 10)
+
+    def make_inputs(key):
+        if distribution == "one row":
+            ids = jnp.full(entries, 7, jnp.int32)
+        else:
+            ids = make_ids(key, (entries,), rows, distribution)
+        source = jax.random.randint(key, (entries,), 0, values, jnp.int32)
+        gradient = jax.random.normal(key, (values, width))
+        return gradient, ek.group_rows(ids, rows), source
+
+    return Case(
+        {
+            "op": "sum_groups",
+            "implementation": implementation,
+            "width": width,
+            "entries": entries,
+            "ids": distribution,
+        },
+        lambda key: (),
+        make_inputs,
+        lambda state, inputs: ek.sum_groups(*inputs, implementation=implementation),
+        bytes=entries * (4 * width + 8),
+    )
+
+
+def unique(ours: bool, distribution: str, n: int = ENTRIES) -> Case:
+    """Against ``jnp.unique`` with the same outputs."""
+    rows = 40_000_000
+
+    def function(state, ids):
+        if ours:
+            return ek.unique(ids, rows, n)
+        return jnp.unique(
+            ids, return_inverse=True, return_counts=True, size=n, fill_value=rows
+        )
+
+    return Case(
+        {
+            "op": "unique",
+            "implementation": "packed sort" if ours else "jnp.unique",
+            "entries": n,
+            "ids": distribution,
+        },
+        lambda key: (),
+        lambda key: make_ids(key, (n,), rows, distribution),
+        function,
+    )
+
+
+def group_rows(distribution: str, n: int = ENTRIES // 4) -> Case:
+    """The sort and all other integer work of an update."""
+    rows = TABLE_BYTES // (128 * 4)
+    return Case(
+        {"op": "group_rows", "entries": n, "ids": distribution},
+        lambda key: (),
+        lambda key: make_ids(key, (n,), rows, distribution),
+        lambda state, ids: ek.group_rows(ids, rows),
+    )
+
+
+def _table_and_states(rows, width, dtype, optimizer):
+    table = make_table(rows, width, dtype)
+    return table, ek.init_states(optimizer, table, initial=0.1)
