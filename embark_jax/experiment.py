@@ -200,6 +200,7 @@ def _make_plan(
             forced=forced,
             zipf_exponent=zipf_exponent,
             capacity_slack=config.embedding.capacity_slack,
+            optimizer=config.embedding.optimizer.kind,
         )
 
 

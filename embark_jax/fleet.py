@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +86,12 @@ def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
     share = memory_bytes / (nodes * gpus_per_node)
     host = DeviceSpec("host CPU", share, 20e9, 100e9, 10e9, 10e9)
     return Fleet(host, nodes, gpus_per_node)
+
+
+BY_NAME: dict[str, Callable[[int], Fleet]] = {
+    "dgx-h100": dgx_h100,
+    "dgx-h200": dgx_h200,
+    "dgx-a100": dgx_a100,
+    "this-machine": this_machine,
+}
+"""Fleets of so many nodes, by the name that the command line knows."""

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -192,11 +193,11 @@ class Program:
         row[self.level[:-1]] = per_unit * np.repeat(self.unit[:3], len(self.used))
         return row
 
-    def _tables(self) -> sparse.spmatrix:
+    def _tables(self) -> Any:
         """Every table takes a candidate."""
         return self._matrix(len(self.counts), (self.group, self.each, 1.0))
 
-    def _loads(self, crowding: float) -> sparse.spmatrix:
+    def _loads(self, crowding: float) -> Any:
         """What is to be at least zero."""
         devices, every = self.empty.devices, np.arange(self.loads)
         crowded = np.full(self.loads, -crowding)
@@ -254,13 +255,14 @@ class Program:
         )
         return sparse.vstack(blocks)
 
-    def _matrix(self, height: int, *terms) -> sparse.spmatrix:
+    def _matrix(self, height: int, *terms) -> Any:
         """The sum of ``(rows, columns, values)``."""
         rows = np.concatenate([row for row, _, _ in terms])
         columns = np.concatenate([column for _, column, _ in terms])
         values = [np.broadcast_to(value, np.shape(row)) for row, _, value in terms]
         shape = (height, self.size)
-        return sparse.csr_matrix((np.concatenate(values), (rows, columns)), shape)
+        entries = sparse.coo_matrix((np.concatenate(values), (rows, columns)), shape)
+        return entries.tocsr()
 
 
 @contextlib.contextmanager

@@ -61,7 +61,8 @@ class Plan:
             if storage.slots_per_device > MAX_SLOTS:
                 raise ValueError(
                     f"storage {storage.name!r} needs {storage.slots_per_device:,} "
-                    f"slots on a device, at most {MAX_SLOTS:,}: split its tables further"
+                    f"slots on a device, at most {MAX_SLOTS:,}: "
+                    "split its tables further"
                 )
         needed = {s.name for s in self.storages if not s.replicated}
         if needed != set(self.capacities):

@@ -22,7 +22,22 @@ def report(plan: Plan) -> Group:
         f"{len(plan.placements)} tables, {len(plan.features)} features on "
         f"{plan.nodes} × {plan.gpus_per_node} devices, batch {plan.batch_size:,}"
     )
-    return Group(heading, _tables(plan), _devices(plan))
+    return Group(heading, *_prediction(plan), _tables(plan), _devices(plan))
+
+
+def _prediction(plan: Plan) -> list[Text]:
+    prediction = plan.prediction
+    if prediction is None:
+        return []
+    return [
+        Text(
+            f"{prediction.step_ms:.3f} ms a step for the embeddings, "
+            f"{max(prediction.device_bytes) / 1e9:.2f} GB a device (predicted, cost "
+            f"model {prediction.cost_model}); at most {prediction.gap:.1%} above the "
+            f"optimum of this cost model (lower bound "
+            f"{prediction.lower_bound_ms:.3f} ms)"
+        )
+    ]
 
 
 def _tables(plan: Plan) -> Table:

@@ -29,7 +29,7 @@ from embark_jax.planner.plan import MAX_SLOTS, Plan
 from embark_jax.planner.polish import polish
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.storage import Placement
-from embark_jax.planner.workload import Optimizer, TableUse, Workload, table_use
+from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
 MAX_WHOLE = 4000
@@ -51,7 +51,7 @@ def plan(
     forced: Mapping[str, ForcedPlacement] | None = None,
     zipf_exponent: float = 0.0,
     capacity_slack: float = 1.25,
-    optimizer: Optimizer = "rowwise_adagrad",
+    optimizer: str = "rowwise_adagrad",
     cost_model: str = "program",
 ) -> Plan:
     """Places every table on the fleet.

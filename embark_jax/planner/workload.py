@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -15,9 +14,7 @@ from embark_jax.planner.statistics import expected_unique, row_shard_shares
 from embark_jax.planner.storage import Cluster
 from embark_jax.tables import FeatureSpec, TableSpec
 
-Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
-
-STATE_VALUES: dict[Optimizer, tuple[int, int]] = {
+STATE_VALUES = {
     "sgd": (0, 0),
     "adagrad": (1, 0),
     "rowwise_adagrad": (0, 1),
@@ -36,13 +33,23 @@ class Workload:
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: exchange buffers hold this multiple of the expectation.
       optimizer: of the embedding rows.
+
+    Raises:
+      ValueError: if the optimizer is unknown.
     """
 
     fleet: Fleet
     batch_size: int
     zipf_exponent: float = 0.0
     capacity_slack: float = 1.25
-    optimizer: Optimizer = "rowwise_adagrad"
+    optimizer: str = "rowwise_adagrad"
+
+    def __post_init__(self):
+        if self.optimizer not in STATE_VALUES:
+            raise ValueError(
+                f"optimizer is {self.optimizer!r}, must be one of "
+                f"{', '.join(STATE_VALUES)}"
+            )
 
     @property
     def devices(self) -> int:

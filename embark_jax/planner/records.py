@@ -1,0 +1,99 @@
+"""Table lists in, and plans out, as JSON for other programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from embark_jax.planner.plan import Plan
+from embark_jax.planner.storage import Placement
+from embark_jax.tables import FeatureSpec, TableSpec
+
+
+def read_tables(text: str) -> tuple[list[TableSpec], list[FeatureSpec]]:
+    """Tables, each with one pooled feature of its name.
+
+    Args:
+      text: a JSON list of objects with ``name``, ``rows``, ``dim``, and ``hotness``,
+        which is 1 unless given.
+
+    Raises:
+      ValueError: if it is anything else; it names the entry.
+    """
+    entries = json.loads(text)
+    if not isinstance(entries, list):
+        raise ValueError(f"table list: must be a JSON list, is a {type(entries)}")
+    tables, features = [], []
+    for number, entry in enumerate(entries):
+        where = f"table list, entry {number}"
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where}: must be an object, is {entry!r}")
+        kinds = {"name": str, "rows": int, "dim": int, "hotness": int}
+        entry = {"hotness": 1, **entry}
+        problems = [f"has no {key}" for key in kinds if key not in entry]
+        problems += [f"has an unknown key {key!r}" for key in entry.keys() - kinds]
+        problems += [
+            f"{key} is {entry[key]!r}, must be {kind.__name__}"
+            for key, kind in kinds.items()
+            if key in entry and type(entry[key]) is not kind
+        ]
+        if problems:
+            raise ValueError(f"{where}: " + ", ".join(problems))
+        tables.append(TableSpec(entry["name"], entry["rows"], entry["dim"]))
+        features.append(FeatureSpec(entry["name"], hotness=entry["hotness"]))
+    return tables, features
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """What a plan says, spelled out: its predicted cost and every shard.
+
+    Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
+    column shard the columns ``range(column_start, column_stop)``. A replicated table is
+    listed as one shard for each device.
+
+    Raises:
+      ValueError: if the plan has no prediction.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        raise ValueError("the plan has no prediction: it was not made by the planner")
+    return {
+        "cost_model": prediction.cost_model,
+        "step_ms": prediction.step_ms,
+        "lower_bound_ms": prediction.lower_bound_ms,
+        "gap": prediction.gap,
+        "per_device": [
+            {"device": device, "load_ms": load_ms, "memory_bytes": memory_bytes}
+            for device, (load_ms, memory_bytes) in enumerate(
+                zip(prediction.device_ms, prediction.device_bytes, strict=True)
+            )
+        ],
+        "shards": [
+            shard
+            for placement in plan.placements
+            for shard in _shards(placement, plan.devices)
+        ],
+    }
+
+
+def _shards(placement: Placement, devices: int) -> Iterator[dict[str, Any]]:
+    owners = placement.devices
+    if placement.cluster == "dp":
+        owners = tuple(range(devices))
+    for index, owner in enumerate(owners):
+        j, k = divmod(index, placement.column_shards)
+        if placement.cluster == "dp":
+            j = k = 0
+        yield {
+            "table": placement.table.name,
+            "cluster": placement.cluster,
+            "row_shard": j,
+            "column_shard": k,
+            "device": owner,
+            "row_start": j,
+            "row_stop": placement.table.rows,
+            "row_stride": placement.row_shards,
+            "column_start": k * placement.width,
+            "column_stop": (k + 1) * placement.width,
+        }
