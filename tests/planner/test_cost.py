@@ -1,0 +1,137 @@
+"""Each term of the cost model, worked by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from embark_jax import fleet
+from embark_jax.planner import traffic
+from embark_jax.planner.cost import EmbarkModel, Efficiency, ProgramModel
+from embark_jax.planner.memory import Memory
+from embark_jax.planner.workload import Shape, TableUse, Workload
+
+# 1e9 bytes/s of memory and links: a million bytes last a millisecond.
+DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
+TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4)
+IDEAL = Efficiency(1.0, 1.0, launch_us=10.0, node_hop_us=1.0, network_hop_us=5.0)
+WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd")
+MODEL = ProgramModel(WORKLOAD, efficiency=IDEAL)
+USE = TableUse(rows=1000, dim=8, hotness=3, lanes=1)
+
+
+def test_an_exchange_sends_a_part_to_each_device():
+    # Of 8 parts of 100 bytes one stays, 3 stay in the node, 4 leave it.
+    assert traffic.all_to_all_bytes(800, 2, 4) == traffic.LinkBytes(300, 400)
+    assert traffic.all_to_all_bytes(800, 1, 1) == traffic.LinkBytes(0, 0)
+
+
+def test_a_sum_over_devices_goes_around_twice():
+    # 2 · 800 · 7/8 around 8 devices; half of it leaves the node, over 4 ports.
+    assert traffic.all_reduce_bytes(800, 2, 4) == traffic.LinkBytes(1400, 200)
+    assert traffic.all_reduce_bytes(800, 2, 1) == traffic.LinkBytes(0, 800)
+
+
+def test_buffers_and_memory():
+    assert traffic.id_buffer_bytes(2, devices=8) == 64
+    assert traffic.piece_buffer_bytes(width=16, batch=10, devices=8) == 5120
+    assert traffic.row_buffer_bytes(width=16, devices=8) == 512
+    assert traffic.buffer_memory_bytes(100) == 400
+    assert traffic.read_rows_bytes(ids=5, width=16) == 320
+    # 2 rows of 16 parameters with as many accumulators and one value more.
+    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * 2 * 33 * 4
+    assert traffic.sort_bytes(10) == 10 * 8 * 17
+    assert traffic.replicated_gradient_bytes(10, 16) == 680
+
+
+def test_the_price_of_an_rb_storage():
+    price = MODEL.storage_price("rb", 16)
+    # Partial sums of 4 · 16 · 10 · 8 = 5120 bytes: half crosses the network, 2.56 µs
+    # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same.
+    assert price.piece_ms == pytest.approx(2 * (2.56 + 20.48) / 1e3)
+    # Slot and bag to 8 devices: 64 bytes, 0.032 + 0.256 µs; 8 keys sorted, 1.088 µs.
+    assert price.id_ms == pytest.approx((0.032 + 0.256 + 1.088) / 1e3)
+    # Four exchanges of 15 µs; one sum, 10 + 2 · (1 · 5 + 2 · 1) µs.
+    assert price.fixed_ms == pytest.approx((4 * 15 + 24) / 1e3)
+
+
+def test_the_price_of_a_ub_storage():
+    price = MODEL.storage_price("ub", 16)
+    # Slots, 32 bytes: 0.016 + 0.128 µs; sort 1.088; rows, 512 bytes: 0.256 + 2.048.
+    expected_us = 0.016 + 0.128 + 1.088 + 2 * (0.256 + 2.048)
+    assert price.id_ms == pytest.approx(expected_us / 1e3)
+    assert price.piece_ms == 0
+    assert price.fixed_ms == pytest.approx((3 * 15 + 24) / 1e3)
+
+
+def test_owners_read_every_id_in_rb_and_update_unique_rows():
+    shape = Shape(USE, "rb", row_shards=2)
+    unique = 1000 * (1 - (1 - 1 / 1000) ** 240) / 2
+    # 120 ids of a row of 32 bytes, forward and backward; rows read and written.
+    expected_bytes = 2 * 120 * 32 + unique * 64
+    np.testing.assert_allclose(MODEL.owner_ms(shape), expected_bytes / 1e6, rtol=1e-6)
+    unique_ms = MODEL.owner_ms(Shape(USE, "ub", row_shards=2))
+    np.testing.assert_allclose(unique_ms, unique * 64 / 1e6, rtol=1e-6)
+
+
+def test_what_every_device_does():
+    ids = 10 * 3
+    sort_bytes = 136 * ids
+    assert MODEL.everywhere_ms(Shape(USE, "rb")) == pytest.approx(sort_bytes / 1e6)
+    by_columns = MODEL.everywhere_ms(Shape(USE, "rb", column_shards=2))
+    assert by_columns == pytest.approx(2 * sort_bytes / 1e6)
+    pooled = MODEL.everywhere_ms(Shape(USE, "ub"))
+    assert pooled == pytest.approx((sort_bytes + 2 * 32 * ids) / 1e6)
+    # DP sums min(1000, 240) rows of 9 values: 8640 bytes around twice on 2e9 B/s.
+    reduced = 240 * 36
+    memory = 2 * 32 * ids + 4 * reduced + 240 * 64
+    link_ms = 2 * reduced * 7 / 8 / 2e6
+    assert MODEL.everywhere_ms(Shape(USE, "dp")) == pytest.approx(
+        memory / 1e6 + link_ms
+    )
+
+
+def test_a_single_device_exchanges_nothing():
+    alone = ProgramModel(Workload(fleet.Fleet(DEVICE), 80), efficiency=IDEAL)
+    assert alone.storage_price("dp", 8).fixed_ms == 0
+
+
+def test_memory():
+    memory = Memory(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
+    assert memory.limit_bytes == 0.9e9
+    assert memory.row_bytes(16) == 4 * 17
+    assert memory.piece_bytes("rb", 16) == 2 * 5120
+    assert memory.piece_bytes("ub", 16) == 0
+    assert memory.id_bytes("rb", 16) == 5 * 4 * 8
+    assert memory.id_bytes("ub", 16) == 5 * 4 * 8 + 2 * 512
+    assert memory.replicated_bytes(USE) == 1000 * 36 + 240 * 36
+
+
+def test_embarks_formula():
+    # W · B · h · d / n + R · B · d, B = 80: one node, and two.
+    use = TableUse(rows=1000, dim=8, hotness=3, lanes=1)
+    one_node = Workload(fleet.Fleet(DEVICE, 1, 4), 80)
+    shape = Shape(use, "rb", row_shards=2)
+    expected = 4 * 80 * 3 * 8 / 2 + 50 * 80 * 8
+    np.testing.assert_allclose(EmbarkModel(one_node).owner_ms(shape), expected / 1e6)
+    hierarchical = 4 * 80 * 3 * 8 / 2 / 8 + 50 * 80 * 8 * 1.5 / 8
+    found = EmbarkModel(WORKLOAD).owner_ms(shape)
+    np.testing.assert_allclose(found, hierarchical / 1e6)
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+@pytest.mark.parametrize(
+    "faster", ["memory_bytes_per_s", "node_link_bytes_per_s", "network_bytes_per_s"]
+)
+def test_more_bandwidth_costs_no_plan_more(cluster, faster):
+    device = dataclasses.replace(DEVICE, **{faster: 2 * getattr(DEVICE, faster)})
+    better = dataclasses.replace(
+        WORKLOAD, fleet=dataclasses.replace(TOY, device=device)
+    )
+    new = ProgramModel(better, efficiency=IDEAL)
+    shape = Shape(USE, cluster)
+    assert (new.owner_ms(shape) <= MODEL.owner_ms(shape)).all()
+    assert new.everywhere_ms(shape) <= MODEL.everywhere_ms(shape)
+    for price in ("fixed_ms", "piece_ms", "id_ms"):
+        before = getattr(MODEL.storage_price(cluster, 16), price)
+        assert getattr(new.storage_price(cluster, 16), price) <= before

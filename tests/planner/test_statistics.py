@@ -1,0 +1,35 @@
+"""Statistics of a power law against sums over all rows."""
+
+import numpy as np
+import pytest
+
+from embark_jax.planner.statistics import (
+    HEAD_ROWS,
+    expected_unique,
+    row_shard_shares,
+)
+
+
+def probabilities(rows, exponent):
+    density = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
+    return density / density.sum()
+
+
+@pytest.mark.parametrize("rows", [1, 7, HEAD_ROWS, HEAD_ROWS + 1, 1_000_000])
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.1])
+@pytest.mark.parametrize("draws", [1, 1000, 100_000])
+def test_expected_unique(rows, exponent, draws):
+    p = probabilities(rows, exponent)
+    with np.errstate(divide="ignore"):
+        exact = -np.expm1(draws * np.log1p(-p)).sum()
+    assert expected_unique(rows, draws, exponent) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [5, HEAD_ROWS + 1, 1_000_000])
+@pytest.mark.parametrize("exponent", [0.0, 1.1])
+def test_row_shard_shares(rows, exponent):
+    p = probabilities(rows, exponent)
+    exact = np.bincount(np.arange(rows) % 4, weights=p)
+    found = row_shard_shares(rows, 4, exponent)
+    np.testing.assert_allclose(found, exact, rtol=1e-3)
+    assert found.sum() == pytest.approx(1)
