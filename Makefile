@@ -25,7 +25,7 @@ test-gpu-compile: $(VENV_GPU)/.installed
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) $(VENV_GPU)
