@@ -75,8 +75,7 @@ def update_rows_mosaic_gpu(
             old_state = [[load_state(ref, each) for ref in state_refs] for each in row]
             square = [[ref[each] for ref in square_refs] for each in inside]
             for i in range(chunk):
-                new, new_states = optimizer.update(
-                    old[i],
+                change, new_states = optimizer.update(
                     dict(zip(names, old_state[i], strict=True)),
                     gradient[i],
                     square[i][0] if square_refs else None,
@@ -85,10 +84,10 @@ def update_rows_mosaic_gpu(
                 )
 
                 @pl.when(used[i])
-                def _(i=i, new=new, new_states=new_states):
+                def _(i=i, change=change, new_states=new_states):
                     # The row goes first: storing it waits until all threads have
                     # read what they need, which a scalar's store does not.
-                    row_access.store(table_ref, row[i], new)
+                    row_access.store(table_ref, row[i], old[i] - change)
                     for name, ref in zip(names, state_refs, strict=True):
                         store_state(ref, row[i], new_states[name])
 

@@ -1,9 +1,10 @@
 """Optimizers of table rows, written once for plain XLA and for the kernel.
 
-A rule turns one row, its states and its summed gradient into the new row and states, in
-float32. It is applied once to each touched row. Plain XLA calls it with all rows,
-``[rows, width]``; the kernel with one row ``[width]`` and, where XLA has ``[rows, 1]``,
-a scalar.
+A rule turns the states and the summed gradient of a row into new states and the change
+that is to be subtracted from the row, in float32. It is applied once to each touched
+row. It does not see the row, so that plain XLA need not read it before it writes.
+Plain XLA calls it with all rows, ``[rows, width]``; the kernel with one row ``[width]``
+and, where XLA has ``[rows, 1]``, a scalar.
 """
 
 from __future__ import annotations
@@ -46,14 +47,13 @@ class Optimizer(Protocol):
 
     def update(
         self,
-        row: jax.Array,
         states: States,
         gradient: jax.Array,
         mean_square: jax.Array | None,
         factors: tuple[jax.Array, ...],
         math: RowMath,
     ) -> tuple[jax.Array, States]:
-        """The new row and states."""
+        """What to subtract from the row, and the new states."""
         ...
 
 
@@ -70,8 +70,8 @@ class SGD:
     def step_factors(self, step):
         return ()
 
-    def update(self, row, states, gradient, mean_square, factors, math):
-        return row - self.learning_rate * gradient, {}
+    def update(self, states, gradient, mean_square, factors, math):
+        return self.learning_rate * gradient, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +91,10 @@ class Adagrad:
     def step_factors(self, step):
         return ()
 
-    def update(self, row, states, gradient, mean_square, factors, math):
+    def update(self, states, gradient, mean_square, factors, math):
         accumulator = states["accumulator"] + gradient * gradient
         scaled = gradient / (math.sqrt(accumulator) + self.eps)
-        return row - self.learning_rate * scaled, {"accumulator": accumulator}
+        return self.learning_rate * scaled, {"accumulator": accumulator}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +114,10 @@ class RowwiseAdagrad:
     def step_factors(self, step):
         return ()
 
-    def update(self, row, states, gradient, mean_square, factors, math):
+    def update(self, states, gradient, mean_square, factors, math):
         accumulator = states["accumulator"] + mean_square
         rate = self.learning_rate / (math.sqrt(accumulator) + self.eps)
-        return row - math.fill(rate) * gradient, {"accumulator": accumulator}
+        return math.fill(rate) * gradient, {"accumulator": accumulator}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ class LazyAdam:
         count = step.astype(jnp.float32)
         return 1 / (1 - self.beta1**count), 1 / (1 - self.beta2**count)
 
-    def update(self, row, states, gradient, mean_square, factors, math):
+    def update(self, states, gradient, mean_square, factors, math):
         mean = self.beta1 * states["mean"] + (1 - self.beta1) * gradient
         variance = self.beta2 * states["variance"] + (1 - self.beta2) * (
             gradient * gradient
@@ -151,4 +151,4 @@ class LazyAdam:
             for moment, factor in zip((mean, variance), factors, strict=True)
         )
         scaled = mean_hat / (math.sqrt(variance_hat) + self.eps)
-        return row - self.learning_rate * scaled, {"mean": mean, "variance": variance}
+        return self.learning_rate * scaled, {"mean": mean, "variance": variance}

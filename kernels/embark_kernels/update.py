@@ -87,16 +87,19 @@ def update_rows(
         values = values.astype(array.dtype)
         return array.at[rows].set(values, mode="drop", unique_indices=True)
 
-    new_rows, new_states = optimizer.update(
-        take(table),
+    change, new_states = optimizer.update(
         {name: take(state) for name, state in states.items()},
         gradients,
         None if mean_square is None else mean_square[:, None],
         factors,
         XLA_MATH,
     )
-    new_states = {name: put(states[name], new) for name, new in new_states.items()}
-    return put(table, new_rows), new_states
+    if table.dtype == jnp.float32:
+        # Makes no array of the old rows.
+        table = table.at[rows].add(-change, mode="drop", unique_indices=True)
+    else:  # the change itself must not be rounded
+        table = put(table, take(table) - change)
+    return table, {name: put(states[name], new) for name, new in new_states.items()}
 
 
 def sum_groups(
