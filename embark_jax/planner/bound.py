@@ -26,9 +26,9 @@ from embark_jax.planner.ledger import Ledger
 PIECES, IDS, ROWS, OWNER = range(4)
 """Kinds of load: three of each storage, and the time for a device's own shards."""
 
-RELATIVE_GAP = 1e-3
+RELATIVE_GAP = 5e-3
 """Between the bound and the best choice, at which whole numbers are good enough."""
-NODE_LIMIT = 30
+NODE_LIMIT = 10
 """Of the search with whole numbers: a count, not a time, so that plans repeat."""
 
 
@@ -151,7 +151,7 @@ class Program:
             integrality[self.level[: len(self.used)]] = 1  # pieces
         constraints = [
             (self._tables(), self.counts, self.counts),
-            (self._loads(crowding), 0, np.inf),
+            (self._loads(crowding, shards=whole), 0, np.inf),
         ]
         if memory:
             share = sparse.csr_matrix(self._bytes()[None] / self.empty.limit_bytes)
@@ -197,8 +197,13 @@ class Program:
         """Every table takes a candidate."""
         return self._matrix(len(self.counts), (self.group, self.each, 1.0))
 
-    def _loads(self, crowding: float) -> Any:
-        """What is to be at least zero."""
+    def _loads(self, crowding: float, shards: bool) -> Any:
+        """What is to be at least zero.
+
+        Args:
+          crowding: see ``choose``.
+          shards: whether a level is at least the largest shard of any candidate taken.
+        """
         devices, every = self.empty.devices, np.arange(self.loads)
         crowded = np.full(self.loads, -crowding)
         crowded[: len(self.used)] = 0  # pieces are whole, and always fit
@@ -217,22 +222,17 @@ class Program:
             self._matrix(
                 self.loads, (every, self.level, 1.0), (every, self.largest, -1.0)
             ),
-            # tables of the group × whether any takes it − how many do
-            self._matrix(
-                number, (self.each, self.taken, count), (self.each, self.each, -1.0)
-            ),
         ]
-        for kind in range(4):
-            load = self.load(kind)
-            # The largest shard is at least that of any candidate taken,
+        if shards:
+            # tables of the group × whether any takes it − how many do
             blocks.append(
                 self._matrix(
-                    number,
-                    (self.each, self.largest[load], 1.0),
-                    (self.each, self.taken, -self.top[kind]),
+                    number, (self.each, self.taken, count), (self.each, self.each, -1.0)
                 )
             )
-            # and at least the mean over the tables of a group.
+        for kind in range(4):
+            load = self.load(kind)
+            # The largest shard is at least the mean over the tables of a group,
             pairs, row = np.unique(self.group * self.loads + load, return_inverse=True)
             blocks.append(
                 self._matrix(
@@ -241,6 +241,14 @@ class Program:
                     (row, self.each, -self.top[kind] / count),
                 )
             )
+            if shards:  # and at least that of any candidate taken.
+                blocks.append(
+                    self._matrix(
+                        number,
+                        (self.each, self.largest[load], 1.0),
+                        (self.each, self.taken, -self.top[kind]),
+                    )
+                )
         # A storage is used by at least the share of a group that lies in it.
         storages = len(self.used)
         pairs, row = np.unique(

@@ -16,7 +16,8 @@ ALIKE = 0.9
 """Row shards of one table whose sizes differ by less are placed together."""
 EVEN = 0.98
 """Row shards whose sizes differ by less are taken to be equal."""
-MAX_EXCHANGES = 400
+MAX_PAIRS = 3_000_000
+"""Of shards that exchanges look at: a count, not a time, so that plans repeat."""
 
 
 class Placing:
@@ -36,6 +37,7 @@ class Placing:
         self.ledger = empty.copy()
         self.row_ms = ms_per_byte * empty.row_bytes
         self.ms_per_byte = ms_per_byte
+        self.pairs_left = MAX_PAIRS
         self.candidates: list[Candidate] = []
         self.owners: list[np.ndarray] = []
         self._free_pieces = np.zeros(len(empty.storages))
@@ -202,10 +204,9 @@ class _Exchanges:
         )
 
     def run(self) -> None:
-        for _ in range(MAX_EXCHANGES):
-            if not self._improve():
-                break
         placing = self.placing
+        while placing.pairs_left > 0 and self._improve():
+            pass
         changed: dict[int, np.ndarray] = {}
         for (i, index), owner in zip(self.shards, self.owner, strict=False):
             changed.setdefault(i, placing.owners[i].copy())[index] = owner
@@ -219,6 +220,7 @@ class _Exchanges:
         best, pair = -1e-9 * max(1.0, float(self.total.max())), None
         for fullest in np.unique(self.total.argmax(axis=1)):
             for a in np.flatnonzero(self.owner == fullest):
+                self.placing.pairs_left -= len(self.owner)
                 change = self._changes(int(a), int(fullest))
                 b = int(np.argmin(change))
                 if change[b] < best:

@@ -9,7 +9,7 @@ import numpy as np
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.placing import Placing
 
-MAX_TRIALS = 6000
+MAX_TRIALS = 3000
 LEAST_GAIN = 1e-4
 """Share of the cost that a change must save."""
 

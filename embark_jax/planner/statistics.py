@@ -46,6 +46,7 @@ def expected_unique(rows: int, draws: float, exponent: float) -> float:
     return float((count * seen).sum())
 
 
+@functools.lru_cache(maxsize=4096)
 def row_shard_shares(rows: int, row_shards: int, exponent: float) -> np.ndarray:
     """``[row_shards]`` share of draws that fall on rows ``r % row_shards == j``."""
     probability, count = row_probabilities(rows, exponent)
