@@ -175,7 +175,8 @@ class _Window:
         results, self._results = self._results, []
         samples = self._timed_steps * len(results[0].labels)
         now = time.perf_counter()
-        samples_per_s = samples / (now - self._since) if samples else None
+        seconds = now - (self._since or now)
+        samples_per_s = samples / seconds if seconds else None
         self._since, self._timed_steps = now, 0
         logits = np.concatenate([np.asarray(result.logits) for result in results])
         labels = np.concatenate([result.labels for result in results])
