@@ -120,24 +120,29 @@ class Program:
         assert found is not None  # nothing else can be short
         return found.lower_bound
 
-    def relax(self) -> Relaxation | None:
-        """The optimum with fractions of tables; None if memory does not suffice."""
-        return self._solve(self._times())
+    def relax(self, memory: bool) -> Relaxation | None:
+        """The optimum with fractions of tables; None if memory does not suffice.
 
-    def choose(self, crowding: float = 0.0) -> Relaxation | None:
+        Args:
+          memory: whether it is limited.
+        """
+        return self._solve(self._times(), memory)
+
+    def choose(self, memory: bool, crowding: float = 0.0) -> Relaxation | None:
         """The optimum with whole tables, or what ``NODE_LIMIT`` allows.
 
         Args:
+          memory: whether it is limited.
           crowding: levels are taken to be the mean and this share of the largest shard,
             at least. Above 0 the result bounds nothing, but its choice is easier to
             place: greedy placing ends up to one shard above the mean.
         """
-        return self._solve(self._times(), whole=True, crowding=crowding)
+        return self._solve(self._times(), memory, whole=True, crowding=crowding)
 
     def _solve(
         self,
         objective: np.ndarray,
-        memory: bool = True,
+        memory: bool,
         whole: bool = False,
         crowding: float = 0.0,
     ) -> Relaxation | None:

@@ -38,8 +38,8 @@ with fractions is rounded, of which there are then few among the many tables."""
 CROWDING = 0.3
 """Of a second choice, see ``Program.choose``; the better of the two plans is taken."""
 MEMORY_PRICES = (0.05, 0.5, 5.0, 50.0)
-"""What filling all memory is taken to cost, in step times: the first at which the plan
-fits is taken."""
+"""What a device's fair share of the tables is taken to cost, in step times: the first
+at which the plan fits is taken."""
 
 
 def plan(
@@ -134,6 +134,8 @@ class Search:
         storages = {c.shape.storage for g in self.groups for c in g.candidates}
         self.empty = Ledger(sorted(storages), workload.devices, model, memory)
         self.program = Program(self.groups, self.empty)
+        table_bytes = sum(use.rows * memory.row_bytes(use.dim) for use in uses)
+        self.fair_share_bytes = table_bytes / workload.devices
         alone_ms = dict(
             zip(self.program.candidates, self.program.alone_ms(), strict=True)
         )
@@ -145,23 +147,31 @@ class Search:
         Raises:
           ValueError: if the tables do not fit.
         """
-        relaxed = self.program.relax()
-        if relaxed is None:
-            raise ValueError(self._shortage(self.program.least_bytes()))
-        lower_bound_ms = relaxed.lower_bound
-        choices = [relaxed]
-        if len(self.program.candidates) <= MAX_WHOLE:
-            whole = [self.program.choose(), self.program.choose(CROWDING)]
-            if whole[0] is not None:
-                lower_bound_ms = max(lower_bound_ms, whole[0].lower_bound)
-            choices = [choice for choice in whole if choice is not None] or choices
-        placings = []
-        for choice in choices:
-            placings += self._place(choice, lower_bound_ms)
-        fitting = [p for p in placings if p.ledger.bytes() <= self.empty.limit_bytes]
-        if not fitting:
-            raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
-        return min(fitting, key=lambda p: p.ledger.step_ms()), lower_bound_ms
+        # First as if memory were no matter: more of it then changes no plan that fits.
+        for memory, prices in ((False, MEMORY_PRICES[:1]), (True, MEMORY_PRICES)):
+            relaxed = self.program.relax(memory)
+            if relaxed is None:
+                raise ValueError(self._shortage(self.program.least_bytes()))
+            lower_bound_ms = relaxed.lower_bound
+            choices = [relaxed]
+            if len(self.program.candidates) <= MAX_WHOLE:
+                whole = self.program.choose(memory)
+                crowded = self.program.choose(memory, CROWDING)
+                if whole is not None:
+                    lower_bound_ms = max(lower_bound_ms, whole.lower_bound)
+                found = [choice for choice in (whole, crowded) if choice is not None]
+                choices = found or choices
+            placings = [
+                placing
+                for choice in choices
+                for placing in self._place(choice, lower_bound_ms, prices)
+            ]
+            fitting = [
+                p for p in placings if p.ledger.bytes() <= self.empty.limit_bytes
+            ]
+            if fitting:
+                return min(fitting, key=lambda p: p.ledger.step_ms()), lower_bound_ms
+        raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
 
     def placements(self, placing: Placing) -> tuple[Placement, ...]:
         """Those that the plan is made of."""
@@ -182,22 +192,16 @@ class Search:
     def _candidates(
         self, use: TableUse, force: ForcedPlacement, model: CostModel, memory: Memory
     ) -> list[Candidate]:
-        """Those whose shards fit a device; all, if none does."""
+        """Those whose shards a storage can number; all, if there is none."""
         found = [
             weigh(shape, self.workload, model, memory)
             for shape in shapes(use, force, self.workload.devices, model.clusters)
         ]
-        fitting = [
-            c
-            for c in found
-            if c.everywhere_bytes <= memory.limit_bytes
-            and c.rows.max(initial=0) <= MAX_SLOTS
-            and c.rows.max(initial=0) * memory.row_bytes(c.shape.width)
-            <= memory.limit_bytes
-        ]
-        return fitting or found
+        return [c for c in found if c.rows.max(initial=0) <= MAX_SLOTS] or found
 
-    def _place(self, choice: Relaxation, lower_bound_ms: float) -> list[Placing]:
+    def _place(
+        self, choice: Relaxation, lower_bound_ms: float, prices: Sequence[float]
+    ) -> list[Placing]:
         """Placed and polished, with memory ever dearer until it suffices."""
         chosen: list[Candidate] = [options[0] for options in self.options]
         for members, group, counts in zip(
@@ -209,8 +213,8 @@ class Search:
         owners = [force.devices for force in self.forced]
         movable = [devices is None for devices in owners]
         placings = []
-        for price in MEMORY_PRICES:
-            ms_per_byte = price * lower_bound_ms / self.empty.limit_bytes
+        for price in prices:
+            ms_per_byte = price * lower_bound_ms / self.fair_share_bytes
             placing = Placing(self.empty, ms_per_byte)
             placing.place(chosen, owners)
             polish(placing, self.options, movable)

@@ -7,7 +7,7 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import traffic
-from embark_jax.planner.cost import EmbarkModel, Efficiency, ProgramModel
+from embark_jax.planner.cost import Efficiency, EmbarkModel, ProgramModel
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.workload import Shape, TableUse, Workload
 
