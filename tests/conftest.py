@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
+import pytest
 
 CPU_DEVICES = 8
 
@@ -24,3 +25,16 @@ def pytest_configure(config):
     hypothesis.settings.register_profile("dev", deadline=None)
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session")
+def movielens_folder(tmp_path_factory):
+    """Folder of the real MovieLens-100k: the cache, or else a new download."""
+    from embark_jax import data  # not before pytest_configure has set JAX up
+
+    if (data.movielens_100k_folder() / "ml-100k.inter").exists():
+        return data.movielens_100k_folder()
+    try:
+        return data.fetch_movielens_100k(tmp_path_factory.mktemp("data") / "ml-100k")
+    except data.DataError as error:
+        pytest.skip(f"MovieLens-100k is not in the cache, and {error}")

@@ -3,13 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from embark_jax.data import (
-    BatchChecker,
-    DataError,
-    MovieLens100K,
-    fetch_movielens_100k,
-    movielens_100k_folder,
-)
+from embark_jax.data import BatchChecker, DataError, MovieLens100K
 
 USERS = """\
 user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token
@@ -46,16 +40,6 @@ def open_tiny(folder, seed=0):
 @pytest.fixture
 def tiny(tmp_path):
     return open_tiny(folder_of(tmp_path))
-
-
-@pytest.fixture(scope="session")
-def real_folder(tmp_path_factory):
-    if (movielens_100k_folder() / "ml-100k.inter").exists():
-        return movielens_100k_folder()
-    try:
-        return fetch_movielens_100k(tmp_path_factory.mktemp("data") / "ml-100k")
-    except DataError as error:
-        pytest.skip(f"MovieLens-100k is not in the cache, and {error}")
 
 
 def line_of(batch, i):
@@ -239,8 +223,8 @@ def test_a_missing_file_says_how_to_get_it(tmp_path, kind):
         open_tiny(folder)
 
 
-def test_the_real_data(real_folder):
-    data = MovieLens100K(real_folder)
+def test_the_real_data(movielens_folder):
+    data = MovieLens100K(movielens_folder)
     assert data.train_samples == 80_000
     # Counts of the README of the data set: https://files.grouplens.org/datasets/movielens
     # /ml-100k-README.txt
