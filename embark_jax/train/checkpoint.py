@@ -48,17 +48,11 @@ class Checkpointer:
     def __init__(self, folder: Path, identity: Mapping[str, Any], keep: int | None):
         self._folder = Path(folder).absolute()
         self._identity = identity
-        reads_only = keep is None
-        self._manager = ocp.CheckpointManager(
-            self._folder,
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
-                read_only=reads_only,
-                create=not reads_only,
-                cleanup_tmp_directories=not reads_only,
-                save_interval_steps=0 if reads_only else 1,
-            ),
+        writes = keep is not None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=writes, cleanup_tmp_directories=writes
         )
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     def __enter__(self) -> Checkpointer:
         return self

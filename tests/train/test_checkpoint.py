@@ -152,6 +152,8 @@ def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
     ],
     ids=["no tables", "bad manifest", "cut metadata", "cut run", "no run"],
 )
+# Orbax reads on in the background after it has failed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_checkpoint_is_refused(saved, tmp_path, damage):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
@@ -177,3 +179,17 @@ def test_a_missing_checkpoint_is_told(saved, tmp_path):
         assert checkpoints.steps == []
         with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
             checkpoints.restore(None, None)
+
+
+def test_what_a_killed_write_left_goes_when_a_run_goes_on(saved, tmp_path):
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    left = shutil.copytree(copied / "4", copied / "5.orbax-checkpoint-tmp")
+    with Checkpointer(copied, identity, keep=None) as checkpoints:
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
+        trainer.restore(state)
+    assert left.exists(), "only a run that writes may clean up"
+    with Checkpointer(copied, identity, keep=2) as checkpoints:
+        checkpoints.save(trainer.state, 7, trainer.embeddings, BAD_IDS)
+        assert checkpoints.steps == [4, 7]
+    assert not left.exists()
