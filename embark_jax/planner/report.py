@@ -34,7 +34,7 @@ def _prediction(plan: Plan) -> list[Text]:
             f"{prediction.step_ms:.3f} ms a step for the embeddings, "
             f"{max(prediction.device_bytes) / 1e9:.2f} GB a device (predicted, cost "
             f"model {prediction.cost_model}); at most {prediction.gap:.1%} above the "
-            f"optimum of this cost model (lower bound "
+            f"optimum of this cost model over the splits it considers (lower bound "
             f"{prediction.lower_bound_ms:.3f} ms)"
         )
     ]
