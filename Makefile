@@ -17,7 +17,7 @@ quickstart: $(VENV)/.installed
 	$(VENV)/bin/embark train configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(WORKERS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-gpu-compile: $(VENV_GPU)/.installed
 	$(VENV_GPU)/bin/python -m pytest -m gpu_compile tests/gpu_compile
