@@ -102,6 +102,20 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     assert runs.final(workdir)["step"] == 9
 
 
+def test_a_plan_whose_capacities_are_too_small_changes_no_bit(trained, tmp_path):
+    config, expected, *_ = trained
+    plan, workdir = tmp_path / "plan.json", tmp_path / "run"
+    shutil.copy(expected / "plan.json", plan)
+    edit(plan, capacities={"rb_4": 1, "ub_4": 1})
+    outcome = embark("train", config, "--plan", plan, "--workdir", workdir)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert (workdir / "plan.json").read_text() == plan.read_text()
+    assert runs.losses(workdir) == runs.losses(expected)
+    found, expected = runs.final(workdir), runs.final(expected)
+    assert found.pop("recompilations") > expected.pop("recompilations") == 0
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("mesh", "checkpoint", "tolerance"),
     [((), "checkpoints", 0), (ONE_DEVICE, "checkpoints/6", 1e-6)],
@@ -150,7 +164,7 @@ def truncate(path: Path) -> None:
 
 
 def edit(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=1))
 
 
 @pytest.mark.parametrize(
