@@ -147,7 +147,7 @@ def _next_stop(config: ExperimentConfig, step: int) -> int:
     """The next step after ``step`` at which all steps must have landed."""
     options = config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
-    return min(options.steps, *(step // every * every + every for every in intervals))
+    return min([options.steps, *((step // every + 1) * every for every in intervals)])
 
 
 class _Window:

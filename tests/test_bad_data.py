@@ -20,7 +20,7 @@ name: bad
 data: {{kind: movielens_100k}}
 model: {{kind: dlrm, bottom: [4], top: [1]}}
 embedding: {{dim: 4, tables: {{user: {{rows: {ROWS}}}}}}}
-train: {{batch_size: {BATCH}, steps: 2, checkpoint_every: 2}}
+train: {{batch_size: {BATCH}, steps: 2}}
 """
 
 

@@ -234,11 +234,16 @@ def test_a_learning_rate_too_high_is_found():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state))
 
 
-def test_bad_data_stops_after_the_good_batches(trainer, undisturbed):
+@pytest.mark.parametrize("bad_id", [ROWS, -2])
+def test_bad_data_stops_after_the_good_batches(trainer, undisturbed, bad_id):
     _, states = undisturbed
-    bad = {"a": np.full((BATCH, 2), ROWS, np.int32), "b": np.zeros((BATCH, 2), int)}
-    with pytest.raises(DataError, match=r"sample 0: ids of feature 'a'.* value is 64"):
-        list(trainer.fit(Clicks(spoil=spoil_at(6, ids=bad)), 10))
+    ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
+    ids["a"][3, 1] = bad_id
+    message = (
+        rf"sample 3: ids of feature 'a', column 1: value is {bad_id}, must be from"
+    )
+    with pytest.raises(DataError, match=message):
+        list(trainer.fit(Clicks(spoil=spoil_at(6, ids=ids)), 10))
     assert trainer.step == 5
     assert_equal_states(snapshot(trainer), states[5])
 
