@@ -4,12 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax import fleet
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.embedding.optimizers import RowwiseAdagrad
-from embark_jax.planner import ForcedPlacement, Placement, lay_out, plan
+from embark_jax.planner import (
+    MESH_AXES,
+    ForcedPlacement,
+    Placement,
+    lay_out,
+    plan,
+)
 from embark_jax.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
@@ -48,33 +54,30 @@ def test_each_id_finds_its_row(rows):
 
 
 @pytest.mark.parametrize("cluster", ["rb", "ub"])
-def test_billions_of_rows_compile_without_64_bit_floats(cluster):
+def test_a_table_of_billions_of_rows_is_routed(cluster):
+    """64-bit ids reach their owners outside any 64-bit mode, without 64-bit floats."""
     table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t", hotness=2)
     planned = plan(
         [table],
         [feature],
         fleet.dgx_h100(),
         16,
-        forced={"t": ForcedPlacement(cluster, 8)},
+        forced={"t": ForcedPlacement(cluster, 8, devices=tuple(range(8)))},
     )
     collection = EmbeddingCollection(planned, planned.make_mesh())
-    optimizer = RowwiseAdagrad(0.1)
-    storages = jax.eval_shape(lambda: collection.init(jax.random.key(0)))
-    state = jax.eval_shape(lambda: collection.init_optimizer(optimizer))
-    assert storages[f"{cluster}_4"].shape == (BILLIONS, 4)
-
-    def step(storages, state, ids):
-        routes = collection.route({"f": ids}, {})
-        found = collection.lookup(storages, routes)
-        return collection.update(
-            storages, state, routes, found, optimizer, jnp.int32(1), jnp.bool_(True)
-        )
-
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, BILLIONS, (16, 2))
     with jax.enable_x64(True):
-        ids = jax.ShapeDtypeStruct((16, 2), jnp.int64)
-    text = jax.jit(step).lower(storages, state, ids).as_text()
-    assert "xi64>" in text
-    assert "f64" not in text
+        sharding = NamedSharding(collection.mesh, PartitionSpec(MESH_AXES))
+        on_devices = jax.device_put(ids, sharding)
+    route = jax.jit(lambda ids: collection.route({"f": ids}, {}))
+    assert "f64" not in route.lower(on_devices).as_text()
+
+    found = route(on_devices)[f"{cluster}_4"].route.slot.reshape(8, -1)
+    for device, slots in enumerate(np.asarray(found)):
+        held = slots[slots < BILLIONS // 8]
+        expected = ids[ids % 8 == device] // 8
+        assert sorted(held) == sorted(expected)
 
 
 def test_a_block_beyond_32_bit_slots_is_refused():
