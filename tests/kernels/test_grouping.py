@@ -1,9 +1,16 @@
 """Sorting, unique ids, groups of rows and buckets against NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import bucket_by_owner, group_rows, grouping, unique
+from embark_kernels import (
+    bucket_by_owner,
+    group_rows,
+    grouping,
+    sort_positions,
+    unique,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +25,28 @@ def lists_of(elements):
 
 ids_lists = lists_of(st.integers(-2, NUM_IDS + 1))
 few_examples = settings(max_examples=40)
+
+
+@few_examples
+@given(lists_of(st.integers(0, NUM_IDS - 1)))
+def test_sort_is_stable(keys):
+    keys = np.array(keys, np.int32)
+    found, order = sort_positions(jnp.asarray(keys), NUM_IDS)
+    np.testing.assert_array_equal(order, np.argsort(keys, kind="stable"))
+    np.testing.assert_array_equal(found, np.sort(keys))
+
+
+def test_sort_of_keys_beyond_32_bits():
+    keys = np.array([3, 2**33, 0, 2**33 + 1, 3], np.uint64)
+    with jax.enable_x64(True):
+        found, order = sort_positions(jnp.asarray(keys), 2**34)
+    np.testing.assert_array_equal(np.asarray(found), np.sort(keys))
+    np.testing.assert_array_equal(order, [2, 0, 4, 1, 3])
+
+
+def test_sort_refuses_what_does_not_fit_64_bits():
+    with pytest.raises(ValueError, match="need 66 bits to sort"):
+        sort_positions(jnp.zeros(5, jnp.int32), 2**63)
 
 
 @few_examples
