@@ -116,7 +116,7 @@ class StorageIndex:
 
     @property
     def column_sharded(self) -> bool:
-        return any(p.column_shards > 1 for p in self.storage.placements)
+        return self.storage.kind.split
 
     def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Finds the owner and slot of every entry.

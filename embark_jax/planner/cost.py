@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from embark_jax.planner import traffic
-from embark_jax.planner.storage import Cluster
+from embark_jax.planner.storage import Cluster, StorageKind
 from embark_jax.planner.workload import Shape, Workload
 
 
@@ -57,7 +57,7 @@ class CostModel(Protocol):
         """Those it can price."""
         ...
 
-    def storage_price(self, cluster: Cluster, width: int) -> StoragePrice: ...
+    def storage_price(self, storage: StorageKind) -> StoragePrice: ...
 
     def owner_ms(self, shape: Shape) -> np.ndarray:
         """``[row_shards]`` for the owner of one column shard of each row shard."""
@@ -109,11 +109,12 @@ class ProgramModel:
     def clusters(self) -> tuple[Cluster, ...]:
         return ("dp", "rb", "ub")
 
-    def storage_price(self, cluster: Cluster, width: int) -> StoragePrice:
+    def storage_price(self, storage: StorageKind) -> StoragePrice:
         devices, batch = self.workload.devices, self.workload.device_batch
         weights = 1 if self.weighted else 0
         capacity_check = self._reduce_latency_ms()
-        match cluster:
+        width = storage.width
+        match storage.cluster:
             case "dp":  # flags and gradients of rows
                 return StoragePrice(2 * self._reduce_latency_ms() + capacity_check)
             case "rb":  # slots, bags, weights; partial sums, gradients
@@ -239,7 +240,7 @@ class EmbarkModel:
     def clusters(self) -> tuple[Cluster, ...]:
         return ("rb",)
 
-    def storage_price(self, cluster: Cluster, width: int) -> StoragePrice:
+    def storage_price(self, storage: StorageKind) -> StoragePrice:
         return StoragePrice()
 
     def owner_ms(self, shape: Shape) -> np.ndarray:

@@ -11,7 +11,7 @@ from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.capacities import padded_ids
 from embark_jax.planner.cost import CostModel
 from embark_jax.planner.memory import Memory
-from embark_jax.planner.storage import Cluster
+from embark_jax.planner.storage import StorageKind
 
 
 class Ledger:
@@ -26,7 +26,7 @@ class Ledger:
 
     def __init__(
         self,
-        storages: Sequence[tuple[Cluster, int]],
+        storages: Sequence[StorageKind],
         devices: int,
         model: CostModel,
         memory: Memory,
@@ -42,13 +42,13 @@ class Ledger:
         self.owner_ms = np.zeros(devices)
         self.everywhere_ms = 0.0
         self.everywhere_bytes = 0.0
-        prices = [model.storage_price(*storage) for storage in storages]
+        prices = [model.storage_price(storage) for storage in storages]
         self.fixed_ms = np.array([price.fixed_ms for price in prices])
         self.piece_ms = np.array([price.piece_ms for price in prices])
         self.id_ms = np.array([price.id_ms for price in prices])
-        self.piece_bytes = np.array([memory.piece_bytes(*each) for each in storages])
-        self.id_bytes = np.array([memory.id_bytes(*each) for each in storages])
-        self.row_bytes = np.array([memory.row_bytes(width) for _, width in storages])
+        self.piece_bytes = np.array([memory.piece_bytes(each) for each in storages])
+        self.id_bytes = np.array([memory.id_bytes(each) for each in storages])
+        self.row_bytes = np.array([memory.row_bytes(each.width) for each in storages])
         self._index = {storage: s for s, storage in enumerate(storages)}
 
     def index(self, candidate: Candidate) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from embark_jax.planner import traffic
-from embark_jax.planner.storage import Cluster
+from embark_jax.planner.storage import StorageKind
 from embark_jax.planner.workload import TableUse, Workload
 
 MEMORY_SHARE = 0.9
@@ -37,23 +37,24 @@ class Memory:
         per_parameter, per_row = self.workload.state_values
         return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
 
-    def piece_bytes(self, cluster: Cluster, width: int) -> float:
+    def piece_bytes(self, storage: StorageKind) -> float:
         """Partial sums to send and received, of a piece."""
-        if cluster != "rb":
+        if storage.cluster != "rb":
             return 0.0
         workload = self.workload
         return 2 * traffic.piece_buffer_bytes(
-            width, workload.device_batch, workload.devices
+            storage.width, workload.device_batch, workload.devices
         )
 
-    def id_bytes(self, cluster: Cluster, width: int) -> float:
+    def id_bytes(self, storage: StorageKind) -> float:
         """A place of capacity: its route, and in UB its row, to send and received."""
-        if cluster == "dp":
+        if storage.cluster == "dp":
             return 0.0
         devices = self.workload.devices
-        index = traffic.id_buffer_bytes(INDEX_VALUES[cluster], devices)
-        rows = traffic.row_buffer_bytes(width, devices) if cluster == "ub" else 0.0
-        return index + 2 * rows
+        index_bytes = traffic.id_buffer_bytes(INDEX_VALUES[storage.cluster], devices)
+        if storage.cluster == "rb":
+            return index_bytes
+        return index_bytes + 2 * traffic.row_buffer_bytes(storage.width, devices)
 
     def replicated_bytes(self, use: TableUse) -> float:
         """A whole table, and the buffer that its gradients are summed in."""

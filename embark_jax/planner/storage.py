@@ -2,22 +2,42 @@
 
 All shards of one cluster and one width lie in one *storage*, an array of
 ``[devices × slots_per_device, width]`` in which device d's block holds its shards one
-after the other. A plan of any shape so becomes a few uniformly sharded arrays, with one
-gather and one update a device each; that also fuses tables. A storage is as large on
-every device as on its fullest: this padding is the price of imbalance.
+after the other; tables that are split by columns lie apart from whole rows. A plan of
+any shape so becomes a few uniformly sharded arrays, with one gather and one update a
+device each; that also fuses tables. A storage is as large on every device as on its
+fullest: this padding is the price of imbalance.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from embark_jax.tables import TableSpec
 
 Cluster = Literal["dp", "rb", "ub"]
+
+
+class StorageKind(NamedTuple):
+    """What the shards of one storage have in common.
+
+    Attributes:
+      cluster: of their tables.
+      width: columns of a shard.
+      split: whether their tables are split by columns. Their rows are then in pieces,
+        and optimizers of whole rows need an exchange that other storages do not.
+    """
+
+    cluster: Cluster
+    width: int
+    split: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.cluster}_{self.width}" + ("_split" if self.split else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +65,10 @@ class Placement:
     @property
     def width(self) -> int:
         return self.table.dim // self.column_shards
+
+    @property
+    def storage(self) -> StorageKind:
+        return StorageKind(self.cluster, self.width, self.column_shards > 1)
 
     def shard_rows(self, row_shard: int) -> int:
         """Rows of the table that row shard ``row_shard`` holds."""
@@ -89,20 +113,30 @@ class Storage:
     """One array of the plan and where each shard begins in it.
 
     Attributes:
-      name: such as "rb_128": cluster and width.
-      cluster, width: common to all its shards.
+      kind: what its shards have in common.
       slots_per_device: rows of its block on every device, padding included.
       placements: the tables in it.
       first_slots: for each table ``[row_shards, column_shards]``, the slot, in its
         owner's block, at which a shard begins.
     """
 
-    name: str
-    cluster: Cluster
-    width: int
+    kind: StorageKind
     slots_per_device: int
     placements: tuple[Placement, ...]
     first_slots: Mapping[str, np.ndarray]
+
+    @property
+    def name(self) -> str:
+        """Such as "rb_128"."""
+        return self.kind.name
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.kind.cluster
+
+    @property
+    def width(self) -> int:
+        return self.kind.width
 
     @property
     def replicated(self) -> bool:
@@ -119,11 +153,11 @@ class Storage:
 
 def lay_out(placements: Sequence[Placement], devices: int) -> tuple[Storage, ...]:
     """Groups shards into storages and gives each its slots, in the order of tables."""
-    groups: dict[tuple[Cluster, int], list[Placement]] = {}
+    groups: dict[StorageKind, list[Placement]] = {}
     for placement in placements:
-        groups.setdefault((placement.cluster, placement.width), []).append(placement)
+        groups.setdefault(placement.storage, []).append(placement)
     storages = []
-    for (cluster, width), members in sorted(groups.items(), key=lambda item: item[0]):
+    for kind, members in sorted(groups.items(), key=lambda item: item[0]):
         used = [0] * devices
         first_slots = {}
         for placement in members:
@@ -134,14 +168,5 @@ def lay_out(placements: Sequence[Placement], devices: int) -> tuple[Storage, ...
                 first[j, k] = used[owner]
                 used[owner] += placement.shard_rows(j)
             first_slots[placement.table.name] = first
-        storages.append(
-            Storage(
-                f"{cluster}_{width}",
-                cluster,
-                width,
-                max(used),
-                tuple(members),
-                first_slots,
-            )
-        )
+        storages.append(Storage(kind, max(used), tuple(members), first_slots))
     return tuple(storages)

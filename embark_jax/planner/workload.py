@@ -11,7 +11,7 @@ import numpy as np
 from embark_jax.fleet import Fleet
 from embark_jax.planner.capacities import shard_ids
 from embark_jax.planner.statistics import expected_unique, row_shard_shares
-from embark_jax.planner.storage import Cluster
+from embark_jax.planner.storage import Cluster, StorageKind
 from embark_jax.tables import FeatureSpec, TableSpec
 
 STATE_VALUES = {
@@ -108,8 +108,8 @@ class Shape:
         return self.use.dim // self.column_shards
 
     @property
-    def storage(self) -> tuple[Cluster, int]:
-        return self.cluster, self.width
+    def storage(self) -> StorageKind:
+        return StorageKind(self.cluster, self.width, self.column_shards > 1)
 
     @property
     def shards(self) -> int:

@@ -9,6 +9,7 @@ from embark_jax import fleet
 from embark_jax.planner import traffic
 from embark_jax.planner.cost import Efficiency, EmbarkModel, ProgramModel
 from embark_jax.planner.memory import Memory
+from embark_jax.planner.storage import StorageKind
 from embark_jax.planner.workload import Shape, TableUse, Workload
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.
@@ -45,7 +46,7 @@ def test_buffers_and_memory():
 
 
 def test_the_price_of_an_rb_storage():
-    price = MODEL.storage_price("rb", 16)
+    price = MODEL.storage_price(StorageKind("rb", 16))
     # Partial sums of 4 · 16 · 10 · 8 = 5120 bytes: half crosses the network, 2.56 µs
     # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same.
     assert price.piece_ms == pytest.approx(2 * (2.56 + 20.48) / 1e3)
@@ -56,7 +57,7 @@ def test_the_price_of_an_rb_storage():
 
 
 def test_the_price_of_a_ub_storage():
-    price = MODEL.storage_price("ub", 16)
+    price = MODEL.storage_price(StorageKind("ub", 16))
     # Slots, 32 bytes: 0.016 + 0.128 µs; sort 1.088; rows, 512 bytes: 0.256 + 2.048.
     expected_us = 0.016 + 0.128 + 1.088 + 2 * (0.256 + 2.048)
     assert price.id_ms == pytest.approx(expected_us / 1e3)
@@ -93,17 +94,17 @@ def test_what_every_device_does():
 
 def test_a_single_device_exchanges_nothing():
     alone = ProgramModel(Workload(fleet.Fleet(DEVICE), 80), efficiency=IDEAL)
-    assert alone.storage_price("dp", 8).fixed_ms == 0
+    assert alone.storage_price(StorageKind("dp", 8)).fixed_ms == 0
 
 
 def test_memory():
     memory = Memory(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
     assert memory.limit_bytes == 0.9e9
     assert memory.row_bytes(16) == 4 * 17
-    assert memory.piece_bytes("rb", 16) == 2 * 5120
-    assert memory.piece_bytes("ub", 16) == 0
-    assert memory.id_bytes("rb", 16) == 5 * 4 * 8
-    assert memory.id_bytes("ub", 16) == 5 * 4 * 8 + 2 * 512
+    assert memory.piece_bytes(StorageKind("rb", 16)) == 2 * 5120
+    assert memory.piece_bytes(StorageKind("ub", 16)) == 0
+    assert memory.id_bytes(StorageKind("rb", 16)) == 5 * 4 * 8
+    assert memory.id_bytes(StorageKind("ub", 16)) == 5 * 4 * 8 + 2 * 512
     assert memory.replicated_bytes(USE) == 1000 * 36 + 240 * 36
 
 
@@ -133,5 +134,5 @@ def test_more_bandwidth_costs_no_plan_more(cluster, faster):
     assert (new.owner_ms(shape) <= MODEL.owner_ms(shape)).all()
     assert new.everywhere_ms(shape) <= MODEL.everywhere_ms(shape)
     for price in ("fixed_ms", "piece_ms", "id_ms"):
-        before = getattr(MODEL.storage_price(cluster, 16), price)
-        assert getattr(new.storage_price(cluster, 16), price) <= before
+        before = getattr(MODEL.storage_price(StorageKind(cluster, 16)), price)
+        assert getattr(new.storage_price(StorageKind(cluster, 16)), price) <= before

@@ -28,7 +28,7 @@ PLACED = (
     Placement(TABLES[0], "rb", 2, 2, (0, 1, 2, 3)),
     Placement(TABLES[1], "ub", 3, 1, (3, 1, 0)),
 )
-AMPLE = {"rb_2": 64, "ub_4": 64}
+AMPLE = {"rb_2_split": 64, "ub_4": 64}
 """More than all ids that a device has in a batch."""
 
 
@@ -122,7 +122,7 @@ def test_steps_in_flight_change_nothing(trainer, undisturbed):
 def test_an_overflow_changes_no_bit(trainer, wide_from):
     """Few rows need few places; from step ``wide_from`` on, batches need more."""
     data = Clicks(spread=lambda step: 1 if step < wide_from else ROWS)
-    tight = make_trainer({"rb_2": 16, "ub_4": 1})
+    tight = make_trainer({"rb_2_split": 16, "ub_4": 1})
     assert losses(tight.fit(data, 8)) == losses(trainer.fit(data, 8))
     assert 1 <= tight.recompilations <= 3
     assert_equal_states(snapshot(tight), snapshot(trainer))
@@ -130,16 +130,16 @@ def test_an_overflow_changes_no_bit(trainer, wide_from):
 
 
 def test_capacities_grow_no_more_than_needed():
-    tight = make_trainer({"rb_2": 64, "ub_4": 2})
+    tight = make_trainer({"rb_2_split": 64, "ub_4": 2})
     results = list(tight.fit(Clicks(), 8))
     capacities = tight.embeddings.plan.capacities
-    assert capacities["rb_2"] == 64
+    assert capacities["rb_2_split"] == 64
     assert 2 < capacities["ub_4"] <= 32, "a device has at most 16 ids of table b"
     assert all(0 < used <= 1 for result in results for used in result.used.values())
 
 
 def test_an_overflow_in_evaluation_changes_no_bit(trainer):
-    tight = make_trainer({"rb_2": 1, "ub_4": 1})
+    tight = make_trainer({"rb_2_split": 1, "ub_4": 1})
     batches = list(Clicks().test_batches(BATCH))
     found, expected = (
         [np.asarray(logits) for _, logits in each.predict(batches)]
@@ -154,7 +154,7 @@ def test_an_overflow_in_evaluation_changes_no_bit(trainer):
 def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
     """What was refused before is replayed, not mistaken for a bad loss."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    tight = make_trainer({"rb_2": 16, "ub_4": 1})
+    tight = make_trainer({"rb_2_split": 16, "ub_4": 1})
     found = []
     for result in tight.fit(data, 8):
         found.append((result.step, result.loss))

@@ -1,0 +1,85 @@
+"""``embark plan``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embark_jax import config_io, planner
+from embark_jax import fleet as fleets
+from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.config import ConfigError
+from embark_jax.planner.workload import STATE_VALUES
+
+
+def plan(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
+    ] = None,
+    overrides: Overrides = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of CONFIG: a JSON list of name, rows, dim, hotness."
+        ),
+    ] = None,
+    fleet: Annotated[
+        str, typer.Option(help="For --tables: " + ", ".join(fleets.BY_NAME))
+    ] = "dgx-h100",
+    nodes: Annotated[int, typer.Option(help="For --tables: machines.")] = 1,
+    batch: Annotated[
+        int, typer.Option(help="For --tables: samples a step, over all devices.")
+    ] = 65_536,
+    zipf: Annotated[
+        float, typer.Option(help="For --tables: exponent of the ids' skew.")
+    ] = 0.0,
+    optimizer: Annotated[
+        str, typer.Option(help="For --tables: " + ", ".join(STATE_VALUES))
+    ] = "rowwise_adagrad",
+    cost_model: Annotated[
+        str, typer.Option(help="For --tables: program, or EMBark's formula, embark.")
+    ] = "program",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print cost and shards as one JSON object.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
+) -> None:
+    """Show where every table will live."""
+    if (config_file is None) == (tables is None):
+        raise typer.BadParameter("give either a CONFIG or --tables")
+    start = time.perf_counter()
+    if config_file is not None:
+        config = config_io.load(config_file, overrides or ())
+        from embark_jax import experiment
+
+        planned = experiment.build(config).plan
+    else:
+        assert tables is not None
+        try:
+            if fleet not in fleets.BY_NAME:
+                known = ", ".join(fleets.BY_NAME)
+                raise ValueError(f"--fleet is {fleet!r}, must be one of {known}")
+            planned = planner.plan(
+                *planner.read_tables(tables.read_text()),
+                fleets.BY_NAME[fleet](nodes),
+                batch,
+                zipf_exponent=zipf,
+                optimizer=optimizer,
+                cost_model=cost_model,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    seconds = time.perf_counter() - start
+    if out is not None:
+        out.write_text(planned.to_json())
+    if as_json:
+        record = {"planning_seconds": seconds, **planner.plan_record(planned)}
+        print(json.dumps(record))
+        return
+    console.print(planned)
+    if out is not None:
+        say(f"written to {out}")
