@@ -52,7 +52,7 @@ def plan(
     zipf_exponent: float = 0.0,
     capacity_slack: float = 1.25,
     optimizer: str = "rowwise_adagrad",
-    cost_model: str = "program",
+    cost_model: str | CostModel = "program",
 ) -> Plan:
     """Places every table on the fleet.
 
@@ -65,7 +65,7 @@ def plan(
       capacity_slack: exchange buffers hold this multiple of the expectation.
       optimizer: of the embedding rows; its state takes memory beside them.
       cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
-        published formula.
+        published formula; or a model of your own.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, or the
@@ -80,9 +80,12 @@ def plan(
         "program": ProgramModel(workload, weighted),
         "embark": EmbarkModel(workload),
     }
-    if cost_model not in models:
-        raise ValueError(f"cost_model is {cost_model!r}, must be one of {list(models)}")
-    search = Search(tables, features, forced, workload, models[cost_model])
+    if isinstance(cost_model, str):
+        if cost_model not in models:
+            known = list(models)
+            raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
+        cost_model = models[cost_model]
+    search = Search(tables, features, forced, workload, cost_model)
     placing, lower_bound_ms = search.run()
     placements = search.placements(placing)
     ledger = placing.ledger
@@ -97,7 +100,7 @@ def plan(
             placements, features, fleet.devices, batch, zipf_exponent, capacity_slack
         ),
         prediction=Prediction(
-            cost_model,
+            cost_model.name,
             step_ms,
             min(step_ms, lower_bound_ms),
             tuple(map(float, ledger.device_ms())),

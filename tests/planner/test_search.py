@@ -17,6 +17,8 @@ from embark_jax.planner import (
     plan_record,
     read_tables,
 )
+from embark_jax.planner.cost import EmbarkModel
+from embark_jax.planner.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
@@ -187,3 +189,11 @@ def test_a_table_list_and_the_record_of_a_plan():
     assert record["gap"] == pytest.approx(
         record["step_ms"] / record["lower_bound_ms"] - 1
     )
+
+
+def test_a_cost_model_can_be_given_as_an_object():
+    tables, features = published.model("DLRM-DCNv2")
+    one_node = fleet.dgx_h100()
+    model = EmbarkModel(Workload(one_node, BATCH))
+    given = plan(tables, features, one_node, BATCH, cost_model=model)
+    assert given == plan(tables, features, one_node, BATCH, cost_model="embark")
