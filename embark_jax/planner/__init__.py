@@ -2,23 +2,33 @@
 
 from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.capacities import capacities, grow
+from embark_jax.planner.cost import EmbarkModel, ProgramModel
+from embark_jax.planner.phases import Phase, phases
 from embark_jax.planner.plan import MESH_AXES, Plan
+from embark_jax.planner.predict import predict
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.records import plan_record, read_tables
 from embark_jax.planner.search import plan
 from embark_jax.planner.storage import Placement, Storage, lay_out
+from embark_jax.planner.workload import Workload
 
 __all__ = [
     "MESH_AXES",
+    "EmbarkModel",
     "ForcedPlacement",
+    "Phase",
     "Placement",
     "Plan",
     "Prediction",
+    "ProgramModel",
     "Storage",
+    "Workload",
     "capacities",
     "grow",
     "lay_out",
+    "phases",
     "plan",
     "plan_record",
+    "predict",
     "read_tables",
 ]

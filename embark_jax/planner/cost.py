@@ -22,12 +22,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Protocol, get_args
 
 import numpy as np
 
 from embark_jax.planner import traffic
+from embark_jax.planner.collectives import (
+    Collective,
+    CollectiveKind,
+    replicated_collectives,
+    storage_collectives,
+)
 from embark_jax.planner.storage import Cluster, StorageKind
+from embark_jax.planner.work import Unit, Work
 from embark_jax.planner.workload import Shape, Workload
 
 
@@ -109,95 +117,126 @@ class ProgramModel:
     def clusters(self) -> tuple[Cluster, ...]:
         return ("dp", "rb", "ub")
 
+    def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
+        """What the exchanges of a storage ask of every device, for a unit of each."""
+        workload = self.workload
+        if storage.cluster == "dp":
+            yield "storage", self._latency("id exchange", "touched rows", "all_reduce")
+            yield (
+                "storage",
+                self._latency("gradient exchange", "row gradients", "all_reduce"),
+            )
+            return
+        for each in storage_collectives(
+            storage,
+            workload.devices,
+            workload.device_batch,
+            self.weighted,
+            workload.row_wise,
+        ):
+            yield "storage", self._latency(each.phase, each.carries, each.kind)
+            if each.fixed_bytes:
+                yield "storage", self._moved(each, each.fixed_bytes)
+            if each.piece_bytes:
+                yield "piece", self._moved(each, each.piece_bytes)
+            if each.id_bytes:
+                yield "id", self._moved(each, each.id_bytes)
+        sorted_bytes = traffic.sort_bytes(workload.devices)
+        yield "id", Work("sort", "received slots", sorted_bytes)
+
+    def owner_work(self, shape: Shape) -> Iterator[Work]:
+        """What a shape asks of the owners of its row shards, in each column shard."""
+        if shape.cluster == "dp":
+            return
+        if shape.cluster == "rb":
+            pooled_bytes = traffic.read_rows_bytes(1, shape.width)
+            pooled_bytes = pooled_bytes * shape.batch_ids(self.workload)
+            yield Work("lookup", "rows", pooled_bytes)
+            yield Work("gradients", "bag gradients", pooled_bytes)
+        row_bytes = traffic.update_rows_bytes(
+            1.0, shape.width, *self.workload.state_values
+        )
+        yield Work("update", "rows", row_bytes * shape.batch_unique(self.workload))
+
+    def everywhere_work(self, shape: Shape) -> Iterator[Work]:
+        """What a shape asks of every device, wherever its shards are."""
+        use, workload = shape.use, self.workload
+        ids = workload.device_batch * use.hotness
+        if shape.cluster != "dp":
+            sorted_bytes = traffic.sort_bytes(ids * shape.column_shards)
+            yield Work("sort", "ids", sorted_bytes)
+        if shape.cluster != "rb":
+            pooled_bytes = traffic.read_rows_bytes(ids, use.dim)
+            yield Work("lookup", "rows", pooled_bytes)
+            yield Work("gradients", "bag gradients", pooled_bytes)
+        if shape.cluster == "dp":
+            batch_ids = workload.batch_size * use.hotness
+            for each in replicated_collectives(
+                use.rows, use.dim, batch_ids, workload.devices
+            ):
+                yield self._moved(each, each.fixed_bytes)
+            if use.rows > batch_ids:
+                yield Work("sort", "gathered slots", traffic.sort_bytes(batch_ids))
+            row_bytes = traffic.update_rows_bytes(
+                min(use.rows, batch_ids), use.dim, *workload.state_values
+            )
+            yield Work("update", "rows", row_bytes)
+
     def storage_price(self, storage: StorageKind) -> StoragePrice:
-        devices, batch = self.workload.devices, self.workload.device_batch
-        weights = 1 if self.weighted else 0
-        capacity_check = self._reduce_latency_ms()
-        width = storage.width
-        match storage.cluster:
-            case "dp":  # flags and gradients of rows
-                return StoragePrice(2 * self._reduce_latency_ms() + capacity_check)
-            case "rb":  # slots, bags, weights; partial sums, gradients
-                exchanges = 4 + weights
-                ids = traffic.id_buffer_bytes(2 + weights, devices)
-                sums = traffic.piece_buffer_bytes(width, batch, devices)
-                return StoragePrice(
-                    exchanges * self._exchange_latency_ms() + capacity_check,
-                    piece_ms=2 * self._exchange_ms(sums),
-                    id_ms=self._exchange_ms(ids) + self._sort_ms(devices),
-                )
-            case "ub":  # slots; rows, gradients
-                ids = traffic.id_buffer_bytes(1, devices)
-                rows = traffic.row_buffer_bytes(width, devices)
-                return StoragePrice(
-                    3 * self._exchange_latency_ms() + capacity_check,
-                    id_ms=self._exchange_ms(ids)
-                    + self._sort_ms(devices)
-                    + 2 * self._exchange_ms(rows),
-                )
+        ms = dict.fromkeys(get_args(Unit), 0.0)
+        for unit, work in self.storage_work(storage):
+            ms[unit] += float(self.work_ms(work))
+        return StoragePrice(ms["storage"], ms["piece"], ms["id"])
 
     def owner_ms(self, shape: Shape) -> np.ndarray:
-        if shape.cluster == "dp":
-            return np.zeros(1)
-        ids = shape.batch_ids(self.workload)
-        unique = shape.batch_unique(self.workload)
-        moved_bytes = (
-            traffic.update_rows_bytes(1.0, shape.width, *self.workload.state_values)
-            * unique
-        )
-        if shape.cluster == "rb":
-            # Forward reads a row for each id, backward the gradient of its bag.
-            moved_bytes = (
-                moved_bytes + 2 * traffic.read_rows_bytes(1, shape.width) * ids
-            )
-        return self._memory_ms(moved_bytes)
+        total_ms = np.zeros(shape.row_shards)
+        for work in self.owner_work(shape):
+            total_ms += self.work_ms(work)
+        return total_ms
 
     def everywhere_ms(self, shape: Shape) -> float:
-        use = shape.use
-        ids = self.workload.device_batch * use.hotness
-        # Rows for pooling here, and gradients of bags for rows.
-        pooled_here_bytes = 2 * traffic.read_rows_bytes(ids, use.dim)
-        if shape.cluster != "dp":
-            moved_bytes = traffic.sort_bytes(ids * shape.column_shards)
-            if shape.cluster == "ub":
-                moved_bytes += pooled_here_bytes
-            return float(self._memory_ms(moved_bytes))
-        rows = min(use.rows, self.workload.batch_size * use.hotness)
-        reduced_bytes = traffic.replicated_gradient_bytes(rows, use.dim)
-        moved_bytes = (
-            pooled_here_bytes
-            + traffic.buffer_memory_bytes(reduced_bytes)
-            + traffic.update_rows_bytes(rows, use.dim, *self.workload.state_values)
-        )
-        return float(self._memory_ms(moved_bytes)) + self._reduce_ms(reduced_bytes)
+        return float(sum(self.work_ms(work) for work in self.everywhere_work(shape)))
 
-    def _memory_ms(self, moved_bytes):
-        rate = self.workload.fleet.device.memory_bytes_per_s * self.efficiency.memory
-        return 1e3 * moved_bytes / rate
-
-    def _sort_ms(self, keys: float) -> float:
-        return float(self._memory_ms(traffic.sort_bytes(keys)))
-
-    def _links_ms(self, sent: traffic.LinkBytes) -> float:
-        """Both kinds of links work at once."""
-        device = self.workload.fleet.device
-        return (1e3 / self.efficiency.link) * max(
+    def work_ms(self, work: Work) -> float | np.ndarray:
+        """Memory, links and latency one after the other."""
+        device, efficiency = self.workload.fleet.device, self.efficiency
+        memory_rate = device.memory_bytes_per_s * efficiency.memory
+        sent = self.link_bytes(work)
+        # Both kinds of links work at once.
+        link_ms = (1e3 / efficiency.link) * max(
             sent.node_link / device.node_link_bytes_per_s,
             sent.network / device.network_bytes_per_s,
         )
+        return 1e3 * work.memory_bytes / memory_rate + link_ms + work.latency_ms
 
-    def _exchange_ms(self, buffer_bytes: float) -> float:
-        """An all-to-all, with what it costs in memory on both of its ends."""
+    def link_bytes(self, work: Work) -> traffic.LinkBytes:
+        """What a device sends, in a flat exchange over all devices."""
+        if work.collective is None:
+            return traffic.LinkBytes(0.0, 0.0)
         fleet = self.workload.fleet
-        sent = traffic.all_to_all_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
-        memory_bytes = traffic.buffer_memory_bytes(buffer_bytes)
-        return self._links_ms(sent) + float(self._memory_ms(memory_bytes))
+        sent_bytes = {
+            "all_to_all": traffic.all_to_all_bytes,
+            "all_reduce": traffic.all_reduce_bytes,
+            "all_gather": traffic.all_gather_bytes,
+        }[work.collective]
+        return sent_bytes(work.buffer_bytes, fleet.nodes, fleet.gpus_per_node)
 
-    def _reduce_ms(self, buffer_bytes: float) -> float:
-        fleet = self.workload.fleet
-        return self._links_ms(
-            traffic.all_reduce_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
+    def _moved(self, collective: Collective, buffer_bytes: float) -> Work:
+        return Work(
+            collective.phase,
+            collective.carries,
+            traffic.buffer_memory_bytes(buffer_bytes),
+            collective.kind,
+            buffer_bytes,
         )
+
+    def _latency(self, phase: str, what: str, kind: CollectiveKind) -> Work:
+        latency_ms = (
+            self._exchange_latency_ms()
+            if kind == "all_to_all"
+            else self._reduce_latency_ms()
+        )
+        return Work(phase, what, collective=kind, latency_ms=latency_ms)
 
     def _exchange_latency_ms(self) -> float:
         """A launch and one hop: messages to all devices leave at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,7 +13,8 @@ class Prediction:
     Attributes:
       cost_model: its name.
       step_ms: time that the slowest device takes for the embeddings in a step.
-      lower_bound_ms: no plan takes less by this cost model.
+      lower_bound_ms: no plan takes less by this cost model; zero where that was not
+        asked.
       device_ms, device_bytes: time and allocated memory of each device.
     """
 
@@ -25,4 +27,8 @@ class Prediction:
     @property
     def gap(self) -> float:
         """How far above the optimum the plan is at most, as a share of it."""
-        return self.step_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
+        if not self.step_ms:
+            return 0.0
+        if not self.lower_bound_ms:
+            return math.inf
+        return self.step_ms / self.lower_bound_ms - 1

@@ -46,6 +46,16 @@ def all_reduce_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> Lin
     )
 
 
+def all_gather_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> LinkBytes:
+    """Everybody's parts to all devices, in the same rings, once around.
+
+    Args:
+      buffer_bytes: of what is gathered, all parts.
+    """
+    reduced = all_reduce_bytes(buffer_bytes, nodes, gpus_per_node)
+    return LinkBytes(reduced.node_link / 2, reduced.network / 2)
+
+
 def id_buffer_bytes(values_per_id: int, devices: int) -> float:
     """Of the exchange of ids, a place of capacity: such as slot, bag and weight."""
     return VALUE_BYTES * values_per_id * devices

@@ -63,6 +63,11 @@ class Workload:
     def state_values(self) -> tuple[int, int]:
         return STATE_VALUES[self.optimizer]
 
+    @property
+    def row_wise(self) -> bool:
+        """Whether the optimizer takes the mean square of whole rows."""
+        return self.optimizer == "rowwise_adagrad"
+
 
 @dataclasses.dataclass(frozen=True)
 class TableUse:

@@ -52,8 +52,9 @@ def test_the_price_of_an_rb_storage():
     assert price.piece_ms == pytest.approx(2 * (2.56 + 20.48) / 1e3)
     # Slot and bag to 8 devices: 64 bytes, 0.032 + 0.256 µs; 8 keys sorted, 1.088 µs.
     assert price.id_ms == pytest.approx((0.032 + 0.256 + 1.088) / 1e3)
-    # Four exchanges of 15 µs; one sum, 10 + 2 · (1 · 5 + 2 · 1) µs.
-    assert price.fixed_ms == pytest.approx((4 * 15 + 24) / 1e3)
+    # Four exchanges of 15 µs; one maximum, 10 + 2 · (1 · 5 + 2 · 1) µs, of 4 bytes:
+    # 2 · 4 · 7/8 bytes on NVLink in 0.0035 µs, 16 in memory.
+    assert price.fixed_ms == pytest.approx((4 * 15 + 24 + 0.0035 + 0.016) / 1e3)
 
 
 def test_the_price_of_a_ub_storage():
@@ -62,7 +63,7 @@ def test_the_price_of_a_ub_storage():
     expected_us = 0.016 + 0.128 + 1.088 + 2 * (0.256 + 2.048)
     assert price.id_ms == pytest.approx(expected_us / 1e3)
     assert price.piece_ms == 0
-    assert price.fixed_ms == pytest.approx((3 * 15 + 24) / 1e3)
+    assert price.fixed_ms == pytest.approx((3 * 15 + 24 + 0.0195) / 1e3)
 
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
@@ -83,12 +84,19 @@ def test_what_every_device_does():
     assert by_columns == pytest.approx(2 * sort_bytes / 1e6)
     pooled = MODEL.everywhere_ms(Shape(USE, "ub"))
     assert pooled == pytest.approx((sort_bytes + 2 * 32 * ids) / 1e6)
-    # DP sums min(1000, 240) rows of 9 values: 8640 bytes around twice on 2e9 B/s.
-    reduced = 240 * 36
-    memory = 2 * 32 * ids + 4 * reduced + 240 * 64
-    link_ms = 2 * reduced * 7 / 8 / 2e6
+    # DP gathers the 240 ids of the batch, sorts them, and sums as many rows of 8 values:
+    # 960 bytes once around, 7680 bytes twice, on 2e9 B/s.
+    gathered, reduced = 240 * 4, 240 * 32
+    memory = 2 * 32 * ids + 136 * 240 + 4 * (gathered + reduced) + 240 * 64
+    link_ms = (gathered + 2 * reduced) * 7 / 8 / 2e6
     assert MODEL.everywhere_ms(Shape(USE, "dp")) == pytest.approx(
         memory / 1e6 + link_ms
+    )
+    # Of 100 rows it sums a flag each, and all of them.
+    small = dataclasses.replace(USE, rows=100)
+    memory = 2 * 32 * ids + 4 * 100 * 36 + 100 * 64
+    assert MODEL.everywhere_ms(Shape(small, "dp")) == pytest.approx(
+        memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )
 
 

@@ -1,0 +1,124 @@
+"""The collectives of a train step: what each carries, and how large its buffer is.
+
+A description of what ``embark_jax.embedding`` compiles to, in which the cost model
+counts; a test compares it with the compiled program, byte by byte. Buffers are those of
+one device: of an all-to-all the parts for all devices, of an all-reduce the summed
+array, of an all-gather the gathered one. Slots and bags are int32 whatever the type of
+the ids: 64-bit ids become a device and a slot before they travel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+from embark_jax.planner import traffic
+from embark_jax.planner.storage import StorageKind
+
+CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of the step.
+
+    Attributes:
+      kind: which.
+      phase: of the step, in which it runs.
+      carries: what.
+      fixed_bytes, piece_bytes, id_bytes: its buffer has so many bytes, and so many for
+        each (output, row shard) of the device that holds the most, and for each id of
+        the capacity.
+    """
+
+    kind: CollectiveKind
+    phase: str
+    carries: str
+    fixed_bytes: float = 0.0
+    piece_bytes: float = 0.0
+    id_bytes: float = 0.0
+
+    def buffer_bytes(self, pieces: float, capacity: float) -> float:
+        """Of one device."""
+        return self.fixed_bytes + pieces * self.piece_bytes + capacity * self.id_bytes
+
+
+def storage_collectives(
+    storage: StorageKind,
+    devices: int,
+    device_batch: int,
+    weighted: bool,
+    row_wise: bool,
+) -> Iterator[Collective]:
+    """Those of a sharded storage.
+
+    Args:
+      storage: its kind.
+      devices: in the fleet.
+      device_batch: samples of each.
+      weighted: whether ids come with weights.
+      row_wise: whether the optimizer needs mean squares of whole rows.
+    """
+    if devices == 1 or storage.cluster == "dp":
+        return
+    value_bytes = traffic.id_buffer_bytes(1, devices)
+    yield Collective("all_to_all", "id exchange", "slots", id_bytes=value_bytes)
+    if storage.cluster == "rb":
+        yield Collective("all_to_all", "id exchange", "bags", id_bytes=value_bytes)
+        if weighted:
+            yield Collective(
+                "all_to_all", "id exchange", "weights", id_bytes=value_bytes
+            )
+    yield Collective(
+        "all_reduce", "id exchange", "capacity", fixed_bytes=traffic.VALUE_BYTES
+    )
+    if storage.cluster == "rb":
+        sums = traffic.piece_buffer_bytes(storage.width, device_batch, devices)
+        yield Collective("all_to_all", "row exchange", "partial sums", piece_bytes=sums)
+        yield Collective(
+            "all_to_all", "gradient exchange", "bag gradients", piece_bytes=sums
+        )
+    else:
+        rows = traffic.row_buffer_bytes(storage.width, devices)
+        yield Collective("all_to_all", "row exchange", "rows", id_bytes=rows)
+        yield Collective(
+            "all_to_all", "gradient exchange", "row gradients", id_bytes=rows
+        )
+    if storage.split and row_wise:
+        for carries in ("squares of column shards", "squares of rows"):
+            yield Collective(
+                "all_to_all", "square exchange", carries, id_bytes=value_bytes
+            )
+
+
+def replicated_collectives(
+    rows: int, width: int, batch_ids: int, devices: int
+) -> Iterator[Collective]:
+    """Those of a replicated table.
+
+    Args:
+      rows, width: of the table.
+      batch_ids: that the global batch has for it, padding included.
+      devices: in the fleet.
+    """
+    if devices == 1:
+        return
+    value_bytes = traffic.VALUE_BYTES
+    if rows <= batch_ids:
+        yield Collective(
+            "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * rows
+        )
+    else:
+        yield Collective(
+            "all_gather",
+            "id exchange",
+            "touched rows",
+            fixed_bytes=value_bytes * batch_ids,
+        )
+    yield Collective(
+        "all_reduce",
+        "gradient exchange",
+        "row gradients",
+        fixed_bytes=value_bytes * width * min(rows, batch_ids),
+    )

@@ -1,0 +1,36 @@
+"""Work: what a part of the step asks of a device, before any hardware is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from embark_jax.planner.collectives import CollectiveKind
+
+Unit = Literal["storage", "piece", "id"]
+"""What work of a storage is counted by: once if any table lies in it, for each piece of
+the device that holds the most, for each id of its capacity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One kind of work of a phase of the step.
+
+    Attributes:
+      phase: of the step.
+      what: is moved.
+      memory_bytes: read and written in device memory; ``[row_shards]`` where the owners
+        of row shards differ in it.
+      collective: that carries it, if it travels.
+      buffer_bytes: of that collective, on one device.
+      latency_ms: of that collective, whatever its size.
+    """
+
+    phase: str
+    what: str
+    memory_bytes: float | np.ndarray = 0.0
+    collective: CollectiveKind | None = None
+    buffer_bytes: float = 0.0
+    latency_ms: float = 0.0

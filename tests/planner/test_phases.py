@@ -1,0 +1,72 @@
+"""The phases of a step add up to its prediction."""
+
+import numpy as np
+import pytest
+
+from embark_jax import fleet
+from embark_jax.planner import (
+    Placement,
+    ProgramModel,
+    Workload,
+    phases,
+    plan,
+    predict,
+)
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.planner import published
+
+TABLES = [
+    TableSpec("a", 1000, 8),
+    TableSpec("b", 50, 8),
+    TableSpec("c", 10**6, 16),
+    TableSpec("d", 3000, 32),
+]
+FEATURES = [FeatureSpec(t.name, hotness=3, weighted=t.name == "a") for t in TABLES]
+PLACEMENTS = [
+    Placement(TABLES[0], "rb", 2, 1, (0, 5)),
+    Placement(TABLES[1], "dp"),
+    Placement(TABLES[2], "ub", 2, 2, (0, 1, 2, 2)),
+    Placement(TABLES[3], "rb", 1, 4, (7, 7, 1, 0)),
+]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_phases_add_up_to_the_prediction(nodes, optimizer):
+    workload = Workload(
+        fleet.Fleet(fleet.H100_SXM, nodes, 8 // nodes), 800, 1.1, 1.25, optimizer
+    )
+    model = ProgramModel(workload, weighted=True)
+    predicted = predict(PLACEMENTS, FEATURES, workload, model)
+    found = phases(PLACEMENTS, FEATURES, workload, model)
+    device_ms = sum(phase.device_ms for phase in found)
+    np.testing.assert_allclose(device_ms, predicted.device_ms, rtol=1e-12)
+    assert predicted.step_ms == pytest.approx(np.max(device_ms), rel=1e-12)
+    assert len(set(predicted.device_ms)) > 1
+    names = {phase.name for phase in found}
+    assert names >= {"id exchange", "row exchange", "gradient exchange", "update"}
+    for phase in found:
+        sent_bytes = phase.node_link_bytes + phase.network_bytes
+        travels = phase.collective is not None
+        assert (sent_bytes + phase.latency_ms > 0).all() == travels
+
+
+def test_a_plan_is_predicted_as_the_search_predicted_it():
+    tables, features = published.model("DLRM-DCNv2")
+    machines = fleet.dgx_h100(2)
+    planned = plan(tables, features, machines, 65_536, zipf_exponent=1.1)
+    workload = Workload(machines, 65_536, 1.1)
+    again = predict(
+        planned.placements, planned.features, workload, ProgramModel(workload)
+    )
+    assert planned.prediction is not None
+    assert again.step_ms == pytest.approx(planned.prediction.step_ms)
+    assert again.device_ms == pytest.approx(planned.prediction.device_ms)
+    assert again.device_bytes == pytest.approx(planned.prediction.device_bytes)
+    assert again.lower_bound_ms == 0
+
+
+def test_impossible_placements_are_refused():
+    workload = Workload(fleet.Fleet(fleet.H100_SXM, 1, 4), 800)
+    with pytest.raises(ValueError, match=r"table 'a': devices \[5\] must lie in 0..3"):
+        predict(PLACEMENTS[:1], FEATURES, workload, ProgramModel(workload))
