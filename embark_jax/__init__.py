@@ -4,6 +4,11 @@ Tables, features and a fleet make a plan; the plan makes an ``EmbeddingCollectio
 with a Flax model and two optimizers that makes a ``Trainer``.
 """
 
+from embark_kernels import SGD as SGD
+from embark_kernels import Adagrad as Adagrad
+from embark_kernels import LazyAdam as LazyAdam
+from embark_kernels import RowwiseAdagrad as RowwiseAdagrad
+
 from embark_jax import fleet as fleets
 from embark_jax import models as models
 from embark_jax.config import ExperimentConfig as ExperimentConfig
@@ -14,10 +19,6 @@ from embark_jax.data import MovieLens100K as MovieLens100K
 from embark_jax.data import SyntheticClicks as SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection as EmbeddingCollection
 from embark_jax.embedding.logical import export_table as export_table
-from embark_jax.embedding.optimizers import SGD as SGD
-from embark_jax.embedding.optimizers import Adagrad as Adagrad
-from embark_jax.embedding.optimizers import LazyAdam as LazyAdam
-from embark_jax.embedding.optimizers import RowwiseAdagrad as RowwiseAdagrad
 from embark_jax.fleet import Fleet as Fleet
 from embark_jax.planner import ForcedPlacement as ForcedPlacement
 from embark_jax.planner import Plan as Plan

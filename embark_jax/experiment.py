@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from embark_kernels import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowOptimizer,
+    RowwiseAdagrad,
+)
 from flax import nnx
 
 from embark_jax import fleet, models
@@ -22,13 +29,6 @@ from embark_jax.config import (
 )
 from embark_jax.data import BatchChecker, Dataset, MovieLens100K, SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.optimizers import (
-    SGD,
-    Adagrad,
-    LazyAdam,
-    RowOptimizer,
-    RowwiseAdagrad,
-)
 from embark_jax.planner import ForcedPlacement, Plan, plan
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.dense_optimizers import build_dense_optimizer

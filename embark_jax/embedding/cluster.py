@@ -52,6 +52,7 @@ class Cluster(Protocol):
         """From gradients of ``lookup``'s result to those of this device's rows."""
         ...
 
-    def mean_square(self, rows: RowGradients, route: Route) -> jax.Array:
-        """``[rows, 1]`` mean over the whole row, all column shards, of gradient²."""
+    def mean_square(self, rows: RowGradients, route: Route) -> jax.Array | None:
+        """``[rows]`` mean over the whole row, all column shards, of gradient²; None
+        where this device has whole rows."""
         ...

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from embark_kernels import RowOptimizer, update_rows
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cluster import Cluster
@@ -15,7 +16,6 @@ from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import largest_over_devices
 from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
-from embark_jax.embedding.optimizers import RowOptimizer
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan
@@ -340,22 +340,13 @@ def _update_block(
         parts.append(feature.disassemble(gradient))
     rows = cluster.row_gradients(jnp.concatenate(parts), route.route)
     mean_square = cluster.mean_square(rows, route.route) if optimizer.row_wise else None
-
-    def at_rows(array):
-        return array.at[rows.slot].get(mode="fill", fill_value=0)
-
-    new_rows, new_state = optimizer.update(
-        at_rows(block),
-        {key: at_rows(value) for key, value in state.items()},
+    return update_rows(
+        block,
+        dict(state),
+        jnp.where(apply, rows.slot, -1),
         rows.gradient,
-        mean_square,
-        step,
+        optimizer,
+        step=step,
+        mean_square=mean_square,
+        implementation="xla",
     )
-    slots = cluster.index.slots
-    beyond = slots + jnp.arange(rows.slot.shape[0], dtype=jnp.int32)
-    slot = jnp.where(apply, rows.slot, beyond)
-
-    def put(array, values):
-        return array.at[slot].set(values, mode="drop", unique_indices=True)
-
-    return put(block, new_rows), {key: put(state[key], new_state[key]) for key in state}

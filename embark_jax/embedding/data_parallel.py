@@ -77,4 +77,4 @@ class DataParallel:
         return RowGradients(route.touched, sum_over_devices(rows))
 
     def mean_square(self, rows, route):
-        return jnp.mean(rows.gradient**2, axis=1, keepdims=True)
+        return None

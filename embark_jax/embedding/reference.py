@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from embark_jax.embedding.optimizers import (
+from embark_kernels import (
     SGD,
     Adagrad,
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
 )
+
 from embark_jax.tables import FeatureSpec
 
 Tables = dict[str, np.ndarray]

@@ -35,7 +35,7 @@ def mean_square_over_column_shards(
       inverse: ``[batch * entries]`` place of each entry in what this device sent.
 
     Returns:
-      ``[rows, 1]``.
+      ``[rows]``.
     """
     part = touched.spread((gradient**2).sum(axis=1)).reshape(position.shape)
     returned = exchange(part).reshape(-1)
@@ -45,4 +45,4 @@ def mean_square_over_column_shards(
     dim = index.output_dim[index.entry_output][None]
     entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
     mean = exchange(pick(entry_mean, position)).reshape(-1)
-    return touched.largest(mean)[:, None]
+    return touched.largest(mean)

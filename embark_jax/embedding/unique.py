@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import exchange
@@ -96,7 +95,7 @@ class UniqueBased:
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:
-            return jnp.mean(rows.gradient**2, axis=1, keepdims=True)
+            return None
         return mean_square_over_column_shards(
             self.index, rows.gradient, route.touched, route.position, route.inverse
         )

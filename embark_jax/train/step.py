@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from embark_kernels import RowOptimizer
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -16,7 +17,6 @@ from embark_jax.embedding.collection import (
     OptimizerState,
     Storages,
 )
-from embark_jax.embedding.optimizers import RowOptimizer
 
 
 class TrainState(NamedTuple):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from embark_kernels import RowOptimizer
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -28,7 +29,6 @@ from embark_jax.data import (
     prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.optimizers import RowOptimizer
 from embark_jax.planner import grow
 from embark_jax.tables import PADDING_ID
 from embark_jax.train.metrics import EvalAccumulator, Metrics

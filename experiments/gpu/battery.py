@@ -32,8 +32,8 @@ ROUND_S, MOST_CALLS = 0.03, 40
 BOTH = ("mosaic_gpu", "xla")
 OPTIMIZERS = (
     ek.SGD(0.01),
-    ek.Adagrad(0.01),
-    ek.RowwiseAdagrad(0.01),
+    ek.Adagrad(0.01, initial_accumulator=0.1),
+    ek.RowwiseAdagrad(0.01, initial_accumulator=0.1),
     ek.LazyAdam(0.01),
 )
 SMALL = {"table_bytes": 2**24, "entries": 2**14}

@@ -162,7 +162,7 @@ def update_from_bags(
     entries: int = ENTRIES // 4,
 ) -> Case:
     """From ids and gradients of sums to updated rows, sort included."""
-    optimizer = ek.RowwiseAdagrad(0.01)
+    optimizer = ek.RowwiseAdagrad(0.01, initial_accumulator=0.1)
     rows, batch = table_bytes // (width * 4), entries // hotness
 
     def make_inputs(key):
@@ -257,4 +257,4 @@ def group_rows(distribution: str, n: int = ENTRIES // 4) -> Case:
 
 def _table_and_states(rows, width, dtype, optimizer):
     table = make_table(rows, width, dtype)
-    return table, ek.init_states(optimizer, table, initial=0.1)
+    return table, ek.init_states(optimizer, table)

@@ -16,6 +16,7 @@ from embark_kernels.lookup import sum_bags as sum_bags
 from embark_kernels.optimizers import SGD as SGD
 from embark_kernels.optimizers import Adagrad as Adagrad
 from embark_kernels.optimizers import LazyAdam as LazyAdam
+from embark_kernels.optimizers import RowOptimizer as RowOptimizer
 from embark_kernels.optimizers import RowwiseAdagrad as RowwiseAdagrad
 from embark_kernels.update import init_states as init_states
 from embark_kernels.update import sum_groups as sum_groups

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from embark_kernels._mosaic import Rows, run_in_place, sqrt
 from embark_kernels.config import UpdateConfig
-from embark_kernels.optimizers import Optimizer, RowMath, States
+from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 
 def update_rows_mosaic_gpu(
@@ -24,7 +24,7 @@ def update_rows_mosaic_gpu(
     gradients: jax.Array,
     mean_square: jax.Array | None,
     factors: tuple[jax.Array, ...],
-    optimizer: Optimizer,
+    optimizer: RowOptimizer,
     config: UpdateConfig,
 ) -> tuple[jax.Array, States]:
     """As ``update.update_rows``; the table has rows, and some are listed.

@@ -31,11 +31,23 @@ class RowMath(NamedTuple):
     fill: Callable[[jax.Array], jax.Array]
 
 
-class Optimizer(Protocol):
-    """A rule for touched rows; ``row_wise`` ones use the mean of gradient²."""
+class RowOptimizer(Protocol):
+    """A rule for touched rows.
+
+    ``row_wise`` rules take the mean of gradient² over the *whole* row, also where its
+    columns lie in several tables.
+    """
+
+    @property
+    def learning_rate(self) -> float: ...
 
     @property
     def row_wise(self) -> bool: ...
+
+    @property
+    def initial_state(self) -> float:
+        """Value that all states start from."""
+        ...
 
     def state_widths(self, width: int) -> dict[str, int]:
         """Values kept for a row of ``width`` parameters, by name of the state."""
@@ -63,6 +75,7 @@ class SGD:
 
     learning_rate: float
     row_wise = False
+    initial_state = 0.0
 
     def state_widths(self, width):
         return {}
@@ -78,12 +91,18 @@ class SGD:
 class Adagrad:
     """``accumulator += gradient²; row -= lr * gradient / (sqrt(accumulator) + eps)``.
 
-    https://jmlr.org/papers/v12/duchi11a.html, with eps where PyTorch has it.
+    https://jmlr.org/papers/v12/duchi11a.html, with eps where PyTorch and the MLPerf
+    reference have it.
     """
 
     learning_rate: float
     eps: float = 1e-8
+    initial_accumulator: float = 0.0
     row_wise = False
+
+    @property
+    def initial_state(self):
+        return self.initial_accumulator
 
     def state_widths(self, width):
         return {"accumulator": width}
@@ -106,7 +125,12 @@ class RowwiseAdagrad:
 
     learning_rate: float
     eps: float = 1e-8
+    initial_accumulator: float = 0.0
     row_wise = True
+
+    @property
+    def initial_state(self):
+        return self.initial_accumulator
 
     def state_widths(self, width):
         return {"accumulator": 1}
@@ -133,6 +157,7 @@ class LazyAdam:
     beta2: float = 0.999
     eps: float = 1e-8
     row_wise = False
+    initial_state = 0.0
 
     def state_widths(self, width):
         return {"mean": width, "variance": width}

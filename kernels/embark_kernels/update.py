@@ -22,7 +22,7 @@ from embark_kernels._implementation import choose
 from embark_kernels.config import UpdateConfig
 from embark_kernels.grouping import RowGroups, group_rows
 from embark_kernels.lookup import sum_bags
-from embark_kernels.optimizers import Optimizer, RowMath, States
+from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 XLA_MATH = RowMath(jnp.sqrt, lambda column: column)
 
@@ -32,7 +32,7 @@ def update_rows(
     states: States,
     rows: jax.Array,
     gradients: jax.Array,
-    optimizer: Optimizer,
+    optimizer: RowOptimizer,
     *,
     step: jax.typing.ArrayLike = 1,
     mean_square: jax.Array | None = None,
@@ -145,7 +145,7 @@ def update_from_bags(
     states: States,
     ids: jax.Array,
     gradient: jax.Array,
-    optimizer: Optimizer,
+    optimizer: RowOptimizer,
     weights: jax.Array | None = None,
     *,
     hotness: Sequence[int] | None = None,
@@ -196,11 +196,11 @@ def update_from_bags(
     )
 
 
-def init_states(optimizer: Optimizer, table: jax.Array, initial: float = 0.0) -> States:
+def init_states(optimizer: RowOptimizer, table: jax.Array) -> States:
     """``[rows, state width]`` float32 states, by name."""
     rows, width = table.shape
     return {
-        name: jnp.full((rows, state_width), initial, jnp.float32)
+        name: jnp.full((rows, state_width), optimizer.initial_state, jnp.float32)
         for name, state_width in optimizer.state_widths(width).items()
     }
 

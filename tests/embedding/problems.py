@@ -7,18 +7,18 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
-
-from embark_jax.embedding import reference
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import export_array
-from embark_jax.embedding.optimizers import (
+from embark_kernels import (
     SGD,
     Adagrad,
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
 )
+from hypothesis import strategies as st
+
+from embark_jax.embedding import reference
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import export_array
 from embark_jax.planner import Placement, Plan, lay_out
 from embark_jax.tables import FeatureSpec, TableSpec
 

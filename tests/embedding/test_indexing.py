@@ -24,11 +24,11 @@ BILLIONS = 5_000_000_000
 @pytest.mark.parametrize("rows", [50, BILLIONS // 2])
 def test_each_id_finds_its_row(rows):
     """Row r of a table is row r // n of row shard r % n, behind what lies before it."""
-    before = TableSpec("before", 10, 4)
+    before = TableSpec("before", 10, 8)
     table = TableSpec("t", rows, 8)
     owners = (2, 0, 1, 3, 4, 2)
     placements = [
-        Placement(before, "ub", 1, 1, (3,)),
+        Placement(before, "ub", 1, 2, (3, 3)),
         Placement(table, "ub", 3, 2, owners),
     ]
     (storage,) = lay_out(placements, 5)
@@ -39,8 +39,8 @@ def test_each_id_finds_its_row(rows):
     assert owner.dtype == slot.dtype == jnp.int32
 
     shard_rows = [len(range(j, rows, 3)) for j in range(3)]
-    # Device 3 holds "before" first; device 2 shard (0, 0), then shard (2, 1).
-    first = dict.fromkeys(np.ndindex(3, 2), 0) | {(1, 1): 10, (2, 1): shard_rows[0]}
+    # Device 3 holds both halves of "before" first; device 2 shard (0, 0), then (2, 1).
+    first = dict.fromkeys(np.ndindex(3, 2), 0) | {(1, 1): 20, (2, 1): shard_rows[0]}
     for sample in range(2):
         for k in range(2):
             for place in range(4):

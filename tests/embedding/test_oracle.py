@@ -4,9 +4,9 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from embark_kernels import RowwiseAdagrad
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.optimizers import RowwiseAdagrad
 from embark_jax.planner import Placement
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.embedding import problems

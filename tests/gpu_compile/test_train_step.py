@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from embark_kernels import RowwiseAdagrad
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from embark_jax import fleet
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.embedding.optimizers import RowwiseAdagrad
 from embark_jax.planner import MESH_AXES, ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.train.models import (

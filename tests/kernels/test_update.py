@@ -32,7 +32,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 def problem(optimizer, width, dtype="float32"):
     rng = np.random.default_rng(width)
     table = jnp.asarray(rng.normal(size=(ROWS, width)), dtype)
-    states = init_states(optimizer, table, initial=0.5)
+    states = {name: 0.5 + each for name, each in init_states(optimizer, table).items()}
     return rng, table, states
 
 

@@ -7,11 +7,11 @@ import math
 import jax
 import jax.numpy as jnp
 import optax
+from embark_kernels import RowOptimizer
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.optimizers import RowOptimizer
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import Plan
 from embark_jax.train.step import DeviceBatch, abstract_state, make_train_step

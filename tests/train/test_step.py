@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from flax import nnx
 from hypothesis import strategies as st
 
 from embark_jax import fleet, models
 from embark_jax.data import BatchChecker, SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.optimizers import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from embark_jax.planner import ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.trainer import Trainer

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from embark_kernels import Adagrad
 from flax import nnx
 
 from embark_jax import models
 from embark_jax.data import Batch, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.optimizers import Adagrad
 from embark_jax.planner import Placement, Plan
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.step import TrainState, state_shardings
