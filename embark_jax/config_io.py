@@ -129,7 +129,7 @@ for _class in (_Loader, _Dumper):
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
-        data = _parse_yaml(path.read_text("utf-8"))
+        data = parse_yaml(path.read_text("utf-8"))
     except ConfigError as error:
         raise ConfigError(f"{path}, {error}") from None
     if data is None:
@@ -141,7 +141,12 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return data, {}
 
 
-def _parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """What the text says; a key twice in a mapping is an error, and 1e-3 a number.
+
+    Raises:
+      ConfigError: with the line, if it is not safe YAML.
+    """
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -160,7 +165,7 @@ def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not (equals and all(keys)):
         raise ConfigError("must read dotted.key=value, such as train.steps=100")
     _, holder = _locate(keys[:-1])
-    return _set(data, keys, _parse_yaml(text), sections(holder))
+    return _set(data, keys, parse_yaml(text), sections(holder))
 
 
 def _set(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -14,6 +14,8 @@ from embark_jax import fleet as fleets
 from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ConfigError
 from embark_jax.planner.workload import STATE_VALUES
+
+T = TypeVar("T")
 
 
 def plan(
@@ -24,7 +26,8 @@ def plan(
     tables: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of CONFIG: a JSON list of name, rows, dim, hotness."
+            help="Instead of CONFIG: a list of tables in YAML or JSON, such as those "
+            "in configs/models/."
         ),
     ] = None,
     fleet: Annotated[
@@ -32,14 +35,26 @@ def plan(
     ] = "dgx-h100",
     nodes: Annotated[int, typer.Option(help="For --tables: machines.")] = 1,
     batch: Annotated[
-        int, typer.Option(help="For --tables: samples a step, over all devices.")
-    ] = 65_536,
+        int | None,
+        typer.Option(
+            help="For --tables: samples a step, over all devices; unless given, the "
+            "list's, or 65536."
+        ),
+    ] = None,
     zipf: Annotated[
-        float, typer.Option(help="For --tables: exponent of the ids' skew.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="For --tables: exponent of the ids' skew; unless given, the list's, "
+            "or 0."
+        ),
+    ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="For --tables: " + ", ".join(STATE_VALUES))
-    ] = "rowwise_adagrad",
+        str | None,
+        typer.Option(
+            help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, "
+            "or rowwise_adagrad."
+        ),
+    ] = None,
     cost_model: Annotated[
         str, typer.Option(help="For --tables: program, or EMBark's formula, embark.")
     ] = "program",
@@ -63,12 +78,13 @@ def plan(
             if fleet not in fleets.BY_NAME:
                 known = ", ".join(fleets.BY_NAME)
                 raise ValueError(f"--fleet is {fleet!r}, must be one of {known}")
+            listed = planner.read_table_list(tables.read_text())
             planned = planner.plan(
-                *planner.read_tables(tables.read_text()),
+                *listed.specs(),
                 fleets.BY_NAME[fleet](nodes),
-                batch,
-                zipf_exponent=zipf,
-                optimizer=optimizer,
+                _first(batch, listed.batch, 65_536),
+                zipf_exponent=_first(zipf, listed.zipf_exponent, 0.0),
+                optimizer=_first(optimizer, listed.optimizer, "rowwise_adagrad"),
                 cost_model=cost_model,
             )
         except ValueError as error:
@@ -83,3 +99,8 @@ def plan(
     console.print(planned)
     if out is not None:
         say(f"written to {out}")
+
+
+def _first(*values: T | None) -> T:
+    """The first that is given."""
+    return next(value for value in values if value is not None)

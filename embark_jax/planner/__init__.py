@@ -7,9 +7,10 @@ from embark_jax.planner.phases import Phase, phases
 from embark_jax.planner.plan import MESH_AXES, Plan
 from embark_jax.planner.predict import predict
 from embark_jax.planner.prediction import Prediction
-from embark_jax.planner.records import plan_record, read_tables
+from embark_jax.planner.records import plan_record
 from embark_jax.planner.search import plan
 from embark_jax.planner.storage import Placement, Storage, lay_out
+from embark_jax.planner.table_list import TableList, read_table_list
 from embark_jax.planner.workload import Workload
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Prediction",
     "ProgramModel",
     "Storage",
+    "TableList",
     "Workload",
     "capacities",
     "grow",
@@ -30,5 +32,5 @@ __all__ = [
     "plan",
     "plan_record",
     "predict",
-    "read_tables",
+    "read_table_list",
 ]

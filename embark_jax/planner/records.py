@@ -1,48 +1,12 @@
-"""Table lists in, and plans out, as JSON for other programs."""
+"""Plans as JSON for other programs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from embark_jax.planner.plan import Plan
 from embark_jax.planner.storage import Placement
-from embark_jax.tables import FeatureSpec, TableSpec
-
-
-def read_tables(text: str) -> tuple[list[TableSpec], list[FeatureSpec]]:
-    """Tables, each with one pooled feature of its name.
-
-    Args:
-      text: a JSON list of objects with ``name``, ``rows``, ``dim``, and ``hotness``,
-        which is 1 unless given.
-
-    Raises:
-      ValueError: if it is anything else; it names the entry.
-    """
-    entries = json.loads(text)
-    if not isinstance(entries, list):
-        raise ValueError(f"table list: must be a JSON list, is a {type(entries)}")
-    tables, features = [], []
-    for number, entry in enumerate(entries):
-        where = f"table list, entry {number}"
-        if not isinstance(entry, dict):
-            raise ValueError(f"{where}: must be an object, is {entry!r}")
-        kinds = {"name": str, "rows": int, "dim": int, "hotness": int}
-        entry = {"hotness": 1, **entry}
-        problems = [f"has no {key}" for key in kinds if key not in entry]
-        problems += [f"has an unknown key {key!r}" for key in entry.keys() - kinds]
-        problems += [
-            f"{key} is {entry[key]!r}, must be {kind.__name__}"
-            for key, kind in kinds.items()
-            if key in entry and type(entry[key]) is not kind
-        ]
-        if problems:
-            raise ValueError(f"{where}: " + ", ".join(problems))
-        tables.append(TableSpec(entry["name"], entry["rows"], entry["dim"]))
-        features.append(FeatureSpec(entry["name"], hotness=entry["hotness"]))
-    return tables, features
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:

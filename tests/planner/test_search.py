@@ -15,7 +15,7 @@ from embark_jax.planner import (
     lay_out,
     plan,
     plan_record,
-    read_tables,
+    read_table_list,
 )
 from embark_jax.planner.cost import EmbarkModel
 from embark_jax.planner.workload import Workload
@@ -165,23 +165,11 @@ def test_what_does_not_fit_says_what_is_short():
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "must be a JSON list"),
-        ('[{"name": "a", "rows": 3}]', "entry 0: has no dim"),
-        ('[{"name": "a", "rows": 3, "dim": 4.5}]', "dim is 4.5, must be int"),
-        ('[{"name": "a", "rows": 3, "dim": 4, "hot": 1}]', "unknown key 'hot'"),
-    ],
-)
-def test_a_bad_table_list_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        read_tables(text)
-
-
 def test_a_table_list_and_the_record_of_a_plan():
     entries = [{"name": "a", "rows": 10_000, "dim": 16, "hotness": 3}]
-    planned = plan(*read_tables(json.dumps(entries)), fleet.dgx_h100(), BATCH)
+    planned = plan(
+        *read_table_list(json.dumps(entries)).specs(), fleet.dgx_h100(), BATCH
+    )
     record = json.loads(json.dumps(plan_record(planned)))
     loads = [device["load_ms"] for device in record["per_device"]]
     assert len(loads) == 8

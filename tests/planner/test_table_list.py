@@ -1,0 +1,154 @@
+"""Table lists: what they say, and the published models against published totals."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from embark_jax.cli import app
+from embark_jax.planner import read_table_list
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.planner import published
+
+# Tables, parameters in 1e9, ids a sample and columns, totalled by hand from the
+# released lists; FLOPs a sample in 1e6 from EMBark's Table 1.
+EMBARK = {
+    "DLRM-DCNv2": (26, 26.1, 214, 3328, 96),
+    "T180": (177, 66.3, 14450, 19200, 308),
+    "T200": (200, 103.9, 4550, 24320, 387),
+    "T510": (510, 114.6, 2670, 65280, 1015),
+    "T7": (7, 446, 163, 800, 25),
+}
+# Tables and GiB, from the README of distributed-embeddings' synthetic models.
+SYNTHETIC = {
+    "tiny": (55, 4.2),
+    "small": (107, 26.3),
+    "medium": (311, 206.2),
+    "large": (612, 773.8),
+    "jumbo": (1022, 3109.5),
+}
+
+
+def dense_macs(dense, columns):
+    """Multiplications of one sample in bottom, low-rank cross layers and top."""
+    widths = [dense.features, *dense.bottom]
+    macs = sum(a * b for a, b in zip(widths, dense.bottom, strict=False))
+    seen = columns + widths[-1]
+    macs += 2 * dense.cross_layers * dense.cross_rank * seen
+    tops = [seen, *dense.top]
+    return macs + sum(a * b for a, b in zip(tops, dense.top, strict=False))
+
+
+@pytest.mark.parametrize("name", EMBARK)
+def test_embarks_models_have_the_published_totals(name):
+    count, billions, ids, columns, mflops = EMBARK[name]
+    listed = published.table_list(name)
+    tables, features = listed.specs()
+    assert listed.name == name
+    assert len(tables) == count
+    parameters = sum(table.rows * table.dim for table in tables)
+    assert parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert sum(feature.hotness for feature in features) == ids
+    assert sum(table.dim for table in tables) == columns
+    # Forward and backward, two operations a multiplication; whole 1e6 are published.
+    flops = 6 * dense_macs(listed.dense, columns)
+    assert flops / 1e6 == pytest.approx(mflops, abs=1)
+
+
+@pytest.mark.parametrize("size", SYNTHETIC)
+def test_synthetic_models_have_the_published_totals(size):
+    count, gib = SYNTHETIC[size]
+    listed = published.table_list(f"synthetic-{size}")
+    tables, features = listed.specs()
+    assert len(tables) == count
+    parameters_bytes = 4 * sum(table.rows * table.dim for table in tables)
+    assert round(parameters_bytes / 2**30, 1) == gib
+    assert (listed.optimizer, listed.zipf_exponent) == ("adagrad", 1.05)
+    assert len(features) > len(tables)
+
+
+def test_every_model_is_tested_and_says_how_to_plan_it():
+    names = {f"synthetic_{size}" for size in SYNTHETIC}
+    names |= {name.lower().replace("-", "_") for name in EMBARK}
+    paths = sorted(published.FOLDER.iterdir())
+    assert {path.stem for path in paths} == names
+    for path in paths:
+        assert f"--tables configs/models/{path.name}" in path.read_text()
+
+
+def test_counts_names_and_shared_tables():
+    tables, features = read_table_list(
+        """
+        - {count: 2, rows: 1_000, dim: 8, hotness: 3}
+        - {rows: 20, dim: 4, hotness: [1, 10], name: genre}
+        - {rows: 5, dim: 4, count: 2, name: day}
+        """
+    ).specs()
+    assert tables == [
+        *(TableSpec("t0", 1000, 8), TableSpec("t1", 1000, 8)),
+        *(TableSpec("genre", 20, 4), TableSpec("day0", 5, 4), TableSpec("day1", 5, 4)),
+    ]
+    assert features == [
+        *(FeatureSpec("t0", hotness=3), FeatureSpec("t1", hotness=3)),
+        *(FeatureSpec("genre_0", "genre"), FeatureSpec("genre_1", "genre", hotness=10)),
+        *(FeatureSpec("day0"), FeatureSpec("day1")),
+    ]
+
+
+def test_json_says_the_same_as_yaml():
+    entries = [{"name": "a", "rows": 3, "dim": 4, "hotness": 2}]
+    listed = read_table_list(json.dumps(entries, indent="\t"))
+    assert listed == read_table_list("[{name: a, rows: 3, dim: 4, hotness: 2}]")
+    assert listed == read_table_list(
+        "tables:\n- {name: a, rows: 3, dim: 4, hotness: 2}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("7", "must be a list of tables or a mapping with tables, is 7"),
+        ("{}", "table list: has no tables"),
+        ("[]", "tables is [], "),
+        ("- 5", "entry 0: is 5, must be a mapping"),
+        ('[{"name": "a", "rows": 3}]', "entry 0: has no dim"),
+        ("[{rows: 1, dim: 1}, {rows: 3, dim: 4.5}]", "entry 1: dim is 4.5, must be a"),
+        ("- {rows: 1, dim: true}", "dim is True, must be a whole number"),
+        ("- {rows: -1, dim: 4}", "rows is -1, must be greater than or equal to 1"),
+        ("- {rows: 1, dim: 4, hotness: []}", "hotness is []"),
+        (
+            "- {rows: 1, dim: 4, hotness: x}",
+            "hotness is 'x', must be a whole number, or",
+        ),
+        ("- {rows: 1, dim: 4, hotnes: 1}", "'hotnes'; did you mean hotness?"),
+        ("tables: [{rows: 1, dim: 1}]\nzipf: 1", "unknown key 'zipf'"),
+        (
+            "tables: [{rows: 1, dim: 1}]\ndense: {tops: [1]}",
+            "dense: has an unknown key",
+        ),
+        ("tables: [{rows: 1, dim: 1}]\nrows: 1\nrows: 2", "line 3: YAML error"),
+        ("- !!python/object:os.system {}", "could not determine a constructor"),
+    ],
+)
+def test_a_bad_table_list_is_refused(text, message):
+    with pytest.raises(ValueError, match="table list") as error:
+        read_table_list(text)
+    assert message in str(error.value)
+
+
+def test_embark_plan_takes_what_the_list_says(tmp_path):
+    def planned(*options):
+        command = ["plan", "--json", "--nodes", "1", *options]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)["step_ms"]
+
+    path = tmp_path / "model.yaml"
+    path.write_text(
+        "batch: 8192\nzipf_exponent: 1.1\noptimizer: sgd\n"
+        "tables: [{count: 2, rows: 1_000_000, dim: 16, hotness: 10}]"
+    )
+    given = ("--batch", "8192", "--zipf", "1.1", "--optimizer", "sgd")
+    assert planned("--tables", str(path)) == planned("--tables", str(path), *given)
+    other = planned("--tables", str(path), "--batch", "16384")
+    assert other != planned("--tables", str(path))
