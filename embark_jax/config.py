@@ -173,6 +173,8 @@ class ExperimentConfig(Config):
     data: DataConfig
     model: ModelConfig = DLRMDCNv2Config()
     mesh: MeshConfig = MeshConfig()
+    fleet: str | None = None
+    """What the plan is made for: a fleet's name or YAML file; None is this machine."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     train: TrainConfig = TrainConfig()

@@ -191,11 +191,14 @@ def _make_plan(
     zipf_exponent = 0.0
     if isinstance(config.data, SyntheticConfig):
         zipf_exponent = config.data.zipf_exponent
+    machines = fleet.load(
+        config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
+    )
     with _blaming("embedding"):
         return plan(
             tables,
             features,
-            fleet.this_machine(config.mesh.nodes, config.mesh.gpus_per_node),
+            machines,
             config.train.batch_size,
             forced=forced,
             zipf_exponent=zipf_exponent,

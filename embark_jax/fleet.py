@@ -1,17 +1,52 @@
 """The fleet: the machine park a plan is made for, with its hardware constants.
 
-All figures are per GPU and, for links, per direction, as the vendors' datasheets give
-them; what share of them a program achieves is the cost model's business.
+The figures, each with its source, are in ``configs/fleets``: one YAML file a fleet. All
+are per device and, for links, per direction, as the vendors' datasheets give them;
+``Efficiency`` says what share of them a program achieves.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import pydantic.dataclasses
+from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from embark_jax.config import Config, ConfigError, nearest
+from embark_jax.config_io import parse_yaml
+
+FILES = Path(__file__).parent / "fleet_files"
+"""``configs/fleets``, by a link that a built package has as a folder."""
+
+BY_NAME = {
+    "dgx-h100": "dgx_h100.yaml",
+    "dgx-h200": "dgx_h200.yaml",
+    "dgx-a100": "dgx_a100.yaml",
+    "v100": "v100.yaml",
+    "this-machine": "this_cpu.yaml",
+}
+"""File of each fleet that has a name on the command line."""
+
+GPU_EFFICIENCY = "efficiency/gpu.yaml"
+THIS_MACHINE = "this machine"
+
+_STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-@dataclasses.dataclass(frozen=True)
+def _host_memory_bytes(value: Any) -> Any:
+    """Of this computer, where a file says so instead of a figure."""
+    if value == THIS_MACHINE:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return value
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
 class DeviceSpec:
     """One accelerator and its links.
 
@@ -25,21 +60,56 @@ class DeviceSpec:
     """
 
     name: str
-    memory_bytes: float
-    memory_bytes_per_s: float
-    flops_per_s: float
-    node_link_bytes_per_s: float
-    network_bytes_per_s: float
+    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_host_memory_bytes)]
+    memory_bytes_per_s: PositiveFloat
+    flops_per_s: PositiveFloat
+    node_link_bytes_per_s: PositiveFloat
+    network_bytes_per_s: PositiveFloat
+
+    def divided(self, devices: int) -> DeviceSpec:
+        """The share of each of so many devices in all figures."""
+        figures = dataclasses.asdict(self)
+        name = figures.pop("name")
+        return DeviceSpec(name, **{k: value / devices for k, value in figures.items()})
 
 
-# https://resources.nvidia.com/en-us-dgx-systems/ai-enterprise-dgx (DGX H100 datasheet)
-H100_SXM = DeviceSpec("H100 SXM", 80e9, 3.35e12, 989e12, 450e9, 50e9)
-# https://www.nvidia.com/en-us/data-center/h200/
-H200_SXM = DeviceSpec("H200 SXM", 141e9, 4.8e12, 989e12, 450e9, 50e9)
-# https://www.nvidia.com/en-us/data-center/a100/ (80 GB; DGX A100: 200 Gb/s a GPU)
-A100_SXM_80GB = DeviceSpec("A100 SXM 80GB", 80e9, 2.04e12, 312e12, 300e9, 25e9)
-# https://www.nvidia.com/en-us/data-center/v100/ (PCIe 3 x16, 100 Gb/s network)
-V100_PCIE = DeviceSpec("V100 PCIe", 32e9, 0.90e12, 112e12, 16e9, 12.5e9)
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
+class Efficiency:
+    """What share of a device's figures a program achieves, and latencies.
+
+    Attributes:
+      memory: of its bandwidth, where rows are gathered and scattered.
+      link: of the bandwidth of node links and network.
+      flops: of its FLOP/s, in dense layers.
+      launch_us, node_hop_us, network_hop_us: of a collective, and of each hop it takes.
+    """
+
+    memory: PositiveFloat
+    link: PositiveFloat
+    flops: PositiveFloat
+    launch_us: NonNegativeFloat
+    node_hop_us: NonNegativeFloat
+    network_hop_us: NonNegativeFloat
+
+
+class FleetFile(Config):
+    """The schema of a fleet's YAML file.
+
+    ``efficiency`` is the section itself, or the file that it is in, relative to this
+    one. The figures of a ``shared`` device are those of a whole machine, whose devices
+    divide them among themselves.
+    """
+
+    device: DeviceSpec
+    gpus_per_node: PositiveInt
+    efficiency: Efficiency
+    shared: bool = False
+
+
+@functools.cache
+def gpu_efficiency() -> Efficiency:
+    """The one that all GPU fleets share."""
+    return _validated(Efficiency, _read(FILES / GPU_EFFICIENCY), FILES / GPU_EFFICIENCY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +123,7 @@ class Fleet:
     device: DeviceSpec
     nodes: int = 1
     gpus_per_node: int = 1
+    efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
 
     def __post_init__(self):
         for key in ("nodes", "gpus_per_node"):
@@ -64,34 +135,85 @@ class Fleet:
         return self.nodes * self.gpus_per_node
 
 
-def dgx_h100(nodes: int = 1) -> Fleet:
-    return Fleet(H100_SXM, nodes, gpus_per_node=8)
+def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet:
+    """A fleet by its name, or from a YAML file like those in ``configs/fleets``.
+
+    Args:
+      source: one of ``BY_NAME``, or the path of a ``.yaml`` file.
+      nodes: how many machines.
+      gpus_per_node: None takes as many as the file says.
+
+    Raises:
+      ConfigError: if there is no such fleet, or with every problem of its file.
+      ValueError: if a count is below 1.
+    """
+    if source in BY_NAME:
+        path = FILES / BY_NAME[source]
+    elif source.endswith((".yaml", ".yml")):
+        path = Path(source)
+    else:
+        raise ConfigError(
+            f"fleet is {source!r}, must be the path of a .yaml file or a known name; "
+            + nearest(source, BY_NAME)
+        )
+    data = _read(path)
+    if isinstance(data.get("efficiency"), str):
+        data["efficiency"] = _read(path.parent / data["efficiency"])
+    file: FleetFile = _validated(FleetFile, data, path)
+    gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
+    fleet = Fleet(file.device, nodes, gpus, file.efficiency)
+    if not file.shared:
+        return fleet
+    return dataclasses.replace(fleet, device=file.device.divided(fleet.devices))
 
 
-def dgx_h200(nodes: int = 1) -> Fleet:
-    return Fleet(H200_SXM, nodes, gpus_per_node=8)
+def dgx_h100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("dgx-h100", nodes, gpus_per_node)
 
 
-def dgx_a100(nodes: int = 1) -> Fleet:
-    return Fleet(A100_SXM_80GB, nodes, gpus_per_node=8)
+def dgx_h200(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("dgx-h200", nodes, gpus_per_node)
+
+
+def dgx_a100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("dgx-a100", nodes, gpus_per_node)
+
+
+def v100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("v100", nodes, gpus_per_node)
 
 
 def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
-    """This computer's memory, shared by ``nodes × gpus_per_node`` host devices.
+    """This computer, whose memory ``nodes × gpus_per_node`` host devices divide.
 
     Bandwidths and FLOP/s are placeholders of a laptop's order: they weigh terms against
     each other and predict nothing.
     """
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    share = memory_bytes / (nodes * gpus_per_node)
-    host = DeviceSpec("host CPU", share, 20e9, 100e9, 10e9, 10e9)
-    return Fleet(host, nodes, gpus_per_node)
+    return load("this-machine", nodes, gpus_per_node)
 
 
-BY_NAME: dict[str, Callable[[int], Fleet]] = {
-    "dgx-h100": dgx_h100,
-    "dgx-h200": dgx_h200,
-    "dgx-a100": dgx_a100,
-    "this-machine": this_machine,
-}
-"""Fleets of so many nodes, by the name that the command line knows."""
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = parse_yaml(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"fleet: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"fleet: {path}: is not UTF-8 text ({error})") from None
+    except ConfigError as error:
+        raise ConfigError(f"fleet: {path}, {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"fleet: {path}: must be a mapping, is {data!r:.80}")
+    return dict(data)
+
+
+def _validated(kind: Any, data: dict[str, Any], path: Path) -> Any:
+    """``data`` as a ``kind``, or an error with all that is wrong in it, one a line."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(data)
+    except pydantic.ValidationError as error:
+        problems = [
+            f"  {'.'.join(map(str, each['loc']))}: {each['input']!r:.80} given, "
+            + each["msg"].replace("Input should", "must")
+            for each in error.errors(include_url=False)
+        ]
+        raise ConfigError("\n".join([f"fleet: {path}:", *problems])) from None

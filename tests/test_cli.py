@@ -152,6 +152,22 @@ def test_plan_writes_what_it_shows(config, tmp_path):
     }
 
 
+def test_plan_is_for_the_fleet_of_the_config(config):
+    overrides = ("mesh.nodes=8", "mesh.gpus_per_node=8", "train.batch_size=64")
+    outcome = embark("plan", config, "fleet=dgx-h100", *overrides)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "8 × 8 devices, batch 64" in outcome.out
+    gpus = predicted_ms(outcome.out)
+    assert gpus < predicted_ms(embark("plan", config, *overrides).out)
+    wrong = embark("plan", config, "fleet=dgx-h10")
+    assert_refused(wrong, "fleet is 'dgx-h10'", "did you mean dgx-h100?")
+
+
+def predicted_ms(out: str) -> float:
+    (found,) = re.findall(r"([0-9.]+) ms a step", out)
+    return float(found)
+
+
 def test_doctor_shows_devices_and_versions():
     outcome = embark("doctor")
     assert (outcome.code, outcome.err) == (0, "")

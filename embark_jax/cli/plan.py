@@ -31,7 +31,10 @@ def plan(
         ),
     ] = None,
     fleet: Annotated[
-        str, typer.Option(help="For --tables: " + ", ".join(fleets.BY_NAME))
+        str,
+        typer.Option(
+            metavar="NAME|FILE.yaml", help="For --tables: " + ", ".join(fleets.BY_NAME)
+        ),
     ] = "dgx-h100",
     nodes: Annotated[int, typer.Option(help="For --tables: machines.")] = 1,
     batch: Annotated[
@@ -75,13 +78,10 @@ def plan(
     else:
         assert tables is not None
         try:
-            if fleet not in fleets.BY_NAME:
-                known = ", ".join(fleets.BY_NAME)
-                raise ValueError(f"--fleet is {fleet!r}, must be one of {known}")
             listed = planner.read_table_list(tables.read_text())
             planned = planner.plan(
                 *listed.specs(),
-                fleets.BY_NAME[fleet](nodes),
+                fleets.load(fleet, nodes),
                 _first(batch, listed.batch, 65_536),
                 zipf_exponent=_first(zipf, listed.zipf_exponent, 0.0),
                 optimizer=_first(optimizer, listed.optimizer, "rowwise_adagrad"),

@@ -27,6 +27,7 @@ from typing import Protocol, get_args
 
 import numpy as np
 
+from embark_jax.fleet import Efficiency
 from embark_jax.planner import traffic
 from embark_jax.planner.collectives import (
     Collective,
@@ -77,41 +78,21 @@ class CostModel(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Efficiency:
-    """What share of the datasheet's figures a program achieves, and latencies.
-
-    One set for all models and devices.
-
-    Attributes:
-      memory: FBGEMM's scatter-add on H100, 2.54e12 of 3.35e12 B/s
-        (https://github.com/pytorch/FBGEMM/pull/3993); its row gather achieves 0.79.
-      link: of NVLink and network, an assumption until measured.
-      launch_us, node_hop_us, network_hop_us: of a collective, and of each hop it takes;
-        base and hop latencies of rings, protocol Simple, in NCCL's own tuning model
-        (https://github.com/NVIDIA/nccl/blob/v2.21.5-1/src/graph/tuning.cc).
-    """
-
-    memory: float = 0.76
-    link: float = 0.8
-    launch_us: float = 8.4
-    node_hop_us: float = 3.4
-    network_hop_us: float = 14.0
-
-
-@dataclasses.dataclass(frozen=True)
 class ProgramModel:
     """Prices what the compiled train step really moves, padding included.
 
     Attributes:
       workload: what is planned for.
       weighted: whether ids travel with weights.
-      efficiency: achieved shares of the hardware's figures.
     """
 
     workload: Workload
     weighted: bool = False
-    efficiency: Efficiency = Efficiency()
     name = "program"
+
+    @property
+    def efficiency(self) -> Efficiency:
+        return self.workload.fleet.efficiency
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:

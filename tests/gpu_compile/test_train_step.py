@@ -94,7 +94,7 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes):
     tables_bytes = bytes_per_device(state.storages)
     updated = tables_bytes + bytes_per_device(state.embedding_state)
     assert memory.alias_size_in_bytes >= updated
-    assert memory.argument_size_in_bytes < fleet.H100_SXM.memory_bytes
+    assert memory.argument_size_in_bytes < fleet.dgx_h100().device.memory_bytes
     # Temporaries follow what the batch moves, not the size of the tables.
     assert memory.temp_size_in_bytes < 3 * moved_bytes(planned) < tables_bytes
     hlo = compiled.as_text()

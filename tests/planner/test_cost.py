@@ -7,17 +7,17 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import traffic
-from embark_jax.planner.cost import Efficiency, EmbarkModel, ProgramModel
+from embark_jax.planner.cost import EmbarkModel, ProgramModel
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.storage import StorageKind
 from embark_jax.planner.workload import Shape, TableUse, Workload
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
-TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4)
-IDEAL = Efficiency(1.0, 1.0, launch_us=10.0, node_hop_us=1.0, network_hop_us=5.0)
+IDEAL = fleet.Efficiency(1.0, 1.0, 1.0, 10.0, node_hop_us=1.0, network_hop_us=5.0)
+TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4, efficiency=IDEAL)
 WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd")
-MODEL = ProgramModel(WORKLOAD, efficiency=IDEAL)
+MODEL = ProgramModel(WORKLOAD)
 USE = TableUse(rows=1000, dim=8, hotness=3, lanes=1)
 
 
@@ -101,7 +101,7 @@ def test_what_every_device_does():
 
 
 def test_a_single_device_exchanges_nothing():
-    alone = ProgramModel(Workload(fleet.Fleet(DEVICE), 80), efficiency=IDEAL)
+    alone = ProgramModel(Workload(fleet.Fleet(DEVICE, efficiency=IDEAL), 80))
     assert alone.storage_price(StorageKind("dp", 8)).fixed_ms == 0
 
 
@@ -137,7 +137,7 @@ def test_more_bandwidth_costs_no_plan_more(cluster, faster):
     better = dataclasses.replace(
         WORKLOAD, fleet=dataclasses.replace(TOY, device=device)
     )
-    new = ProgramModel(better, efficiency=IDEAL)
+    new = ProgramModel(better)
     shape = Shape(USE, cluster)
     assert (new.owner_ms(shape) <= MODEL.owner_ms(shape)).all()
     assert new.everywhere_ms(shape) <= MODEL.everywhere_ms(shape)

@@ -52,8 +52,8 @@ def requests(draw):
         )
         for i, table in enumerate(tables)
     ]
-    machines = fleet.Fleet(
-        fleet.H100_SXM, draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 4]))
+    machines = fleet.dgx_h100(
+        draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 4]))
     )
     zipf = draw(st.sampled_from([0.0, 1.1]))
     model = draw(st.sampled_from(["program", "embark"]))
@@ -95,7 +95,7 @@ def test_predicted_memory_is_that_of_the_storages():
         for storage in lay_out(planned.placements, planned.devices)
     )
     (allocated,) = set(planned.prediction.device_bytes)
-    assert held_bytes <= allocated <= 0.9 * fleet.H100_SXM.memory_bytes
+    assert held_bytes <= allocated <= 0.9 * fleet.dgx_h100().device.memory_bytes
 
 
 def test_the_same_request_gives_the_same_plan():
@@ -131,7 +131,7 @@ def test_plans_are_near_their_bound(name, nodes):
 )
 def test_better_machines_are_never_predicted_slower(better):
     tables, features = published.model("DLRM-DCNv2")
-    device = dataclasses.replace(fleet.H100_SXM, **better)
+    device = dataclasses.replace(fleet.dgx_h100().device, **better)
     before, after = (
         plan(tables, features, machines, BATCH, zipf_exponent=1.1).prediction
         for machines in (fleet.dgx_h100(), fleet.Fleet(device, 1, 8))
@@ -148,7 +148,7 @@ def test_what_is_forced_is_kept():
         "b": ForcedPlacement(column_shards=2),
         "c": ForcedPlacement("dp"),
     }
-    machines = fleet.Fleet(fleet.H100_SXM, 1, 4)
+    machines = fleet.dgx_h100(1, 4)
     a, b, c = plan(tables, features, machines, 64, forced=forced).placements
     assert (a.cluster, a.row_shards, a.column_shards) == ("ub", 2, 2)
     assert a.devices == (3, 2, 1, 0)

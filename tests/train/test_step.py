@@ -53,7 +53,7 @@ def losses(nodes, gpus, forced, optimizer):
     planned = plan(
         TABLES,
         FEATURES,
-        fleet.Fleet(fleet.H100_SXM, nodes, gpus),
+        fleet.dgx_h100(nodes, gpus),
         BATCH,
         forced=forced,
         capacity_slack=4.0,
@@ -132,7 +132,7 @@ def test_nothing_is_applied_when_a_capacity_overflows():
     planned = plan(
         TABLES,
         FEATURES,
-        fleet.Fleet(fleet.H100_SXM, 2, 4),
+        fleet.dgx_h100(2, 4),
         BATCH,
         forced=dict.fromkeys("abc", ForcedPlacement("ub")),
         capacity_slack=0.01,
@@ -173,7 +173,7 @@ def test_initial_tables_do_not_depend_on_the_plan(row_shards, cluster):
         planned = plan(
             TABLES[:1],
             FEATURES[:1],
-            fleet.Fleet(fleet.H100_SXM, nodes, gpus),
+            fleet.dgx_h100(nodes, gpus),
             BATCH,
             forced=forced,
         )

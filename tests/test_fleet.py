@@ -1,0 +1,111 @@
+"""Fleets: their files, and what is said of a bad one."""
+
+from pathlib import Path
+
+import pytest
+
+from embark_jax import fleet
+from embark_jax.config import ConfigError
+
+ROOT = Path(__file__).parent.parent
+GOOD = """
+device: {name: toy, memory_bytes: 8e9, memory_bytes_per_s: 4e9, flops_per_s: 1e9,
+         node_link_bytes_per_s: 2e9, network_bytes_per_s: 1e9}
+gpus_per_node: 4
+efficiency: {memory: 1, link: 1, flops: 1, launch_us: 1, node_hop_us: 0,
+             network_hop_us: 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes ``GOOD`` with one text replaced by another, as a file."""
+
+    def write(old: str = "", new: str = "") -> str:
+        assert old in GOOD
+        path = tmp_path / "fleet.yaml"
+        path.write_text(GOOD.replace(old, new, 1))
+        return str(path)
+
+    return write
+
+
+def test_every_named_fleet_has_its_file_and_every_file_a_name():
+    folder = ROOT / "configs" / "fleets"
+    assert set(fleet.BY_NAME.values()) == {path.name for path in folder.glob("*.yaml")}
+    for name in fleet.BY_NAME:
+        assert fleet.load(name, 2, 3).devices == 6
+
+
+def test_gpu_fleets_share_one_efficiency_and_the_cpu_has_its_own():
+    gpus = set(fleet.BY_NAME) - {"this-machine"}
+    assert {fleet.load(name).efficiency for name in gpus} == {fleet.gpu_efficiency()}
+    # NCCL's latencies are not those of host devices.
+    cpu = fleet.this_machine().efficiency
+    assert cpu.launch_us != fleet.gpu_efficiency().launch_us
+
+
+def test_a_node_of_dgx_h100():
+    machines = fleet.dgx_h100(16)
+    assert (machines.nodes, machines.gpus_per_node, machines.devices) == (16, 8, 128)
+    assert machines.device == fleet.DeviceSpec(
+        "H100 SXM", 80e9, 3.35e12, 989e12, 450e9, 50e9
+    )
+
+
+def test_host_devices_divide_the_machine_among_them():
+    one, eight = fleet.this_machine(), fleet.this_machine(2, 4)
+    assert one.device.memory_bytes > 1e8
+    for figure in ("memory_bytes", "memory_bytes_per_s", "flops_per_s"):
+        whole = getattr(one.device, figure)
+        assert getattr(eight.device, figure) == pytest.approx(whole / 8)
+
+
+def test_a_file_is_a_fleet(file):
+    machines = fleet.load(file(), nodes=3)
+    assert (machines.nodes, machines.gpus_per_node) == (3, 4)
+    assert machines.device == fleet.DeviceSpec("toy", 8e9, 4e9, 1e9, 2e9, 1e9)
+    assert machines.efficiency == fleet.Efficiency(1, 1, 1, 1, 0, 2)
+    assert fleet.load(file(), gpus_per_node=2).gpus_per_node == 2
+    assert fleet.load(file("8e9", "this machine")).device.memory_bytes > 1e8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("8e9", "-8e9", r"device.memory_bytes: -8000000000.0 given, must be greater"),
+        ("8e9", "other machine", r"device.memory_bytes: 'other machine' given, must"),
+        ("launch_us: 1,", "", r"efficiency.launch_us: .*Field required"),
+        ("flops: 1", "flops: 0", r"efficiency.flops: 0 given, must be greater than 0"),
+        ("gpus_per_node: 4", "gpus_per_node: 0.5", r"gpus_per_node: 0.5 given, must"),
+        ("gpus_per_node", "gpus", r"gpus: 4 given, Extra inputs are not permitted"),
+        ("4e9", ".inf", r"device.memory_bytes_per_s: inf given, must be a finite"),
+        (GOOD, "[1, 2]", r"must be a mapping, is \[1, 2\]"),
+        (GOOD, "a: {", r"line 1: YAML error"),
+        ("efficiency: {", "shared: {}\nefficiency: {", r"shared: {} given, must be a"),
+    ],
+)
+def test_a_bad_file_is_refused(file, old, new, message):
+    path = file(old, new)
+    with pytest.raises(ConfigError, match=message) as error:
+        fleet.load(path)
+    assert path in str(error.value)
+
+
+def test_all_problems_of_a_file_are_told_at_once(file):
+    path = file("memory_bytes: 8e9, memory_bytes_per_s: 4e9", "memory_bytes: no")
+    with pytest.raises(ConfigError) as error:
+        fleet.load(path)
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_an_unknown_fleet_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean dgx-h100"):
+        fleet.load("dgx-h10")
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        fleet.load("nowhere.yaml")
+
+
+def test_a_fleet_has_at_least_one_device():
+    with pytest.raises(ValueError, match="nodes is 0, must be >= 1"):
+        fleet.dgx_h100(nodes=0)
