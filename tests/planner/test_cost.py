@@ -84,7 +84,7 @@ def test_what_every_device_does():
     assert by_columns == pytest.approx(2 * sort_bytes / 1e6)
     pooled = MODEL.everywhere_ms(Shape(USE, "ub"))
     assert pooled == pytest.approx((sort_bytes + 2 * 32 * ids) / 1e6)
-    # DP gathers the 240 ids of the batch, sorts them, and sums as many rows of 8 values:
+    # DP gathers the 240 ids of the batch, sorts them, sums as many rows of 8 values:
     # 960 bytes once around, 7680 bytes twice, on 2e9 B/s.
     gathered, reduced = 240 * 4, 240 * 32
     memory = 2 * 32 * ids + 136 * 240 + 4 * (gathered + reduced) + 240 * 64

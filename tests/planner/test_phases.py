@@ -33,9 +33,7 @@ PLACEMENTS = [
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_phases_add_up_to_the_prediction(nodes, optimizer):
-    workload = Workload(
-        fleet.Fleet(fleet.H100_SXM, nodes, 8 // nodes), 800, 1.1, 1.25, optimizer
-    )
+    workload = Workload(fleet.dgx_h100(nodes, 8 // nodes), 800, 1.1, 1.25, optimizer)
     model = ProgramModel(workload, weighted=True)
     predicted = predict(PLACEMENTS, FEATURES, workload, model)
     found = phases(PLACEMENTS, FEATURES, workload, model)
@@ -67,6 +65,6 @@ def test_a_plan_is_predicted_as_the_search_predicted_it():
 
 
 def test_impossible_placements_are_refused():
-    workload = Workload(fleet.Fleet(fleet.H100_SXM, 1, 4), 800)
+    workload = Workload(fleet.dgx_h100(1, 4), 800)
     with pytest.raises(ValueError, match=r"table 'a': devices \[5\] must lie in 0..3"):
         predict(PLACEMENTS[:1], FEATURES, workload, ProgramModel(workload))
