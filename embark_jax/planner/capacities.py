@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.statistics import expected_unique, row_shard_shares
-from embark_jax.planner.storage import Cluster, Placement, Storage, lay_out
+from embark_jax.planner.storage import Placement, Storage, lay_out
+from embark_jax.planner.workload import Workload, shape_of
 from embark_jax.tables import FeatureSpec
 
 DEVIATIONS = 6.0
@@ -23,88 +23,33 @@ seldom exceeded as once in 1e9 draws."""
 def capacities(
     placements: Sequence[Placement],
     features: Sequence[FeatureSpec],
-    devices: int,
-    batch_size: int,
-    zipf_exponent: float = 0.0,
-    slack: float = 1.25,
+    workload: Workload,
 ) -> dict[str, int]:
     """Ids that one device may send to one other in a step, for each sharded storage.
 
     Args:
       placements: of all tables.
       features: of the model.
-      devices: in the fleet.
-      batch_size: global, samples a step.
-      zipf_exponent: of the ids within their table; 0 is uniform.
-      slack: multiple of the expectation, at least.
+      workload: fleet, batch, skew and slack.
     """
     return {
-        storage.name: _capacity(
-            storage, features, devices, batch_size // devices, zipf_exponent, slack
-        )
-        for storage in lay_out(placements, devices)
+        storage.name: _capacity(storage, features, workload)
+        for storage in lay_out(placements, workload.devices)
         if not storage.replicated
     }
 
 
 def _capacity(
-    storage: Storage,
-    features: Sequence[FeatureSpec],
-    devices: int,
-    device_batch: int,
-    zipf_exponent: float,
-    slack: float,
+    storage: Storage, features: Sequence[FeatureSpec], workload: Workload
 ) -> int:
-    certain, expected = np.zeros(devices), np.zeros(devices)
+    certain, expected = np.zeros(workload.devices), np.zeros(workload.devices)
     for placement in storage.placements:
-        name = placement.table.name
-        ids = device_batch * sum(f.hotness for f in features if f.table == name)
-        sure, likely = shard_ids(
-            storage.cluster,
-            placement.table.rows,
-            placement.row_shards,
-            ids,
-            zipf_exponent,
-            slack,
-        )
-        for row_shard, owners in enumerate(storage.owners(name)):
-            np.add.at(certain, owners, sure[row_shard])
-            np.add.at(expected, owners, likely[row_shard])
-    return max(1, int(padded_ids(certain, expected, slack).max()))
-
-
-def shard_ids(
-    cluster: Cluster,
-    rows: int,
-    row_shards: int,
-    ids: int,
-    zipf_exponent: float,
-    slack: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """What one device sends to each row shard of a table, in ids.
-
-    Args:
-      cluster: "rb" sends every id, "ub" every id once.
-      rows, row_shards: of the table.
-      ids: that a device's share of the batch has for the table.
-      zipf_exponent, slack: as for ``capacities``.
-
-    Returns:
-      ``(certain, expected)``, ``[row_shards]`` each: what cannot be exceeded, where
-      slack would go beyond it, or else the expectation.
-    """
-    shares = row_shard_shares(rows, row_shards, zipf_exponent)
-    most = np.full(row_shards, float(ids))
-    likely = ids * shares
-    if cluster == "ub":
-        shard_rows = (rows - np.arange(row_shards) + row_shards - 1) // row_shards
-        most = np.minimum(most, shard_rows)
-        distinct = expected_unique(rows, ids, zipf_exponent)
-        likely = np.minimum(likely, distinct / row_shards)
-    elif row_shards == 1:
-        likely = most
-    sure = likely * slack >= most
-    return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
+        sure, likely = shape_of(placement, features, workload).sent_ids(workload)
+        owners = storage.owners(placement.table.name)
+        for row_shard, columns in enumerate(owners):
+            np.add.at(certain, columns, sure[row_shard])
+            np.add.at(expected, columns, likely[row_shard])
+    return max(1, int(padded_ids(certain, expected, workload.capacity_slack).max()))
 
 
 def padded_ids(certain: np.ndarray, expected: np.ndarray, slack: float) -> np.ndarray:

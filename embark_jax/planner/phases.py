@@ -13,10 +13,10 @@ import numpy as np
 
 from embark_jax.planner.collectives import CollectiveKind
 from embark_jax.planner.cost import ProgramModel
-from embark_jax.planner.predict import account, shape_of
+from embark_jax.planner.predict import account
 from embark_jax.planner.storage import Placement, StorageKind
 from embark_jax.planner.work import Work
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.workload import Workload, shape_of
 from embark_jax.tables import FeatureSpec
 
 
@@ -74,7 +74,7 @@ def phases(
         for unit, work in model.storage_work(storage):
             parts.append(_phase(model, storage, work, units[unit] * everywhere))
     for placement in placements:
-        shape = shape_of(placement, features)
+        shape = shape_of(placement, features, workload)
         for work in model.everywhere_work(shape):
             parts.append(_phase(model, shape.storage, work, everywhere))
         row_shards = np.arange(len(placement.devices)) // placement.column_shards

@@ -12,7 +12,7 @@ from embark_jax.planner.ledger import Ledger
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.storage import Placement
-from embark_jax.planner.workload import Shape, Workload, table_use
+from embark_jax.planner.workload import Workload, shape_of
 from embark_jax.tables import FeatureSpec
 
 
@@ -56,7 +56,7 @@ def account(
     problems = [p for each in placements for p in each.problems(workload.devices)]
     if problems:
         raise ValueError("; ".join(problems))
-    shapes = [shape_of(placement, features) for placement in placements]
+    shapes = [shape_of(each, features, workload) for each in placements]
     memory = Memory(workload)
     storages = sorted({shape.storage for shape in shapes})
     ledger = Ledger(storages, workload.devices, model, memory)
@@ -64,13 +64,3 @@ def account(
         owners = np.array(placement.devices, np.int64)
         ledger.add(weigh(shape, workload, model, memory), owners)
     return ledger
-
-
-def shape_of(placement: Placement, features: Sequence[FeatureSpec]) -> Shape:
-    """What the cost of a placement depends on, but for its owners."""
-    return Shape(
-        table_use(placement.table, features),
-        placement.cluster,
-        placement.row_shards,
-        placement.column_shards,
-    )

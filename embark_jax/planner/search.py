@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embark_jax.fleet import Fleet
+from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.bound import Group, Program, Relaxation
 from embark_jax.planner.candidates import (
     Candidate,
@@ -53,6 +54,7 @@ def plan(
     capacity_slack: float = 1.25,
     optimizer: str = "rowwise_adagrad",
     cost_model: str | CostModel = "program",
+    statistics: Statistics = NO_STATISTICS,
 ) -> Plan:
     """Places every table on the fleet.
 
@@ -66,15 +68,21 @@ def plan(
       optimizer: of the embedding rows; its state takes memory beside them.
       cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
         published formula; or a model of your own.
+      statistics: of a sample of the data; ``zipf_exponent`` is then for the tables that
+        are not in it.
 
     Raises:
-      ValueError: if the model is inconsistent, a forced placement impossible, or the
-        tables do not fit the fleet.
+      ValueError: if the model is inconsistent, a forced placement impossible, the
+        statistics are of another model, or the tables do not fit the fleet.
     """
     check_model(tables, features)
     forced = dict(forced or {})
     _check_request(tables, forced, fleet, batch)
-    workload = Workload(fleet, batch, zipf_exponent, capacity_slack, optimizer)
+    if problems := statistics.problems(tables, features):
+        raise ValueError("; ".join(problems))
+    workload = Workload(
+        fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics
+    )
     weighted = any(feature.weighted for feature in features)
     models: dict[str, CostModel] = {
         "program": ProgramModel(workload, weighted),
@@ -96,9 +104,7 @@ def plan(
         nodes=fleet.nodes,
         gpus_per_node=fleet.gpus_per_node,
         batch_size=batch,
-        capacities=capacities(
-            placements, features, fleet.devices, batch, zipf_exponent, capacity_slack
-        ),
+        capacities=capacities(placements, features, workload),
         prediction=Prediction(
             cost_model.name,
             step_ms,
@@ -123,7 +129,7 @@ class Search:
         self.tables, self.workload = tables, workload
         self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
         memory = Memory(workload)
-        uses = [table_use(table, features) for table in tables]
+        uses = [table_use(table, features, workload) for table in tables]
         keys = list(zip(uses, self.forced, strict=True))
         self.members: dict[tuple[TableUse, ForcedPlacement], list[int]] = {}
         for i, key in enumerate(keys):

@@ -1,13 +1,14 @@
-"""What a power law says about the ids of a batch.
+"""Skew: how often the rows of a table are looked up, and what that makes of a batch.
 
-Row r (from 0) of a table is drawn with probability proportional to
-``(r + 1) ** -exponent``; exponent 0 is uniform. Tables may have billions of rows: the
-head is summed row by row, the tail over geometrically growing intervals.
+A power law, ``Zipf``, is known by one number; a sample of the data gives a
+``Histogram`` (``planner/histogram.py``). The planner asks both the same two questions.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,43 @@ TAIL_INTERVALS = 256
 of 10 billion rows."""
 
 
-def _intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
+class Skew(Protocol):
+    """How the ids of a table are distributed over its rows.
+
+    Hashable, so that tables with equal skew are known to be alike.
+    """
+
+    def expected_unique(self, rows: int, draws: float) -> float:
+        """Different rows to expect among ``draws`` ids, of a table of ``rows``."""
+        ...
+
+    def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
+        """``[row_shards]`` share of ids that fall on rows ``r % row_shards == j``."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Zipf:
+    """Row r (from 0) is drawn with probability proportional to
+    ``(r + 1) ** -exponent``, each id independently; exponent 0 is uniform.
+
+    Tables may have billions of rows: the head is summed row by row, the tail over
+    geometrically growing intervals.
+    """
+
+    exponent: float = 0.0
+
+    def expected_unique(self, rows: int, draws: float) -> float:
+        return _expected_unique(rows, draws, self.exponent)
+
+    def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
+        return _row_shard_shares(rows, row_shards, self.exponent)
+
+
+UNIFORM = Zipf(0.0)
+
+
+def intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Midpoints (1-based ranks) of intervals that cover the rows, and their lengths."""
     head = np.arange(1, min(rows, HEAD_ROWS) + 1, dtype=np.float64)
     if rows <= HEAD_ROWS:
@@ -31,14 +68,13 @@ def _intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
 @functools.lru_cache(maxsize=256)
 def row_probabilities(rows: int, exponent: float) -> tuple[np.ndarray, np.ndarray]:
     """``(probability of one row, number of rows)`` for each interval of rows."""
-    ranks, lengths = _intervals(rows)
+    ranks, lengths = intervals(rows)
     density = ranks**-exponent
     return density / (density * lengths).sum(), lengths
 
 
 @functools.lru_cache(maxsize=4096)
-def expected_unique(rows: int, draws: float, exponent: float) -> float:
-    """Expected number of different rows among ``draws`` independent draws."""
+def _expected_unique(rows: int, draws: float, exponent: float) -> float:
     probability, count = row_probabilities(rows, exponent)
     # 1 - (1 - p)^n, accurate for tiny p; log1p(-1) of a one-row table is -inf: fine.
     with np.errstate(divide="ignore"):
@@ -47,8 +83,7 @@ def expected_unique(rows: int, draws: float, exponent: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_shard_shares(rows: int, row_shards: int, exponent: float) -> np.ndarray:
-    """``[row_shards]`` share of draws that fall on rows ``r % row_shards == j``."""
+def _row_shard_shares(rows: int, row_shards: int, exponent: float) -> np.ndarray:
     probability, count = row_probabilities(rows, exponent)
     head = min(rows, HEAD_ROWS)
     shares = np.bincount(

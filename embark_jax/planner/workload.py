@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.fleet import Fleet
-from embark_jax.planner.capacities import shard_ids
-from embark_jax.planner.statistics import expected_unique, row_shard_shares
-from embark_jax.planner.storage import Cluster, StorageKind
+from embark_jax.planner.access import NO_STATISTICS, Statistics
+from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
+from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.tables import FeatureSpec, TableSpec
 
 STATE_VALUES = {
@@ -33,6 +33,8 @@ class Workload:
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: exchange buffers hold this multiple of the expectation.
       optimizer: of the embedding rows.
+      statistics: of a sample of the data; the power law is then for the tables that
+        are not in it, and bags of features that are not in it are full.
 
     Raises:
       ValueError: if the optimizer is unknown.
@@ -43,6 +45,7 @@ class Workload:
     zipf_exponent: float = 0.0
     capacity_slack: float = 1.25
     optimizer: str = "rowwise_adagrad"
+    statistics: Statistics = NO_STATISTICS
 
     def __post_init__(self):
         if self.optimizer not in STATE_VALUES:
@@ -75,9 +78,12 @@ class TableUse:
 
     Attributes:
       rows, dim: of the table.
-      hotness: ids a sample, over all its features.
+      hotness: ids a sample at most, over all its features.
       lanes: pooled rows a sample: one a pooled feature, hotness of a sequence.
       weighted: whether some of its ids come with a weight.
+      filled: ids a sample on average, as a share of ``hotness``; the rest is padding,
+        which is not sent.
+      skew: how the ids are distributed over its rows.
     """
 
     rows: int
@@ -85,17 +91,25 @@ class TableUse:
     hotness: int
     lanes: int
     weighted: bool = False
+    filled: float = 1.0
+    skew: Skew = UNIFORM
 
 
-def table_use(table: TableSpec, features: Sequence[FeatureSpec]) -> TableUse:
+def table_use(
+    table: TableSpec, features: Sequence[FeatureSpec], workload: Workload
+) -> TableUse:
     """What ``features`` ask of ``table``."""
     mine = [feature for feature in features if feature.table == table.name]
+    hotness = sum(feature.hotness for feature in mine)
+    statistics = workload.statistics
     return TableUse(
         table.rows,
         table.dim,
-        hotness=sum(feature.hotness for feature in mine),
+        hotness,
         lanes=sum(f.hotness if f.pooling == "none" else 1 for f in mine),
         weighted=any(feature.weighted for feature in mine),
+        filled=sum(map(statistics.mean_hotness, mine)) / hotness,
+        skew=statistics.skew(table) or Zipf(workload.zipf_exponent),
     )
 
 
@@ -127,25 +141,46 @@ class Shape:
         return (self.use.rows - j + self.row_shards - 1) // self.row_shards
 
     def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
-        """``(certain, expected)`` ids that a device sends to each row shard."""
-        return shard_ids(
-            self.cluster,
-            self.use.rows,
-            self.row_shards,
-            workload.device_batch * self.use.hotness,
-            workload.zipf_exponent,
-            workload.capacity_slack,
-        )
+        """``(certain, expected)`` ids that a device sends to each row shard: what
+        cannot be exceeded, where slack would go beyond it, or else the expectation.
+
+        In "rb" it sends every id, in "ub" every id once.
+        """
+        use, slack = self.use, workload.capacity_slack
+        places = workload.device_batch * use.hotness
+        ids = places * use.filled
+        most = np.full(self.row_shards, float(places))
+        likely = ids * use.skew.row_shard_shares(use.rows, self.row_shards)
+        if self.cluster == "ub":
+            most = np.minimum(most, self.shard_rows)
+            distinct = use.skew.expected_unique(use.rows, ids)
+            likely = np.minimum(likely, distinct / self.row_shards)
+        elif self.row_shards == 1:
+            likely = np.full(1, float(ids))
+        sure = likely * slack >= most
+        return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
 
     def batch_ids(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` ids of the whole batch that fall on each row shard."""
-        shares = row_shard_shares(
-            self.use.rows, self.row_shards, workload.zipf_exponent
-        )
-        return workload.batch_size * self.use.hotness * shares
+        use = self.use
+        shares = use.skew.row_shard_shares(use.rows, self.row_shards)
+        return workload.batch_size * use.hotness * use.filled * shares
 
     def batch_unique(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` rows of each row shard that the whole batch touches."""
-        ids = workload.batch_size * self.use.hotness
-        unique = expected_unique(self.use.rows, ids, workload.zipf_exponent)
-        return unique * self.shard_rows / self.use.rows
+        use = self.use
+        ids = workload.batch_size * use.hotness * use.filled
+        unique = use.skew.expected_unique(use.rows, ids)
+        return unique * self.shard_rows / use.rows
+
+
+def shape_of(
+    placement: Placement, features: Sequence[FeatureSpec], workload: Workload
+) -> Shape:
+    """What the cost of a placement depends on, but for its owners."""
+    return Shape(
+        table_use(placement.table, features, workload),
+        placement.cluster,
+        placement.row_shards,
+        placement.column_shards,
+    )

@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from embark_jax.planner.statistics import (
-    HEAD_ROWS,
-    expected_unique,
-    row_shard_shares,
-)
+from embark_jax.planner.statistics import HEAD_ROWS, Zipf
 
 
 def probabilities(rows, exponent):
@@ -22,7 +18,7 @@ def test_expected_unique(rows, exponent, draws):
     p = probabilities(rows, exponent)
     with np.errstate(divide="ignore"):
         exact = -np.expm1(draws * np.log1p(-p)).sum()
-    assert expected_unique(rows, draws, exponent) == pytest.approx(exact, rel=1e-3)
+    assert Zipf(exponent).expected_unique(rows, draws) == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.parametrize("rows", [5, HEAD_ROWS + 1, 1_000_000])
@@ -30,6 +26,6 @@ def test_expected_unique(rows, exponent, draws):
 def test_row_shard_shares(rows, exponent):
     p = probabilities(rows, exponent)
     exact = np.bincount(np.arange(rows) % 4, weights=p)
-    found = row_shard_shares(rows, 4, exponent)
+    found = Zipf(exponent).row_shard_shares(rows, 4)
     np.testing.assert_allclose(found, exact, rtol=1e-3)
     assert found.sum() == pytest.approx(1)

@@ -1,0 +1,179 @@
+"""Histograms of samples against the distributions that the samples were drawn from."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from scipy.special import comb
+
+from embark_jax import fleet
+from embark_jax.config import ConfigError
+from embark_jax.planner import plan
+from embark_jax.planner.access import FeatureAccess, Statistics, TableAccess
+from embark_jax.planner.histogram import MOST_HOTTEST, Histogram
+from embark_jax.planner.statistics import Zipf
+from embark_jax.planner.workload import Shape, TableUse, Workload, table_use
+from embark_jax.tables import FeatureSpec, TableSpec
+
+
+def sampled(rows, exponent, draws):
+    """A histogram, and the probability of each row: hot rows have any ids."""
+    rng = np.random.default_rng(0)
+    probability = np.arange(1.0, rows + 1) ** -exponent
+    probability /= probability.sum()
+    rng.shuffle(probability)
+    counts = rng.multinomial(draws, probability)
+    ids = np.flatnonzero(counts)
+    return Histogram.from_counts(ids, counts[ids]), probability
+
+
+def test_bins_and_hottest_by_hand():
+    ids, counts = np.array([7, 3, 5, 0, 9]), np.array([1, 101, 1, 2, 100])
+    histogram = Histogram.from_counts(ids, counts)
+    # 101 and 100 are within 5 %; what was seen once or twice has its own bin.
+    assert histogram.bins == ((2, 201), (1, 2), (2, 2))
+    assert histogram.hottest == ((3, 101), (9, 100), (0, 2), (5, 1), (7, 1))
+    assert (histogram.rows_seen, histogram.accesses) == (5, 205)
+
+
+def test_a_part_of_the_sample_is_expected_to_show_what_subsets_do():
+    counts = np.array([4, 2, 1, 1])
+    histogram = Histogram.from_counts(np.arange(4), counts)
+    # Over all subsets of 4 of the 8 draws; drawing each with 1/2 comes near it.
+    missing = [comb(8 - count, 4) / comb(8, 4) for count in counts]
+    assert histogram.expected_unique(100, 4) == pytest.approx(
+        4 - sum(missing), abs=0.15
+    )
+    assert histogram.expected_unique(100, 8) == 4
+    assert histogram.expected_unique(100, 0) == 0
+
+
+@pytest.mark.parametrize("rows", [1000, 1_000_000])
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.2])
+def test_expected_unique_is_that_of_the_distribution(rows, exponent):
+    draws = 200_000
+    histogram, probability = sampled(rows, exponent, draws)
+    for share, tolerance in ((0.05, 0.01), (0.5, 0.01), (1.0, 0.01), (2.0, 0.03)):
+        exact = -np.expm1(share * draws * np.log1p(-probability)).sum()
+        found = histogram.expected_unique(rows, share * draws)
+        assert found == pytest.approx(exact, rel=tolerance)
+
+
+def test_all_rows_seen_are_all_there_are():
+    histogram, _ = sampled(10, 0.5, 1000)
+    assert histogram.expected_unique(10, 1e9) == 10
+    once = Histogram.from_counts(np.arange(7), np.ones(7, int))
+    assert 7 < once.expected_unique(10, 14) < 10
+    assert once.expected_unique(10, 1e9) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("row_shards", [1, 3, 8])
+def test_hot_rows_count_where_they_are(row_shards):
+    histogram, probability = sampled(100_000, 1.2, 1_000_000)
+    assert len(histogram.hottest) == MOST_HOTTEST
+    exact = np.bincount(np.arange(100_000) % row_shards, weights=probability)
+    found = histogram.row_shard_shares(100_000, row_shards)
+    np.testing.assert_allclose(found, exact, rtol=0.02)
+    assert found.sum() == pytest.approx(1)
+
+
+def test_rows_that_nobody_reads():
+    none = Histogram.from_counts(np.zeros(0, int), np.zeros(0, int))
+    assert none.expected_unique(10, 0) == 0
+    np.testing.assert_allclose(none.row_shard_shares(3, 2), [2 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("rows", [1000, 10_000_000])
+@pytest.mark.parametrize("exponent", [0.5, 1.05, 1.5])
+def test_the_exponent_is_found_again(rows, exponent):
+    histogram, _ = sampled(rows, exponent, 200_000)
+    assert histogram.zipf_exponent(rows) == pytest.approx(exponent, abs=0.03)
+
+
+TABLES = [TableSpec("a", 1000, 8), TableSpec("b", 500, 8)]
+FEATURES = [FeatureSpec("a", hotness=4), FeatureSpec("b"), FeatureSpec("c", "b", 3)]
+STATISTICS = Statistics(
+    400,
+    {"a": FeatureAccess(1.5, 4, 300)},
+    {"a": TableAccess(1000, sampled(1000, 1.2, 600)[0])},
+)
+
+
+def test_statistics_are_read_back():
+    again = Statistics.from_json(STATISTICS.to_json())
+    assert again.features == STATISTICS.features
+    assert again.tables == STATISTICS.tables
+    assert again.samples == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 9}, "version: Value error, is 9, must be 1"),
+        ({"samples": -1}, "samples: must be greater than or equal to 0"),
+        ({"tables": {"a": {"rows": 3}}}, "tables.a.bins: Field required"),
+        (
+            {"tables": {"a": {"rows": 3, "zipf_exponent": 1, "bins": [[9, 9]]}}},
+            "tables.a.hottest: Field required",
+        ),
+        (
+            {
+                "tables": {
+                    "a": {
+                        **{"rows": 3, "zipf_exponent": 1},
+                        **{"bins": [[9, 9]], "hottest": []},
+                    }
+                }
+            },
+            "9 rows seen 9 times, the 0 hottest of them 0 times, cannot be of 3 rows",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused(change, message):
+    text = json.dumps(json.loads(STATISTICS.to_json()) | change)
+    with pytest.raises(ConfigError, match=message):
+        Statistics.from_json(text)
+
+
+def test_statistics_of_another_model_are_refused():
+    assert STATISTICS.problems(TABLES, FEATURES) == []
+    other = [dataclasses.replace(TABLES[0], rows=10)]
+    features = [FeatureSpec("a", hotness=2)]
+    assert STATISTICS.problems(other, features) == [
+        "statistics: table 'a' has 1000 rows, the model's 10",
+        "statistics: feature 'a' has bags of 4 ids, the model's hold 2 at most",
+    ]
+    with pytest.raises(ValueError, match="table 'a' is not in the model"):
+        plan(TABLES[1:], FEATURES[1:], fleet.dgx_h100(), 64, statistics=STATISTICS)
+
+
+def test_each_table_has_its_own_skew_and_padding_is_not_sent():
+    workload = Workload(fleet.dgx_h100(), 80, 0.5, 1.0, statistics=STATISTICS)
+    seen = table_use(TABLES[0], FEATURES, workload)
+    assert seen == TableUse(
+        **{"rows": 1000, "dim": 8, "hotness": 4, "lanes": 1, "filled": 1.5 / 4},
+        skew=STATISTICS.tables["a"].histogram,
+    )
+    assert table_use(TABLES[1], FEATURES, workload).skew == Zipf(0.5)
+    # 10 samples a device have 15 ids on average, all of which the one owner gets.
+    certain, expected = Shape(seen, "rb").sent_ids(workload)
+    np.testing.assert_allclose([certain, expected], [[0], [15]])
+    np.testing.assert_allclose(Shape(seen, "rb").batch_ids(workload), [120])
+
+
+def test_the_plan_follows_the_statistics():
+    # All samples look up one row of row shard 1, or each sample another row.
+    one_row = Histogram.from_counts(np.array([1]), np.array([100_000]))
+    all_rows = Histogram.from_counts(np.arange(10**5), np.ones(10**5, int))
+    predicted = [
+        plan(
+            [TableSpec("a", 10**6, 16)],
+            [FeatureSpec("a", hotness=20)],
+            fleet.dgx_h100(),
+            65_536,
+            statistics=Statistics(10, {}, {"a": TableAccess(10**6, histogram)}),
+        ).prediction.step_ms
+        for histogram in (one_row, all_rows)
+    ]
+    assert predicted[0] < predicted[1]
