@@ -34,7 +34,7 @@ class StorageRoute(NamedTuple):
       route: of its cluster.
       mean_factors: for each feature with mean pooling ``[batch]``, one over the total
         weight of a bag.
-      needed: ``[devices]`` capacity that the batch needs, equal on all.
+      needed: ``[]`` capacity that the batch needs, equal on all devices.
     """
 
     route: Any
@@ -73,6 +73,9 @@ class EmbeddingCollection:
         self.mesh = mesh
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
+        self._route_specs = dict.fromkeys(
+            self._storages, StorageRoute._make([BATCH, BATCH, PartitionSpec()])
+        )
         self._clusters: dict[str, Cluster] = {
             name: _make_cluster(
                 index_storage(storage, plan.features, plan.devices),
@@ -165,15 +168,16 @@ class EmbeddingCollection:
                     for f in cluster.index.features
                     if f.feature.pooling == "mean"
                 }
-                needed = largest_over_devices(needed)[None]
+                needed = largest_over_devices(needed)
                 routes[name] = StorageRoute(route, mean_factors, needed)
             return routes
 
-        return self._map(route, (BATCH, BATCH), BATCH)(dict(ids), dict(weights))
+        mapped = self._map(route, (BATCH, BATCH), self._route_specs)
+        return mapped(dict(ids), dict(weights))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
         """``[]`` int32 capacity that the batch needs, for each sharded storage."""
-        return {name: routes[name].needed[0] for name in self.plan.capacities}
+        return {name: routes[name].needed for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
         """``[]`` bool: whether the batch fits all capacities. If not, some ids are
@@ -198,7 +202,9 @@ class EmbeddingCollection:
                     found[feature.feature.name] = value
             return {feature.name: found[feature.name] for feature in self.plan.features}
 
-        return self._map(lookup, (self._specs, BATCH), BATCH)(storages, routes)
+        return self._map(lookup, (self._specs, self._route_specs), BATCH)(
+            storages, routes
+        )
 
     def update(
         self,
@@ -238,7 +244,10 @@ class EmbeddingCollection:
         state_specs = {
             name: dict.fromkeys(state[name], self._specs[name]) for name in state
         }
-        in_specs = (self._specs, state_specs, BATCH, BATCH, *[PartitionSpec()] * 2)
+        in_specs = (
+            *(self._specs, state_specs, self._route_specs, BATCH),
+            *[PartitionSpec()] * 2,
+        )
         mapped = self._map(update, in_specs, (self._specs, state_specs))
         return mapped(
             dict(storages),
