@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from embark_jax.config import (
     ConfigError,
     EmbeddingOptimizerConfig,
     ExperimentConfig,
-    MovieLens100KConfig,
     SyntheticConfig,
-    nearest,
 )
-from embark_jax.data import BatchChecker, Dataset, MovieLens100K, SyntheticClicks
+from embark_jax.data import BatchChecker, Dataset
+from embark_jax.dataset import batch_checker, blaming, read_dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, plan
+from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.trainer import Trainer
@@ -79,12 +79,7 @@ class Experiment:
 
     def checker(self) -> BatchChecker:
         """Checks the dataset's batches against the tables."""
-        return BatchChecker(
-            self.features,
-            {table.name: table.rows for table in self.tables},
-            self.dataset.dense_features,
-            self.config.embedding.on_bad_id,
-        )
+        return batch_checker(self.config, self.dataset, self.tables, self.features)
 
     def trainer(self) -> Trainer:
         """The model with its initial state on the devices of the plan's mesh.
@@ -94,9 +89,9 @@ class Experiment:
             embeddings.
         """
         config = self.config
-        with _blaming("mesh"):
+        with blaming("mesh"):
             embeddings = EmbeddingCollection(self.plan, self.plan.make_mesh())
-        with _blaming("model"):
+        with blaming("model"):
             model = models.build(
                 config.model,
                 embeddings.output_shapes,
@@ -112,17 +107,6 @@ class Experiment:
         )
 
 
-@contextlib.contextmanager
-def _blaming(what: str) -> Iterator[None]:
-    """Turns a ``ValueError`` into a ``ConfigError`` that names what is wrong."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{what}: {error}") from error
-
-
 def make_host_devices(config: ExperimentConfig) -> None:
     """Makes as many CPU devices as the config's mesh has; other platforms are as they
     are, and so is a process that has used JAX already."""
@@ -131,30 +115,27 @@ def make_host_devices(config: ExperimentConfig) -> None:
             jax.config.update("jax_num_cpu_devices", config.mesh.devices)
 
 
-def build(config: ExperimentConfig, plan_file: Path | None = None) -> Experiment:
+def build(
+    config: ExperimentConfig,
+    plan_file: Path | None = None,
+    statistics: Statistics = NO_STATISTICS,
+) -> Experiment:
     """Reads the dataset, merges its tables with the config's, and plans.
 
     Args:
       config: of the experiment.
       plan_file: a plan in JSON to use as it is, whatever placements and capacity slack
         the config asks for; None makes one.
+      statistics: of a sample of the data, for the planner.
 
     Raises:
       ConfigError: if the config does not fit the dataset or its plan is impossible, or
         the plan given is damaged or made for something else.
       DataError: if the dataset is missing or damaged.
     """
-    match config.data:
-        case SyntheticConfig():
-            options = config.data.model_dump(exclude={"kind"})
-            with _blaming("embedding"):
-                tables, features = _declared_model(config)
-                dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
-        case MovieLens100KConfig():
-            dataset = MovieLens100K(config.data.path, seed=config.seed)
-            tables, features = _merged_model(config, dataset)
+    dataset, tables, features = read_dataset(config)
     if plan_file is None:
-        planned = _make_plan(config, tables, features)
+        planned = _make_plan(config, tables, features, statistics)
     else:
         planned = _read_plan(plan_file, config, tables, features)
     return Experiment(config, dataset, tables, features, planned)
@@ -181,6 +162,7 @@ def _make_plan(
     config: ExperimentConfig,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
+    statistics: Statistics,
 ) -> Plan:
     forced = {
         name: ForcedPlacement(
@@ -194,7 +176,7 @@ def _make_plan(
     machines = fleet.load(
         config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
     )
-    with _blaming("embedding"):
+    with blaming("embedding"):
         return plan(
             tables,
             features,
@@ -204,6 +186,7 @@ def _make_plan(
             zipf_exponent=zipf_exponent,
             capacity_slack=config.embedding.capacity_slack,
             optimizer=config.embedding.optimizer.kind,
+            statistics=statistics,
         )
 
 
@@ -218,7 +201,7 @@ def _read_plan(
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    with _blaming(str(path)):
+    with blaming(str(path)):
         planned = Plan.from_json(data.decode())
         planned.check_serves(tables, features)
     problems = [
@@ -233,90 +216,3 @@ def _read_plan(
     if problems:
         raise ConfigError("\n".join(problems))
     return planned
-
-
-def _declared_model(
-    config: ExperimentConfig,
-) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """Tables and features that the config itself declares.
-
-    A config without features has one for each table.
-    """
-    embedding = config.embedding
-    missing = [
-        f"embedding.tables.{name}.rows: synthetic data needs it"
-        for name, table in embedding.tables.items()
-        if table.rows is None
-    ]
-    if not embedding.tables:
-        missing = ["embedding.tables: synthetic data needs at least one table"]
-    if missing:
-        raise ConfigError("\n".join(missing))
-    tables = tuple(
-        TableSpec(name, table.rows or 0, table.dim or embedding.dim, table.init_scale)
-        for name, table in embedding.tables.items()
-    )
-    if not embedding.features:
-        return tables, tuple(FeatureSpec(table.name) for table in tables)
-    features = tuple(
-        FeatureSpec(
-            name,
-            feature.table or name,
-            feature.hotness or 1,
-            feature.pooling or "sum",
-            feature.weighted,
-        )
-        for name, feature in embedding.features.items()
-    )
-    return tables, features
-
-
-def _merged_model(
-    config: ExperimentConfig, dataset: Dataset
-) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """The dataset's tables and features, with what the config changes of them."""
-    embedding = config.embedding
-    own = [feature.name for feature in dataset.features]
-    problems = [
-        *_unknown("tables", embedding.tables, list(dataset.table_rows)),
-        *_unknown("features", embedding.features, own),
-        *(
-            f"embedding.features.{name}.{key}: is the dataset's to say"
-            for name, feature in embedding.features.items()
-            for key in ("table", "weighted")
-            if getattr(feature, key)
-        ),
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    tables = []
-    for name, rows in dataset.table_rows.items():
-        mine = embedding.tables.get(name)
-        if mine is None:
-            tables.append(TableSpec(name, rows, embedding.dim))
-        else:
-            tables.append(
-                TableSpec(
-                    name, mine.rows or rows, mine.dim or embedding.dim, mine.init_scale
-                )
-            )
-    features = []
-    for feature in dataset.features:
-        mine = embedding.features.get(feature.name)
-        if mine is not None:
-            feature = dataclasses.replace(
-                feature,
-                hotness=mine.hotness or feature.hotness,
-                pooling=mine.pooling or feature.pooling,
-            )
-        features.append(feature)
-    return tuple(tables), tuple(features)
-
-
-def _unknown(section: str, given: Any, known: Sequence[str]) -> list[str]:
-    return [
-        f"embedding.{section}.{name}: the dataset has none of that name; "
-        + nearest(name, known)
-        for name in given
-        if name not in known
-    ]

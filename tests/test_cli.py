@@ -163,6 +163,27 @@ def test_plan_is_for_the_fleet_of_the_config(config):
     assert_refused(wrong, "fleet is 'dgx-h10'", "did you mean dgx-h100?")
 
 
+def test_statistics_of_the_data_are_planned_with(config, tmp_path):
+    stats, plot = tmp_path / "stats.json", tmp_path / "ranks.png"
+    outputs = ("--out", stats, "--plot", plot)
+    outcome = embark("data", "stats", config, "--samples", "1000", *outputs)
+    assert (outcome.code, outcome.err) == (0, "")
+    # 15 batches of 64; bags of items hold 1 to 4 ids; a city of 20 rows.
+    assert "Bags of 960 samples" in outcome.out
+    assert re.search(r"items +│ +2\.[3-7]\d │ +4 │", outcome.out)
+    assert re.search(r"city +│ +20 │ +20 │ +960 │", outcome.out)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    full = embark("plan", config, "--json")
+    half = embark("plan", config, "--json", "--stats", stats)
+    assert half.code == 0
+    assert json.loads(half.out)["step_ms"] < json.loads(full.out)["step_ms"]
+
+    other = embark("plan", config, "embedding.tables.city.rows=21", "--stats", stats)
+    assert_refused(other, "table 'city' has 20 rows, the model's 21")
+    truncate(stats)
+    assert_refused(embark("plan", config, "--stats", stats), "not statistics of")
+
+
 def predicted_ms(out: str) -> float:
     (found,) = re.findall(r"([0-9.]+) ms a step", out)
     return float(found)

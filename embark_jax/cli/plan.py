@@ -13,6 +13,7 @@ from embark_jax import config_io, planner
 from embark_jax import fleet as fleets
 from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ConfigError
+from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.workload import STATE_VALUES
 
 T = TypeVar("T")
@@ -61,6 +62,10 @@ def plan(
     cost_model: Annotated[
         str, typer.Option(help="For --tables: program, or EMBark's formula, embark.")
     ] = "program",
+    stats: Annotated[
+        Path | None,
+        typer.Option(help="Skew as `embark data stats --out` wrote it."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print cost and shards as one JSON object.")
     ] = False,
@@ -69,12 +74,15 @@ def plan(
     """Show where every table will live."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
+    statistics = NO_STATISTICS
+    if stats is not None:
+        statistics = Statistics.from_json(stats.read_text())
     start = time.perf_counter()
     if config_file is not None:
         config = config_io.load(config_file, overrides or ())
         from embark_jax import experiment
 
-        planned = experiment.build(config).plan
+        planned = experiment.build(config, statistics=statistics).plan
     else:
         assert tables is not None
         try:
@@ -86,6 +94,7 @@ def plan(
                 zipf_exponent=_first(zipf, listed.zipf_exponent, 0.0),
                 optimizer=_first(optimizer, listed.optimizer, "rowwise_adagrad"),
                 cost_model=cost_model,
+                statistics=statistics,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

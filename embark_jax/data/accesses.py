@@ -1,0 +1,63 @@
+"""Counts which rows the samples of a dataset look up, and how long their bags are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from embark_jax.data.batch import Batch
+from embark_jax.tables import PADDING_ID, FeatureSpec
+
+
+class BagCounter:
+    """Counts the bags of one feature.
+
+    Attributes:
+      samples, accesses, max_hotness: bags, ids in them all, and in the longest;
+        padding does not count.
+    """
+
+    def __init__(self):
+        self.samples = self.accesses = self.max_hotness = 0
+        self._ids, self._counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+
+    def add(self, bags: np.ndarray) -> None:
+        """Counts ``[batch, hotness]`` ids, padded with -1."""
+        used = bags != PADDING_ID
+        self.samples += len(bags)
+        self.accesses += int(used.sum())
+        self.max_hotness = max(self.max_hotness, int(used.sum(axis=1).max(initial=0)))
+        ids, counts = np.unique(bags[used], return_counts=True)
+        self._ids.append(ids.astype(np.int64))
+        self._counts.append(counts)
+        # Merged whenever new ids outnumber the merged ones: memory follows the rows
+        # seen, and each id is merged a few times only.
+        if sum(map(len, self._ids[1:])) > len(self._ids[0]):
+            self.counts()
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """``([rows seen] different ids, [rows seen] how often each was seen)``."""
+        merged = merge(zip(self._ids, self._counts, strict=True))
+        self._ids, self._counts = [merged[0]], [merged[1]]
+        return merged
+
+
+def count(
+    batches: Iterable[Batch], features: Sequence[FeatureSpec]
+) -> dict[str, BagCounter]:
+    """The bags of each feature in these batches."""
+    counters = {feature.name: BagCounter() for feature in features}
+    for batch in batches:
+        for name, counter in counters.items():
+            counter.add(batch.ids[name])
+    return counters
+
+
+def merge(
+    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """One pair of different ids and their counts from several; ids may be in many."""
+    ids, counts = map(np.concatenate, zip(*parts, strict=True))
+    ids, place = np.unique(ids, return_inverse=True)
+    return ids, np.bincount(place, counts, len(ids)).astype(np.int64)
