@@ -28,7 +28,7 @@ from embark_jax.config import (
 from embark_jax.data import BatchChecker, Dataset
 from embark_jax.dataset import batch_checker, blaming, read_dataset
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, Plan, plan
+from embark_jax.planner import ForcedPlacement, Plan, Workload, plan
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.dense_optimizers import build_dense_optimizer
@@ -158,6 +158,23 @@ def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:
             )
 
 
+def workload(config: ExperimentConfig) -> Workload:
+    """What the config asks its plan to be made for."""
+    zipf_exponent = 0.0
+    if isinstance(config.data, SyntheticConfig):
+        zipf_exponent = config.data.zipf_exponent
+    machines = fleet.load(
+        config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
+    )
+    return Workload(
+        machines,
+        config.train.batch_size,
+        zipf_exponent,
+        config.embedding.capacity_slack,
+        config.embedding.optimizer.kind,
+    )
+
+
 def _make_plan(
     config: ExperimentConfig,
     tables: Sequence[TableSpec],
@@ -170,22 +187,17 @@ def _make_plan(
         )
         for name, each in config.embedding.tables.items()
     }
-    zipf_exponent = 0.0
-    if isinstance(config.data, SyntheticConfig):
-        zipf_exponent = config.data.zipf_exponent
-    machines = fleet.load(
-        config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
-    )
+    asked = workload(config)
     with blaming("embedding"):
         return plan(
             tables,
             features,
-            machines,
-            config.train.batch_size,
+            asked.fleet,
+            asked.batch_size,
             forced=forced,
-            zipf_exponent=zipf_exponent,
-            capacity_slack=config.embedding.capacity_slack,
-            optimizer=config.embedding.optimizer.kind,
+            zipf_exponent=asked.zipf_exponent,
+            capacity_slack=asked.capacity_slack,
+            optimizer=asked.optimizer,
             statistics=statistics,
         )
 

@@ -82,6 +82,7 @@ class Efficiency:
       link: of the bandwidth of node links and network.
       flops: of its FLOP/s, in dense layers.
       launch_us, node_hop_us, network_hop_us: of a collective, and of each hop it takes.
+      kernel_us: of a kernel, however little it does; only the simulator counts kernels.
     """
 
     memory: PositiveFloat
@@ -90,6 +91,7 @@ class Efficiency:
     launch_us: NonNegativeFloat
     node_hop_us: NonNegativeFloat
     network_hop_us: NonNegativeFloat
+    kernel_us: NonNegativeFloat = 0.0
 
 
 class FleetFile(Config):

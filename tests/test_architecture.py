@@ -16,8 +16,8 @@ KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
     *("tables", "config", "config_gin", "config_io", "fleet", "planner"),
-    *("embedding", "models", "data", "dataset", "train", "launch", "experiment"),
-    *("run", "cli"),
+    *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
+    *("experiment", "run", "cli"),
 )
 """From the bottom up: a layer may import those before it."""
 

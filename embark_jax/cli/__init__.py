@@ -8,7 +8,7 @@ import absl.logging
 import typer
 from rich.console import Console
 
-from embark_jax.cli import data, doctor, plan, train
+from embark_jax.cli import data, doctor, plan, simulate, train
 from embark_jax.config import ConfigError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command()(plan.plan)
+app.command()(simulate.simulate)
 app.command()(train.evaluate)
 app.add_typer(data.app, name="data")
 app.command()(doctor.doctor)

@@ -1,0 +1,175 @@
+"""``embark simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from embark_jax import config_io, planner, simulator
+from embark_jax import fleet as fleets
+from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.config import ConfigError, DLRMConfig, DLRMDCNv2Config
+from embark_jax.planner import Plan
+from embark_jax.planner.workload import STATE_VALUES
+from embark_jax.simulator import Job, Simulation
+
+if TYPE_CHECKING:
+    from embark_jax.experiment import Experiment
+
+
+def simulate(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
+    ] = None,
+    overrides: Overrides = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of CONFIG: tables and dense layers in YAML or JSON, such as "
+            "those in configs/models/."
+        ),
+    ] = None,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE.yaml", help="For --tables: " + ", ".join(fleets.BY_NAME)
+        ),
+    ] = "dgx-h100",
+    nodes: Annotated[int, typer.Option(help="For --tables: machines.")] = 1,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="For --tables: samples a step, over all devices; unless given, the "
+            "list's, or 65536."
+        ),
+    ] = None,
+    zipf: Annotated[
+        float | None,
+        typer.Option(
+            help="For --tables: exponent of the ids' skew; unless given, the list's, "
+            "or 0."
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, "
+            "or rowwise_adagrad."
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool,
+        typer.Option(
+            "--baseline",
+            help="Instead of this package: EMBark's system, from its baseline (serial, "
+            "tables row-wise in one node, all RB) over its three improvements.",
+        ),
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the step, with --baseline the last, as a Chrome trace for "
+            "https://ui.perfetto.dev."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as one JSON object.")
+    ] = False,
+) -> None:
+    """Lay a train step out in time, on a fleet that need not be there."""
+    if (config_file is None) == (tables is None):
+        raise typer.BadParameter("give either a CONFIG or --tables")
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=as_json,
+    ) as progress:
+        line = progress.add_task("planning")
+        plan = None
+        try:
+            if config_file is not None:
+                config = config_io.load(config_file, overrides or ())
+                from embark_jax import experiment
+
+                built = experiment.build(config)
+                job, plan = _job(built), built.plan
+            else:
+                assert tables is not None
+                listed = planner.read_table_list(tables.read_text())
+                machines = fleets.load(fleet, nodes)
+                job = simulator.job_of_list(listed, machines, batch, zipf, optimizer)
+            simulations = []
+            for each in _ablation(job) if baseline else _program(job, plan):
+                simulations.append(each)
+                progress.update(line, description=f"simulated {each.system}")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    if trace is not None:
+        trace.write_text(simulator.chrome_trace(simulations[-1].timeline))
+    if as_json:
+        print(json.dumps({"simulations": [each.record() for each in simulations]}))
+        return
+    console.print(simulator.report(simulations))
+    if trace is not None:
+        say(f"trace written to {trace}")
+
+
+def _job(built: Experiment) -> Job:
+    """What a config describes."""
+    from embark_jax import experiment
+
+    config, dense_features = built.config, built.dataset.dense_features
+    layers = config.model
+    match layers:
+        case DLRMDCNv2Config():
+            network = simulator.dlrm_dcnv2(
+                simulator.embedding_width(built.tables, built.features),
+                dense_features,
+                layers.bottom,
+                layers.top,
+                layers.cross_layers,
+                layers.cross_rank,
+            )
+        case DLRMConfig():
+            network = simulator.dlrm(
+                len(built.features), dense_features, layers.bottom, layers.top
+            )
+    return Job(
+        built.tables,
+        built.features,
+        experiment.workload(config),
+        network,
+        layers.compute_dtype,
+        config.dense_optimizer.kind,
+    )
+
+
+def _program(job: Job, plan: Plan | None) -> Iterator[Simulation]:
+    workload = job.workload
+    if plan is None:
+        plan = planner.plan(
+            job.tables,
+            job.features,
+            workload.fleet,
+            workload.batch_size,
+            zipf_exponent=workload.zipf_exponent,
+            optimizer=workload.optimizer,
+        )
+    yield simulator.simulate_program(job, plan.placements)
+
+
+def _ablation(job: Job) -> Iterator[Simulation]:
+    """The batch must suit the devices, as a plan's must."""
+    if job.workload.batch_size % job.workload.devices:
+        raise ConfigError(
+            f"batch size {job.workload.batch_size} must be a multiple of the "
+            f"{job.workload.devices} devices"
+        )
+    return simulator.simulate_ablation(job)

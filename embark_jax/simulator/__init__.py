@@ -1,0 +1,34 @@
+"""Simulates train steps on a fleet: when each device does what. Needs no JAX."""
+
+from embark_jax.simulator.dense import DenseNetwork, dlrm, dlrm_dcnv2
+from embark_jax.simulator.job import Job, embedding_width, job_of_list
+from embark_jax.simulator.report import report
+from embark_jax.simulator.simulation import (
+    Simulation,
+    plan_embark,
+    simulate_ablation,
+    simulate_embark,
+    simulate_program,
+)
+from embark_jax.simulator.timeline import Task, Timeline, schedule, serial
+from embark_jax.simulator.trace import chrome_trace
+
+__all__ = [
+    "DenseNetwork",
+    "Job",
+    "Simulation",
+    "Task",
+    "Timeline",
+    "chrome_trace",
+    "dlrm",
+    "dlrm_dcnv2",
+    "embedding_width",
+    "job_of_list",
+    "plan_embark",
+    "report",
+    "schedule",
+    "serial",
+    "simulate_ablation",
+    "simulate_embark",
+    "simulate_program",
+]

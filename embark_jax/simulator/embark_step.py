@@ -1,0 +1,230 @@
+"""A train step of EMBark's system, HugeCTR, as tasks.
+
+What follows what, and what a stage reads, writes and sends, is read from
+NVIDIA-Merlin/HugeCTR: ``HugeCTR/src/pybind/model_pipeline.cpp`` for the pipeline,
+``HugeCTR/embedding`` for the stages. Rows and their states are float32; pooled rows,
+gradients and the dense layers are float16. Kernels are counted as they are launched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from embark_jax.planner.workload import Workload
+from embark_jax.simulator.dense import DenseNetwork
+from embark_jax.simulator.embark_loads import Loads
+from embark_jax.simulator.tasks import Tasks
+from embark_jax.simulator.timeline import Task
+
+FLOAT_BYTES, HALF_BYTES, INDEX_BYTES = 4, 2, 4
+LABEL_BYTES = 4
+"""Of the owner that an id is sorted by, and of an id's place in a bag."""
+SORT_PASSES = 4
+"""Of eight bits each, over the 32 bits of an index."""
+REPLICATED, SHARDED = "look up replicated", "look up"
+
+
+def update_bytes(workload: Workload) -> int:
+    """In memory, of a parameter with its states: the gradient read, the rest read and
+    written."""
+    return FLOAT_BYTES * (3 + 2 * workload.state_values[0])
+
+
+def index_bytes(key_bytes: int) -> int:
+    """In memory, of an id: sorted by row together with its place, then grouped."""
+    pair = key_bytes + INDEX_BYTES
+    return (2 * SORT_PASSES + 1) * pair + 6 * INDEX_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbarkStep:
+    """Makes the tasks of a step.
+
+    Attributes:
+      make: makes tasks on the fleet.
+      workload: batch and optimizer.
+      loads: what each device has to do for the embeddings.
+      network: the dense layers.
+      key_bytes: of an id.
+    """
+
+    make: Tasks
+    workload: Workload
+    loads: Loads
+    network: DenseNetwork
+    key_bytes: int
+
+    def tasks(self) -> list[Task]:
+        """In the order in which they run where nothing overlaps; ``after`` holds what
+        they wait for in the overlapped pipeline, in which the ids that travel are those
+        of the next step."""
+        return [
+            *self._ids(),
+            *self._forward(),
+            *self.make.dense(
+                self.network,
+                self.workload.device_batch,
+                "float16",
+                bottom_after=(SHARDED,),
+                top_after=("pool", REPLICATED),
+            ),
+            *self._backward(),
+            *self._updates(),
+        ]
+
+    def _ids(self) -> list[Task]:
+        """Requesters sort the ids of their samples by owner, those of UB after making
+        them unique; owners put what they get in order. How many ids each bag has
+        travels ahead."""
+        loads, key = self.loads, self.key_bytes
+        own_ids = loads.ids.sum() / self.workload.devices
+        # Labelled; sorted in one pass.
+        sort_bytes = 4 * own_ids * (key + LABEL_BYTES)
+        # Into a hash table: the id, its place in the table, and the answer.
+        sort_bytes += 3 * loads.repeated_ids * (key + INDEX_BYTES)
+        sent = loads.ids * key + loads.bags * INDEX_BYTES + loads.received_ids * key
+        # From the order of requesters to that of tables; from ids to rows.
+        arrange_bytes = 4 * key * (loads.ids + loads.received_ids)
+        arrange_bytes += 6 * INDEX_BYTES * loads.bags
+        return [
+            self.make.memory("sort ids", "ids", sort_bytes, kernels=8),
+            self.make.exchange("exchange ids", "ids", sent, ["sort ids"], times=2),
+            self.make.memory(
+                "arrange ids", "ids", arrange_bytes, ["exchange ids"], kernels=8
+            ),
+        ]
+
+    def _forward(self) -> list[Task]:
+        make, loads = self.make, self.loads
+        sent_bytes, got_bytes = self._rail_bytes()
+        # Pointers to rows are written and read, then the rows are pooled.
+        lookup_bytes = loads.ids * 4 * INDEX_BYTES + loads.id_values * FLOAT_BYTES
+        lookup_bytes += loads.sums * HALF_BYTES
+        lookup_bytes += loads.received_values * (FLOAT_BYTES + HALF_BYTES)
+        pool_bytes = got_bytes + self._pooled_bytes() + loads.pooled_values * HALF_BYTES
+        tasks = [
+            make.memory(SHARDED, "lookup", lookup_bytes, kernels=3),
+            make.inside_nodes(
+                "push sums", "exchange", loads.sums * HALF_BYTES, [SHARDED]
+            ),
+        ]
+        if self.workload.fleet.nodes > 1:
+            added_bytes = self._over_node(loads.sums) * HALF_BYTES + sent_bytes
+            tasks += [
+                make.memory("add up in node", "lookup", added_bytes, ["push sums"]),
+                make.along_rails(
+                    "exchange sums", "exchange", sent_bytes, ["add up in node"]
+                ),
+            ]
+        arrived = [tasks[-1].name, "exchange rows"]
+        rows_bytes = loads.received_values * HALF_BYTES
+        local_bytes = loads.local_values * FLOAT_BYTES
+        return [
+            *tasks,
+            make.exchange("exchange rows", "exchange", rows_bytes, [SHARDED]),
+            make.memory("pool", "lookup", pool_bytes, arrived, kernels=2),
+            make.memory(REPLICATED, "lookup", local_bytes, [SHARDED]),
+        ]
+
+    def _backward(self) -> list[Task]:
+        make, loads = self.make, self.loads
+        _, got_bytes = self._rail_bytes()
+        ids = loads.ids + loads.received_ids + loads.local_ids
+        gather_bytes = self._pooled_bytes() + got_bytes
+        gather_bytes += loads.pooled_values * HALF_BYTES
+        gather_bytes += loads.unique_values * (FLOAT_BYTES + HALF_BYTES)
+        tasks = [
+            make.memory(
+                "index ids",
+                "update",
+                ids * index_bytes(self.key_bytes),
+                [REPLICATED],
+                kernels=10,
+            ),
+            make.memory(
+                "gather gradients", "update", gather_bytes, ["top backward"], kernels=2
+            ),
+        ]
+        if self.workload.fleet.nodes > 1:
+            tasks.append(
+                make.along_rails(
+                    "exchange gradients", "exchange", got_bytes, ["gather gradients"]
+                )
+            )
+        return [
+            *tasks,
+            make.inside_nodes(
+                "spread gradients",
+                "exchange",
+                loads.filled * HALF_BYTES,
+                [tasks[-1].name],
+            ),
+            make.exchange(
+                "exchange row gradients",
+                "exchange",
+                loads.unique_values * HALF_BYTES,
+                ["gather gradients"],
+            ),
+        ]
+
+    def _updates(self) -> list[Task]:
+        make, loads, parameters = self.make, self.loads, self.network.parameters
+        per_parameter = update_bytes(self.workload)
+        replicated_bytes = loads.replicated_values * FLOAT_BYTES
+        local_bytes = loads.local_values * HALF_BYTES + replicated_bytes
+        # Gradients of bags arrive; each id reads that of its bag.
+        reduce_bytes = HALF_BYTES * (loads.filled + loads.id_values)
+        reduce_bytes += HALF_BYTES * loads.received_values + FLOAT_BYTES * loads.touched
+        # The gradient is float16, and so is the copy for the next step.
+        dense_bytes = parameters * (per_parameter - FLOAT_BYTES + 2 * HALF_BYTES)
+        own_ready = ["index ids", "top backward"]
+        reduced_ready = ["bottom backward", "reduce replicated"]
+        arrived = ["index ids", "spread gradients", "exchange row gradients"]
+        return [
+            make.memory("reduce replicated", "update", local_bytes, own_ready),
+            make.all_reduce(
+                "all-reduce",
+                "all-reduce",
+                parameters * HALF_BYTES + replicated_bytes,
+                reduced_ready,
+            ),
+            make.memory("update dense", "dense", dense_bytes, ["all-reduce"]),
+            make.memory("reduce gradients", "update", reduce_bytes, arrived, kernels=2),
+            make.memory(
+                "update rows",
+                "update",
+                loads.touched * per_parameter,
+                ["reduce gradients"],
+            ),
+            make.memory(
+                "update replicated",
+                "update",
+                loads.replicated_values * per_parameter,
+                ["all-reduce"],
+            ),
+        ]
+
+    def _pooled_bytes(self) -> float:
+        return self.workload.device_batch * self.loads.outputs * HALF_BYTES
+
+    def _rail_bytes(self) -> tuple[np.ndarray, np.ndarray]:
+        """``[devices]`` sums that a device sends to those of its rank in all nodes, its
+        own included, and that it gets from them; in one node, from its neighbours."""
+        fleet, loads, batch = (
+            self.workload.fleet,
+            self.loads,
+            self.workload.device_batch,
+        )
+        if fleet.nodes == 1:
+            got = self._over_node(loads.sums) * HALF_BYTES
+            return np.zeros(fleet.devices), got
+        sent = np.repeat(loads.node_sums, fleet.gpus_per_node) * batch * fleet.nodes
+        got = np.full(fleet.devices, batch * loads.node_sums.sum())
+        return sent * HALF_BYTES, got * HALF_BYTES
+
+    def _over_node(self, values: np.ndarray) -> np.ndarray:
+        """``[devices]`` an equal share of what the devices of its node have."""
+        gpus = self.workload.fleet.gpus_per_node
+        return np.repeat(values.reshape(-1, gpus).mean(axis=1), gpus)

@@ -1,0 +1,46 @@
+"""Simulations as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from embark_jax.simulator.simulation import Simulation
+
+
+def report(simulations: Sequence[Simulation]) -> Table:
+    """A column for each, a row for each figure and each phase.
+
+    Args:
+      simulations: of the same model and batch; the first is what the others are
+        compared with.
+    """
+    table = Table("a step", *(simulation.system for simulation in simulations))
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def row(name, values):
+        table.add_row(name, *values)
+
+    row("samples/s", [f"{each.samples_per_s:,.0f}" for each in simulations])
+    row("ms", [f"{each.timeline.step_ms:.3f}" for each in simulations])
+    if len(simulations) > 1:
+        first_ms = simulations[0].timeline.step_ms
+        row(
+            "speedup",
+            [f"{first_ms / each.timeline.step_ms:.2f}" for each in simulations],
+        )
+    row("only links work", [f"{each.exposed_share:.1%}" for each in simulations])
+    row("waiting for others", [f"{each.waiting_share:.1%}" for each in simulations])
+    table.add_section()
+    phases = [each.timeline.phase_ms() for each in simulations]
+    for phase in phases[0]:
+        if any(each[phase].any() for each in phases):
+            row(f"{phase}, ms", [f"{each[phase].mean():.3f}" for each in phases])
+    table.caption = (
+        "Phases are those of an average device and overlap, except in the baseline"
+        if len(simulations) > 1
+        else "Phases are those of an average device and overlap"
+    )
+    return table

@@ -1,0 +1,170 @@
+"""Makes tasks of bytes and operations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from embark_jax.planner import traffic
+from embark_jax.simulator.dense import DenseNetwork
+from embark_jax.simulator.rates import DType, Rates, value_bytes
+from embark_jax.simulator.timeline import LINKS, Resource, Task
+
+MEMORY: frozenset[Resource] = frozenset({"memory"})
+TENSOR_CORES: frozenset[Resource] = frozenset({"tensor cores"})
+NODE_LINK: frozenset[Resource] = frozenset({"node link"})
+NETWORK: frozenset[Resource] = frozenset({"network"})
+Amount = float | np.ndarray
+"""Of every device alike, or ``[devices]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """Makes the tasks of a step on one fleet; a task without work takes no time and
+    keeps no device waiting.
+
+    Attributes:
+      rates: what the fleet achieves.
+    """
+
+    rates: Rates
+
+    def task(
+        self,
+        name: str,
+        phase: str,
+        resources: Iterable[Resource],
+        ms: Amount,
+        after: Iterable[str] = (),
+        group: int = 1,
+    ) -> Task:
+        """One that lasts ``ms``; the rest as in ``Task``."""
+        ms = np.broadcast_to(np.asarray(ms, float), self.rates.fleet.devices)
+        if not ms.any():
+            resources, group = (), 1
+        return Task(name, phase, frozenset(resources), ms, tuple(after), group)
+
+    def memory(
+        self,
+        name: str,
+        phase: str,
+        moved_bytes: Amount,
+        after: Iterable[str] = (),
+        kernels: int = 1,
+    ) -> Task:
+        """Kernels that read and write so many bytes in all."""
+        kernels = kernels if np.any(moved_bytes) else 0
+        ms = self.rates.memory_ms(moved_bytes, kernels)
+        return self.task(name, phase, MEMORY, ms, after)
+
+    def exchange(
+        self,
+        name: str,
+        phase: str,
+        message_bytes: Amount,
+        after: Iterable[str],
+        times: int = 1,
+    ) -> Task:
+        """Messages between all devices, in ``times`` all-to-alls; ``message_bytes`` of
+        a device counts those to all, itself included."""
+        fleet = self.rates.fleet
+        sent = traffic.LinkBytes(0.0, 0.0)
+        if np.any(message_bytes):
+            sent = traffic.all_to_all_bytes(
+                message_bytes,  # pyright: ignore[reportArgumentType] arrays do as well
+                fleet.nodes,
+                fleet.gpus_per_node,
+            )
+        return self._collective(
+            name, phase, self.links, sent, after, fleet.devices, times
+        )
+
+    def inside_nodes(
+        self, name: str, phase: str, message_bytes: Amount, after: Iterable[str]
+    ) -> Task:
+        """Messages between the devices of each node, stored into each other's memory;
+        what a device keeps counts in."""
+        gpus = self.rates.fleet.gpus_per_node
+        ms = self.rates.links_ms(
+            traffic.LinkBytes(message_bytes * (gpus - 1) / gpus, 0.0)  # pyright: ignore
+        )
+        return self.task(name, phase, NODE_LINK, ms, after, gpus)
+
+    def along_rails(
+        self, name: str, phase: str, message_bytes: Amount, after: Iterable[str]
+    ) -> Task:
+        """Messages between the devices of equal rank in their nodes; what a device
+        keeps counts in."""
+        fleet = self.rates.fleet
+        sent = traffic.LinkBytes(
+            0.0,
+            message_bytes * (fleet.nodes - 1) / fleet.nodes,  # pyright: ignore
+        )
+        return self._collective(name, phase, NETWORK, sent, after, fleet.devices)
+
+    def all_reduce(
+        self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
+    ) -> Task:
+        """A sum over all devices."""
+        fleet = self.rates.fleet
+        sent = traffic.all_reduce_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
+        ms = self.rates.links_ms(sent, self.rates.reduce_us)
+        return self.task(name, phase, self.links, ms, after, fleet.devices)
+
+    def dense(
+        self,
+        network: DenseNetwork,
+        batch: int,
+        dtype: DType,
+        bottom_after: Iterable[str],
+        top_after: Iterable[str],
+        resources: frozenset[Resource] = TENSOR_CORES,
+    ) -> list[Task]:
+        """Forward and backward of the dense layers.
+
+        Args:
+          network: the layers.
+          batch: samples of a device.
+          dtype: of what flows between layers.
+          bottom_after: what the bottom MLP waits for.
+          top_after: what the cross layers and the top MLP wait for besides it.
+          resources: that a dense layer occupies.
+        """
+
+        def products_ms(products):
+            return sum(self.rates.product_ms(batch, each, dtype) for each in products)
+
+        bottom_ms = products_ms(network.bottom)
+        top_ms = products_ms((*network.cross, *network.top))
+        # Joining what goes in. In each cross layer forward: both factors, the sum and
+        # the result; backward also the gradients of both factors.
+        joined_bytes = batch * network.width * value_bytes(dtype)
+        cross, kernels = network.cross_layers, 1 + network.cross_layers
+        forward_ms = self.rates.memory_ms((2 + 4 * cross) * joined_bytes, kernels)
+        backward_ms = self.rates.memory_ms((2 + 7 * cross) * joined_bytes, kernels)
+
+        def compute(name, ms, after):
+            return self.task(name, "dense", resources, ms, after)
+
+        top_after = ("bottom forward", *top_after)
+        return [
+            compute("bottom forward", bottom_ms, bottom_after),
+            compute("top forward", top_ms + forward_ms, top_after),
+            compute("top backward", 2 * top_ms + backward_ms, ("top forward",)),
+            compute("bottom backward", 2 * bottom_ms, ("top backward",)),
+        ]
+
+    @property
+    def links(self) -> frozenset[Resource]:
+        """Those between all devices."""
+        return LINKS if self.rates.fleet.nodes > 1 else NODE_LINK
+
+    def _collective(
+        self, name, phase, resources, sent: traffic.LinkBytes, after, group, times=1
+    ) -> Task:
+        some = np.any(sent.node_link) or np.any(sent.network)
+        latency_us = times * self.rates.exchange_us if some else 0.0
+        ms = self.rates.links_ms(sent, latency_us)
+        return self.task(name, phase, resources, ms, after, group)

@@ -1,0 +1,178 @@
+"""Lays tasks out in time, on the streams of every device.
+
+All devices run the same program, so a task is one object that lasts as long on each
+device as it has to do there. A task occupies resources; a resource of a device does one
+task at a time. A *collective* is a task of a group of devices: it begins when the last
+of them arrives and ends on all at once, after the longest of their times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+Resource = Literal["memory", "tensor cores", "node link", "network"]
+LINKS: frozenset[Resource] = frozenset({"node link", "network"})
+Intervals = list[tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """Something that every device does once in a step.
+
+    Attributes:
+      name: unique in its step.
+      phase: under which reports add it up.
+      resources: that it occupies while it runs.
+      ms: ``[devices]`` how long each device needs for it.
+      after: names of the tasks that must have ended.
+      group: devices, next to each other, that begin and end it together.
+    """
+
+    name: str
+    phase: str
+    resources: frozenset[Resource]
+    ms: np.ndarray
+    after: tuple[str, ...] = ()
+    group: int = 1
+
+    @property
+    def communicates(self) -> bool:
+        """Whether only links work."""
+        return self.resources <= LINKS
+
+    def together(self, times: np.ndarray) -> np.ndarray:
+        """``[devices]`` the latest of each group."""
+        latest = times.reshape(-1, self.group).max(axis=1)
+        return np.repeat(latest, self.group)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Span:
+    """A task in its place; a collective begins when the last device arrives.
+
+    Attributes:
+      task: what is done.
+      start_ms, end_ms: ``[devices]`` from the beginning of the step.
+    """
+
+    task: Task
+    start_ms: np.ndarray
+    end_ms: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """A step, laid out.
+
+    Attributes:
+      spans: of every task, in the order in which they were placed.
+      devices: in the fleet.
+    """
+
+    spans: tuple[Span, ...]
+    devices: int
+
+    @property
+    def step_ms(self) -> float:
+        """Until the last device has ended."""
+        return max((float(span.end_ms.max()) for span in self.spans), default=0.0)
+
+    def exposed_ms(self) -> np.ndarray:
+        """``[devices]`` time in which only links work."""
+        return np.array([_exposed(self._of(d)) for d in range(self.devices)])
+
+    def idle_ms(self) -> np.ndarray:
+        """``[devices]`` time in which nothing works: waiting for slower devices."""
+        busy = [
+            _length(_union([(start, end) for _, start, end in self._of(d)]))
+            for d in range(self.devices)
+        ]
+        return self.step_ms - np.array(busy)
+
+    def phase_ms(self) -> dict[str, np.ndarray]:
+        """``[devices]`` time of each phase's tasks, overlapped or not."""
+        phases: dict[str, np.ndarray] = {}
+        for span in self.spans:
+            total = phases.setdefault(span.task.phase, np.zeros(self.devices))
+            total += span.end_ms - span.start_ms
+        return phases
+
+    def _of(self, device: int) -> Iterator[tuple[Task, float, float]]:
+        for span in self.spans:
+            yield (
+                span.task,
+                float(span.start_ms[device]),
+                float(span.end_ms[device]),
+            )
+
+
+def schedule(tasks: Sequence[Task]) -> Timeline:
+    """List scheduling: of the tasks whose predecessors are placed, the one that can
+    begin first on all its devices is placed next; of several, the first in ``tasks``.
+
+    The order is the same on every device, as a collective needs it to be.
+
+    Raises:
+      ValueError: if a task waits for one that is not there, or for itself.
+    """
+    devices = len(tasks[0].ms) if tasks else 0
+    free: dict[Resource, np.ndarray] = {}
+    placed: dict[str, Span] = {}
+    waiting = list(tasks)
+    while waiting:
+        ready = [task for task in waiting if all(name in placed for name in task.after)]
+        if not ready:
+            stuck = {task.name: task.after for task in waiting}
+            raise ValueError(f"tasks wait for what never comes: {stuck}")
+        starts = []
+        for task in ready:
+            start = np.zeros(devices)
+            for name in task.after:
+                start = np.maximum(start, placed[name].end_ms)
+            for resource in task.resources:
+                start = np.maximum(start, free.get(resource, 0.0))
+            starts.append(task.together(start))
+        first = min(range(len(ready)), key=lambda i: float(starts[i].max()))
+        task, start = ready[first], starts[first]
+        end = start + task.together(task.ms)
+        for resource in task.resources:
+            free[resource] = end
+        placed[task.name] = Span(task, start, end)
+        waiting.remove(task)
+    return Timeline(tuple(placed.values()), devices)
+
+
+def serial(tasks: Sequence[Task]) -> list[Task]:
+    """The same tasks, each after the one before it: nothing overlaps."""
+    chained = []
+    for before, task in zip([None, *tasks], tasks, strict=False):
+        after = () if before is None else (before.name,)
+        chained.append(dataclasses.replace(task, after=after))
+    return chained
+
+
+def _exposed(spans: Iterator[tuple[Task, float, float]]) -> float:
+    links, rest = [], []
+    for task, start, end in spans:
+        (links if task.communicates else rest).append((start, end))
+    both = _union([*links, *rest])
+    return _length(both) - _length(_union(rest))
+
+
+def _union(intervals: Intervals) -> Intervals:
+    """Disjoint intervals that cover the same time."""
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Intervals) -> float:
+    return sum(end - start for start, end in intervals)
