@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.statistics import expected_unique
 from embark_jax.planner.storage import Placement
-from embark_jax.planner.workload import Shape, Workload, table_use
+from embark_jax.planner.workload import Workload, shape_of
 from embark_jax.tables import FeatureSpec
 
 
@@ -89,11 +88,10 @@ def count(
         0.0,
     )
     for placement in placements:
-        use = table_use(placement.table, features)
-        shape = Shape(
-            use, placement.cluster, placement.row_shards, placement.column_shards
-        )
-        own_ids = workload.device_batch * use.hotness
+        shape = shape_of(placement, features, workload)
+        use = shape.use
+        hotness = use.hotness * use.filled
+        own_ids = workload.device_batch * hotness
         if placement.cluster == "dp":
             totals["local_ids"] += own_ids
             totals["local_values"] += own_ids * use.dim
@@ -110,7 +108,7 @@ def count(
         add("touched", shape.batch_unique(workload)[j] * width)
         ids = shape.batch_ids(workload)[j]
         if placement.cluster == "ub":
-            unique = expected_unique(use.rows, own_ids, workload.zipf_exponent)
+            unique = use.skew.expected_unique(use.rows, own_ids)
             totals["repeated_ids"] += own_ids
             totals["unique_ids"] += unique * placement.column_shards
             totals["unique_values"] += unique * use.dim
@@ -120,8 +118,8 @@ def count(
             add("received_values", received * width)
             continue
         samples = workload.batch_size * use.lanes
-        share = ids / (workload.batch_size * use.hotness)
-        empty = (1 - share) ** (use.hotness / use.lanes)
+        share = ids / (workload.batch_size * hotness)
+        empty = (1 - share) ** (hotness / use.lanes)
         add("ids", ids)
         add("id_values", ids * width)
         add("bags", samples)

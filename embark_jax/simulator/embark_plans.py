@@ -18,7 +18,6 @@ from embark_jax.planner import traffic
 from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.cost import StoragePrice
 from embark_jax.planner.search import Search
-from embark_jax.planner.statistics import expected_unique
 from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.workload import Shape, Workload
 from embark_jax.simulator.embark_step import (
@@ -167,7 +166,7 @@ class SystemModel:
 
     def everywhere_ms(self, shape: Shape) -> float:
         use, workload, rates = shape.use, self.workload, Rates(self.workload.fleet)
-        ids = workload.device_batch * use.hotness
+        ids = workload.device_batch * use.hotness * use.filled
         match shape.cluster:
             case "rb":
                 return 0.0
@@ -189,8 +188,9 @@ class SystemModel:
 
     def _unique(self, shape: Shape) -> float:
         """Ids of the table that a device sends, each once."""
-        own_ids = self.workload.device_batch * shape.use.hotness
-        return expected_unique(shape.use.rows, own_ids, self.workload.zipf_exponent)
+        use = shape.use
+        own_ids = self.workload.device_batch * use.hotness * use.filled
+        return use.skew.expected_unique(use.rows, own_ids)
 
     def _sums_ms(self, sums_bytes: float) -> float:
         """Sums there and gradients back: inside the node, then along rails."""

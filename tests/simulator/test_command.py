@@ -1,0 +1,82 @@
+"""``embark simulate``."""
+
+import json
+
+import pytest
+
+from tests import runs
+from tests.runs import embark
+
+MODEL = """\
+name: small
+batch: 4096
+zipf_exponent: 1.1
+optimizer: adagrad
+dense: {features: 13, bottom: [64, 32], top: [64, 1], cross_layers: 2, cross_rank: 16}
+tables:
+  - {count: 3, rows: 100_000, dim: 32, hotness: 20}
+  - {count: 4, rows: 100, dim: 32}
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.yaml"
+    path.write_text(MODEL)
+    return path
+
+
+def test_a_table_list_on_machines_that_are_not_there(model, tmp_path):
+    trace = tmp_path / "trace.json"
+    asked = ("simulate", "--tables", model, "--nodes", "2", "--trace", trace)
+    outcome = embark(*asked)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "samples/s" in outcome.out
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == set(range(16))
+
+    (found,) = json.loads(embark(*asked, "--json").out)["simulations"]
+    assert found["system"] == "embark_jax"
+    assert found["batch_size"] == 4096
+    assert 0 < found["exposed_communication_share"] < 1
+
+
+def test_the_baseline_and_its_improvements(model):
+    outcome = embark("simulate", "--tables", model, "--baseline", "--json")
+    found = json.loads(outcome.out)["simulations"]
+    assert [each["system"] for each in found] == [
+        *("baseline", "+ overlap", "+ sharding", "+ clusters")
+    ]
+    assert found[0]["step_ms"] > found[-1]["step_ms"]
+
+
+def test_a_config(tmp_path):
+    config = runs.write_config(tmp_path)
+    (slow,) = json.loads(embark("simulate", config, "--json").out)["simulations"]
+    faster = ("fleet=dgx-h100", "--json")
+    (fast,) = json.loads(embark("simulate", config, *faster).out)["simulations"]
+    assert slow["batch_size"] == fast["batch_size"] == 64
+    assert fast["phases_ms"]["lookup"]["mean"] < slow["phases_ms"]["lookup"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch", "100"], "batch size 100 must be a multiple of the 8 devices"),
+        (["--batch", "100", "--baseline"], "batch size 100 must be a multiple of"),
+        (["--fleet", "dgx-h10"], "did you mean dgx-h100?"),
+        (["--optimizer", "lamb"], "optimizer is 'lamb', must be one of"),
+    ],
+)
+def test_what_cannot_be_simulated(model, arguments, message):
+    outcome = embark("simulate", "--tables", model, *arguments)
+    assert outcome.code == 1
+    assert message in outcome.err
+
+
+def test_a_list_without_dense_layers(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text('[{"rows": 10, "dim": 4}]')
+    outcome = embark("simulate", "--tables", path)
+    assert outcome.code == 1
+    assert "has no dense section" in outcome.err
