@@ -1,0 +1,143 @@
+"""Results as tables in Markdown and as plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from compare import OURS, PLANNERS, TORCHREC
+from matplotlib import pyplot as plt
+
+TITLES = {
+    "program": "ms a step by the cost model of the compiled program",
+    "embark": "ms a step by EMBark's formula",
+}
+MARKERS = "ovs^DPX*<"
+
+
+def write(folder: Path) -> None:
+    """Makes README.md and the plots of ``folder`` from its JSON files."""
+    results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    results.sort(key=lambda result: (result["gpus"], result["model"]))
+    sections = [_steps(results, cost, title) for cost, title in TITLES.items()]
+    (folder / "README.md").write_text(
+        "\n".join(["# Results", "", *sections, _seconds(results), _origin(results)])
+    )
+    mpl.use("Agg")
+    _plot_steps(results, folder / "steps.svg")
+    _plot_seconds(results, folder / "seconds.svg")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
+
+
+def _steps(results: Sequence[dict[str, Any]], cost: str, title: str) -> str:
+    rows = []
+    for result in results:
+        planners = result["costs"][cost]["planners"]
+        fitting = [p["step_ms"] for p in planners.values() if p.get("fits")]
+        row = [f"{result['model']}, {result['gpus']}"]
+        bound_ms = result["costs"][cost]["bound_ms"]
+        row.append(f"{bound_ms:.3g}" if bound_ms else "–")
+        for name in PLANNERS:
+            entry = planners[name]
+            text = f"{entry['step_ms']:.4g}" if "step_ms" in entry else "–"
+            if not entry.get("fits", True):
+                text = f"({text})"
+            elif "step_ms" in entry and entry["step_ms"] == min(fitting):
+                text = f"**{text}**"
+            row.append(text)
+        rows.append(row)
+    table = _table(["model, GPUs", "bound", *PLANNERS], rows)
+    return f"## {title[0].upper()}{title[1:]}\n\n{table}\n"
+
+
+def _seconds(results: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for result in results:
+        row = [f"{result['model']}, {result['gpus']}", str(result["tables"])]
+        planners = result["costs"]["program"]["planners"]
+        for name in PLANNERS[:3]:
+            entry = planners[name]
+            seconds = [entry[key] for key in ("cpu_s", "wall_s")]
+            row.append(" / ".join("–" if s is None else f"{s:.2f}" for s in seconds))
+        ours, theirs = (planners[name]["cpu_s"] for name in (OURS, TORCHREC))
+        done = "step_ms" in planners[TORCHREC] and "step_ms" in planners[OURS]
+        row.append(f"{ours / theirs:.2f}" if done else "–")
+        rows.append(row)
+    head = ["model, GPUs", "tables", *PLANNERS[:3], f"{OURS} / {TORCHREC}, CPU"]
+    return f"## Seconds of planning, CPU / wall\n\n{_table(head, rows)}\n"
+
+
+def _origin(results: Sequence[dict[str, Any]]) -> str:
+    versions: dict[str, str] = {}
+    for result in results:
+        versions |= result["versions"]
+    machines = sorted({result["machine"] for result in results})
+    listed = ", ".join(f"{name} {found}" for name, found in sorted(versions.items()))
+    return f"Planned on {'; '.join(machines)}, with {listed}.\n"
+
+
+def _plot_steps(results: Sequence[dict[str, Any]], path: Path) -> None:
+    fleets = sorted({result["gpus"] for result in results})
+    figure, panels = plt.subplots(
+        len(fleets), 1, figsize=(10, 3.2 * len(fleets)), sharey=True, squeeze=False
+    )
+    for gpus, axes in zip(fleets, panels[:, 0], strict=True):
+        shown = [r for r in results if r["gpus"] == gpus]
+        shown = [r for r in shown if r["costs"]["program"]["bound_ms"]]
+        for place, (name, marker) in enumerate(zip(PLANNERS, MARKERS, strict=True)):
+            x, y, full = [], [], []
+            for i, result in enumerate(shown):
+                cost = result["costs"]["program"]
+                entry = cost["planners"][name]
+                if "step_ms" in entry:
+                    x.append(i + (place - len(PLANNERS) / 2) * 0.07)
+                    y.append(entry["step_ms"] / cost["bound_ms"])
+                    full.append(entry["fits"])
+            x, y, full = np.array(x), np.array(y), np.array(full, bool)
+            color = f"C{place}"
+            axes.scatter(x[full], y[full], marker=marker, color=color, label=name)
+            axes.scatter(
+                x[~full], y[~full], marker=marker, edgecolor=color, facecolor="none"
+            )
+        axes.set_yscale("log")
+        axes.axhline(1, color="grey", linewidth=0.8)
+        axes.set_xticks(range(len(shown)), [r["model"] for r in shown], fontsize=8)
+        axes.set_title(f"{gpus} H100")
+        axes.set_ylabel("step / lower bound")
+        axes.grid(axis="y", alpha=0.3)
+    panels[0, 0].legend(ncol=3, fontsize=8)
+    figure.text(0.01, 0.002, "hollow: does not fit the devices' memory", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _plot_seconds(results: Sequence[dict[str, Any]], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    for place, (name, marker) in enumerate(zip(PLANNERS[:3], MARKERS, strict=False)):
+        points = [
+            (result["tables"] * result["gpus"], entry["cpu_s"])
+            for result in results
+            for entry in [result["costs"]["program"]["planners"][name]]
+            if "step_ms" in entry
+        ]
+        if points:
+            x, y = zip(*sorted(points), strict=True)
+            axes.plot(x, y, marker, color=f"C{place}", label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("tables × GPUs")
+    axes.set_ylabel("CPU seconds of planning")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
