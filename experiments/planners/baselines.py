@@ -63,7 +63,7 @@ def greedy(weight: Callable[[TableUse], float]) -> Planner:
 
     def plan(tables: Tables, features: Features, workload: Workload) -> Placements:
         memory = Memory(workload)
-        uses = [table_use(table, features) for table in tables]
+        uses = [table_use(table, features, workload) for table in tables]
         weights = [weight(use) for use in uses]
         loads = np.zeros(workload.devices)
         room_bytes = np.full(workload.devices, memory.limit_bytes)

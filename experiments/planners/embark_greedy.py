@@ -64,7 +64,7 @@ def plan(
     Raises:
       ValueError: if the tables do not fit.
     """
-    uses = [table_use(table, features) for table in tables]
+    uses = [table_use(table, features, workload) for table in tables]
     order = sorted(range(len(uses)), key=lambda i: (_size(uses[i]), -uses[i].hotness))
     dp, rest = order[: chosen.dp_tables], order[chosen.dp_tables :]
     rest.sort(key=lambda i: (uses[i].hotness, _size(uses[i])))
