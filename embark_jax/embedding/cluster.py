@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from embark_kernels import Implementation
 
 from embark_jax.embedding.indexing import StorageIndex
 
@@ -32,6 +33,7 @@ class Cluster(Protocol):
     """A way to move rows: DataParallel, ReductionBased or UniqueBased."""
 
     index: StorageIndex
+    implementation: Implementation
 
     def route(
         self, ids: jax.Array, weights: jax.Array | None
@@ -45,7 +47,7 @@ class Cluster(Protocol):
         ...
 
     def lookup(self, block: jax.Array, route: Route) -> jax.Array:
-        """Weighted sums of the rows of each bag, ``[outputs, batch, width]``."""
+        """Weighted sums of the rows of each bag, ``[batch, outputs, width]``."""
         ...
 
     def row_gradients(self, gradients: jax.Array, route: Route) -> RowGradients:

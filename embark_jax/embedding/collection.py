@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import RowOptimizer, update_rows
+from embark_kernels import Implementation, RowOptimizer, choose, update_rows
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cluster import Cluster
@@ -55,12 +55,15 @@ class EmbeddingCollection:
     Args:
       plan: where everything lies.
       mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
+      implementation: of lookups and updates: "xla", "mosaic_gpu", or None for the best
+        that runs here; see ``embark_kernels.availability``.
 
     Raises:
-      ValueError: if mesh and plan disagree.
+      ValueError: if mesh and plan disagree, or the implementation cannot handle the
+        width of a storage.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh):
+    def __init__(self, plan: Plan, mesh: Mesh, *, implementation: str | None = "xla"):
         if mesh.axis_names != MESH_AXES or mesh.devices.shape != (
             plan.nodes,
             plan.gpus_per_node,
@@ -81,6 +84,7 @@ class EmbeddingCollection:
                 index_storage(storage, plan.features, plan.devices),
                 plan.capacities.get(name, 0),
                 plan.batch_size // plan.devices,
+                choose(implementation, storage.width),
             )
             for name, storage in self._storages.items()
         }
@@ -310,14 +314,16 @@ class EmbeddingCollection:
         return columns, jnp.concatenate(factors, axis=1)
 
 
-def _make_cluster(index: StorageIndex, capacity: int, batch: int) -> Cluster:
+def _make_cluster(
+    index: StorageIndex, capacity: int, batch: int, implementation: Implementation
+) -> Cluster:
     match index.storage.cluster:
         case "dp":
-            return DataParallel(index)
+            return DataParallel(index, implementation)
         case "rb":
-            return ReductionBased(index, capacity, batch)
+            return ReductionBased(index, capacity, batch, implementation)
         case "ub":
-            return UniqueBased(index, capacity)
+            return UniqueBased(index, capacity, implementation)
 
 
 def _mean_factor(
@@ -347,7 +353,7 @@ def _update_block(
         if name in route.mean_factors:
             gradient = gradient * route.mean_factors[name][:, None]
         parts.append(feature.disassemble(gradient))
-    rows = cluster.row_gradients(jnp.concatenate(parts), route.route)
+    rows = cluster.row_gradients(jnp.concatenate(parts, axis=1), route.route)
     mean_square = cluster.mean_square(rows, route.route) if optimizer.row_wise else None
     return update_rows(
         block,
@@ -357,5 +363,5 @@ def _update_block(
         optimizer,
         step=step,
         mean_square=mean_square,
-        implementation="xla",
+        implementation=cluster.implementation,
     )

@@ -47,20 +47,15 @@ class FeatureOutputs:
         return slice(self.first_output, self.first_output + count)
 
     def assemble(self, outputs: jax.Array) -> jax.Array:
-        """``[outputs, batch, width]`` of the storage to the feature's ``[batch, dim]``;
+        """``[batch, outputs, width]`` of the storage to the feature's ``[batch, dim]``;
         of a sequence, ``[batch, hotness, dim]``."""
-        mine = outputs[self.outputs]
-        batch, width = mine.shape[1:]
-        mine = mine.reshape(self.lanes, self.column_shards, batch, width)
-        mine = mine.transpose(2, 0, 1, 3).reshape(batch, self.lanes, self.dim)
+        mine = outputs[:, self.outputs].reshape(-1, self.lanes, self.dim)
         return mine if self.feature.pooling == "none" else mine[:, 0]
 
     def disassemble(self, value: jax.Array) -> jax.Array:
-        """The inverse of ``assemble``: ``[lanes * column_shards, batch, width]``."""
-        batch = value.shape[0]
-        parts = value.reshape(batch, self.lanes, self.column_shards, -1)
-        parts = parts.transpose(1, 2, 0, 3)
-        return parts.reshape(-1, batch, parts.shape[-1])
+        """The inverse of ``assemble``: ``[batch, lanes * column_shards, width]``."""
+        outputs = self.lanes * self.column_shards
+        return value.reshape(value.shape[0], outputs, -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,6 +110,20 @@ class StorageIndex:
         return self.storage.slots_per_device
 
     @property
+    def hotness(self) -> tuple[int, ...]:
+        """Entries of each output; they follow each other in a sample."""
+        return tuple(np.bincount(self.entry_output).tolist())
+
+    @property
+    def one_piece_an_output(self) -> bool:
+        """Whether no device holds two row shards of an output."""
+        return all(
+            len(np.unique(mine)) == len(mine)
+            for each in self.piece_output
+            for mine in [each[each < self.outputs]]
+        )
+
+    @property
     def column_sharded(self) -> bool:
         return self.storage.kind.split
 
@@ -142,9 +151,11 @@ class StorageIndex:
         return shard, owner, jnp.where(valid, slot, self.slots)
 
     def entry_bags(self, batch: int) -> jax.Array:
-        """``[batch * entries]`` the bag of each entry: ``output * batch + sample``."""
+        """``[batch * entries]`` bag of each entry: ``sample * outputs + output``."""
         sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
-        return (jnp.asarray(self.entry_output[None]) * batch + sample).reshape(-1)
+        return (sample * self.outputs + jnp.asarray(self.entry_output[None])).reshape(
+            -1
+        )
 
 
 def index_storage(

@@ -10,24 +10,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import bucket_by_owner
+from embark_kernels import (
+    Implementation,
+    RowGroups,
+    bucket_by_owner,
+    group_rows,
+    sum_bags,
+    sum_groups,
+)
 
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import exchange
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.routing import (
-    Touched,
-    group_by_slot,
-    sum_bags,
-)
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
 
 
 class ReductionRoute(NamedTuple):
     """Attributes:
-    slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
-    bag: ``[devices * capacity]`` (requester, piece, sample) of each, flattened.
-    weight: ``[devices * capacity]`` or None.
+    slot: ``[devices, capacity]`` received slots; ``slots`` where empty.
+    bag: ``[devices, capacity]`` (sample, piece) of each, flattened, ascending for each
+      requester; ``batch * pieces`` where empty.
+    weight: ``[devices, capacity]`` or None.
     touched: the received slots grouped by row.
     position: ``[devices, capacity]`` entry behind each place that was sent.
     """
@@ -35,66 +38,90 @@ class ReductionRoute(NamedTuple):
     slot: jax.Array
     bag: jax.Array
     weight: jax.Array | None
-    touched: Touched
+    touched: RowGroups
     position: jax.Array
 
 
 class ReductionBased:
     """The RB cluster of one storage; see ``cluster.Cluster``."""
 
-    def __init__(self, index: StorageIndex, capacity: int, batch: int):
+    def __init__(
+        self,
+        index: StorageIndex,
+        capacity: int,
+        batch: int,
+        implementation: Implementation,
+    ):
         self.index = index
         self.capacity = capacity
         self.batch = batch
+        self.implementation: Implementation = implementation
 
     def route(self, ids, weights):
         index = self.index
-        batch = self.batch
         shard, owner, slot = index.expand(ids)
         piece = jnp.asarray(index.shard_piece)[shard]
-        bag = piece * batch + jnp.arange(batch, dtype=jnp.int32)[:, None]
-        buckets = bucket_by_owner(owner.reshape(-1), index.devices, self.capacity)
+        sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
+        bag, bags = sample * index.pieces + piece, self.batch * index.pieces
+        # Entries of a sample come output by output, and so do the pieces of an owner:
+        # they are in order already, but where an owner pools an output in several.
+        keep = index.one_piece_an_output
+        buckets = bucket_by_owner(
+            owner.reshape(-1),
+            index.devices,
+            self.capacity,
+            minor=None if keep else bag.reshape(-1),
+            minors=1 if keep else bags,
+        )
 
         def send(entries, fill):
             return exchange(pick(entries.reshape(-1), buckets.position, fill))
 
-        received_slot = send(slot, index.slots).reshape(-1)
-        bags = index.pieces * batch
-        requester = jnp.arange(index.devices, dtype=jnp.int32)[:, None]
-        received_bag = (send(bag, 0) + requester * bags).reshape(-1)
-        received_bag = jnp.where(
-            received_slot < index.slots, received_bag, index.devices * bags
-        )
-        weight = None
-        if weights is not None:
-            weight = send(weights[:, index.entry_column], 0).reshape(-1)
+        received_slot = send(slot, index.slots)
         route = ReductionRoute(
             received_slot,
-            received_bag,
-            weight,
-            group_by_slot(received_slot, index.slots),
+            send(bag, bags),
+            None if weights is None else send(weights[:, index.entry_column], 0),
+            group_rows(
+                received_slot.reshape(-1),
+                index.slots,
+                implementation=self.implementation,
+            ),
             buckets.position,
         )
         return route, buckets.needed
 
     def lookup(self, block, route):
         index = self.index
-        batch = self.batch
-        bags = index.devices * index.pieces * batch
-        sums = sum_bags(block, route.slot, route.bag, route.weight, bags)
-        shape = (index.devices, index.pieces, batch, block.shape[1])
-        received = exchange(sums.reshape(shape)).reshape(-1, *shape[2:])
-        return self._add_row_shards(received)
+        bags = self.batch * index.pieces
+        sums = sum_bags(
+            block,
+            route.slot,
+            route.bag,
+            bags,
+            route.weight,
+            implementation=self.implementation,
+        )
+        shape = (index.devices, self.batch, index.pieces, block.shape[1])
+        return self._add_row_shards(exchange(sums.reshape(shape)))
 
     def row_gradients(self, gradients, route):
         index = self.index
         width = gradients.shape[-1]
-        sent = pick(gradients, jnp.asarray(index.piece_output))
-        received = exchange(sent).reshape(-1, width)
-        entries = pick(received, route.bag)
-        if route.weight is not None:
-            entries = entries * route.weight[:, None]
-        return RowGradients(route.touched.slot, route.touched.sum(entries))
+        # [devices, batch, pieces, width]
+        sent = pick(gradients.transpose(1, 0, 2), jnp.asarray(index.piece_output))
+        received = exchange(sent.transpose(0, 2, 1, 3)).reshape(-1, width)
+        bags = self.batch * index.pieces
+        requester = jnp.arange(index.devices, dtype=jnp.int32)[:, None]
+        source = jnp.where(route.bag < bags, requester * bags + route.bag, -1)
+        rows = sum_groups(
+            received,
+            route.touched,
+            source.reshape(-1),
+            None if route.weight is None else route.weight.reshape(-1),
+            implementation=self.implementation,
+        )
+        return RowGradients(route.touched.row, rows)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:
@@ -108,18 +135,18 @@ class ReductionBased:
         )
 
     def _add_row_shards(self, received: jax.Array) -> jax.Array:
-        """``[devices * pieces, batch, width]`` partial sums to ``[outputs, …]``.
+        """``[devices, batch, pieces, width]`` partial sums to ``[batch, outputs, …]``.
 
         Outputs with equally many row shards are summed together, so that the program
         grows with the different shard counts of a plan, not with its tables.
         """
         index = self.index
-        place = index.shard_owner * index.pieces + index.shard_piece
         order, sums = [], []
         for count in np.unique(index.output_row_shards):
             outputs = np.flatnonzero(index.output_row_shards == count)
-            first = index.output_first_shard[outputs]
-            places = place[first[:, None] + np.arange(count)]
+            shard = index.output_first_shard[outputs][:, None] + np.arange(count)
+            parts = received[index.shard_owner[shard], :, index.shard_piece[shard]]
             order.append(outputs)
-            sums.append(received[places].sum(axis=1))
-        return jnp.concatenate(sums)[np.argsort(np.concatenate(order))]
+            sums.append(parts.sum(axis=1))  # [outputs, batch, width]
+        joined = jnp.concatenate(sums)[np.argsort(np.concatenate(order))]
+        return joined.transpose(1, 0, 2)

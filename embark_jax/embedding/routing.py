@@ -1,4 +1,4 @@
-"""Integer work on ids, local to a device: making unique by owner, grouping by slot.
+"""Integer work on ids, local to a device: making unique by owner.
 
 Nothing here depends on parameters, so that a route can be made a step ahead.
 """
@@ -78,84 +78,4 @@ def unique_by_owner(
         jnp.where(filled, bucket_position, n),
         inverse,
         count.max(),
-    )
-
-
-class Touched(NamedTuple):
-    """Entries grouped by the row they touch.
-
-    Attributes:
-      order: ``[n]`` entries sorted by slot.
-      group: ``[n]`` for each sorted entry the index of its row below.
-      slot: ``[rows]`` touched slots, each once; different values from ``slots`` on
-        fill the rest, so that a scatter with unique indices drops them.
-    """
-
-    order: jax.Array
-    group: jax.Array
-    slot: jax.Array
-
-    @property
-    def rows(self) -> int:
-        return self.slot.shape[0]
-
-    def sum(self, entries: jax.Array) -> jax.Array:
-        """``[n, width]`` values of entries to ``[rows, width]`` sums over rows."""
-        return jax.ops.segment_sum(
-            entries[self.order], self.group, self.rows, indices_are_sorted=True
-        )
-
-    def spread(self, rows: jax.Array) -> jax.Array:
-        """``[rows]`` values of touched rows to ``[n]`` values of entries."""
-        spread = jnp.zeros(self.order.shape, rows.dtype)
-        return spread.at[self.order].set(rows[self.group], unique_indices=True)
-
-    def largest(self, entries: jax.Array) -> jax.Array:
-        """``[n]`` values of entries to ``[rows]`` maxima over touched rows."""
-        return jax.ops.segment_max(
-            entries[self.order], self.group, self.rows, indices_are_sorted=True
-        )
-
-
-def group_by_slot(slot: jax.Array, slots: int) -> Touched:
-    """Groups entries by slot.
-
-    Args:
-      slot: ``[n]`` int32 in ``[0, slots]``; ``slots`` marks padding.
-      slots: static number of slots.
-    """
-    n = slot.shape[0]
-    rows = min(n, slots + 1)
-    sorted_slot, order = sort_positions(slot, slots + 1)
-    is_first = jnp.concatenate([jnp.ones(1, bool), sorted_slot[1:] != sorted_slot[:-1]])
-    group = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-    # Padding entries form the last group, at slot ``slots``; unused groups lie beyond.
-    unused = slots + 1 + jnp.arange(rows, dtype=jnp.int32)
-    return Touched(order, group, unused.at[group].set(sorted_slot))
-
-
-def sum_bags(
-    rows: jax.Array,
-    index: jax.Array,
-    bag: jax.Array,
-    weight: jax.Array | None,
-    bags: int,
-) -> jax.Array:
-    """Adds up rows bag by bag.
-
-    Args:
-      rows: ``[m, width]``.
-      index: ``[n]`` row of each entry; out of range for padding.
-      bag: ``[n]`` bag of each entry; out of range for padding.
-      weight: ``[n]`` factor of each entry, or None.
-      bags: static number of bags.
-
-    Returns:
-      ``[bags, width]`` float32 sums; zeros for an empty bag.
-    """
-    values = rows.at[index].get(mode="fill", fill_value=0).astype(jnp.float32)
-    if weight is not None:
-        values = values * weight[:, None]
-    return (
-        jnp.zeros((bags, rows.shape[1]), jnp.float32).at[bag].add(values, mode="drop")
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from embark_kernels import RowGroups
 
 from embark_jax.embedding.exchange import exchange
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.routing import Touched
 
 
 def pick(values: jax.Array, position: jax.Array, fill: float = 0) -> jax.Array:
@@ -18,7 +18,7 @@ def pick(values: jax.Array, position: jax.Array, fill: float = 0) -> jax.Array:
 def mean_square_over_column_shards(
     index: StorageIndex,
     gradient: jax.Array,
-    touched: Touched,
+    touched: RowGroups,
     position: jax.Array,
     inverse: jax.Array,
 ) -> jax.Array:
@@ -37,7 +37,7 @@ def mean_square_over_column_shards(
     Returns:
       ``[rows]``.
     """
-    part = touched.spread((gradient**2).sum(axis=1)).reshape(position.shape)
+    part = pick((gradient**2).sum(axis=1), touched.group).reshape(position.shape)
     returned = exchange(part).reshape(-1)
     entry_part = pick(returned, inverse).reshape(-1, index.entries)
     columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
@@ -45,4 +45,6 @@ def mean_square_over_column_shards(
     dim = index.output_dim[index.entry_output][None]
     entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
     mean = exchange(pick(entry_mean, position)).reshape(-1)
-    return touched.largest(mean)
+    # Equal for all entries of a row, but zero for those nobody asked about.
+    rows = jnp.zeros(gradient.shape[0], mean.dtype)
+    return rows.at[touched.group].max(mean, mode="drop")

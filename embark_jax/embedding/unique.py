@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from embark_kernels import (
+    Implementation,
+    RowGroups,
+    group_rows,
+    group_targets,
+    pooled_lookup,
+    sum_groups,
+)
 
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import exchange
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.routing import (
-    Touched,
-    group_by_slot,
-    sum_bags,
-    unique_by_owner,
-)
+from embark_jax.embedding.routing import unique_by_owner
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
 
 
@@ -26,14 +30,16 @@ class UniqueRoute(NamedTuple):
     """Attributes:
     slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
     touched: the received slots grouped by row.
-    inverse: ``[batch * entries]`` place of each entry's row among those returned.
-    weight: ``[batch * entries]`` or None.
+    inverse: ``[batch, entries]`` place of each entry's row among those returned.
+    returned: the entries grouped by those places.
+    weight: ``[batch, entries]`` or None.
     position: ``[devices, capacity]`` first entry behind each place that was sent.
     """
 
     slot: jax.Array
-    touched: Touched
+    touched: RowGroups
     inverse: jax.Array
+    returned: RowGroups
     weight: jax.Array | None
     position: jax.Array
 
@@ -41,9 +47,12 @@ class UniqueRoute(NamedTuple):
 class UniqueBased:
     """The UB cluster of one storage; see ``cluster.Cluster``."""
 
-    def __init__(self, index: StorageIndex, capacity: int):
+    def __init__(
+        self, index: StorageIndex, capacity: int, implementation: Implementation
+    ):
         self.index = index
         self.capacity = capacity
+        self.implementation: Implementation = implementation
 
     def route(self, ids, weights):
         index = self.index
@@ -56,14 +65,13 @@ class UniqueBased:
             self.capacity,
         )
         received_slot = exchange(buckets.slot).reshape(-1)
-        weight = None
-        if weights is not None:
-            weight = weights[:, index.entry_column].reshape(-1)
+        implementation, places = self.implementation, buckets.position.size
         route = UniqueRoute(
             received_slot,
-            group_by_slot(received_slot, index.slots),
-            buckets.inverse,
-            weight,
+            group_rows(received_slot, index.slots, implementation=implementation),
+            buckets.inverse.reshape(owner.shape),
+            group_targets(buckets.inverse, places, implementation=implementation),
+            None if weights is None else weights[:, index.entry_column],
             buckets.position,
         )
         return route, buckets.needed
@@ -71,31 +79,40 @@ class UniqueBased:
     def lookup(self, block, route):
         index = self.index
         width = block.shape[1]
-        batch = route.inverse.shape[0] // index.entries
         owned = pick(block, route.slot)
         rows = exchange(owned.reshape(index.devices, -1, width)).reshape(-1, width)
-        bag = index.entry_bags(batch)
-        bags = index.outputs * batch
-        sums = sum_bags(rows, route.inverse, bag, route.weight, bags)
-        return sums.reshape(index.outputs, batch, width)
+        return pooled_lookup(
+            rows,
+            route.inverse,
+            route.weight,
+            hotness=index.hotness,
+            implementation=self.implementation,
+        )
 
     def row_gradients(self, gradients, route):
         index = self.index
-        width = gradients.shape[-1]
-        places = index.devices * self.capacity
-        sent = sum_bags(
+        batch, _, width = gradients.shape
+        sent = sum_groups(
             gradients.reshape(-1, width),
-            index.entry_bags(gradients.shape[1]),
-            route.inverse,
-            route.weight,
-            places,
+            route.returned,
+            index.entry_bags(batch),
+            None if route.weight is None else route.weight.reshape(-1),
+            implementation=self.implementation,
         )
         received = exchange(sent.reshape(index.devices, -1, width)).reshape(-1, width)
-        return RowGradients(route.touched.slot, route.touched.sum(received))
+        places = jnp.arange(received.shape[0], dtype=jnp.int32)
+        rows = sum_groups(
+            received, route.touched, places, implementation=self.implementation
+        )
+        return RowGradients(route.touched.row, rows)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:
             return None
         return mean_square_over_column_shards(
-            self.index, rows.gradient, route.touched, route.position, route.inverse
+            self.index,
+            rows.gradient,
+            route.touched,
+            route.position,
+            route.inverse.reshape(-1),
         )

@@ -1,6 +1,8 @@
 """Kernels for embedding tables, for GPU and CPU. Knows nothing of embark_jax."""
 
+from embark_kernels._implementation import Implementation as Implementation
 from embark_kernels._implementation import availability as availability
+from embark_kernels._implementation import choose as choose
 from embark_kernels.config import LookupConfig as LookupConfig
 from embark_kernels.config import UpdateConfig as UpdateConfig
 from embark_kernels.grouping import Buckets as Buckets
@@ -8,6 +10,7 @@ from embark_kernels.grouping import RowGroups as RowGroups
 from embark_kernels.grouping import Unique as Unique
 from embark_kernels.grouping import bucket_by_owner as bucket_by_owner
 from embark_kernels.grouping import group_rows as group_rows
+from embark_kernels.grouping import group_targets as group_targets
 from embark_kernels.grouping import sort_positions as sort_positions
 from embark_kernels.grouping import unique as unique
 from embark_kernels.lookup import bag_offsets as bag_offsets

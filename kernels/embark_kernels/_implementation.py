@@ -19,7 +19,11 @@ def availability() -> dict[str, str]:
     return {"xla": "", "mosaic_gpu": _why_not_mosaic_gpu()}
 
 
-def choose(implementation: str | None, table: jax.Array) -> Implementation:
+def choose(
+    implementation: str | None,
+    width: int = 8,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Implementation:
     """The implementation to run for a table.
 
     An explicit one is taken at its word, also where it cannot run: that is how a
@@ -27,20 +31,19 @@ def choose(implementation: str | None, table: jax.Array) -> Implementation:
 
     Args:
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      table: ``[rows, width]``.
+      width, dtype: of the table; any that the kernel can handle where there is none.
 
     Raises:
       ValueError: if the name is unknown, or the kernel cannot handle the table.
     """
-    unsupported = _why_not_supported(table)
     match implementation:
         case None:
-            runs = not _why_not_mosaic_gpu() and not unsupported
+            runs = not _why_not_mosaic_gpu() and not _why_not_supported(width, dtype)
             return "mosaic_gpu" if runs else "xla"
         case "xla":
             return "xla"
         case "mosaic_gpu":
-            if unsupported:
+            if unsupported := _why_not_supported(width, dtype):
                 raise ValueError(f"mosaic_gpu: {unsupported}")
             return "mosaic_gpu"
     raise ValueError(
@@ -58,10 +61,9 @@ def _why_not_mosaic_gpu() -> str:
     return ""
 
 
-def _why_not_supported(table: jax.Array) -> str:
-    width = table.shape[1]
-    if table.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"table is {table.dtype}, must be float32 or bfloat16"
+def _why_not_supported(width: int, dtype: jax.typing.DTypeLike) -> str:
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        return f"table is {dtype}, must be float32 or bfloat16"
     if width % 8 or not 8 <= width <= 1024:
         return f"table is {width} wide, must be a multiple of 8 from 8 to 1024"
     return ""

@@ -1,4 +1,4 @@
-"""The Mosaic GPU kernel of ``sum_bags``.
+"""The Mosaic GPU kernel of sums of rows.
 
 A block sums a few consecutive bags, which are one stretch of entries. It walks the
 stretch in chunks: reads the row numbers of a chunk, then its rows, all of them before
@@ -18,7 +18,7 @@ from embark_kernels._mosaic import Rows, launch_options
 from embark_kernels.config import LookupConfig
 
 
-def sum_bags_mosaic_gpu(
+def sum_stretches_mosaic_gpu(
     table: jax.Array,
     rows: jax.Array,
     offsets: jax.Array,
@@ -26,17 +26,24 @@ def sum_bags_mosaic_gpu(
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig,
 ) -> jax.Array:
-    """As ``lookup.sum_bags``; the table has rows, and there are entries."""
+    """As ``lookup.sum_stretches``; the table has rows, and there are entries."""
     (num_rows, width), entries = table.shape, rows.shape[0]
-    bags = offsets.shape[0] - 1
+    lines, bags = offsets.shape[0], offsets.shape[1] - 1
+    blocks = pl.cdiv(bags, config.bags_per_block)  # of a line
     chunk = config.rows_in_flight
     row_access = Rows(width)
 
-    def sum_bags_kernel(*refs):
+    def sum_stretches_kernel(*refs):
         table_ref, rows_ref, offsets_ref, *weights_refs, out_ref = refs
-        first_bag = lax.axis_index("block") * config.bags_per_block
+        block = lax.axis_index("block")
+        line = lax.div(block, jnp.int32(blocks))
+        first_bag = lax.rem(block, jnp.int32(blocks)) * config.bags_per_block
         end_bag = jnp.minimum(first_bag + config.bags_per_block, bags)
-        first, end = offsets_ref[first_bag], offsets_ref[end_bag]
+
+        def offset(bag):
+            return offsets_ref[line * (bags + 1) + bag]
+
+        first, end = offset(first_bag), offset(end_bag)
         zeros = row_access.zeros()
 
         def write_bags_before(entry, state):
@@ -44,9 +51,9 @@ def sum_bags_mosaic_gpu(
 
             def write(state):
                 bag, _, total = state
-                row_access.store(out_ref, bag, total)
+                row_access.store(out_ref, line * bags + bag, total)
                 # The bag after the last one is never used, but its end is read.
-                return bag + 1, offsets_ref[jnp.minimum(bag + 2, bags)], zeros
+                return bag + 1, offset(jnp.minimum(bag + 2, bags)), zeros
 
             return lax.while_loop(
                 lambda state: (state[1] <= entry) & (state[0] < end_bag), write, state
@@ -78,16 +85,18 @@ def sum_bags_mosaic_gpu(
                 state = bag, bag_end, total
             return state
 
-        state = (first_bag, offsets_ref[first_bag + 1], zeros)
+        state = (first_bag, offset(first_bag + 1), zeros)
         chunks = lax.div(end - first + (chunk - 1), jnp.int32(chunk))
         state = lax.fori_loop(0, chunks, add_chunk, state)
         write_bags_before(end, state)
 
-    operands = (table, rows, offsets) + (() if weights is None else (weights,))
-    return plgpu.kernel(
-        sum_bags_kernel,
-        out_type=jax.ShapeDtypeStruct((bags, width), out_dtype),
-        grid=(pl.cdiv(bags, config.bags_per_block),),
+    operands = [table, rows, offsets.reshape(-1)]
+    operands += [] if weights is None else [weights]
+    sums = plgpu.kernel(
+        sum_stretches_kernel,
+        out_type=jax.ShapeDtypeStruct((lines * bags, width), out_dtype),
+        grid=(lines * blocks,),  # one axis: the others are limited to 65,535
         grid_names=("block",),
         **launch_options(),
     )(*operands)
+    return sums.reshape(lines, bags, width)

@@ -13,9 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from embark_kernels._implementation import choose
+
 PART = 256
 """Entries that are summed one after the other; a longer run is cut into parts, so that
 a very hot row keeps many blocks busy instead of one."""
+MARKS_PER_ENTRY = 32
+"""Rows a table may have for each entry of a batch to be marked instead of sorted: then
+the marks of all rows take less memory than the sums of the entries."""
 
 
 def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array]:
@@ -88,39 +93,110 @@ def unique(ids: jax.Array, num_ids: int, capacity: int) -> Unique:
     )
 
 
-class RowGroups(NamedTuple):
-    """Entries grouped by the row they touch, for ``update.sum_groups``.
+class Runs(NamedTuple):
+    """Entries sorted by group, for the kernel: a few stretches for each group.
 
-    A run of equal rows is one group, or several where it crosses a multiple of
-    ``PART``: then the sums of all but its first group are added to the first.
+    A run of equal rows is one stretch, or several where it crosses a multiple of
+    ``PART``: then the sums of all but its first stretch are added to the first.
 
     Attributes:
-      order: ``[n]`` entries sorted by row.
-      group: ``[n]`` for each sorted entry the first group of its row.
-      row: ``[groups]`` row of each group, each once; at or beyond the number of rows
-        for padding, unused groups, and groups that are added to another.
-      offsets: ``[groups + 1]`` where groups begin among the sorted entries.
-      part: ``[parts]`` groups that are added to another; -1 where none.
-      part_offsets: ``[parts + 1]`` where those begin that are added to one group.
-      part_target: ``[parts]`` that group; different ones beyond all where unused.
+      order: ``[n]`` entries sorted by group.
+      offsets: ``[stretches + 1]`` where stretches begin among the sorted entries.
+      part: ``[parts]`` stretches that are added to another; -1 where none.
+      part_offsets: ``[parts + 1]`` where those begin that are added to one stretch.
+      part_target: ``[parts]`` that stretch; different ones beyond all where unused.
+      group: ``[stretches]`` the group a stretch holds the sum of; different ones beyond
+        all for unused stretches and those that are added to another. None where
+        stretches are the groups.
     """
 
     order: jax.Array
-    group: jax.Array
-    row: jax.Array
     offsets: jax.Array
     part: jax.Array
     part_offsets: jax.Array
     part_target: jax.Array
+    group: jax.Array | None
 
 
-def group_rows(rows: jax.Array, num_rows: int) -> RowGroups:
+class RowGroups(NamedTuple):
+    """Entries grouped by the row they touch, for ``update.sum_groups``.
+
+    Attributes:
+      row: ``[groups]`` row of each group, each once; different ones at or beyond the
+        number of rows where unused.
+      group: ``[n]`` for each entry the group of its row; ``groups`` where padded.
+      runs: what the kernel needs; None for plain XLA.
+    """
+
+    row: jax.Array
+    group: jax.Array
+    runs: Runs | None
+
+
+def group_rows(
+    rows: jax.Array, num_rows: int, *, implementation: str | None = None
+) -> RowGroups:
     """Groups entries by row.
 
     Args:
       rows: ``[n]`` int32; outside ``[0, num_rows)`` where padded.
       num_rows: static number of rows.
+      implementation: that will sum the groups; as of ``update.sum_groups``.
     """
+    if choose(implementation) == "mosaic_gpu":
+        return _group_sorted(rows, num_rows)
+    if num_rows > MARKS_PER_ENTRY * rows.shape[0]:
+        runs = _sort_into_runs(rows, num_rows)
+        groups = min(rows.shape[0], num_rows)
+        present = runs.key < num_rows
+        run = jnp.where(present, runs.run, groups)
+        row = num_rows + jnp.arange(groups, dtype=jnp.int32)
+        group = jnp.zeros(rows.shape, jnp.int32)
+        return RowGroups(
+            row.at[run].set(runs.key, mode="drop"),
+            group.at[runs.order].set(run, unique_indices=True),
+            None,
+        )
+    return _group_marked(rows, num_rows)
+
+
+def group_targets(
+    target: jax.Array, size: int, *, implementation: str | None = None
+) -> RowGroups:
+    """As ``group_rows``, with a group for every row, in order: to sum into an array.
+
+    Args:
+      target: ``[n]`` int32; outside ``[0, size)`` where padded.
+      size: static size of the array.
+      implementation: that will sum the groups; as of ``update.sum_groups``.
+    """
+    row = jnp.arange(size, dtype=jnp.int32)
+    group = jnp.where((target >= 0) & (target < size), target, size)
+    if choose(implementation) == "xla":
+        return RowGroups(row, group, None)
+    found = _group_sorted(target, size)
+    assert found.runs is not None
+    return RowGroups(row, group, found.runs._replace(group=found.row))
+
+
+def _group_marked(rows: jax.Array, num_rows: int) -> RowGroups:
+    """Without sorting: each row is marked with its first entry. Groups are numbered as
+    their rows come, so that sums into them walk through memory as entries do."""
+    n = rows.shape[0]
+    groups = min(n, num_rows)
+    position = jnp.arange(n, dtype=jnp.int32)
+    present = (rows >= 0) & (rows < num_rows)
+    key = jnp.where(present, rows, num_rows)
+    marks = jnp.full(num_rows, n, jnp.int32).at[key].min(position, mode="drop")
+    first = marks.at[key].get(mode="fill", fill_value=n)
+    rank = jnp.cumsum(first == position, dtype=jnp.int32) - 1
+    group = rank.at[first].get(mode="fill", fill_value=groups)
+    row = num_rows + jnp.arange(groups, dtype=jnp.int32)
+    return RowGroups(row.at[group].set(key, mode="drop"), group, None)
+
+
+def _group_sorted(rows: jax.Array, num_rows: int) -> RowGroups:
+    """A group for each stretch, so that nothing is to be rearranged after summing."""
     n = rows.shape[0]
     runs = _sort_into_runs(rows, num_rows)
     parts = (n - 1) // PART if n else 0
@@ -130,14 +206,15 @@ def group_rows(rows: jax.Array, num_rows: int) -> RowGroups:
     group = jnp.cumsum(begins, dtype=jnp.int32) - 1
     edges = jnp.arange(groups + 1, dtype=jnp.int32)
     offsets = jnp.searchsorted(group, edges).astype(jnp.int32)
+    present = runs.key < num_rows
     beyond = num_rows + jnp.arange(groups, dtype=jnp.int32)
-    named = jnp.where(runs.is_first & (runs.key < num_rows), group, groups)
+    named = jnp.where(runs.is_first & present, group, groups)
     row = beyond.at[named].set(runs.key, mode="drop")
 
     cut = PART * jnp.arange(1, parts + 1, dtype=jnp.int32)
     first_group = group[lax.cummax(jnp.where(runs.is_first, position, 0))]
     target = first_group[cut]
-    added = ~runs.is_first[cut] & (runs.key[cut] < num_rows)
+    added = ~runs.is_first[cut] & present[cut]
     target = jnp.where(added, target, -1)
     before = jnp.concatenate([jnp.full(1, -1, jnp.int32), target[:-1]])[:parts]
     # Cuts where nothing is added are bags of their own, of one group that is not there.
@@ -146,14 +223,20 @@ def group_rows(rows: jax.Array, num_rows: int) -> RowGroups:
     edges = jnp.arange(parts + 1, dtype=jnp.int32)
     unused = groups + jnp.arange(parts, dtype=jnp.int32)
     receives = jnp.where(added & is_new, bag, parts)
+    of_entry = jnp.zeros(n, jnp.int32)
     return RowGroups(
-        runs.order,
-        first_group,
         row,
-        offsets,
-        jnp.where(added, group[cut], -1),
-        jnp.searchsorted(bag, edges).astype(jnp.int32),
-        unused.at[receives].set(target, mode="drop"),
+        of_entry.at[runs.order].set(
+            jnp.where(present, first_group, groups), unique_indices=True
+        ),
+        Runs(
+            runs.order,
+            offsets,
+            jnp.where(added, group[cut], -1),
+            jnp.searchsorted(bag, edges).astype(jnp.int32),
+            unused.at[receives].set(target, mode="drop"),
+            None,
+        ),
     )
 
 
@@ -170,18 +253,33 @@ class Buckets(NamedTuple):
     needed: jax.Array
 
 
-def bucket_by_owner(owner: jax.Array, owners: int, capacity: int) -> Buckets:
-    """Sorts entries into one bucket for each owner, in their order.
+def bucket_by_owner(
+    owner: jax.Array,
+    owners: int,
+    capacity: int,
+    *,
+    minor: jax.Array | None = None,
+    minors: int = 1,
+) -> Buckets:
+    """Sorts entries into one bucket for each owner, there by ``minor``, then as given.
 
     Args:
       owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
       owners: how many there are.
       capacity: places in a bucket.
+      minor: ``[n]`` int32 in ``[0, minors)``, or None to keep the order.
+      minors: static bound of ``minor``.
     """
-    n = owner.shape[0]
-    sorted_owner, order = sort_positions(owner, owners + 1)
-    start = jnp.searchsorted(sorted_owner, jnp.arange(owners + 1, dtype=jnp.int32))
-    start = start.astype(jnp.int32)
+    n, num_keys = owner.shape[0], (owners + 1) * minors
+    wide = num_keys > 2**31
+    with jax.enable_x64(wide):
+        key_type = jnp.uint64 if wide else jnp.uint32
+        key = owner.astype(key_type) * jnp.asarray(minors, key_type)
+        if minor is not None:
+            key += minor.astype(key_type)
+        sorted_key, order = sort_positions(key, num_keys)
+        edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(minors, key_type)
+        start = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
     count = start[1:] - start[:-1]
     place = jnp.arange(capacity, dtype=jnp.int32)[None]
     position = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)

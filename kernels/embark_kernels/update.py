@@ -1,8 +1,8 @@
 """Sparse updates: from gradients to updated rows, each touched row once, in place.
 
-Three steps that can be used alone. ``grouping.group_rows`` sorts the entries of a batch
-by row and needs no gradient. ``sum_groups`` sums the gradients of equal rows, which is
-a pooled lookup into the gradients. ``update_rows`` applies the optimizer.
+Three steps that can be used alone. ``grouping.group_rows`` groups the entries of a
+batch by row and needs no gradient. ``sum_groups`` sums the gradients of equal rows,
+which is a pooled lookup into the gradients. ``update_rows`` applies the optimizer.
 ``update_from_bags`` is all three.
 
 On a GPU the kernels use no atomics and add in a fixed order: the result is the same in
@@ -12,6 +12,7 @@ every run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,15 @@ import numpy as np
 from jax import lax
 
 from embark_kernels._implementation import choose
+from embark_kernels._xla import add_rows, is_inside, take
 from embark_kernels.config import UpdateConfig
 from embark_kernels.grouping import RowGroups, group_rows
-from embark_kernels.lookup import sum_bags
+from embark_kernels.lookup import sum_stretches
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 XLA_MATH = RowMath(jnp.sqrt, lambda column: column)
+ROWS_AT_ONCE = 8192
+"""That a turn of a loop on CPU updates: see ``_xla``."""
 
 
 def update_rows(
@@ -59,47 +63,70 @@ def update_rows(
     Raises:
       ValueError: if the implementation is unknown or cannot handle the table.
     """
-    implementation = choose(implementation, table)
+    implementation = choose(implementation, table.shape[1], table.dtype)
     if rows.shape[0] == 0 or table.shape[0] == 0:
         return table, dict(states)
-    if optimizer.row_wise and mean_square is None:
-        mean_square = jnp.mean(gradients * gradients, axis=1)
-    if not optimizer.row_wise:
-        mean_square = None
     factors = optimizer.step_factors(jnp.asarray(step))
     if implementation == "mosaic_gpu":
         # Imported here: what runs in plain XLA must not need Mosaic.
         from embark_kernels._update_kernel import update_rows_mosaic_gpu
 
+        mean_square = _mean_square(optimizer, gradients, mean_square)
         config = config or UpdateConfig.heuristic(table.shape[1])
         return update_rows_mosaic_gpu(
             table, states, rows, gradients, mean_square, factors, optimizer, config
         )
 
-    # All different, as the stores below are told, also where out of range.
-    beyond = table.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
-    rows = jnp.where((rows >= 0) & (rows < table.shape[0]), rows, beyond)
+    def all_at_once(table, states, rows, gradients, mean_square, factors):
+        mean_square = _mean_square(optimizer, gradients, mean_square)
+        change, new_states = optimizer.update(
+            {name: take(state, rows) for name, state in states.items()},
+            gradients,
+            None if mean_square is None else mean_square[:, None],
+            factors,
+            XLA_MATH,
+        )
+        # All different, as the stores below are told, also where out of range.
+        unused = table.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
+        rows = jnp.where(is_inside(rows, table.shape[0]), rows, unused)
 
-    def take(array):
-        return array.at[rows].get(mode="fill", fill_value=0).astype(jnp.float32)
+        def put(array, values):
+            values = values.astype(array.dtype)
+            return array.at[rows].set(values, mode="drop", unique_indices=True)
 
-    def put(array, values):
-        values = values.astype(array.dtype)
-        return array.at[rows].set(values, mode="drop", unique_indices=True)
+        if table.dtype == jnp.float32:
+            # Makes no array of the old rows.
+            table = table.at[rows].add(-change, mode="drop", unique_indices=True)
+        else:  # the change itself must not be rounded
+            table = put(table, take(table, rows) - change)
+        return table, {name: put(states[name], new) for name, new in new_states.items()}
 
-    change, new_states = optimizer.update(
-        {name: take(state) for name, state in states.items()},
-        gradients,
-        None if mean_square is None else mean_square[:, None],
-        factors,
-        XLA_MATH,
-    )
-    if table.dtype == jnp.float32:
-        # Makes no array of the old rows.
-        table = table.at[rows].add(-change, mode="drop", unique_indices=True)
-    else:  # the change itself must not be rounded
-        table = put(table, take(table) - change)
-    return table, {name: put(states[name], new) for name, new in new_states.items()}
+    def block_by_block(table, states, rows, gradients, mean_square, factors):
+        listed = rows.shape[0]
+        count = min(listed, ROWS_AT_ONCE)
+        position = jnp.arange(listed, dtype=jnp.int32)
+        used = is_inside(rows, table.shape[0])
+        end = jnp.max(jnp.where(used, position + 1, 0))
+
+        def update_block(i, updated):
+            # The last block begins early: what it shares with the one before is done.
+            first = jnp.minimum(i * count, listed - count)
+            cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=count)
+            table, states = updated
+            return all_at_once(
+                table,
+                states,
+                jnp.where(cut(position) < i * count, -1, cut(rows)),
+                cut(gradients),
+                None if mean_square is None else cut(mean_square),
+                factors,
+            )
+
+        blocks = (end + (count - 1)) // count
+        return lax.fori_loop(0, blocks, update_block, (table, states))
+
+    arguments = table, dict(states), rows, gradients, mean_square, factors
+    return lax.platform_dependent(*arguments, cpu=block_by_block, default=all_at_once)
 
 
 def sum_groups(
@@ -114,9 +141,9 @@ def sum_groups(
 
     Args:
       values: ``[m, width]`` float32 or bfloat16, such as the gradients of bags.
-      groups: of ``n`` entries.
-      source: ``[n]`` int32 for each entry, as it was given to ``group_rows``, its place
-        in ``values``; out of range where padded.
+      groups: of ``n`` entries, by ``group_rows`` or ``group_targets``.
+      source: ``[n]`` int32 for each entry its place in ``values``; out of range where
+        padded.
       weights: ``[n]`` float32 factors, or None.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
 
@@ -124,20 +151,30 @@ def sum_groups(
       ``[groups, width]`` float32, to go with ``groups.row``.
 
     Raises:
-      ValueError: if the implementation is unknown or cannot handle the values.
+      ValueError: if the implementation is unknown or cannot handle the values, or the
+        groups were made for another.
     """
+    implementation = choose(implementation, values.shape[1], values.dtype)
+    if implementation == "xla":
+        return add_rows(values, source, groups.group, weights, groups.row.shape[0])
+    runs = groups.runs
+    if runs is None:
+        raise ValueError(
+            "mosaic_gpu: the groups were made for xla; group_rows and sum_groups must "
+            "be given the same implementation"
+        )
     if weights is not None:
-        weights = weights[groups.order]
-    source = source[groups.order]
-    sums = sum_bags(
-        values, source, groups.offsets, weights, implementation=implementation
-    )
-    if groups.part.shape[0] == 0:
+        weights = weights[runs.order]
+    operands = values, source[runs.order], runs.offsets[None], weights
+    sums = sum_stretches(*operands, jnp.float32, None)[0]
+    if runs.part.shape[0]:
+        operands = sums, runs.part, runs.part_offsets[None], None
+        added = sum_stretches(*operands, jnp.float32, None)[0]
+        sums = sums.at[runs.part_target].add(added, mode="drop", unique_indices=True)
+    if runs.group is None:
         return sums
-    added = sum_bags(
-        sums, groups.part, groups.part_offsets, implementation=implementation
-    )
-    return sums.at[groups.part_target].add(added, mode="drop", unique_indices=True)
+    in_order = jnp.zeros((groups.row.shape[0], sums.shape[1]), jnp.float32)
+    return in_order.at[runs.group].set(sums, mode="drop", unique_indices=True)
 
 
 def update_from_bags(
@@ -167,24 +204,20 @@ def update_from_bags(
     Raises:
       ValueError: if the implementation is unknown or cannot handle the table.
     """
-    implementation = choose(implementation, table)
+    implementation = choose(implementation, table.shape[1], table.dtype)
     (batch, columns), num_rows = ids.shape, table.shape[0]
     lengths = (columns,) if hotness is None else tuple(hotness)
     column_bag = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    groups = group_rows(ids.reshape(-1), num_rows)
-    if implementation == "mosaic_gpu":
-        line = jnp.arange(batch, dtype=jnp.int32)[:, None] * len(lengths)
-        bag = jnp.where(ids < 0, -1, line + jnp.asarray(column_bag[None]))
-        sums = sum_groups(
-            gradient.reshape(batch * len(lengths), -1),
-            groups,
-            bag.reshape(-1),
-            None if weights is None else weights.reshape(-1),
-            implementation=implementation,
-        )
-    else:
-        gradient = gradient.reshape(batch, len(lengths), -1)
-        sums = _sum_by_columns(gradient, groups, column_bag, weights)
+    line = jnp.arange(batch, dtype=jnp.int32)[:, None] * len(lengths)
+    bag = jnp.where(ids < 0, -1, line + jnp.asarray(column_bag[None]))
+    groups = group_rows(ids.reshape(-1), num_rows, implementation=implementation)
+    sums = sum_groups(
+        gradient.reshape(batch * len(lengths), -1),
+        groups,
+        bag.reshape(-1),
+        None if weights is None else weights.reshape(-1),
+        implementation=implementation,
+    )
     return update_rows(
         table,
         states,
@@ -205,25 +238,10 @@ def init_states(optimizer: RowOptimizer, table: jax.Array) -> States:
     }
 
 
-def _sum_by_columns(
-    gradient: jax.Array,
-    groups: RowGroups,
-    column_bag: np.ndarray,
-    weights: jax.Array | None,
-) -> jax.Array:
-    """As ``sum_groups``, of ``[batch, bags, width]``: column by column, so that no
-    ``[entries, width]`` array is made."""
-    batch, _, width = gradient.shape
-    order = groups.order
-    inverse = jnp.zeros(order.shape, jnp.int32)
-    inverse = inverse.at[order].set(groups.group, unique_indices=True)
-    inverse = inverse.reshape(batch, -1)
-
-    def add_column(column, sums):
-        values = gradient[:, jnp.asarray(column_bag)[column]].astype(jnp.float32)
-        if weights is not None:
-            values = values * weights[:, column, None]
-        return sums.at[inverse[:, column]].add(values)
-
-    sums = jnp.zeros((groups.row.shape[0], width), jnp.float32)
-    return lax.fori_loop(0, column_bag.size, add_column, sums)
+def _mean_square(
+    optimizer: RowOptimizer, gradients: jax.Array, given: jax.Array | None
+) -> jax.Array | None:
+    """``[listed]`` for a row-wise rule, else None."""
+    if not optimizer.row_wise:
+        return None
+    return jnp.mean(gradients * gradients, axis=1) if given is None else given

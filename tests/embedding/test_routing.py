@@ -8,8 +8,6 @@ from hypothesis.extra import numpy as hnp
 
 from embark_jax.embedding import routing
 
-sizes = st.integers(1, 50)
-
 
 @hypothesis.given(
     hnp.arrays(np.int32, st.integers(1, 40), elements=st.integers(0, 3 * 5)),
@@ -55,36 +53,3 @@ def test_unique_of_more_than_2_to_31_slots():
     empty = 2**31 - 8
     np.testing.assert_array_equal(found.slot, [[5, empty, empty], [7, 2**30, empty]])
     np.testing.assert_array_equal(found.inverse, [4, 0, 4, 6, 3])
-
-
-@hypothesis.given(hnp.arrays(np.int32, sizes, elements=st.integers(0, 7)))
-@hypothesis.settings(max_examples=20)
-def test_groups_sum_and_spread(slot):
-    slots, n = 7, len(slot)
-    touched = routing.group_by_slot(jnp.asarray(slot), slots)
-    real = np.unique(slot[slot < slots])
-    np.testing.assert_array_equal(np.asarray(touched.slot)[: len(real)], real)
-    rest = np.asarray(touched.slot)[len(real) :]
-    assert (rest >= slots).all()
-    assert len(np.unique(touched.slot)) == len(touched.slot)
-
-    values = np.arange(1.0, n + 1, dtype=np.float32)[:, None]
-    sums = np.asarray(touched.sum(jnp.asarray(values)))
-    for row, s in enumerate(real):
-        assert sums[row, 0] == values[slot == s].sum()
-    spread = np.asarray(touched.spread(touched.slot))
-    np.testing.assert_array_equal(spread, slot)
-    largest = np.asarray(touched.largest(jnp.asarray(values[:, 0])))
-    for row, s in enumerate(real):
-        assert largest[row] == values[slot == s].max()
-
-
-def test_sum_bags_ignores_padding():
-    rows = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
-    index = jnp.array([0, 2, 3, 1], jnp.int32)
-    bag = jnp.array([1, 1, 0, 5], jnp.int32)
-    found = routing.sum_bags(rows, index, bag, None, 2)
-    np.testing.assert_array_equal(found, [[0, 0], [4, 6]])
-    weight = jnp.array([2.0, 0.5, 9.0, 9.0])
-    found = routing.sum_bags(rows, index, bag, weight, 2)
-    np.testing.assert_array_equal(found, [[0, 0], [2, 4.5]])

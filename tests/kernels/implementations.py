@@ -21,6 +21,13 @@ def run(implementation, function, *args):
         return jax.jit(function)(*args)
 
 
+def run_gpu_programs(monkeypatch):
+    """Plain XLA takes on CPU, too, what it else compiles for GPUs alone."""
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args)
+    )
+
+
 def assert_sums_close(actual, expected, magnitude, terms):
     """Equal up to float32 rounding: one eps of the sum of magnitudes for each term,
     and two more for the factors."""

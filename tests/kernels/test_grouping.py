@@ -7,6 +7,7 @@ import pytest
 from embark_kernels import (
     bucket_by_owner,
     group_rows,
+    group_targets,
     grouping,
     sort_positions,
     unique,
@@ -84,37 +85,71 @@ def test_unique_of_ids_that_need_64_bits_to_sort():
     np.testing.assert_array_equal(actual.inverse, inverse)
 
 
-@few_examples
-@given(rows=ids_lists, part=st.sampled_from([1, 3, 4]))
-def test_groups_hold_every_entry_once(rows, part):
-    """Adding groups to their targets gives what is in a row; NumPy does it here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "PART", part)
-        groups = group_rows(np.array(rows, np.int32), NUM_IDS)
-    groups = groups._replace(**{k: np.asarray(v) for k, v in groups._asdict().items()})
+def held_by(groups, rows):
+    """{row: entries} as the groups of each entry say."""
     assert len(np.unique(groups.row)) == len(groups.row)
-    assert np.diff(groups.offsets).max() <= part
-    held = [
-        list(groups.order[start:stop])
-        for start, stop in zip(groups.offsets[:-1], groups.offsets[1:], strict=True)
-    ]
-    for bag, target in enumerate(groups.part_target):
-        for place in groups.part[slice(*groups.part_offsets[bag : bag + 2])]:
-            if place >= 0:
-                assert target < len(held)
-                held[target] += held[place]
-    actual = {
-        int(row): sorted(entries)
-        for row, entries in zip(groups.row, held, strict=True)
-        if row < NUM_IDS
-    }
-    assert actual == {
+    held = {}
+    for entry, group in enumerate(np.asarray(groups.group)):
+        if group < len(groups.row):
+            held.setdefault(int(groups.row[group]), []).append(entry)
+        else:
+            assert group == len(groups.row)
+    used = {int(row) for row in groups.row if row < NUM_IDS}
+    assert used == {each for each in rows if 0 <= each < NUM_IDS}
+    return held
+
+
+def entries_of(rows):
+    return {
         row: [i for i, each in enumerate(rows) if each == row]
         for row in {each for each in rows if 0 <= each < NUM_IDS}
     }
-    for place, entry in enumerate(groups.order):
-        if 0 <= rows[entry] < NUM_IDS:
-            assert groups.row[groups.group[place]] == rows[entry]
+
+
+@few_examples
+@given(rows=ids_lists, marked=st.booleans())
+def test_groups_for_plain_xla(rows, marked):
+    """By marks on rows, and by sorting where rows are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "MARKS_PER_ENTRY", NUM_IDS if marked else 0)
+        groups = group_rows(np.array(rows, np.int32), NUM_IDS, implementation="xla")
+    assert groups.runs is None
+    assert held_by(groups, rows) == entries_of(rows)
+
+
+@few_examples
+@given(rows=ids_lists, part=st.sampled_from([1, 3, 4]), dense=st.booleans())
+def test_groups_for_the_kernel(rows, part, dense):
+    """Adding stretches to their targets gives what is in a row; NumPy does it here."""
+    make = group_targets if dense else group_rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "PART", part)
+        groups = make(np.array(rows, np.int32), NUM_IDS, implementation="mosaic_gpu")
+    if dense:
+        np.testing.assert_array_equal(groups.row, np.arange(NUM_IDS))
+    else:
+        assert held_by(groups, rows) == entries_of(rows)
+    runs = groups.runs
+    runs = runs._replace(
+        **{k: np.asarray(v) for k, v in runs._asdict().items() if v is not None}
+    )
+    assert np.diff(runs.offsets).max() <= part
+    held = [
+        list(runs.order[start:stop])
+        for start, stop in zip(runs.offsets[:-1], runs.offsets[1:], strict=True)
+    ]
+    for bag, target in enumerate(runs.part_target):
+        for place in runs.part[slice(*runs.part_offsets[bag : bag + 2])]:
+            if place >= 0:
+                assert target < len(held)
+                held[target] += held[place]
+    row_of_stretch = runs.group if dense else groups.row
+    actual = {
+        int(row): sorted(entries)
+        for row, entries in zip(row_of_stretch, held, strict=True)
+        if row < NUM_IDS
+    }
+    assert actual == entries_of(rows)
 
 
 @few_examples
@@ -128,3 +163,12 @@ def test_buckets_keep_the_order(owners, capacity):
         kept = expected[:capacity]
         padding = [len(owner)] * (capacity - len(kept))
         np.testing.assert_array_equal(bucket, [*kept, *padding])
+
+
+def test_buckets_in_an_order_of_their_own():
+    """Beyond 32 bits, too: owner and minor make one key."""
+    owner, minor = jnp.array([1, 0, 1, 2, 1]), jnp.array([7, 2, 3, 0, 3])
+    for minors in (8, 2**31 - 1):
+        actual = bucket_by_owner(owner, 2, 3, minor=minor, minors=minors)
+        np.testing.assert_array_equal(actual.position, [[1, 5, 5], [2, 4, 0]])
+        assert int(actual.needed) == 3

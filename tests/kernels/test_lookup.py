@@ -10,6 +10,7 @@ from tests.kernels.implementations import (
     assert_sums_close,
     each_implementation,
     run,
+    run_gpu_programs,
 )
 
 SMALL = LookupConfig(bags_per_block=3, rows_in_flight=2)
@@ -35,16 +36,34 @@ def expected_sums(table, rows, offsets, weights=None):
     return sums
 
 
-def check_sum_bags(implementation, table, rows, offsets, weights=None, config=SMALL):
-    rows, offsets = np.array(rows, np.int32), np.array(offsets, np.int32)
+def check_sum_bags(implementation, table, lines, weights=None, config=SMALL):
+    """Lines of bags of rows, from which padding at the end is made."""
+    entries = max(sum(map(len, line)) for line in lines) + 1
+    bags = len(lines[0])
+    rows = np.full((len(lines), entries), ROWS - 1, np.int32)  # not to be looked at
+    bag = np.full((len(lines), entries), bags, np.int32)
+    for i, line in enumerate(lines):
+        flat = np.concatenate([np.array(each, np.int32) for each in line])
+        rows[i, : len(flat)] = flat
+        bag[i, : len(flat)] = np.repeat(np.arange(bags), [len(each) for each in line])
+    if weights is not None:
+        weights = jnp.asarray(weights[: rows.size], jnp.float32).reshape(rows.shape)
     actual = run(
         implementation,
-        lambda *args: sum_bags(*args, implementation=implementation, config=config),
-        *(table, rows, offsets, weights),
+        lambda table, rows, bag, weights: sum_bags(
+            *(table, rows, bag, bags, weights),
+            implementation=implementation,
+            config=config,
+        ),
+        *(table, rows, bag, weights),
     )
-    sums, magnitude = expected_sums(table, rows, offsets, weights)
     assert actual.dtype == jnp.float32
-    assert_sums_close(actual, sums, magnitude, len(rows))
+    assert actual.shape == (len(lines), bags, table.shape[1])
+    for i, line in enumerate(lines):
+        offsets = np.cumsum([0] + [len(each) for each in line])
+        factors = None if weights is None else weights[i]
+        sums, magnitude = expected_sums(table, rows[i], offsets, factors)
+        assert_sums_close(actual[i], sums, magnitude, entries)
 
 
 @each_implementation
@@ -53,27 +72,29 @@ def check_sum_bags(implementation, table, rows, offsets, weights=None, config=SM
 )
 def test_random_bags(implementation, width, dtype):
     rng = np.random.default_rng(0)
-    rows = rng.integers(-2, ROWS + 2, 17)
-    weights = jnp.asarray(rng.normal(size=17), jnp.float32)
+    lines = [
+        [rng.integers(-2, ROWS + 2, n) for n in lengths]
+        for lengths in ([0, 3, 0, 7, 1, 0, 3], [0, 0, 0, 1, 0, 0, 0])
+    ]
     table = make_table(width, dtype)
-    check_sum_bags(implementation, table, rows, [1, 1, 4, 4, 11, 12, 12, 15], weights)
+    check_sum_bags(implementation, table, lines, rng.normal(size=50))
 
 
 @each_implementation
 @pytest.mark.parametrize(
-    ("rows", "offsets"),
+    "bags",
     [
-        pytest.param([-1] * 6, [0, 2, 6], id="all padding"),
-        pytest.param([3], [0, 1], id="one row"),
-        pytest.param([4] * 9, [0, 5, 9], id="duplicates only"),
-        pytest.param([1, 2], [0, 0, 0, 2, 2, 2, 2, 2], id="empty bags"),
-        pytest.param([7, 8], [0] * 5, id="all bags empty"),
-        pytest.param([ROWS - 1, -1, ROWS - 1], [0, 1, 3], id="last row"),
-        pytest.param([ROWS, 2**31 - 1, -(2**31)], [0, 2, 3], id="beyond the table"),
+        pytest.param([[-1] * 2, [-1] * 4], id="all padding"),
+        pytest.param([[3]], id="one row"),
+        pytest.param([[4] * 5, [4] * 4], id="duplicates only"),
+        pytest.param([[], [], [1, 2], [], [], [], []], id="empty bags"),
+        pytest.param([[], [], [], []], id="all bags empty"),
+        pytest.param([[ROWS - 1], [-1, ROWS - 1]], id="last row"),
+        pytest.param([[ROWS, 2**31 - 1], [-(2**31)]], id="beyond the table"),
     ],
 )
-def test_edges_of_bags(implementation, rows, offsets):
-    check_sum_bags(implementation, make_table(128), rows, offsets)
+def test_edges_of_bags(implementation, bags):
+    check_sum_bags(implementation, make_table(128), [bags])
 
 
 @each_implementation
@@ -113,7 +134,7 @@ def test_several_bags_a_line(implementation, pooling, weighted):
 def test_padding_never_meets_a_broken_row(implementation):
     """Kernels read row 0 in place of padding: what stands there must not matter."""
     table = make_table(128).at[0].set(jnp.nan)
-    check_sum_bags(implementation, table, [-1, 5, -1, 6], [0, 1, 3, 4])
+    check_sum_bags(implementation, table, [[[-1], [5, -1], [6]]])
 
 
 @each_implementation
@@ -134,50 +155,50 @@ def test_output_in_bfloat16(implementation):
     np.testing.assert_array_equal(actual, exact.astype(jnp.bfloat16))
 
 
-def test_long_bags_are_summed_in_a_loop():
-    table = make_table(8)
-    ids = np.random.default_rng(2).integers(-1, ROWS, (4, 100)).astype(np.int32)
-    actual = pooled_lookup(table, jnp.asarray(ids), implementation="xla")
-    sums, magnitude = expected_sums(table, ids.ravel(), np.arange(5) * 100)
-    assert_sums_close(actual, sums, magnitude, 100)
+def test_cpu_and_gpu_programs_of_plain_xla_agree(monkeypatch):
+    """The program that GPUs run is run on CPU: no length of bags comes in order."""
+    table, hotness = make_table(8), (5, 2, 5, 1, 2)
+    ids = np.random.default_rng(2).integers(-1, ROWS, (4, 15)).astype(np.int32)
+    weights = np.random.default_rng(3).normal(size=(4, 15)).astype(np.float32)
+
+    def lookup():
+        operands = table, jnp.asarray(ids), jnp.asarray(weights)
+        return pooled_lookup(*operands, hotness=hotness, implementation="xla")
+
+    by_column = lookup()
+    run_gpu_programs(monkeypatch)
+    starts = np.arange(4)[:, None] * 15 + np.array([0, 5, 7, 12, 13])
+    flat = [*starts.ravel(), 60]
+    sums, magnitude = expected_sums(table, ids.ravel(), flat, weights.ravel())
+    for actual in (by_column, lookup()):
+        assert_sums_close(actual.reshape(-1, 8), sums, magnitude, 5)
 
 
 @each_implementation
 def test_gradients(implementation):
-    """Of pooled_lookup and of sum_bags, by table and by weights."""
+    """Of pooled_lookup, by table and by weights."""
     rng = np.random.default_rng(3)
     ids = np.array([[2, 2, -1], [ROWS - 1, 2, 0]], np.int32)
+    bag = np.array([0, 1, 1])
     table = make_table(8)
     weights = jnp.asarray(rng.normal(size=ids.shape), jnp.float32)
-    upstream = jnp.asarray(rng.normal(size=(2, 8)), jnp.float32)
+    upstream = jnp.asarray(rng.normal(size=(2, 2, 8)), jnp.float32)
 
-    def loss(table, weights, flat):
+    def loss(table, weights):
         options = {"implementation": implementation, "config": SMALL}
-        if flat:
-            offsets = jnp.array([0, 3, 6], jnp.int32)
-            out = sum_bags(
-                table, ids.reshape(-1), offsets, weights.reshape(-1), **options
-            )
-        else:
-            out = pooled_lookup(table, ids, weights, **options)
+        out = pooled_lookup(table, ids, weights, hotness=(1, 2), **options)
         return (out * upstream).sum()
 
     by_table = np.zeros((ROWS, 8))
     by_weights = np.zeros(ids.shape)
-    for bag, entry in np.argwhere(ids >= 0):
-        row = ids[bag, entry]
-        by_table[row] += float(weights[bag, entry]) * np.asarray(upstream[bag], float)
-        by_weights[bag, entry] = np.asarray(table[row], float) @ np.asarray(
-            upstream[bag], float
-        )
-    for flat in (False, True):
-        actual = run(
-            implementation,
-            lambda *args, flat=flat: jax.grad(loss, argnums=(0, 1))(*args, flat),
-            *(table, weights),
-        )
-        np.testing.assert_allclose(actual[0], by_table, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(actual[1], by_weights, rtol=1e-5, atol=1e-6)
+    for line, column in np.argwhere(ids >= 0):
+        row = ids[line, column]
+        gradient = np.asarray(upstream[line, bag[column]], float)
+        by_table[row] += float(weights[line, column]) * gradient
+        by_weights[line, column] = np.asarray(table[row], float) @ gradient
+    actual = run(implementation, jax.grad(loss, argnums=(0, 1)), table, weights)
+    np.testing.assert_allclose(actual[0], by_table, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual[1], by_weights, rtol=1e-5, atol=1e-6)
 
 
 def test_offsets_of_ascending_bags():

@@ -1,5 +1,6 @@
 """update_rows, sum_groups and update_from_bags against a float64 oracle."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ from embark_kernels import (
     LazyAdam,
     RowwiseAdagrad,
     UpdateConfig,
+    _xla,
     group_rows,
+    group_targets,
     grouping,
     init_states,
     sum_groups,
+    update,
     update_from_bags,
     update_rows,
 )
@@ -21,6 +25,7 @@ from tests.kernels.implementations import (
     assert_sums_close,
     each_implementation,
     run,
+    run_gpu_programs,
 )
 
 SMALL = UpdateConfig(rows_per_block=3, rows_in_flight=2)
@@ -177,10 +182,11 @@ def test_groups_are_summed(implementation, rows, monkeypatch):
     values = rng.normal(size=(4, 8)).astype(np.float32)
     source = rng.integers(0, 4, 9).astype(np.int32)
     weights = rng.normal(size=9).astype(np.float32)
-    groups = group_rows(np.array(rows, np.int32), ROWS)
+    options = {"implementation": implementation}
+    groups = group_rows(np.array(rows, np.int32), ROWS, **options)
     actual = run(
         implementation,
-        lambda *args: sum_groups(*args, implementation=implementation),
+        lambda *args: sum_groups(*args, **options),
         *(values, groups, source, weights),
     )
     for row, summed in zip(groups.row, actual, strict=True):
@@ -217,21 +223,46 @@ def test_from_gradients_of_bags(implementation, weighted):
     assert_updated(actual, expected_update(optimizer, table, states, gradients))
 
 
-def test_a_very_hot_row():
-    """Many times more entries of one row than are summed one after the other."""
-    entries = 5 * grouping.PART + 3
-    table = jnp.zeros((4, 8), jnp.float32)
-    ids = jnp.full((entries, 1), 2, jnp.int32).at[7].set(-1).at[9].set(3)
-    gradient = jnp.ones((entries, 8), jnp.float32)
-    groups = group_rows(ids.reshape(-1), 4)
-    bag = jnp.arange(entries, dtype=jnp.int32)
-    sums = sum_groups(gradient, groups, bag, implementation="xla")
-    actual, _ = update_rows(table, {}, groups.row, sums, SGD(1.0), implementation="xla")
-    np.testing.assert_array_equal(actual[:, 0], [0, 0, -(entries - 2), -1])
-    by_columns, _ = update_from_bags(
-        table, {}, ids, gradient, SGD(1.0), implementation="xla"
+@each_implementation
+def test_sums_into_an_array(implementation):
+    target = np.array([3, -1, 0, 3, 5, 9], np.int32)
+    values = np.arange(1.0, 7.0, dtype=np.float32)[:, None].repeat(8, 1)
+    options = {"implementation": implementation}
+    actual = run(
+        implementation,
+        lambda values, target: sum_groups(
+            *(values, group_targets(target, 6, **options), jnp.arange(6)), **options
+        ),
+        *(values, target),
     )
-    np.testing.assert_array_equal(by_columns, actual)
+    np.testing.assert_array_equal(actual[:, 0], [3, 0, 0, 5, 0, 5])
+
+
+def test_groups_of_another_implementation_are_refused():
+    groups = group_rows(jnp.array([0, 1]), 2, implementation="xla")
+    operands = jnp.zeros((2, 8)), groups, jnp.arange(2)
+    with pytest.raises(ValueError, match="the groups were made for xla"):
+        sum_groups(*operands, implementation="mosaic_gpu")
+
+
+@pytest.mark.parametrize("gpu_programs", [False, True])
+def test_a_batch_of_many_blocks(gpu_programs, monkeypatch):
+    """Plain XLA: a very hot row, and the turns of its loops on CPU meet nowhere."""
+    if gpu_programs:
+        run_gpu_programs(monkeypatch)
+    monkeypatch.setattr(_xla, "ENTRIES_AT_ONCE", 16)
+    monkeypatch.setattr(update, "ROWS_AT_ONCE", 16)
+    rng = np.random.default_rng(4)
+    ids = rng.integers(-1, 60, 45).astype(np.int32)
+    ids[rng.random(45) < 0.3] = 17
+    gradient = rng.integers(-3, 3, (45, 8)).astype(np.float32)
+    table = jnp.zeros((60, 8))
+    actual, _ = jax.jit(
+        lambda *args: update_from_bags(*args, SGD(1.0), implementation="xla")
+    )(table, {}, ids[:, None], gradient)
+    expected = np.zeros((60, 8))
+    np.add.at(expected, ids[ids >= 0], -gradient[ids >= 0])
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_config_is_validated():
