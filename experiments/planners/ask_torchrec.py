@@ -29,9 +29,8 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,
     "sgd": torch.optim.SGD,
 }
-KERNELS = ["fused", "dense"]
-"""Those that keep tables in device memory, as we do; dense is for data parallel. Left
-to itself, TorchRec weighs its offloading kernels too and takes three times as long."""
+IN_DEVICE_MEMORY = ["fused", "dense"]
+"""Kernels that keep tables there, as we do; dense is for data parallel."""
 
 
 def main():
@@ -66,13 +65,17 @@ def main():
         constraints={
             table["name"]: ParameterConstraints(
                 pooling_factors=[float(hotness) for hotness in table["hotness"]],
-                compute_kernels=KERNELS,
+                compute_kernels=None if request["all_kernels"] else IN_DEVICE_MEMORY,
             )
             for table in request["tables"]
         },
         stats=[],
     )
-    answer = {"torchrec": torchrec.__version__, "torch": torch.__version__}
+    answer = {
+        "torchrec": torchrec.__version__,
+        "torch": torch.__version__,
+        "all_kernels": request["all_kernels"],
+    }
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         planner.plan(collection, [EmbeddingBagCollectionSharder()])

@@ -45,15 +45,15 @@ class Settings:
     dp_tables: int
     ub_tables: int
     hierarchical: bool
-    table_gib: int
+    table_gib: int = TABLE_GIB[0]
 
 
 def settings(count: int, workload: Workload) -> Iterator[Settings]:
     """Those worth a try for ``count`` tables."""
     kinds = (False, True) if workload.fleet.nodes > 1 else (False,)
-    for dp, ub, kind, gib in itertools.product(SHARES, SHARES, kinds, TABLE_GIB):
+    for dp, ub, kind in itertools.product(SHARES, SHARES, kinds):
         if dp + ub <= 1:
-            yield Settings(round(dp * count), round(ub * count), kind, gib)
+            yield Settings(round(dp * count), round(ub * count), kind)
 
 
 def plan(

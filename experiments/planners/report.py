@@ -13,8 +13,8 @@ from compare import OURS, PLANNERS, TORCHREC
 from matplotlib import pyplot as plt
 
 TITLES = {
-    "program": "ms a step by the cost model of the compiled program",
-    "embark": "ms a step by EMBark's formula",
+    "program": "By the cost model of the compiled program",
+    "embark": "By EMBark's formula",
 }
 MARKERS = "ovs^DPX*<"
 
@@ -23,10 +23,11 @@ def write(folder: Path) -> None:
     """Makes README.md and the plots of ``folder`` from its JSON files."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     results.sort(key=lambda result: (result["gpus"], result["model"]))
-    sections = [_steps(results, cost, title) for cost, title in TITLES.items()]
-    (folder / "README.md").write_text(
-        "\n".join(["# Results", "", *sections, _seconds(results), _origin(results)])
-    )
+    sections = ["# Results", "", _origin(results)]
+    for cost, title in TITLES.items():
+        sections += [f"## {title}\n", _summary(results, cost), _steps(results, cost)]
+    sections.append(_seconds(results))
+    (folder / "README.md").write_text("\n".join(sections))
     mpl.use("Agg")
     _plot_steps(results, folder / "steps.svg")
     _plot_seconds(results, folder / "seconds.svg")
@@ -37,7 +38,24 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
 
 
-def _steps(results: Sequence[dict[str, Any]], cost: str, title: str) -> str:
+def _summary(results: Sequence[dict[str, Any]], cost: str) -> str:
+    """How each planner compares with ours, where both fit."""
+    rows = []
+    for name in PLANNERS:
+        entries = [result["costs"][cost]["planners"] for result in results]
+        both = [each for each in entries if each[OURS].get("fits")]
+        both = [each for each in both if each[name].get("fits")]
+        ratios = [each[name]["step_ms"] / each[OURS]["step_ms"] for each in both]
+        mean = f"{np.exp(np.mean(np.log(ratios))):.2f}" if ratios else "–"
+        least = f"{min(ratios):.3f}" if ratios else "–"
+        priced = sum("step_ms" in each[name] for each in entries)
+        rows.append([name, str(priced), str(len(both)), mean, least])
+    head = ["planner", "plans", "fit", f"step / {OURS}, geometric mean", "least"]
+    return f"{_table(head, rows)}\n"
+
+
+def _steps(results: Sequence[dict[str, Any]], cost: str) -> str:
+    """ms a step of every plan."""
     rows = []
     for result in results:
         planners = result["costs"][cost]["planners"]
@@ -55,7 +73,7 @@ def _steps(results: Sequence[dict[str, Any]], cost: str, title: str) -> str:
             row.append(text)
         rows.append(row)
     table = _table(["model, GPUs", "bound", *PLANNERS], rows)
-    return f"## {title[0].upper()}{title[1:]}\n\n{table}\n"
+    return f"ms a step; in brackets if it does not fit, the least is bold:\n\n{table}\n"
 
 
 def _seconds(results: Sequence[dict[str, Any]]) -> str:
@@ -76,12 +94,16 @@ def _seconds(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _origin(results: Sequence[dict[str, Any]]) -> str:
+    """Where and with what the results were made."""
     versions: dict[str, str] = {}
     for result in results:
         versions |= result["versions"]
     machines = sorted({result["machine"] for result in results})
     listed = ", ".join(f"{name} {found}" for name, found in sorted(versions.items()))
-    return f"Planned on {'; '.join(machines)}, with {listed}.\n"
+    text = f"Planned on {'; '.join(machines)}, with {listed}."
+    if not all(result["torchrec_in_this_run"] for result in results):
+        text += f" {TORCHREC}'s plans and seconds are those of an earlier run."
+    return f"{text}\n"
 
 
 def _plot_steps(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -34,6 +34,11 @@ def main() -> None:
         help="of an environment with TorchRec; unless given, its saved plans are taken",
     )
     parser.add_argument("--torchrec-limit-s", type=float, default=900)
+    parser.add_argument(
+        "--torchrec-all-kernels",
+        action="store_true",
+        help="as it comes: it may keep tables in host memory, and takes longer",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     cases = [Case(model, nodes) for nodes in given.nodes for model in given.models]
@@ -46,6 +51,7 @@ def main() -> None:
                 *case.listed.specs(),
                 case.workload,
                 given.torchrec_limit_s,
+                given.torchrec_all_kernels,
             )
             _write(saved, answer, indent=None)
         elif saved.exists():

@@ -20,6 +20,7 @@ def ask(
     features: Sequence[FeatureSpec],
     workload: Workload,
     limit_s: float,
+    all_kernels: bool = False,
 ) -> dict[str, Any]:
     """What ``ask_torchrec.py`` answers, or an ``"error"`` after ``limit_s``.
 
@@ -27,6 +28,7 @@ def ask(
       python: of an environment that has TorchRec.
       tables, features, workload: to plan for.
       limit_s: it is stopped after so many seconds.
+      all_kernels: whether it weighs kernels that keep tables in host memory too.
 
     Raises:
       RuntimeError: with what TorchRec printed, if it breaks.
@@ -46,6 +48,7 @@ def ask(
         "gpus_per_node": workload.fleet.gpus_per_node,
         "device_batch": workload.device_batch,
         "optimizer": workload.optimizer,
+        "all_kernels": all_kernels,
         "memory_bytes": device.memory_bytes,
         "memory_bytes_per_s": device.memory_bytes_per_s,
         "node_link_bytes_per_s": device.node_link_bytes_per_s,
