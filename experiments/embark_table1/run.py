@@ -1,0 +1,197 @@
+"""EMBark's Table 1 and ablation, and MLPerf's DLRM-DCNv2, simulated.
+
+    python experiments/embark_table1/run.py
+
+writes results.json and plot.png beside this file. See README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from plot import plot
+from rich.console import Console
+from rich.table import Table
+
+from embark_jax import fleet, planner, simulator
+from embark_jax.simulator import Job
+
+FOLDER = Path(__file__).parent
+MODELS = FOLDER.parents[1] / "configs" / "models"
+PUBLISHED = {"DLRM-DCNv2": 75, "T180": 11, "T200": 15, "T510": 8, "T7": 74}
+"""Achieved, million samples/s on up to 128 H100: EMBark, Table 1."""
+PUBLISHED_SPEEDUP = {"mean": 1.5, "most": 1.77}
+PUBLISHED_COMMUNICATION = {8: 0.25, 128: 0.51}
+"""Share of the baseline's step, by GPUs: EMBark, abstract and NVIDIA's blog post."""
+NODES = 16
+FITS_ONE_NODE = ("DLRM-DCNv2", "T180", "T200", "T510")
+MLPERF_BATCH = 135_168
+
+
+@dataclasses.dataclass(frozen=True)
+class Submission:
+    """MLPerf v4.0 on H100, HugeCTR: nodes, batch, million samples/s, and the tables
+    that it replicates, up to so many GB of float32."""
+
+    nodes: int
+    batch: int
+    published: float
+    replicated_gb: float
+
+
+SUBMISSIONS = (
+    Submission(1, 55_296, 13.8, 0.008),
+    Submission(8, MLPERF_BATCH, 47.9, 0.0125),
+    Submission(16, MLPERF_BATCH, 65.0, 0.0125),
+)
+CONSTANTS = ("memory", "link", "flops", "kernel_us")
+LATENCIES = ("launch_us", "node_hop_us", "network_hop_us")
+CHANGE = 1.25
+
+console = Console(stderr=True)
+
+
+def job_of(name: str, nodes: int, batch: int | None = None, **changed: Any) -> Job:
+    """A model on DGX H100; ``changed`` replaces constants and the skew."""
+    path = MODELS / f"{name.lower().replace('-', '_')}.yaml"
+    listed = planner.read_table_list(path.read_text())
+    machines = fleet.dgx_h100(nodes)
+    zipf_exponent = changed.pop("zipf_exponent", None)
+    efficiency = dataclasses.replace(machines.efficiency, **changed)
+    machines = dataclasses.replace(machines, efficiency=efficiency)
+    return simulator.job_of_list(listed, machines, batch, zipf_exponent)
+
+
+def ablation(name: str, batch: int | None = None, **changed: Any) -> dict[str, Any]:
+    """The baseline and its improvements on 128 GPUs."""
+    steps = list(simulator.simulate_ablation(job_of(name, NODES, batch, **changed)))
+    final, published = steps[-1].samples_per_s / 1e6, PUBLISHED[name]
+    return {
+        "model": name,
+        "batch_size": steps[0].batch_size,
+        "published": published,
+        "simulated": final,
+        "error": final / published - 1,
+        "speedup": steps[0].timeline.step_ms / steps[-1].timeline.step_ms,
+        "steps": [step.record() for step in steps],
+    }
+
+
+def mlperf(submission: Submission) -> dict[str, Any]:
+    """DLRM-DCNv2 as submitted: small tables in DP, the rest in RB, all overlapped."""
+    job = job_of("DLRM-DCNv2", submission.nodes, submission.batch)
+    small = {
+        table.name: "dp"
+        for table in job.tables
+        if 4 * table.rows * table.dim <= submission.replicated_gb * 1e9
+    }
+    placements = simulator.plan_embark(job, ("rb",), small)
+    found = simulator.simulate_embark("MLPerf", job, placements)
+    return {
+        **dataclasses.asdict(submission),
+        "simulated": found.samples_per_s / 1e6,
+        "error": found.samples_per_s / 1e6 / submission.published - 1,
+        "step": found.record(),
+    }
+
+
+def communication(name: str, nodes: int) -> dict[str, Any]:
+    """Of the baseline, as the fleet grows."""
+    baseline = next(simulator.simulate_ablation(job_of(name, nodes)))
+    return {
+        "model": name,
+        "gpus": 8 * nodes,
+        "exposed": baseline.exposed_share,
+        "waiting": baseline.waiting_share,
+    }
+
+
+def sensitivity(before: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Throughput and speedup of each model with one constant better than it is."""
+    efficiency = fleet.gpu_efficiency()
+
+    def scaled(names, factor):
+        return {name: factor * getattr(efficiency, name) for name in names}
+
+    variants: dict[str, dict[str, Any]] = {
+        **{f"{name} × {CHANGE}": scaled([name], CHANGE) for name in CONSTANTS[:3]},
+        f"kernel_us ÷ {CHANGE}": scaled(["kernel_us"], 1 / CHANGE),
+        f"latencies ÷ {CHANGE}": scaled(LATENCIES, 1 / CHANGE),
+        "Zipf exponent 1.2": {"zipf_exponent": 1.2},
+    }
+    rows = []
+    for variant, changed in variants.items():
+        for name, known in before.items():
+            console.log(f"{variant}: {name}")
+            found = ablation(name, known["batch_size"], **changed)
+            rows.append(
+                {
+                    "changed": variant,
+                    "model": name,
+                    "throughput": found["simulated"] / known["simulated"] - 1,
+                    "speedup": found["speedup"],
+                }
+            )
+    return rows
+
+
+def show(results: dict[str, Any]) -> None:
+    """The result table."""
+    table = Table("model", "GPUs", "batch", "published", "simulated", "error")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_column("× overlap, sharding, clusters")
+    for row in (*results["table1"], results["dcnv2_at_mlperf_batch"]):
+        first_ms = row["steps"][0]["step_ms"]
+        factors = [f"{first_ms / step['step_ms']:.2f}" for step in row["steps"][1:]]
+        table.add_row(
+            row["model"],
+            str(8 * NODES),
+            f"{row['batch_size']:,}",
+            f"{row['published']:.1f} M/s",
+            f"{row['simulated']:.1f} M/s",
+            f"{row['error']:+.0%}",
+            ", ".join(factors),
+        )
+    for row in results["mlperf"]:
+        table.add_row(
+            "MLPerf v4.0",
+            str(8 * row["nodes"]),
+            f"{row['batch']:,}",
+            f"{row['published']:.1f} M/s",
+            f"{row['simulated']:.1f} M/s",
+            f"{row['error']:+.0%}",
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    table1 = []
+    for name in PUBLISHED:
+        console.log(f"{name} on {8 * NODES} GPUs")
+        table1.append(ablation(name))
+    results: dict[str, Any] = {
+        "constants": dataclasses.asdict(fleet.gpu_efficiency()),
+        "table1": table1,
+        "dcnv2_at_mlperf_batch": ablation("DLRM-DCNv2", MLPERF_BATCH),
+        "mlperf": [mlperf(submission) for submission in SUBMISSIONS],
+        "communication": [
+            communication(name, nodes)
+            for nodes in (1, 2, 4, 8, 16)
+            for name in FITS_ONE_NODE
+        ],
+        "published_speedup": PUBLISHED_SPEEDUP,
+        "published_communication": PUBLISHED_COMMUNICATION,
+    }
+    results["sensitivity"] = sensitivity({row["model"]: row for row in table1})
+    (FOLDER / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, FOLDER / "plot.png")
+    show(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
