@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from embark_jax.planner.prediction import Prediction
+from embark_jax.planner.prediction import Breakdown, Prediction
 from embark_jax.planner.storage import Placement, Storage, lay_out
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
@@ -192,9 +192,14 @@ def _placement(value: dict[str, Any]) -> Placement:
 def _prediction(value: dict[str, Any] | None) -> Prediction | None:
     if value is None:
         return None
-    prediction = Prediction(**value)
-    return dataclasses.replace(
-        prediction,
-        device_ms=tuple(prediction.device_ms),
-        device_bytes=tuple(prediction.device_bytes),
-    )
+    fields = _tuples(value)
+    if fields.get("breakdown") is not None:
+        parts = _tuples(fields["breakdown"])
+        parts["phase_ms"] = _tuples(parts["phase_ms"])
+        fields["breakdown"] = Breakdown(**parts)
+    return Prediction(**fields)
+
+
+def _tuples(value: dict[str, Any]) -> dict[str, Any]:
+    """With JSON's lists as tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}

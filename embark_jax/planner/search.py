@@ -14,6 +14,7 @@ import numpy as np
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.bound import Group, Program, Relaxation
+from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.candidates import (
     Candidate,
     ForcedPlacement,
@@ -29,7 +30,8 @@ from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS, Plan
 from embark_jax.planner.polish import polish
 from embark_jax.planner.prediction import Prediction
-from embark_jax.planner.storage import Placement
+from embark_jax.planner.reasons import reason, split
+from embark_jax.planner.storage import Cluster, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
@@ -111,6 +113,9 @@ def plan(
             min(step_ms, lower_bound_ms),
             tuple(map(float, ledger.device_ms())),
             (ledger.bytes(),) * fleet.devices,
+            break_down(placements, features, workload, cost_model)
+            if isinstance(cost_model, ProgramModel)
+            else None,
         ),
     )
 
@@ -126,7 +131,7 @@ class Search:
         workload: Workload,
         model: CostModel,
     ):
-        self.tables, self.workload = tables, workload
+        self.tables, self.workload, self.model = tables, workload, model
         self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
         memory = Memory(workload)
         uses = [table_use(table, features, workload) for table in tables]
@@ -191,7 +196,7 @@ class Search:
                 candidate.shape.row_shards,
                 candidate.shape.column_shards,
                 tuple(map(int, owners)),
-                self._reason(i, candidate),
+                self._reason(i, candidate, owners.tolist()),
             )
             for i, (table, candidate, owners) in enumerate(
                 zip(self.tables, placing.candidates, placing.owners, strict=True)
@@ -232,23 +237,20 @@ class Search:
                 break
         return placings
 
-    def _reason(self, i: int, chosen: Candidate) -> str:
-        """How the best of other clusters compare, each table by itself."""
-        if self.forced[i].cluster is not None:
-            return "forced"
+    def _reason(self, i: int, chosen: Candidate, owners: Sequence[int]) -> str:
+        """How it is split, and how the best of other clusters compare."""
         if self.workload.devices == 1:
             return "one device: nothing to exchange"
-        best: dict[str, float] = {}
-        for candidate in self.options[i]:
-            cluster, ms = candidate.shape.cluster, self.alone_ms[candidate]
-            best[cluster] = min(ms, best.get(cluster, ms))
-        mine_ms = self.alone_ms[chosen]
-        others = [
-            f"{cluster.upper()} {ms / mine_ms:.2g}×"
-            for cluster, ms in best.items()
-            if cluster != chosen.shape.cluster and mine_ms
-        ]
-        return ", ".join([f"{1e3 * mine_ms:,.0f} µs by itself", *others])
+        if self.forced[i].cluster is not None:
+            return f"forced, {split(chosen.shape, owners, self.workload.fleet)}"
+        if not isinstance(self.model, ProgramModel):
+            return split(chosen.shape, owners, self.workload.fleet)
+        best: dict[Cluster, Candidate] = {}
+        for option in sorted(self.options[i], key=self.alone_ms.__getitem__):
+            best.setdefault(option.shape.cluster, option)
+        best.pop(chosen.shape.cluster)
+        others = [option.shape for _, option in sorted(best.items())]
+        return reason(chosen.shape, owners, others, self.model)
 
     def _shortage(self, needed_bytes: float) -> str:
         """What is short, by how much, where, and what would make it fit."""

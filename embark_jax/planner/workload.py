@@ -142,23 +142,27 @@ class Shape:
 
     def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
         """``(certain, expected)`` ids that a device sends to each row shard: what
-        cannot be exceeded, where slack would go beyond it, or else the expectation.
-
-        In "rb" it sends every id, in "ub" every id once.
-        """
-        use, slack = self.use, workload.capacity_slack
-        places = workload.device_batch * use.hotness
-        ids = places * use.filled
+        cannot be exceeded, where slack would go beyond it, or else the expectation."""
+        places = workload.device_batch * self.use.hotness
         most = np.full(self.row_shards, float(places))
-        likely = ids * use.skew.row_shard_shares(use.rows, self.row_shards)
         if self.cluster == "ub":
             most = np.minimum(most, self.shard_rows)
-            distinct = use.skew.expected_unique(use.rows, ids)
-            likely = np.minimum(likely, distinct / self.row_shards)
-        elif self.row_shards == 1:
-            likely = np.full(1, float(ids))
-        sure = likely * slack >= most
+        likely = self.likely_ids(workload)
+        sure = likely * workload.capacity_slack >= most
         return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
+
+    def likely_ids(self, workload: Workload) -> np.ndarray:
+        """``[row_shards]`` ids that a device may be expected to send to each: in "rb"
+        every id, in "ub" every id once."""
+        use = self.use
+        ids = workload.device_batch * use.hotness * use.filled
+        if self.cluster == "ub":
+            likely = ids * use.skew.row_shard_shares(use.rows, self.row_shards)
+            distinct = use.skew.expected_unique(use.rows, ids)
+            return np.minimum(likely, distinct / self.row_shards)
+        if self.row_shards == 1:
+            return np.full(1, float(ids))
+        return ids * use.skew.row_shard_shares(use.rows, self.row_shards)
 
     def batch_ids(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` ids of the whole batch that fall on each row shard."""

@@ -1,0 +1,146 @@
+"""A plan's time taken apart adds up again, and its reasons name what decides."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from embark_jax import fleet
+from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
+from embark_jax.planner.breakdown import break_down
+from embark_jax.planner.cost import ProgramModel
+from embark_jax.planner.predict import predict
+from embark_jax.planner.reasons import reason, split, times
+from embark_jax.planner.workload import Shape, TableUse, Workload
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.planner import published
+
+TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]
+FEATURES = [
+    FeatureSpec("dp", hotness=2),
+    FeatureSpec("rb", hotness=3),
+    FeatureSpec("ub", hotness=5),
+    FeatureSpec("columns", hotness=4, pooling="none"),
+]
+PLACEMENTS = [
+    Placement(TABLES[0], "dp"),
+    Placement(TABLES[1], "rb", 2, 1, (1, 3)),
+    Placement(TABLES[2], "ub", 1, 1, (2,)),
+    Placement(TABLES[3], "ub", 2, 2, (0, 1, 2, 3)),
+]
+
+
+def workload(nodes=2, gpus=2, optimizer="sgd"):
+    return Workload(fleet.dgx_h100(nodes, gpus), 80, 1.1, 1.25, optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_phases_and_tables_add_up_to_the_step(optimizer):
+    circumstances = workload(optimizer=optimizer)
+    model = ProgramModel(circumstances)
+    found = break_down(PLACEMENTS, FEATURES, circumstances, model)
+    predicted = predict(PLACEMENTS, FEATURES, circumstances, model)
+    by_phase = np.sum([*found.phase_ms.values()], axis=0)
+    np.testing.assert_allclose(by_phase, predicted.device_ms)
+    assert sum(found.table_ms.values()) == pytest.approx(predicted.step_ms)
+    assert found.table_ms.keys() == {table.name for table in TABLES}
+    assert min(found.table_ms.values()) > 0
+
+
+def test_useful_bytes_by_hand():
+    # A device has 20 samples: 60 ids for "rb", whose halves lie on devices 1 and 3.
+    circumstances = workload()
+    alone = break_down(
+        PLACEMENTS[1:2], FEATURES[1:2], circumstances, ProgramModel(circumstances)
+    )
+    ranks = np.arange(1, 1001.0) ** -1.1
+    even = ranks[::2].sum() / ranks.sum()
+    # Slot and bag of 4 bytes an id; 20 bags of 8 columns, and as many gradients back.
+    to_owner = [0, 8 * 60 * even + 640, 0, 8 * 60 * (1 - even) + 640]
+    np.testing.assert_allclose(alone.to_owner_bytes, to_owner, rtol=1e-5)
+    np.testing.assert_allclose(alone.from_owner_bytes, [0, 640, 0, 640])
+    # Buffers have places for the slack, and pieces for each pair.
+    assert alone.padded_bytes >= max(to_owner) + 640
+
+
+def test_sequences_come_back_row_by_row_once():
+    circumstances = Workload(fleet.dgx_h100(2, 2), 80)
+    found = break_down(
+        PLACEMENTS[2:3], FEATURES[2:3], circumstances, ProgramModel(circumstances)
+    )
+    # 100 uniform ids of 1000 rows: so many different ones; slot, row and gradient.
+    different = 1000 * (1 - (1 - 1 / 1000) ** 100)
+    np.testing.assert_allclose(found.from_owner_bytes, [0, 0, 32 * different, 0])
+    np.testing.assert_allclose(found.to_owner_bytes, [0, 0, 36 * different, 0])
+
+
+def test_a_plan_keeps_its_breakdown():
+    planned = plan(*published.model("DLRM-DCNv2"), fleet.dgx_h100(), 65_536)
+    breakdown = planned.prediction.breakdown
+    assert sum(breakdown.table_ms.values()) == pytest.approx(planned.prediction.step_ms)
+    assert Plan.from_json(planned.to_json()) == planned
+    formula = plan(TABLES, FEATURES, fleet.dgx_h100(), 80, cost_model="embark")
+    assert formula.prediction.breakdown is None
+    assert Plan.from_json(formula.to_json()) == formula
+
+
+@pytest.mark.parametrize(
+    ("shape", "owners", "nodes", "words"),
+    [
+        (("dp", 1, 1), (), 2, "replicated"),
+        (("rb", 1, 1), (3,), 2, "whole on one device"),
+        (("rb", 2, 1), (2, 3), 2, "row-wise inside a node"),
+        (("rb", 2, 1), (2, 3), 1, "row-wise over 2 devices"),
+        (("ub", 1, 2), (3, 3), 2, "column-wise on one device"),
+        (
+            ("ub", 2, 2),
+            (0, 1, 2, 3),
+            2,
+            "row- and column-wise over 4 devices of 2 nodes",
+        ),
+    ],
+)
+def test_splits_in_words(shape, owners, nodes, words):
+    machines = fleet.dgx_h100(nodes, 4 // nodes)
+    assert split(Shape(TableUse(10, 8, 1, 1), *shape), owners, machines) == words
+
+
+def test_reasons_name_what_the_others_have_most_of():
+    model = ProgramModel(Workload(fleet.dgx_h100(1, 4), 80_000))
+    # 20,000 samples a device have 800,000 ids: RB returns 20,000 pooled rows for them,
+    # UB some half million rows, and DP sums the whole million.
+    use = TableUse(10**6, 128, 40, 1)
+    rb, ub, dp = (Shape(use, cluster) for cluster in ("rb", "ub", "dp"))
+    # On average a device sends, of 8 bytes an id and 512 a row, three quarters: in RB
+    # 4.8 MB of ids and 15.4 MB of pooled rows with their gradients; in DP twice 516 MB;
+    # in UB a quarter of 1.25 · 1e6 · (1 - exp(-0.8)) · 4112 bytes.
+    assert reason(rb, (0,), [dp, ub], model) == (
+        "whole on one device; DP would move 38× the bytes; UB would move 26× the bytes"
+    )
+    # 40 rows that all read all the time: UB returns them once.
+    hot = TableUse(40, 128, 400, 400)
+    (words,) = reason(Shape(hot, "ub"), (0,), [Shape(hot, "rb")], model).split("; ")[1:]
+    assert words.startswith("RB would move")
+    huge = Shape(dataclasses.replace(use, rows=10**9), "dp")
+    # 10^9 rows of 129 values; gradients of 3.2e6 ids are summed beside them.
+    assert "DP would need 518 GB on each device" in reason(rb, (0,), [huge], model)
+
+
+def test_ratios_in_words():
+    assert [times(x) for x in (0.913, 1.44, 28.6, 1234.0)] == [
+        *("0.91×", "1.4×", "29×", "1,200×")
+    ]
+
+
+def test_every_table_of_a_plan_has_its_reason():
+    planned = plan(
+        TABLES,
+        FEATURES,
+        fleet.dgx_h100(),
+        80,
+        forced={"ub": ForcedPlacement("ub"), "rb": ForcedPlacement("rb", 2)},
+    )
+    reasons = {p.table.name: p.reason for p in planned.placements}
+    assert reasons["ub"].startswith("forced, ")
+    assert reasons["rb"].startswith("forced, row-wise")
+    assert all(reasons.values())
