@@ -118,6 +118,8 @@ class EmbeddingConfig(Config):
     on_bad_id: Literal["error", "drop", "hash"] = "error"
     capacity_slack: PositiveFloat = 1.25
     """Exchange buffers hold this multiple of what the statistics expect."""
+    kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
+    """Of lookups and updates; ``auto`` is the best that runs here."""
 
 
 class DLRMDCNv2Config(Config):

@@ -15,6 +15,7 @@ from embark_kernels import (
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
+    availability,
 )
 from flax import nnx
 
@@ -85,12 +86,16 @@ class Experiment:
         """The model with its initial state on the devices of the plan's mesh.
 
         Raises:
-          ConfigError: if there are too few devices, or the model does not suit the
-            embeddings.
+          ConfigError: if there are too few devices, the kernels cannot run on them, or
+            the model does not suit the embeddings.
         """
         config = self.config
         with blaming("mesh"):
-            embeddings = EmbeddingCollection(self.plan, self.plan.make_mesh())
+            mesh = self.plan.make_mesh()
+        with blaming("embedding.kernels"):
+            embeddings = EmbeddingCollection(
+                self.plan, mesh, implementation=_implementation(config)
+            )
         with blaming("model"):
             model = models.build(
                 config.model,
@@ -139,6 +144,16 @@ def build(
     else:
         planned = _read_plan(plan_file, config, tables, features)
     return Experiment(config, dataset, tables, features, planned)
+
+
+def _implementation(config: ExperimentConfig) -> str | None:
+    """Of the kernels, as a collection takes it."""
+    kernels = config.embedding.kernels
+    if kernels == "auto":
+        return None
+    if reason := availability()[kernels]:
+        raise ValueError(f"{kernels} {reason}; choose auto or xla")
+    return kernels
 
 
 def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:

@@ -214,6 +214,10 @@ def edit(path: Path, **changes) -> None:
         (["embedding.features.city.table=town"], ["'city' reads table 'town'"]),
         (["model.bottom=[8, 8]"], ["model: feature 'city' has dim 4, must be 8"]),
         (["mesh.nodes=4"], ["mesh: ", "4 × 4 = 16 devices, this machine shows 8"]),
+        (
+            ["embedding.kernels=mosaic_gpu"],
+            ["embedding.kernels: mosaic_gpu needs a GPU", "choose auto or xla"],
+        ),
     ],
     ids=lambda value: value[0].partition("=")[0],
 )

@@ -74,6 +74,7 @@ class EmbeddingCollection:
             )
         self.plan = plan
         self.mesh = mesh
+        self.implementation = implementation
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
         self._route_specs = dict.fromkeys(

@@ -143,7 +143,9 @@ class Trainer:
             return False
         sizes = {name: int(value) for name, value in needed.items()}
         plan = dataclasses.replace(plan, capacities=grow(plan.capacities, sizes))
-        self._use(EmbeddingCollection(plan, self.embeddings.mesh))
+        old = self.embeddings
+        new = EmbeddingCollection(plan, old.mesh, implementation=old.implementation)
+        self._use(new)
         self.recompilations += 1
         return True
 

@@ -123,10 +123,11 @@ def batches(plan: Plan, seed: int):
         yield ids, weights, gradients
 
 
-def solve(problem: Problem):
+def solve(problem: Problem, implementation: str = "xla"):
     """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
     plan, optimizer = problem.plan, problem.optimizer
-    collection = EmbeddingCollection(plan, plan.make_mesh())
+    mesh = plan.make_mesh()
+    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
     storages = collection.init(jax.random.key(problem.seed))
     state = collection.init_optimizer(optimizer)
 

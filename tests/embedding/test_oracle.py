@@ -4,7 +4,8 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import RowwiseAdagrad
+from embark_kernels import RowwiseAdagrad, grouping
+from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement
@@ -17,8 +18,8 @@ from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def check(problem: Problem) -> None:
-    initial, lookups, tables, states = problems.solve(problem)
+def check(problem: Problem, implementation: str = "xla") -> None:
+    initial, lookups, tables, states = problems.solve(problem, implementation)
     expected_lookups, expected_tables, expected_states = problems.solve_by_oracle(
         problem, initial
     )
@@ -52,6 +53,22 @@ def test_3d_shards_of_a_shared_table(cluster, optimizer):
     ]
     placed = [Placement(table, cluster, 3, 2, (7, 0, 3, 7, 7, 1))]
     check(Problem(make_plan(features, placed, 2, 4, 16), optimizer, seed=5))
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_kernels_equal_the_reference(cluster, monkeypatch):
+    """In Pallas' interpreter, which runs on one device alone: several pieces of an
+    output on one owner, rows that are cut into parts, weights and a sequence."""
+    monkeypatch.setattr(grouping, "PART", 3)
+    table = TableSpec("t", 7, 16)
+    features = [
+        FeatureSpec("bag", "t", 3, "mean", weighted=True),
+        FeatureSpec("sequence", "t", 2, "none"),
+    ]
+    shards = () if cluster == "dp" else (2, 2, (0,) * 4)
+    planned = make_plan(features, [Placement(table, cluster, *shards)], 1, 1, 3)
+    with interpreted():
+        check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
 
 
 def test_row_wise_state_is_equal_on_all_column_shards():

@@ -63,8 +63,9 @@ def placement_of(table: TableSpec, devices: int) -> ForcedPlacement:
     return ForcedPlacement("rb", devices if table.rows > 1_000_000 else 1)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "mosaic_gpu"])
 @pytest.mark.parametrize("nodes", [1, 16])
-def test_mlperf_dlrm_dcnv2_compiles(nodes):
+def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     """97 GiB of tables in all three clusters, one with column shards."""
     tables = [TableSpec(f"t{i}", rows, 128) for i, rows in enumerate(MLPERF_ROWS)]
     features = [
@@ -89,6 +90,7 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes):
         bottom=(512, 256, 128),
         top=(1024, 1024, 512, 256, 1),
         rank=512,
+        implementation=implementation,
     )
     memory = compiled.memory_analysis()
     tables_bytes = bytes_per_device(state.storages)
@@ -100,6 +102,11 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes):
     hlo = compiled.as_text()
     exchanges = re.findall(r"= \S+ all-to-all(?:-start)?\(|all-to-all-start\(", hlo)
     assert exchanges, "nothing is exchanged"
+    kernels = hlo.count('custom_call_target="mosaic_gpu')
+    # A lookup, sums and an update at least of each storage.
+    least = 3 * len(planned.storages) if implementation == "mosaic_gpu" else 0
+    assert kernels >= least
+    assert bool(kernels) == (implementation == "mosaic_gpu")
 
 
 def test_jax_still_runs_on_cpu():

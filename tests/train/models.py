@@ -31,10 +31,17 @@ MLPERF_HOTNESS = (
 
 
 def compile_step(
-    plan: Plan, mesh: Mesh, optimizer: RowOptimizer, *, bottom, top, rank: int
+    plan: Plan,
+    mesh: Mesh,
+    optimizer: RowOptimizer,
+    *,
+    bottom,
+    top,
+    rank: int,
+    implementation: str = "xla",
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
-    collection = EmbeddingCollection(plan, mesh)
+    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
     model = DLRMDCNv2(
         collection.output_shapes,
         DENSE_FEATURES,
