@@ -6,6 +6,11 @@ storage there are *levels*, the most pieces, ids and rows of any device: each is
 least the mean over devices, and at least the largest shard. No plan can beat its
 optimum, fractions of tables allowed. With whole numbers the bound gets tighter, and its
 solution is a choice of a shape for every table.
+
+Even loads are out of reach where shards are large: of shards of at least a size q, a
+device holds no more than its level divided by q, rounded down (a dual feasible
+function, https://doi.org/10.1007/s101079900114). ``refine`` adds such a rule for the
+sizes that a solution uses.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import milp
+from scipy.optimize import linprog, milp
 
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.ledger import Ledger
@@ -28,8 +33,14 @@ PIECES, IDS, ROWS, OWNER = range(4)
 
 RELATIVE_GAP = 5e-3
 """Between the bound and the best choice, at which whole numbers are good enough."""
-NODE_LIMIT = 10
+NODE_LIMIT = 20
 """Of the search with whole numbers: a count, not a time, so that plans repeat."""
+LARGE = 0.25
+"""Share of the mean load of a device from which a shard counts as large."""
+ALIKE = 0.02
+"""Sizes that differ by less share a rule."""
+SMALL_LOAD = 0.01
+"""Share of the whole time below which a kind of load is not refined."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Group:
 @dataclasses.dataclass(frozen=True)
 class Relaxation:
     """Attributes:
-    lower_bound: of the objective, in ms.
+    lower_bound: of the step, in ms.
     counts: for each group ``[candidates]`` how many tables take each.
     """
 
@@ -72,6 +83,7 @@ class Program:
         self.candidates = [c for group in groups for c in group.candidates]
         self.storage = np.array([empty.index(c) for c in self.candidates])
         self.columns = np.array([c.shape.column_shards for c in self.candidates])
+        self.thresholds: list[tuple[int, int, float]] = []  # kind, load, size
         storages = len(empty.storages)
         self.loads = 3 * storages + 1
 
@@ -81,9 +93,9 @@ class Program:
         self.used = 2 * number + np.arange(storages)
         self.level = 2 * number + storages + np.arange(self.loads)
         self.largest = self.level + self.loads
-        self.size = 2 * number + storages + 2 * self.loads
+        self.fits = 2 * number + storages + 2 * self.loads
 
-        per_shard = [
+        self.per_shard = [
             [
                 np.full(len(c.rows), c.pieces),
                 c.certain + empty.slack * c.expected,
@@ -92,13 +104,18 @@ class Program:
             ]
             for c in self.candidates
         ]
-        sums = np.array([[load.sum() for load in loads] for loads in per_shard])
+        sums = np.array([[load.sum() for load in loads] for loads in self.per_shard])
         tops = np.array(
-            [[load.max(initial=0) for load in loads] for loads in per_shard]
+            [[load.max(initial=0) for load in loads] for loads in self.per_shard]
         )
         self.unit = np.array([1.0, 1e3, 1e6, 1.0])
         self.total = (sums * self.columns[:, None] / self.unit).T
         self.top = (tops / self.unit).T
+
+    @property
+    def size(self) -> int:
+        """How many variables there are."""
+        return self.fits + len(self.thresholds)
 
     def load(self, kind: int) -> np.ndarray:
         """``[candidates]`` the load of this kind that each candidate adds to."""
@@ -116,9 +133,10 @@ class Program:
 
     def least_bytes(self) -> float:
         """No plan takes less memory on every device."""
-        found = self._solve(self._bytes(), memory=False)
-        assert found is not None  # nothing else can be short
-        return found.lower_bound
+        at_most, limits, tables, counts = self._constraints(False, False, 0.0)
+        bounds = np.stack([np.zeros(self.size), self._upper()], axis=1)
+        found = linprog(self._bytes(), at_most, limits, tables, counts, bounds)
+        return float(found.fun)
 
     def relax(self, memory: bool) -> Relaxation | None:
         """The optimum with fractions of tables; None if memory does not suffice.
@@ -126,7 +144,16 @@ class Program:
         Args:
           memory: whether it is limited.
         """
-        return self._solve(self._times(), memory)
+        at_most, limits, tables, counts = self._constraints(memory, False, 0.0)
+        found = linprog(
+            self._times(),
+            *(at_most, limits, tables, counts),
+            bounds=np.stack([np.zeros(self.size), self._upper()], axis=1),
+            method="highs-ds",
+        )
+        if found.x is None:
+            return None
+        return self._relaxation(found.fun, found.x)
 
     def choose(self, memory: bool, crowding: float = 0.0) -> Relaxation | None:
         """The optimum with whole tables, or what ``NODE_LIMIT`` allows.
@@ -137,44 +164,87 @@ class Program:
             at least. Above 0 the result bounds nothing, but its choice is easier to
             place: greedy placing ends up to one shard above the mean.
         """
-        return self._solve(self._times(), memory, whole=True, crowding=crowding)
-
-    def _solve(
-        self,
-        objective: np.ndarray,
-        memory: bool,
-        whole: bool = False,
-        crowding: float = 0.0,
-    ) -> Relaxation | None:
-        upper = np.full(self.size, np.inf)
-        upper[self.each] = self.counts[self.group]
-        upper[self.taken] = upper[self.used] = 1
-        integrality = np.zeros(self.size)
-        if whole:
-            for variables in (self.each, self.taken, self.used):
-                integrality[variables] = 1
-            integrality[self.level[: len(self.used)]] = 1  # pieces
-        constraints = [
-            (self._tables(), self.counts, self.counts),
-            (self._loads(crowding, shards=whole), 0, np.inf),
-        ]
-        if memory:
-            share = sparse.csr_matrix(self._bytes()[None] / self.empty.limit_bytes)
-            constraints.append((share, -np.inf, 1.0))
+        at_most, limits, tables, counts = self._constraints(memory, True, crowding)
+        whole = np.ones(self.size)
+        whole[self.level] = whole[self.largest] = 0
+        whole[self.level[: len(self.used)]] = 1  # pieces
         with _silence():
             found = milp(
-                objective,
-                integrality=integrality,
-                bounds=(np.zeros(self.size), upper),
-                constraints=constraints,
+                self._times(),
+                integrality=whole,
+                bounds=(np.zeros(self.size), self._upper()),
+                constraints=[(tables, counts, counts), (at_most, -np.inf, limits)],
                 options={"node_limit": NODE_LIMIT, "mip_rel_gap": RELATIVE_GAP},
             )
         if found.x is None:
             return None
-        chosen = found.x[self.each]
-        bound = found.mip_dual_bound if whole else found.fun
+        return self._relaxation(found.mip_dual_bound, found.x)
+
+    def refine(self, choice: Relaxation) -> bool:
+        """Adds rules for the large shards of a solution; returns whether any is new."""
+        taken = np.concatenate(choice.counts) > 1e-6
+        number = len(self.thresholds)
+        prices = self._prices()
+        for kind in (IDS, OWNER):
+            loads = self.load(kind)
+            for load in np.unique(loads[taken]):
+                mine = taken & (loads == load)
+                share = np.concatenate(choice.counts)[mine] / self.empty.devices
+                mean = float(self.total[kind][mine] @ share)
+                if mean * prices[load] < SMALL_LOAD * choice.lower_bound:
+                    continue
+                sizes = np.concatenate(
+                    [self.per_shard[c][kind] for c in np.flatnonzero(mine)]
+                )
+                for size in np.unique(sizes / self.unit[kind]):
+                    if size >= LARGE * mean and not any(
+                        known == load and abs(q / size - 1) < ALIKE
+                        for _, known, q in self.thresholds
+                    ):
+                        self.thresholds.append((kind, int(load), float(size)))
+        return len(self.thresholds) > number
+
+    def _constraints(
+        self, memory: bool, whole: bool, crowding: float
+    ) -> tuple[Any, np.ndarray, Any, np.ndarray]:
+        """What is to be at most so much, and what is to be equal."""
+        blocks = [-self._loads(crowding, shards=whole)]
+        if whole and self.thresholds:
+            blocks.append(-self._rules())
+        limits = np.zeros(sum(block.shape[0] for block in blocks))
+        if memory:
+            shares = self._bytes()[None] / self.empty.limit_bytes
+            blocks.append(sparse.csr_matrix(shares))
+            limits = np.append(limits, 1.0)
+        return sparse.vstack(blocks).tocsr(), limits, self._tables(), self.counts
+
+    def _upper(self) -> np.ndarray:
+        """Of each variable."""
+        upper = np.full(self.size, np.inf)
+        upper[self.each] = self.counts[self.group]
+        upper[self.taken] = upper[self.used] = 1
+        return upper
+
+    def _relaxation(self, bound: float, values: np.ndarray) -> Relaxation:
+        taken = values[self.each]
         groups = range(len(self.counts))
-        return Relaxation(float(bound), [chosen[self.group == g] for g in groups])
+        return Relaxation(float(bound), [taken[self.group == g] for g in groups])
+
+    def _rules(self) -> Any:
+        """What is to be at least zero, for each threshold: level − size × how many fit;
+        devices × how many fit − shards of this size."""
+        blocks = []
+        for number, (kind, load, size) in enumerate(self.thresholds):
+            fit, zero = np.array([self.fits + number]), np.zeros(1, int)
+            mine = np.flatnonzero(self.load(kind) == load)
+            unit = size * self.unit[kind] * (1 - 1e-9)
+            held = [np.floor(self.per_shard[c][kind] / unit).sum() for c in mine]
+            share = np.array(held) * self.columns[mine] / self.empty.devices
+            level = (zero, self.level[[load]], 1 / size)
+            shards = (np.zeros_like(mine), mine, -share)
+            blocks.append(self._matrix(1, level, (zero, fit, -1.0)))
+            blocks.append(self._matrix(1, (zero, fit, 1.0), shards))
+        return sparse.vstack(blocks)
 
     def _prices(self) -> np.ndarray:
         """``[loads]`` ms a unit."""

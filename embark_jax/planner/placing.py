@@ -173,27 +173,39 @@ class _Exchanges:
 
     Loads are rows of arrays: pieces, ids, rows, owner's time, each times its price, so
     that the cost is the sum of their maxima over devices. Ids count here with slack
-    alone; what chance adds hardly depends on who owns what.
+    alone; what chance adds hardly depends on who owns what. Shards of equal loads are
+    one *class*: it does not matter which of them moves.
     """
 
     def __init__(self, placing: Placing, s: int, shards: list[tuple[int, int]]):
         ledger = placing.ledger
-        self.placing, self.s, self.shards = placing, s, shards
-        self.owner = np.array([placing.owners[i][index] for i, index in shards])
+        self.placing, self.shards = placing, shards
         price = np.array([ledger.piece_ms[s], ledger.id_ms[s], placing.row_ms[s], 1.0])
-        loads = []
-        for i, index in shards:
+        per_table: dict[int, np.ndarray] = {}
+        for i in {i for i, _ in shards}:
             candidate = placing.candidates[i]
-            j = index // candidate.shape.column_shards
-            ids = candidate.certain[j] + ledger.slack * candidate.expected[j]
-            loads.append(
-                (candidate.pieces, ids, candidate.rows[j], candidate.owner_ms[j])
-            )
-        # One more shard a device, without load: to swap with it is to move.
-        devices = ledger.devices
-        self.owner = np.concatenate([self.owner, np.arange(devices)])
-        self.load = np.concatenate([np.array(loads), np.zeros((devices, 4))]).T
-        self.load *= price[:, None]
+            ids = candidate.certain + ledger.slack * candidate.expected
+            pieces = np.full(len(ids), candidate.pieces)
+            loads = np.stack([pieces, ids, candidate.rows, candidate.owner_ms], axis=1)
+            per_table[i] = loads * price
+        loads = np.array(
+            [
+                per_table[i][index // placing.candidates[i].shape.column_shards]
+                for i, index in shards
+            ]
+        )
+        classes, class_of = np.unique(loads, axis=0, return_inverse=True)
+        # The last class is nothing, of which all devices have some: to swap a shard
+        # with it is to move the shard.
+        self.load = np.append(classes, np.zeros((1, 4)), axis=0).T
+        self.held: list[list[list[int]]] = [
+            [[] for _ in range(ledger.devices)] for _ in classes
+        ]
+        for shard, (i, index) in enumerate(shards):
+            owner = int(placing.owners[i][index])
+            self.held[int(class_of[shard])][owner].append(shard)
+        self.count = np.array([[len(h) for h in each] for each in self.held])
+        self.count = np.append(self.count, np.ones((1, ledger.devices), int), axis=0)
         self.total = price[:, None] * np.array(
             [
                 ledger.pieces[s],
@@ -207,56 +219,74 @@ class _Exchanges:
         placing = self.placing
         while placing.pairs_left > 0 and self._improve():
             pass
-        changed: dict[int, np.ndarray] = {}
-        for (i, index), owner in zip(self.shards, self.owner, strict=False):
-            changed.setdefault(i, placing.owners[i].copy())[index] = owner
-        for i, owners in changed.items():
-            if not np.array_equal(owners, placing.owners[i]):
+        owners = {i: placing.owners[i].copy() for i, _ in self.shards}
+        for each in self.held:
+            for device, shards in enumerate(each):
+                for shard in shards:
+                    i, index = self.shards[shard]
+                    owners[i][index] = device
+        for i, found in owners.items():
+            if not np.array_equal(found, placing.owners[i]):
                 placing.take(i)
-                placing.put(i, placing.candidates[i], owners)
+                placing.put(i, placing.candidates[i], found)
 
     def _improve(self) -> bool:
         """Does the best exchange with a device that is fullest in something."""
-        best, pair = -1e-9 * max(1.0, float(self.total.max())), None
-        for fullest in np.unique(self.total.argmax(axis=1)):
-            for a in np.flatnonzero(self.owner == fullest):
-                self.placing.pairs_left -= len(self.owner)
-                change = self._changes(int(a), int(fullest))
+        best, found = -1e-9 * max(1.0, float(self.total.max())), None
+        classes, devices = np.nonzero(self.count)
+        for here in np.unique(self.total.argmax(axis=1)):
+            for mine in np.flatnonzero(self.count[:, here]):
+                self.placing.pairs_left -= len(classes)
+                change = self._changes(int(mine), int(here), classes, devices)
                 b = int(np.argmin(change))
                 if change[b] < best:
-                    best, pair = change[b], (a, b)
-        if pair is None:
+                    best = change[b]
+                    found = int(mine), int(here), int(classes[b]), int(devices[b])
+        if found is None:
             return False
-        a, b = pair
-        here, there = self.owner[a], self.owner[b]
-        moved = self.load[:, a] - self.load[:, b]
+        mine, here, other, there = found
+        moved = self.load[:, mine] - self.load[:, other]
         self.total[:, here] -= moved
         self.total[:, there] += moved
-        if a < len(self.shards):
-            self.owner[a] = there
-        if b < len(self.shards):
-            self.owner[b] = here
+        self._move(mine, here, there)
+        self._move(other, there, here)
         return True
 
-    def _changes(self, a: int, here: int) -> np.ndarray:
-        """``[shards]`` by how much the cost grows if ``a`` and each are exchanged."""
-        moved = self.load[:, a][:, None] - self.load
-        after_here = self.total[:, here][:, None] - moved
-        after_there = self.total[:, self.owner] + moved
-        # The largest load of a device that is neither of the two.
-        order = np.argsort(-self.total, axis=1, kind="stable")[:, :3]
-        rest = np.full(self.load.shape, -np.inf)
-        for kind in range(len(self.total)):
-            for device in order[kind][::-1]:
-                if device != here:
-                    other = self.owner != device
-                    rest[kind][other] = self.total[kind, device]
-        after = np.maximum(np.maximum(after_here, after_there), rest)
-        change = (after - self.total.max(axis=1)[:, None]).sum(axis=0)
+    def _move(self, mine: int, here: int, there: int) -> None:
+        """Moves a shard of this class; nothing, if the class is nothing."""
+        if mine == len(self.held):
+            return
+        self.held[mine][there].append(self.held[mine][here].pop())
+        self.count[mine, here] -= 1
+        self.count[mine, there] += 1
+
+    def _changes(
+        self, mine: int, here: int, classes: np.ndarray, devices: np.ndarray
+    ) -> np.ndarray:
+        """``[pairs]`` by how much the cost grows if a shard of class ``mine`` on
+        ``here`` is exchanged for one of each of ``classes`` on each of ``devices``."""
+        total = self.total
+        moved = self.load[:, mine][:, None] - self.load[:, classes]
+        before_here, before_there = total[:, here][:, None], total[:, devices]
+        after_here, after_there = before_here - moved, before_there + moved
+        after = np.maximum(
+            np.maximum(after_here, after_there), self._rest(here)[:, devices]
+        )
+        change = (after - total.max(axis=1)[:, None]).sum(axis=0)
         # Among exchanges that raise no maximum, those that even out.
-        squares = after_here**2 + after_there**2
-        squares -= self.total[:, here][:, None] ** 2 + self.total[:, self.owner] ** 2
-        scale = np.maximum(self.total.max(axis=1), 1e-30)[:, None]
+        squares = after_here**2 + after_there**2 - before_here**2 - before_there**2
+        scale = np.maximum(total.max(axis=1), 1e-30)[:, None]
         change += EVENNESS * (squares / scale).sum(axis=0)
-        change[self.owner == here] = np.inf
+        change[devices == here] = np.inf
         return change
+
+    def _rest(self, here: int) -> np.ndarray:
+        """``[loads, devices]`` the largest load of all but ``here`` and this one."""
+        others = self.total.copy()
+        others[:, here] = -np.inf
+        first = others.argmax(axis=1)
+        kinds = np.arange(len(others))
+        rest = np.repeat(others[kinds, first][:, None], others.shape[1], axis=1)
+        others[kinds, first] = -np.inf
+        rest[kinds, first] = others.max(axis=1)
+        return rest

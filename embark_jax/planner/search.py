@@ -35,11 +35,15 @@ from embark_jax.planner.storage import Cluster, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
+ROUNDS = 3
+"""Of choosing shapes with whole numbers, each with more rules for large shards."""
+GOOD = 1.01
+"""Times the lower bound: a plan this good is not improved."""
+CROWDING = 0.3
+"""Of a second choice in the first round, see ``Program.choose``."""
 MAX_WHOLE = 4000
 """Candidates of all groups up to which whole numbers are solved for; above, a solution
 with fractions is rounded, of which there are then few among the many tables."""
-CROWDING = 0.3
-"""Of a second choice, see ``Program.choose``; the better of the two plans is taken."""
 MEMORY_PRICES = (0.05, 0.5, 5.0, 50.0)
 """What a device's fair share of the tables is taken to cost, in step times: the first
 at which the plan fits is taken."""
@@ -166,26 +170,31 @@ class Search:
             relaxed = self.program.relax(memory)
             if relaxed is None:
                 raise ValueError(self._shortage(self.program.least_bytes()))
+            placings = self._place(relaxed, relaxed.lower_bound, prices)
             lower_bound_ms = relaxed.lower_bound
-            choices = [relaxed]
-            if len(self.program.candidates) <= MAX_WHOLE:
+            rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
+            for number in range(rounds):
+                if min(map(self._fitting_ms, placings)) <= GOOD * lower_bound_ms:
+                    break
                 whole = self.program.choose(memory)
-                crowded = self.program.choose(memory, CROWDING)
+                choices = [whole]
+                if number == 0:
+                    choices.append(self.program.choose(memory, CROWDING))
                 if whole is not None:
                     lower_bound_ms = max(lower_bound_ms, whole.lower_bound)
-                found = [choice for choice in (whole, crowded) if choice is not None]
-                choices = found or choices
-            placings = [
-                placing
-                for choice in choices
-                for placing in self._place(choice, lower_bound_ms, prices)
-            ]
-            fitting = [
-                p for p in placings if p.ledger.bytes() <= self.empty.limit_bytes
-            ]
-            if fitting:
-                return min(fitting, key=lambda p: p.ledger.step_ms()), lower_bound_ms
+                for choice in filter(None, choices):
+                    placings += self._place(choice, lower_bound_ms, prices)
+                if whole is None or not self.program.refine(whole):
+                    break
+            best = min(placings, key=self._fitting_ms)
+            if best.ledger.bytes() <= self.empty.limit_bytes:
+                return best, lower_bound_ms
         raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
+
+    def _fitting_ms(self, placing: Placing) -> float:
+        """Its time; infinite if it does not fit."""
+        fits = placing.ledger.bytes() <= self.empty.limit_bytes
+        return placing.ledger.step_ms() if fits else np.inf
 
     def placements(self, placing: Placing) -> tuple[Placement, ...]:
         """Those that the plan is made of."""
