@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.console import Console
 
 from embark_jax import config_io, planner, simulator
 from embark_jax import fleet as fleets
@@ -84,14 +84,7 @@ def simulate(
     """Lay a train step out in time, on a fleet that need not be there."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=as_json,
-    ) as progress:
-        line = progress.add_task("planning")
+    with Console(stderr=True).status("planning") as status:
         plan = None
         try:
             if config_file is not None:
@@ -108,7 +101,7 @@ def simulate(
             simulations = []
             for each in _ablation(job) if baseline else _program(job, plan):
                 simulations.append(each)
-                progress.update(line, description=f"simulated {each.system}")
+                status.update(f"simulated {each.system}")
         except ValueError as error:
             raise ConfigError(str(error)) from error
     if trace is not None:

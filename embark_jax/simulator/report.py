@@ -31,16 +31,17 @@ def report(simulations: Sequence[Simulation]) -> Table:
             "speedup",
             [f"{first_ms / each.timeline.step_ms:.2f}" for each in simulations],
         )
-    row("only links work", [f"{each.exposed_share:.1%}" for each in simulations])
-    row("waiting for others", [f"{each.waiting_share:.1%}" for each in simulations])
+    row("exposed communication", [f"{each.exposed_share:.1%}" for each in simulations])
+    row(
+        "waiting for slower devices",
+        [f"{each.waiting_share:.1%}" for each in simulations],
+    )
     table.add_section()
     phases = [each.timeline.phase_ms() for each in simulations]
     for phase in phases[0]:
         if any(each[phase].any() for each in phases):
             row(f"{phase}, ms", [f"{each[phase].mean():.3f}" for each in phases])
-    table.caption = (
-        "Phases are those of an average device and overlap, except in the baseline"
-        if len(simulations) > 1
-        else "Phases are those of an average device and overlap"
-    )
+    table.caption = "Phases are those of an average device; they overlap"
+    if len(simulations) > 1:
+        table.caption += ", but for the baseline's"
     return table

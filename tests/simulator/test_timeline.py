@@ -1,9 +1,15 @@
 """Schedules, worked by hand."""
 
+import itertools
+from typing import get_args
+
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from embark_jax.simulator import Task, schedule, serial
+from embark_jax.simulator.timeline import Resource
 
 
 def task(name, resource, ms, after=(), group=1):
@@ -105,3 +111,47 @@ def test_links_that_work_at_once_are_exposed_once():
 def test_a_task_that_waits_in_vain_is_named(after):
     with pytest.raises(ValueError, match=f"'b': \\('{after}',\\)"):
         schedule([task("a", "memory", [1]), task("b", "memory", [1], [after])])
+
+
+@st.composite
+def programs(draw):
+    """Tasks that each wait for some of those before them."""
+    devices, tasks = draw(st.sampled_from([1, 2, 4])), []
+    for i in range(draw(st.integers(1, 8))):
+        before = [each.name for each in tasks]
+        after = draw(st.lists(st.sampled_from(before))) if before else []
+        resources = st.sampled_from(get_args(Resource))
+        durations = st.lists(st.integers(0, 9), min_size=devices, max_size=devices)
+        held = draw(st.frozensets(resources, min_size=1, max_size=2))
+        ms = np.array(draw(durations), float)
+        group = draw(st.sampled_from([1, devices]))
+        tasks.append(Task(f"t{i}", "phase", held, ms, tuple(after), group))
+    return tasks
+
+
+@hypothesis.given(programs())
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_no_resource_is_held_twice_and_nothing_comes_too_early(tasks):
+    timeline = schedule(tasks)
+    spans = {span.task.name: span for span in timeline.spans}
+    assert set(spans) == {task.name for task in tasks}
+    for task in tasks:
+        span = spans[task.name]
+        np.testing.assert_array_equal(
+            span.end_ms - span.start_ms, task.ms if task.group == 1 else task.ms.max()
+        )
+        for name in task.after:
+            assert (spans[name].end_ms <= span.start_ms).all()
+    for device in range(timeline.devices):
+        for resource in get_args(Resource):
+            held = sorted(
+                (span.start_ms[device], span.end_ms[device])
+                for span in timeline.spans
+                if resource in span.task.resources
+                and span.end_ms[device] > span.start_ms[device]
+            )
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(held))
+    if timeline.devices == 1:  # of several, one may wait for another's tasks
+        assert timeline.step_ms <= schedule(serial(tasks)).step_ms
+    busy_ms = timeline.step_ms - timeline.idle_ms()
+    assert (timeline.exposed_ms() <= busy_ms).all()
