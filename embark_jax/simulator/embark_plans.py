@@ -76,12 +76,12 @@ def planned(
         model,
     )
     placing, _ = search.run()
-    return [_over_gpus(each, model.gpus) for each in search.placements(placing)]
+    return [over_gpus(each, model.gpus) for each in search.placements(placing)]
 
 
-def _over_gpus(placement: Placement, gpus: int) -> Placement:
-    """Each row shard of a node, spread over the node's GPUs: row r goes to GPU
-    ``r // row_shards % gpus``."""
+def over_gpus(placement: Placement, gpus: int) -> Placement:
+    """A placement on nodes, with each row shard spread over its node's GPUs: row r
+    goes to GPU ``r // row_shards % gpus``."""
     if placement.cluster == "dp":
         return placement
     columns, rows = placement.column_shards, placement.row_shards

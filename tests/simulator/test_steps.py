@@ -9,6 +9,7 @@ import pytest
 
 from embark_jax import fleet, planner
 from embark_jax.planner import Placement, Workload
+from embark_jax.planner.workload import shape_of
 from embark_jax.simulator import (
     Job,
     chrome_trace,
@@ -20,7 +21,7 @@ from embark_jax.simulator import (
     simulate_program,
 )
 from embark_jax.simulator.embark_loads import count
-from embark_jax.simulator.embark_plans import table_row_wise
+from embark_jax.simulator.embark_plans import SystemModel, over_gpus, table_row_wise
 from embark_jax.simulator.program_step import program_tasks
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -227,3 +228,28 @@ def test_each_improvement_is_kept_only_if_it_is_one():
     # Nothing overlaps in the baseline: what is not waited for is some phase's.
     phases_ms = sum(phase["mean"] for phase in record["phases_ms"].values())
     assert phases_ms == pytest.approx(times[0] * (1 - record["waiting_share"]))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_the_planners_model_of_embarks_system_is_that_of_its_step(nodes, cluster):
+    real = machines(nodes, 4)
+    no_latency = fleet.Efficiency(0.76, 0.8, 0.5, 0, 0, 0, 0)
+    ideal = dataclasses.replace(real, efficiency=no_latency)
+    workload = Workload(ideal, 65_536, optimizer="sgd")
+    mine = dataclasses.replace(job(ideal), workload=workload)
+    model = SystemModel(workload, (cluster,), mine.embark_key_bytes)
+    bins = range(nodes) if nodes > 1 else range(4)
+    placements = [
+        Placement(table, cluster, len(bins), devices=tuple(bins)) for table in TABLES
+    ]
+    predicted_ms = sum(
+        float(model.owner_ms(shape).mean()) + model.everywhere_ms(shape)
+        for shape in (shape_of(each, FEATURES, workload) for each in placements)
+    )
+    spread = [over_gpus(each, model.gpus) for each in placements]
+    spans = simulate_embark("", mine, spread, serial).timeline.spans
+    embeddings = {"ids", "lookup", "exchange", "update"}
+    device_ms = sum(s.task.ms for s in spans if s.task.phase in embeddings)
+    # It leaves out that requesters sort ids, and sums of bags without ids.
+    assert predicted_ms == pytest.approx(device_ms.mean(), rel=0.1)
