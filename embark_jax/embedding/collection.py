@@ -320,7 +320,7 @@ def _make_cluster(
 ) -> Cluster:
     match index.storage.cluster:
         case "dp":
-            return DataParallel(index, implementation)
+            return DataParallel(index, batch, implementation)
         case "rb":
             return ReductionBased(index, capacity, batch, implementation)
         case "ub":

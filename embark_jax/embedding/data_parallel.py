@@ -1,8 +1,9 @@
 """DP: the storage is replicated; lookups are local, gradients are all-reduced.
 
-Row gradients are all-reduced in a compact buffer that holds the rows touched on any
-device, so that a large table costs what the batch touches, not its size. A table that
-is smaller than that is all-reduced as a whole. One device reduces nothing.
+They are summed in one buffer. Of a table that has no more rows than the batch has ids
+for it, the buffer holds every row; of other tables it holds the rows that are touched
+on any device, so that a large table costs what the batch touches, not its size. One
+device sums nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from embark_kernels import (
     Implementation,
     RowGroups,
@@ -23,6 +25,7 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import gather, own_part, sum_over_devices
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.planner.collectives import summed_whole
 
 
 class DataParallelRoute(NamedTuple):
@@ -42,13 +45,36 @@ class DataParallelRoute(NamedTuple):
 class DataParallel:
     """The DP cluster of one storage; see ``cluster.Cluster``."""
 
-    def __init__(self, index: StorageIndex, implementation: Implementation):
+    def __init__(self, index: StorageIndex, batch: int, implementation: Implementation):
         self.index = index
         self.implementation: Implementation = implementation
+        batch_ids: dict[str, int] = {}
+        for each in index.features:
+            name, hotness = each.feature.table, each.feature.hotness
+            ids = batch * index.devices * hotness
+            batch_ids[name] = batch_ids.get(name, 0) + ids
+        # Tables that are summed whole: places of their first rows, and how far their
+        # slots lie behind their places; the latter for each id column, too.
+        first_place, behind, self._places = [], [], 0
+        self._column_behind = np.zeros(index.columns, np.int32)
+        self._column_whole = np.zeros(index.columns, bool)
+        for placement in index.storage.placements:
+            table = placement.table
+            if not summed_whole(table.rows, batch_ids[table.name]):
+                continue
+            first_place.append(self._places)
+            behind.append(index.storage.first_slots[table.name][0, 0] - self._places)
+            self._places += table.rows
+            for each in index.features:
+                if each.feature.table == table.name:
+                    self._column_whole[each.columns] = True
+                    self._column_behind[each.columns] = behind[-1]
+        self._first_place = np.array(first_place, np.int32)
+        self._behind = np.array(behind, np.int32)
 
     def route(self, ids, weights):
         _, _, slot = self.index.expand(ids)
-        groups, touched = self._group(slot.reshape(-1))
+        groups, touched = self._group(slot)
         weight = None if weights is None else weights[:, self.index.entry_column]
         route = DataParallelRoute(slot, weight, groups, touched)
         return route, jnp.zeros((), jnp.int32)
@@ -56,20 +82,41 @@ class DataParallel:
     def _group(self, slot: jax.Array) -> tuple[RowGroups, jax.Array]:
         slots, implementation = self.index.slots, self.implementation
         if self.index.devices == 1:
-            groups = group_rows(slot, slots, implementation=implementation)
+            groups = group_rows(slot.reshape(-1), slots, implementation=implementation)
             return groups, groups.row
-        if slots <= slot.shape[0] * self.index.devices:
-            used = jnp.zeros(slots, jnp.int32).at[slot].add(1, mode="drop")
-            every = jnp.arange(slots, dtype=jnp.int32)
-            touched = jnp.where(sum_over_devices(used) > 0, every, slots + every)
-            place = slot
-        else:
+        place, touched = [], []
+        whole = np.flatnonzero(self._column_whole)
+        if whole.size:
+            found, rows = self._sum_whole(slot[:, whole], self._column_behind[whole])
+            place.append(found)
+            touched.append(rows)
+        listed = np.flatnonzero(~self._column_whole)
+        if listed.size:
             # For plain XLA: nothing is summed into the groups of all devices.
-            everywhere = group_rows(gather(slot), slots, implementation="xla")
-            touched = everywhere.row
-            place = own_part(everywhere.group)
-        size = touched.shape[0]
-        return group_targets(place, size, implementation=implementation), touched
+            everywhere = group_rows(
+                gather(slot[:, listed].reshape(-1)), slots, implementation="xla"
+            )
+            mine = own_part(everywhere.group).reshape(-1, listed.size)
+            place.append(self._places + mine)
+            touched.append(everywhere.row)
+        in_order = np.argsort(np.concatenate([whole, listed]))
+        target = jnp.concatenate(place, axis=1)[:, in_order].reshape(-1)
+        rows = jnp.concatenate(touched)
+        size = rows.shape[0]
+        return group_targets(target, size, implementation=implementation), rows
+
+    def _sum_whole(
+        self, slot: jax.Array, behind: np.ndarray
+    ) -> tuple[jax.Array, jax.Array]:
+        """``(place of each entry, slot of each place)`` of tables summed whole."""
+        slots, places = self.index.slots, self._places
+        nowhere = jnp.iinfo(jnp.int32).max
+        place = jnp.where(slot < slots, slot - jnp.asarray(behind)[None], nowhere)
+        used = jnp.zeros(places, jnp.int32).at[place].add(1, mode="drop")
+        every = jnp.arange(places, dtype=jnp.int32)
+        table = jnp.searchsorted(jnp.asarray(self._first_place), every, side="right")
+        place_slot = every + jnp.asarray(self._behind)[table - 1]
+        return place, jnp.where(sum_over_devices(used) > 0, place_slot, slots)
 
     def lookup(self, block, route):
         return pooled_lookup(

@@ -34,7 +34,7 @@ def capacities(
     """
     return {
         storage.name: _capacity(storage, features, workload)
-        for storage in lay_out(placements, workload.devices)
+        for storage in lay_out(placements, features, workload.devices)
         if not storage.replicated
     }
 

@@ -48,7 +48,6 @@ def storage_collectives(
     storage: StorageKind,
     devices: int,
     device_batch: int,
-    weighted: bool,
     row_wise: bool,
 ) -> Iterator[Collective]:
     """Those of a sharded storage.
@@ -57,7 +56,6 @@ def storage_collectives(
       storage: its kind.
       devices: in the fleet.
       device_batch: samples of each.
-      weighted: whether ids come with weights.
       row_wise: whether the optimizer needs mean squares of whole rows.
     """
     if devices == 1 or storage.cluster == "dp":
@@ -66,7 +64,7 @@ def storage_collectives(
     yield Collective("all_to_all", "id exchange", "slots", id_bytes=value_bytes)
     if storage.cluster == "rb":
         yield Collective("all_to_all", "id exchange", "bags", id_bytes=value_bytes)
-        if weighted:
+        if storage.weighted:
             yield Collective(
                 "all_to_all", "id exchange", "weights", id_bytes=value_bytes
             )
@@ -92,6 +90,17 @@ def storage_collectives(
             )
 
 
+def summed_whole(rows: int, batch_ids: int) -> bool:
+    """Whether gradients of a replicated table are summed in a buffer of all its rows,
+    and not of those alone that the batch touches.
+
+    Args:
+      rows: of the table.
+      batch_ids: that the global batch has for it, padding included.
+    """
+    return rows <= batch_ids
+
+
 def replicated_collectives(
     rows: int, width: int, batch_ids: int, devices: int
 ) -> Iterator[Collective]:
@@ -105,7 +114,7 @@ def replicated_collectives(
     if devices == 1:
         return
     value_bytes = traffic.VALUE_BYTES
-    if rows <= batch_ids:
+    if summed_whole(rows, batch_ids):
         yield Collective(
             "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * rows
         )

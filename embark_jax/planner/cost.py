@@ -34,6 +34,7 @@ from embark_jax.planner.collectives import (
     CollectiveKind,
     replicated_collectives,
     storage_collectives,
+    summed_whole,
 )
 from embark_jax.planner.storage import Cluster, StorageKind
 from embark_jax.planner.work import Unit, Work
@@ -83,11 +84,9 @@ class ProgramModel:
 
     Attributes:
       workload: what is planned for.
-      weighted: whether ids travel with weights.
     """
 
     workload: Workload
-    weighted: bool = False
     name = "program"
 
     @property
@@ -112,7 +111,6 @@ class ProgramModel:
             storage,
             workload.devices,
             workload.device_batch,
-            self.weighted,
             workload.row_wise,
         ):
             yield "storage", self._latency(each.phase, each.carries, each.kind)
@@ -156,7 +154,7 @@ class ProgramModel:
                 use.rows, use.dim, batch_ids, workload.devices
             ):
                 yield self._moved(each, each.fixed_bytes)
-            if use.rows > batch_ids:
+            if not summed_whole(use.rows, batch_ids):
                 yield Work("sort", "gathered slots", traffic.sort_bytes(batch_ids))
             row_bytes = traffic.update_rows_bytes(
                 min(use.rows, batch_ids), use.dim, *workload.state_values

@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def storages(self) -> tuple[Storage, ...]:
-        return lay_out(self.placements, self.devices)
+        return lay_out(self.placements, self.features, self.devices)
 
     def check_serves(
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]

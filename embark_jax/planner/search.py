@@ -89,9 +89,8 @@ def plan(
     workload = Workload(
         fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics
     )
-    weighted = any(feature.weighted for feature in features)
     models: dict[str, CostModel] = {
-        "program": ProgramModel(workload, weighted),
+        "program": ProgramModel(workload),
         "embark": EmbarkModel(workload),
     }
     if isinstance(cost_model, str):

@@ -2,10 +2,11 @@
 
 All shards of one cluster and one width lie in one *storage*, an array of
 ``[devices × slots_per_device, width]`` in which device d's block holds its shards one
-after the other; tables that are split by columns lie apart from whole rows. A plan of
-any shape so becomes a few uniformly sharded arrays, with one gather and one update a
-device each; that also fuses tables. A storage is as large on every device as on its
-fullest: this padding is the price of imbalance.
+after the other; tables that need other exchanges than the rest, because they are split
+by columns or their ids have weights, lie apart. A plan of any shape so becomes a few
+uniformly sharded arrays, with one gather and one update a device each; that also fuses
+tables. A storage is as large on every device as on its fullest: this padding is the
+price of imbalance.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from embark_jax.tables import TableSpec
+from embark_jax.tables import FeatureSpec, TableSpec
 
 Cluster = Literal["dp", "rb", "ub"]
 
@@ -29,15 +30,27 @@ class StorageKind(NamedTuple):
       width: columns of a shard.
       split: whether their tables are split by columns. Their rows are then in pieces,
         and optimizers of whole rows need an exchange that other storages do not.
+      weighted: whether weights travel with their ids: in RB, where owners pool.
     """
 
     cluster: Cluster
     width: int
     split: bool = False
+    weighted: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.cluster}_{self.width}" + ("_split" if self.split else "")
+        """Such as "rb_128" or "rb_64_split"."""
+        name = f"{self.cluster}_{self.width}"
+        return name + "_split" * self.split + "_weighted" * self.weighted
+
+
+def storage_kind(
+    cluster: Cluster, dim: int, column_shards: int, weighted: bool
+) -> StorageKind:
+    """Of a table of ``dim`` columns; ``weighted`` if some of its ids have weights."""
+    travels = weighted and cluster == "rb"
+    return StorageKind(cluster, dim // column_shards, column_shards > 1, travels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +78,6 @@ class Placement:
     @property
     def width(self) -> int:
         return self.table.dim // self.column_shards
-
-    @property
-    def storage(self) -> StorageKind:
-        return StorageKind(self.cluster, self.width, self.column_shards > 1)
 
     def shard_rows(self, row_shard: int) -> int:
         """Rows of the table that row shard ``row_shard`` holds."""
@@ -127,7 +136,6 @@ class Storage:
 
     @property
     def name(self) -> str:
-        """Such as "rb_128"."""
         return self.kind.name
 
     @property
@@ -151,11 +159,20 @@ class Storage:
         return np.array(placement.devices, np.int32).reshape(shape)
 
 
-def lay_out(placements: Sequence[Placement], devices: int) -> tuple[Storage, ...]:
+def lay_out(
+    placements: Sequence[Placement], features: Sequence[FeatureSpec], devices: int
+) -> tuple[Storage, ...]:
     """Groups shards into storages and gives each its slots, in the order of tables."""
+    weighted = {feature.table for feature in features if feature.weighted}
     groups: dict[StorageKind, list[Placement]] = {}
     for placement in placements:
-        groups.setdefault(placement.storage, []).append(placement)
+        kind = storage_kind(
+            placement.cluster,
+            placement.table.dim,
+            placement.column_shards,
+            placement.table.name in weighted,
+        )
+        groups.setdefault(kind, []).append(placement)
     storages = []
     for kind, members in sorted(groups.items(), key=lambda item: item[0]):
         used = [0] * devices

@@ -11,7 +11,7 @@ import numpy as np
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
-from embark_jax.planner.storage import Cluster, Placement, StorageKind
+from embark_jax.planner.storage import Cluster, Placement, StorageKind, storage_kind
 from embark_jax.tables import FeatureSpec, TableSpec
 
 STATE_VALUES = {
@@ -128,7 +128,8 @@ class Shape:
 
     @property
     def storage(self) -> StorageKind:
-        return StorageKind(self.cluster, self.width, self.column_shards > 1)
+        use = self.use
+        return storage_kind(self.cluster, use.dim, self.column_shards, use.weighted)
 
     @property
     def shards(self) -> int:

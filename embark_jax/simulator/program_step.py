@@ -94,7 +94,7 @@ def program_tasks(
       dtype: that they compute in; their parameters and gradients are float32.
       dense_states: float32 values that their optimizer keeps for each parameter.
     """
-    model = ProgramModel(workload, any(feature.weighted for feature in features))
+    model = ProgramModel(workload)
     found: dict[StorageKind, dict[str, list[Phase]]] = {}
     for phase in phases(placements, features, workload, model):
         of_storage = found.setdefault(phase.storage, {})

@@ -71,7 +71,9 @@ def make_plan(features, placed, nodes, gpus, batch) -> Plan:
     most = batch * sum(
         feature.hotness * max(p.column_shards for p in placed) for feature in features
     )
-    capacities = {s.name: most for s in lay_out(placed, devices) if not s.replicated}
+    capacities = {
+        s.name: most for s in lay_out(placed, features, devices) if not s.replicated
+    }
     return Plan(tuple(features), tuple(placed), nodes, gpus, batch, capacities)
 
 

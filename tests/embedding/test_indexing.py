@@ -31,8 +31,9 @@ def test_each_id_finds_its_row(rows):
         Placement(before, "ub", 1, 2, (3, 3)),
         Placement(table, "ub", 3, 2, owners),
     ]
-    (storage,) = lay_out(placements, 5)
-    index = index_storage(storage, [FeatureSpec("f", "t", hotness=4)], 5)
+    features = [FeatureSpec("f", "t", hotness=4)]
+    (storage,) = lay_out(placements, features, 5)
+    index = index_storage(storage, features, 5)
     ids = np.array([[0, 1, rows - 1, -1], [rows - 2, rows // 2, -1, 3]], np.int64)
     with jax.enable_x64(True):
         _, owner, slot = jax.jit(index.expand)(jnp.asarray(ids))

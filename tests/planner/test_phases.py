@@ -34,7 +34,7 @@ PLACEMENTS = [
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_phases_add_up_to_the_prediction(nodes, optimizer):
     workload = Workload(fleet.dgx_h100(nodes, 8 // nodes), 800, 1.1, 1.25, optimizer)
-    model = ProgramModel(workload, weighted=True)
+    model = ProgramModel(workload)
     predicted = predict(PLACEMENTS, FEATURES, workload, model)
     found = phases(PLACEMENTS, FEATURES, workload, model)
     device_ms = sum(phase.device_ms for phase in found)

@@ -12,7 +12,6 @@ from embark_jax import fleet
 from embark_jax.planner import (
     ForcedPlacement,
     Plan,
-    lay_out,
     plan,
     plan_record,
     read_table_list,
@@ -91,8 +90,7 @@ def test_predicted_memory_is_that_of_the_storages():
     tables, features = published.model("DLRM-DCNv2")
     planned = plan(tables, features, fleet.dgx_h100(), BATCH, optimizer="adagrad")
     held_bytes = sum(
-        8 * storage.slots_per_device * storage.width
-        for storage in lay_out(planned.placements, planned.devices)
+        8 * storage.slots_per_device * storage.width for storage in planned.storages
     )
     (allocated,) = set(planned.prediction.device_bytes)
     assert held_bytes <= allocated <= 0.9 * fleet.dgx_h100().device.memory_bytes
