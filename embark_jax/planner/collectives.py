@@ -16,6 +16,9 @@ from typing import Literal
 from embark_jax.planner import traffic
 from embark_jax.planner.storage import StorageKind
 
+FLAG_BYTES = 1
+"""Of a truth value in XLA."""
+
 CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
 
 
@@ -88,6 +91,25 @@ def storage_collectives(
             yield Collective(
                 "all_to_all", "square exchange", carries, id_bytes=value_bytes
             )
+
+
+def dense_collectives(
+    parameters: int, arrays: int, devices: int
+) -> Iterator[Collective]:
+    """Those of the dense layers and of the step as a whole.
+
+    Args:
+      parameters: float32, of all dense layers.
+      arrays: embeddings that they take, one a feature; their gradients are checked to
+        be finite.
+      devices: in the fleet.
+    """
+    if devices == 1:
+        return
+    value_bytes = traffic.VALUE_BYTES
+    yield Collective("all_reduce", "dense", "gradients", value_bytes * parameters)
+    yield Collective("all_reduce", "dense", "loss", value_bytes)
+    yield Collective("all_reduce", "dense", "finite", arrays * FLAG_BYTES)
 
 
 def summed_whole(rows: int, batch_ids: int) -> bool:

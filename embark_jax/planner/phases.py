@@ -7,7 +7,7 @@ them, or a table of where the time goes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -53,15 +53,19 @@ def phases(
     features: Sequence[FeatureSpec],
     workload: Workload,
     model: ProgramModel,
+    capacities: Mapping[str, int] | None = None,
 ) -> tuple[Phase, ...]:
     """The phases of a step with ``placements``.
 
     Args:
       placements, features, workload, model: as for ``predict``.
+      capacities: of a plan, by storage name, for exchanges of that size; None takes
+        those of the prediction.
 
     Returns:
-      In no particular order. The sum of their ``device_ms`` is the ``device_ms`` of
-      the prediction, and its maximum over devices the predicted time of the step.
+      In no particular order. With the prediction's capacities the sum of their
+      ``device_ms`` is the prediction's, and its maximum over devices the predicted time
+      of the step.
     """
     devices = workload.devices
     ledger = account(placements, features, workload, model)
@@ -70,6 +74,8 @@ def phases(
     for storage, pieces, capacity in zip(
         ledger.storages, ledger.pieces.max(axis=1), ledger.capacity, strict=True
     ):
+        if capacities is not None:
+            capacity = capacities.get(storage.name, 0)
         units = {"storage": 1.0, "piece": pieces, "id": capacity}
         for unit, work in model.storage_work(storage):
             parts.append(_phase(model, storage, work, units[unit] * everywhere))

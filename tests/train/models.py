@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -58,16 +59,20 @@ def compile_step(
     return step.lower(state, abstract_batch(plan, mesh)).compile(), state
 
 
-def abstract_batch(plan: Plan, mesh: Mesh) -> DeviceBatch:
-    """Shapes of a batch with int32 ids."""
+def abstract_batch(plan: Plan, mesh: Mesh, wide: Collection[str] = ()) -> DeviceBatch:
+    """Shapes of a batch with int32 ids, int64 of ``wide`` features."""
     by_sample = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def of(shape, dtype=jnp.float32):
         shape = (plan.batch_size, *shape)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
 
-    ids = {f.name: of((f.hotness,), jnp.int32) for f in plan.features}
-    return DeviceBatch(of((DENSE_FEATURES,)), ids, {}, of(()))
+    ids = {
+        f.name: of((f.hotness,), jnp.int64 if f.name in wide else jnp.int32)
+        for f in plan.features
+    }
+    weights = {f.name: of((f.hotness,)) for f in plan.features if f.weighted}
+    return DeviceBatch(of((DENSE_FEATURES,)), ids, weights, of(()))
 
 
 def bytes_per_device(arrays) -> int:

@@ -1,0 +1,186 @@
+"""The bytes of every collective of the compiled step are those of the cost model.
+
+XLA packs all-reduces that are ready at the same time into one collective with several
+operands, and writes an all-to-all as one operand for each device. So a collective of
+the cost model is an operand of an all-reduce or an all-gather, or a whole all-to-all;
+of these the compiled program must have as many, of the same sizes, and no other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+import jax
+import numpy as np
+import optax
+import pytest
+from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from flax import nnx
+
+from embark_jax import fleet
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.models import DLRMDCNv2
+from embark_jax.planner import (
+    Phase,
+    Placement,
+    Plan,
+    ProgramModel,
+    Workload,
+    lay_out,
+    phases,
+)
+from embark_jax.planner.collectives import dense_collectives
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.step import abstract_state, make_train_step
+from tests.train.models import DENSE_FEATURES, abstract_batch
+
+PLANS = 32
+OPTIMIZERS = {
+    "sgd": SGD(0.1),
+    "adagrad": Adagrad(0.1),
+    "rowwise_adagrad": RowwiseAdagrad(0.1),
+    "adam": LazyAdam(0.1),
+}
+MESHES = [(1, 8), (2, 4), (4, 2)]
+# What becomes of the collectives after they are chosen does not matter here.
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+COLLECTIVE = re.compile(
+    r"= (?P<shapes>\([^()]*\)|\S+) (?P<kind>all-to-all|all-reduce|all-gather"
+    r"|reduce-scatter|collective-permute|collective-broadcast|ragged-all-to-all)"
+    r"(?P<start>-start)?\("
+)
+SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+
+
+class Flat(nnx.Module):
+    """A small DLRM-DCNv2 that takes a sequence as one long embedding."""
+
+    def __init__(self, shapes):
+        flat = {name: (math.prod(shape),) for name, shape in shapes.items()}
+        self.inner = DLRMDCNv2(
+            flat, DENSE_FEATURES, (4,), (3, 1), 1, 2, rngs=nnx.Rngs(0)
+        )
+
+    def __call__(self, dense, embeddings):
+        batch = dense.shape[0]
+        return self.inner(
+            dense, {name: each.reshape(batch, -1) for name, each in embeddings.items()}
+        )
+
+
+def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
+    """Of few tables, in any placement, with capacities that no batch was asked for."""
+    devices = nodes * gpus
+    tables, features, placements = [], [], []
+    for i in range(rng.integers(2, 4)):
+        rows = rng.integers(1, rng.choice([20, 200]))
+        table = TableSpec(f"t{i}", int(rows), int(rng.choice([4, 8])))
+        for j in range(rng.integers(1, 3)):
+            features.append(
+                FeatureSpec(
+                    f"f{i}_{j}",
+                    table.name,
+                    int(rng.integers(1, 5)),
+                    str(rng.choice(["sum", "mean", "none"])),
+                    bool(rng.random() < 0.3),
+                )
+            )
+        cluster = str(rng.choice(["dp", "rb", "ub"]))
+        split = (1, 1)
+        if cluster != "dp":
+            row_shards = rng.integers(1, min(table.rows, devices) + 1)
+            split = (int(row_shards), int(rng.choice([1, 2])))
+        owners = rng.integers(0, devices, math.prod(split)) if cluster != "dp" else ()
+        tables.append(table)
+        placements.append(Placement(table, cluster, *split, tuple(map(int, owners))))
+    capacities = {
+        storage.name: int(rng.integers(1, 20))
+        for storage in lay_out(placements, features, devices)
+        if not storage.replicated
+    }
+    batch = devices * int(rng.integers(1, 4))
+    return Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)
+
+
+def compiled_collectives(hlo: str) -> Counter:
+    """How many of each ``(kind, bytes)`` there are in a compiled program."""
+    found = Counter()
+    for match in COLLECTIVE.finditer(hlo):
+        kind = match["kind"].replace("-", "_")
+        assert match["start"] is None, "shapes of started collectives mean other things"
+        operands = [
+            BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
+            for dtype, dims in SHAPE.findall(match["shapes"])
+        ]
+        if kind == "all_to_all":
+            operands = [sum(operands)]
+        found.update((kind, each) for each in operands)
+    return found
+
+
+def predicted(plan: Plan, optimizer: str) -> list[Phase]:
+    """The collectives of the cost model, for what the embeddings move."""
+    machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
+    workload = Workload(machines, plan.batch_size, optimizer=optimizer)
+    model = ProgramModel(workload)
+    parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
+    return [part for part in parts if part.buffer_bytes]
+
+
+def request(seed: int) -> tuple[Plan, str, set[str]]:
+    """A plan, the name of an optimizer, and the features with 64-bit ids."""
+    rng = np.random.default_rng(seed)
+    plan = random_plan(rng, *MESHES[seed % len(MESHES)])
+    wide = {feature.name for feature in plan.features if rng.random() < 0.2}
+    return plan, list(OPTIMIZERS)[seed % len(OPTIMIZERS)], wide
+
+
+def test_the_plans_need_every_collective():
+    found = {
+        (part.storage.cluster, part.collective, part.what)
+        for seed in range(PLANS)
+        for part in predicted(*request(seed)[:2])
+    }
+    squares = ("squares of column shards", "squares of rows")
+    sharded = {("all_to_all", what) for what in ("slots", *squares)}
+    sharded.add(("all_reduce", "capacity"))
+    assert found == {
+        *(("dp", kind, "touched rows") for kind in ("all_reduce", "all_gather")),
+        ("dp", "all_reduce", "row gradients"),
+        *((cluster, *each) for cluster in ("rb", "ub") for each in sharded),
+        *(("rb", "all_to_all", each) for each in ("bags", "weights")),
+        *(("rb", "all_to_all", each) for each in ("partial sums", "bag gradients")),
+        *(("ub", "all_to_all", each) for each in ("rows", "row gradients")),
+    }
+
+
+@pytest.mark.parametrize("seed", range(PLANS))
+def test_the_compiled_step_moves_what_the_cost_model_says(seed):
+    plan, name, wide = request(seed)
+    mesh = plan.make_mesh()
+    collection = EmbeddingCollection(plan, mesh)
+    model = Flat(collection.output_shapes)
+    dense_optimizer = optax.sgd(0.1)
+    state = abstract_state(model, collection, dense_optimizer, OPTIMIZERS[name])
+    step = make_train_step(model, collection, dense_optimizer, OPTIMIZERS[name], state)
+    with jax.enable_x64(bool(wide)):
+        batch = abstract_batch(plan, mesh, wide)
+    compiled = step.lower(state, batch).compile(compiler_options=FAST)
+    found = compiled_collectives(compiled.as_text())
+
+    # The gradients of the dense layers are one operand an array, the checks one a
+    # feature.
+    parameters = [leaf.size for leaf in jax.tree.leaves(state.params)]
+    arrays = len(plan.features)
+    dense = dense_collectives(sum(parameters), arrays, plan.devices)
+    assert [each.fixed_bytes for each in dense] == [4 * sum(parameters), 4, arrays]
+    expected = Counter(
+        (part.collective, part.buffer_bytes) for part in predicted(plan, name)
+    )
+    expected.update(("all_reduce", 4 * size) for size in parameters)
+    expected.update([("all_reduce", 4)] + [("all_reduce", 1)] * arrays)
+    assert found == expected, (found - expected, expected - found)
