@@ -163,6 +163,23 @@ def test_plan_is_for_the_fleet_of_the_config(config):
     assert_refused(wrong, "fleet is 'dgx-h10'", "did you mean dgx-h100?")
 
 
+def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
+    models = Path(__file__).parent.parent / "configs" / "models"
+    page = tmp_path / "plan.html"
+    listed = ("plan", "--tables", models / "dlrm_dcnv2.yaml", "--nodes", "2")
+    outcome = embark(*listed, "--all", "--html", page)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "2 × 8 devices" in outcome.out
+    assert all(re.search(rf"^ +t{i} ", outcome.out, re.M) for i in range(26))
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_options_for_table_lists_are_no_options_of_a_config(config):
+    outcome = embark("plan", config, "--nodes", "8")
+    assert outcome.code == 2
+    assert "with a CONFIG write" in outcome.err
+
+
 def test_statistics_of_the_data_are_planned_with(config, tmp_path):
     stats, plot = tmp_path / "stats.json", tmp_path / "ranks.png"
     outputs = ("--out", stats, "--plot", plot)

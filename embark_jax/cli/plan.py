@@ -14,6 +14,7 @@ from embark_jax import fleet as fleets
 from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ConfigError
 from embark_jax.planner.access import NO_STATISTICS, Statistics
+from embark_jax.planner.report import report
 from embark_jax.planner.workload import STATE_VALUES
 
 T = TypeVar("T")
@@ -32,12 +33,15 @@ def plan(
         ),
     ] = None,
     fleet: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME|FILE.yaml", help="For --tables: " + ", ".join(fleets.BY_NAME)
+            metavar="NAME|FILE.yaml",
+            help=f"For --tables: {', '.join(fleets.BY_NAME)}; dgx-h100 unless given.",
         ),
-    ] = "dgx-h100",
-    nodes: Annotated[int, typer.Option(help="For --tables: machines.")] = 1,
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="For --tables: machines; 1 unless given.")
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option(
@@ -60,15 +64,24 @@ def plan(
         ),
     ] = None,
     cost_model: Annotated[
-        str, typer.Option(help="For --tables: program, or EMBark's formula, embark.")
-    ] = "program",
+        str | None,
+        typer.Option(
+            help="For --tables: program, unless given, or EMBark's formula, embark."
+        ),
+    ] = None,
     stats: Annotated[
         Path | None,
         typer.Option(help="Skew as `embark data stats --out` wrote it."),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Each table on a line of its own.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print cost and shards as one JSON object.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots; it needs no network.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
 ) -> None:
     """Show where every table will live."""
@@ -79,6 +92,12 @@ def plan(
         statistics = Statistics.from_json(stats.read_text())
     start = time.perf_counter()
     if config_file is not None:
+        for_tables = (fleet, nodes, batch, zipf, optimizer, cost_model)
+        if any(option is not None for option in for_tables):
+            raise typer.BadParameter(
+                "--fleet, --nodes, --batch, --zipf, --optimizer and --cost-model are "
+                "for --tables; with a CONFIG write fleet=dgx-h100 mesh.nodes=8, …"
+            )
         config = config_io.load(config_file, overrides or ())
         from embark_jax import experiment
 
@@ -89,11 +108,11 @@ def plan(
             listed = planner.read_table_list(tables.read_text())
             planned = planner.plan(
                 *listed.specs(),
-                fleets.load(fleet, nodes),
+                fleets.load(fleet or "dgx-h100", _first(nodes, 1)),
                 _first(batch, listed.batch, 65_536),
                 zipf_exponent=_first(zipf, listed.zipf_exponent, 0.0),
                 optimizer=_first(optimizer, listed.optimizer, "rowwise_adagrad"),
-                cost_model=cost_model,
+                cost_model=cost_model or "program",
                 statistics=statistics,
             )
         except ValueError as error:
@@ -101,13 +120,18 @@ def plan(
     seconds = time.perf_counter() - start
     if out is not None:
         out.write_text(planned.to_json())
+    if html is not None:
+        from embark_jax.planner.html import page
+
+        html.write_text(page(planned), "utf-8")
     if as_json:
         record = {"planning_seconds": seconds, **planner.plan_record(planned)}
         print(json.dumps(record))
         return
-    console.print(planned)
-    if out is not None:
-        say(f"written to {out}")
+    console.print(report(planned, every))
+    for path in (out, html):
+        if path is not None:
+            say(f"written to {path}")
 
 
 def _first(*values: T | None) -> T:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from matplotlib.figure import Figure
 
+from embark_jax.planner import summary
 from embark_jax.planner.access import Statistics
+
+if TYPE_CHECKING:
+    from embark_jax.planner.plan import Plan
 
 MOST_CURVES = 12
 """Of the tables with the most accesses; more cannot be told apart."""
@@ -36,4 +42,57 @@ def rank_frequency(statistics: Statistics) -> Figure:
     axes.set_xlabel("rank of the row")
     axes.set_ylabel("share of the table's accesses")
     axes.set_title(f"Accesses in {statistics.samples:,} samples")
+    return figure
+
+
+def device_loads(plan: Plan) -> Figure:
+    """Predicted time of each device, phase upon phase."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    devices = np.arange(plan.devices)
+    if plan.prediction is None:
+        axes.set_title("load: no prediction")
+        return figure
+    breakdown = plan.prediction.breakdown
+    parts = breakdown.phase_ms if breakdown else {"step": plan.prediction.device_ms}
+    below = np.zeros(plan.devices)
+    for name, ms in parts.items():
+        axes.bar(devices, ms, bottom=below, width=0.9, label=name)
+        below += ms
+    axes.axhline(plan.prediction.lower_bound_ms, color="black", lw=1, ls=":")
+    axes.set(xlabel="device", ylabel="ms", title="Load (dotted: lower bound)")
+    figure.legend(loc="outside right upper", fontsize="small", reverse=True)
+    return figure
+
+
+def device_memory(plan: Plan) -> Figure:
+    """Rows that each device owns, and what is allocated on it."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    devices = np.arange(plan.devices)
+    _, held = summary.loads(plan)
+    allocated = np.array(plan.prediction.device_bytes if plan.prediction else held)
+    unit, size = summary.byte_unit(allocated.max())
+    axes.bar(devices, allocated / size, color="lightgrey", label="allocated")
+    axes.bar(devices, held / size, width=0.6, label="own rows")
+    axes.set(xlabel="device", ylabel=unit, title="Memory")
+    figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+def traffic_matrix(plan: Plan) -> Figure | None:
+    """Bytes from each device to each other, useful and with padding, on one scale."""
+    sent = summary.sent_bytes(plan)
+    if sent is None or plan.devices == 1:
+        return None
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    unit, size = summary.byte_unit(sent[1].max())
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, matrix, title in zip(panels, sent, ("useful", "padded"), strict=True):
+        image = axes.imshow(matrix / size, vmin=0, vmax=sent[1].max() / size)
+        axes.set(
+            xlabel="to device", title=f"{title}: {matrix.sum() / size:,.0f} {unit}"
+        )
+    panels[0].set_ylabel("from device")
+    figure.colorbar(image, ax=panels, label=f"{unit} a step")
     return figure

@@ -152,6 +152,11 @@ class Plan:
             console.print(self)
         return captured.get()
 
+    def _repr_html_(self) -> str:
+        from embark_jax.planner.html import fragment
+
+        return fragment(self)
+
     def to_json(self) -> str:
         """The plan as a JSON object; ``from_json`` is its inverse."""
         value = {"version": PLAN_VERSION, **dataclasses.asdict(self)}

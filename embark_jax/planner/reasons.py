@@ -30,8 +30,15 @@ def reason(
       model: the cost model.
     """
     why = [split(chosen, owners, model.workload.fleet)]
-    mine = _demand(chosen, model)
-    why += [_comparison(mine, other, model) for other in others]
+    mine, last = _demand(chosen, model), ""
+    for other in others:
+        ratio, what = _comparison(mine, other, model)
+        name = other.cluster.upper()
+        if what == last:  # such as "…; DP would move 89× the bytes, UB 3.1×"
+            why[-1] += f", {name} {ratio}"
+        else:
+            why.append(f"{name} {what.format(ratio)}")
+        last = what
     return "; ".join(why)
 
 
@@ -54,30 +61,30 @@ def split(shape: Shape, owners: Sequence[int], fleet: Fleet) -> str:
     return f"{'- and '.join(ways)}-wise {where}"
 
 
-def _comparison(mine: np.ndarray, other: Shape, model: ProgramModel) -> str:
-    """Names what the other shape has most of, compared with mine."""
-    name = other.cluster.upper()
+def _comparison(mine: np.ndarray, other: Shape, model: ProgramModel) -> tuple[str, str]:
+    """How much the other shape has of what it has most of, compared with mine; and
+    what that is."""
     memory = Memory(model.workload)
     if other.cluster == "dp":
         needed_bytes = memory.replicated_bytes(other.use)
         if needed_bytes > memory.limit_bytes:
-            return f"{name} would need {needed_bytes / 1e9:.3g} GB on each device"
+            return f"{needed_bytes / 1e9:.3g} GB", "would need {} on each device"
     theirs = _demand(other, model)
     with np.errstate(divide="ignore", invalid="ignore"):
         time, sent, touched = theirs / mine
-    if sent == np.inf:
-        return f"{name} would send ids and rows"
     if time < 1:
-        return f"{name} by itself would take {times(time)} the time"
+        return times(time), "by itself would take {} the time"
     if sent >= NOTABLE and sent >= touched:
-        return f"{name} would move {times(sent)} the bytes"
+        return times(sent), "would move {} the bytes"
     if touched >= NOTABLE:
-        return f"{name} would touch {times(touched)} the memory"
-    return f"{name} would take {times(time)} the time"
+        return times(touched), "would touch {} the memory"
+    return times(time), "would take {} the time"
 
 
 def times(ratio: float) -> str:
     """Such as "1.4×", "29×", "1,200×"."""
+    if np.isinf(ratio):
+        return "∞×"
     if ratio >= 1000:
         ratio = round(ratio, -2)
     return f"{ratio:,.0f}×" if ratio >= 10 else f"{ratio:.2g}×"

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from embark_jax.planner.plan import Plan
+from embark_jax.planner.prediction import Breakdown, Prediction
 from embark_jax.planner.storage import Placement
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """What a plan says, spelled out: its predicted cost and every shard.
+    """What a plan says, spelled out: its predicted cost, every table and every shard.
 
     Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
     column shard the columns ``range(column_start, column_stop)``. A replicated table is
@@ -22,6 +23,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     prediction = plan.prediction
     if prediction is None:
         raise ValueError("the plan has no prediction: it was not made by the planner")
+    breakdown = prediction.breakdown
     return {
         "cost_model": prediction.cost_model,
         "step_ms": prediction.step_ms,
@@ -33,12 +35,32 @@ def plan_record(plan: Plan) -> dict[str, Any]:
                 zip(prediction.device_ms, prediction.device_bytes, strict=True)
             )
         ],
+        "tables": [_table(placement, prediction) for placement in plan.placements],
+        **({"breakdown": _breakdown(breakdown)} if breakdown else {}),
         "shards": [
             shard
             for placement in plan.placements
             for shard in _shards(placement, plan.devices)
         ],
     }
+
+
+def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
+    breakdown = prediction.breakdown
+    name = placement.table.name
+    return {
+        "table": name,
+        "cluster": placement.cluster,
+        "row_shards": placement.row_shards,
+        "column_shards": placement.column_shards,
+        "step_ms": breakdown.table_ms[name] if breakdown else None,
+        "reason": placement.reason,
+    }
+
+
+def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
+    """All but what the tables say."""
+    return {k: v for k, v in vars(breakdown).items() if k != "table_ms"}
 
 
 def _shards(placement: Placement, devices: int) -> Iterator[dict[str, Any]]:

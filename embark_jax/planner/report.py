@@ -5,102 +5,118 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from embark_jax.planner import summary
+from embark_jax.planner.summary import short
+
 if TYPE_CHECKING:
     from embark_jax.planner.plan import Plan
 
-BYTES_PER_PARAMETER = 4
-MOST_OWNERS_LISTED = 8
+MOST_DECISIONS = 30
+"""Lines of tables, unless each is asked for."""
+MOST_DEVICES = 16
+"""Listed one by one; more are listed by node."""
+BAR_COLUMNS = 24
 
 
-def report(plan: Plan) -> Group:
-    """Who holds what and why, and what each device has to do and to keep."""
-    heading = Text(
-        f"{len(plan.placements)} tables, {len(plan.features)} features on "
-        f"{plan.nodes} × {plan.gpus_per_node} devices, batch {plan.batch_size:,}"
+def report(plan: Plan, each: bool = False) -> Group:
+    """Who holds what and why, and what each device has to do and to keep.
+
+    Args:
+      plan: the plan.
+      each: every table on a line of its own, rather than alike ones together.
+    """
+    cost, warning = summary.verdict(plan)
+    lines = [Text(summary.headline(plan)), Text(cost)]
+    if warning:
+        lines.append(Text(warning, style="bold yellow"))
+    return Group(*lines, _decisions(plan, each), *_critical_path(plan), _devices(plan))
+
+
+def _table(*headings: str, title: str) -> Table:
+    """The first column is text, the others are numbers."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1)
     )
-    return Group(heading, *_prediction(plan), _tables(plan), _devices(plan))
-
-
-def _prediction(plan: Plan) -> list[Text]:
-    prediction = plan.prediction
-    if prediction is None:
-        return []
-    return [
-        Text(
-            f"{prediction.step_ms:.3f} ms a step for the embeddings, "
-            f"{max(prediction.device_bytes) / 1e9:.2f} GB a device (predicted, cost "
-            f"model {prediction.cost_model}); at most {prediction.gap:.1%} above the "
-            f"optimum of this cost model over the splits it considers (lower bound "
-            f"{prediction.lower_bound_ms:.3f} ms)"
-        )
-    ]
-
-
-def _tables(plan: Plan) -> Table:
-    table = Table("table", "rows", "dim", "cluster", "shards", "devices", "why")
-    for column in table.columns[1:3]:
-        column.justify = "right"
-    for placement in plan.placements:
-        replicated = placement.cluster == "dp"
-        shards = f"{placement.row_shards} × {placement.column_shards}"
-        table.add_row(
-            placement.table.name,
-            f"{placement.table.rows:,}",
-            str(placement.table.dim),
-            placement.cluster.upper(),
-            "–" if replicated else shards,
-            "all" if replicated else _ranges(placement.devices),
-            placement.reason,
-        )
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)
     return table
+
+
+def _decisions(plan: Plan, each: bool) -> Table:
+    rows = summary.decisions(plan, each)
+    table = _table("table", "rows × dim", "ids", "ms", "share", title="Tables")
+    table.add_column("placement", no_wrap=True)
+    table.add_column("devices", max_width=16)
+    table.add_column("why", ratio=1)
+    step_ms = plan.prediction.step_ms if plan.prediction else 0.0
+    shown = rows if each else rows[:MOST_DECISIONS]
+    for row in shown:
+        table.add_row(
+            Text(row.name),
+            f"{short(row.rows)} × {row.dim}",
+            str(row.ids),
+            "–" if row.ms is None else f"{row.ms:.3f}",
+            "–" if row.ms is None or not step_ms else f"{row.ms / step_ms:.1%}",
+            row.placement,
+            row.devices,
+            Text(row.why),
+        )
+    left_out = sum(len(row.tables) for row in rows[len(shown) :])
+    if left_out:
+        table.caption = f"and {summary.counted(left_out, 'table')} more: see --all"
+        table.caption_justify = "left"
+    return table
+
+
+def _critical_path(plan: Plan) -> list[Table | Text]:
+    phase_ms = summary.critical_path(plan)
+    total_ms = sum(phase_ms.values())
+    if not total_ms:
+        return []
+    title = f"Where device {summary.slowest(plan)}, the slowest, spends the step"
+    table = _table("phase", "ms", "share", title=title)
+    table.add_column("")
+    for name, ms in phase_ms.items():
+        bar = "█" * round(BAR_COLUMNS * ms / max(phase_ms.values()))
+        table.add_row(name, f"{ms:.3f}", f"{ms / total_ms:.1%}", bar)
+    most = Text("tables that take most of it: ")
+    most += Text(
+        ", ".join(
+            f"{name} {ms / total_ms:.1%}"
+            for name, ms in summary.offenders(plan).items()
+        )
+    )
+    return [table, most]
 
 
 def _devices(plan: Plan) -> Table:
-    lookups, megabytes = loads(plan)
-    table = Table("over devices", "fullest", "mean", "imbalance")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, load in (("ids a sample", lookups), ("rows held, MB", megabytes)):
-        mean = load.mean()
-        imbalance = f"{load.max() / mean:.2f}" if mean else "–"
-        table.add_row(name, f"{load.max():,.1f}", f"{mean:,.1f}", imbalance)
-    return table
-
-
-def loads(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """``([devices] ids a sample at most, [devices] MB of rows)`` of each device's own
-    shards; replicated tables count for all."""
-    lookups, megabytes = np.zeros(plan.devices), np.zeros(plan.devices)
-    for placement in plan.placements:
-        hotness = sum(
-            f.hotness for f in plan.features if f.table == placement.table.name
-        )
-        for index, owner in enumerate(placement.devices):
-            rows = placement.shard_rows(index // placement.column_shards)
-            lookups[owner] += hotness / placement.row_shards
-            megabytes[owner] += rows * placement.width * BYTES_PER_PARAMETER / 1e6
-        if placement.cluster == "dp":
-            lookups += hotness / plan.devices
-            size = placement.table.rows * placement.table.dim * BYTES_PER_PARAMETER
-            megabytes += size / 1e6
-    return lookups, megabytes
-
-
-def _ranges(devices: tuple[int, ...]) -> str:
-    """Such as "0–3, 6"; an order that is not ascending is listed as it is."""
-    if list(devices) != sorted(set(devices)):
-        listed = ", ".join(map(str, devices[:MOST_OWNERS_LISTED]))
-        return listed + (", …" if len(devices) > MOST_OWNERS_LISTED else "")
-    runs: list[list[int]] = []
-    for device in devices:
-        if runs and device == runs[-1][-1] + 1:
-            runs[-1].append(device)
-        else:
-            runs.append([device])
-    return ", ".join(
-        str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs
+    lookups, row_bytes = summary.loads(plan)
+    columns = {"ids a sample": lookups}
+    held = {"rows": row_bytes}
+    if plan.prediction:
+        columns = {"load, ms": np.array(plan.prediction.device_ms), **columns}
+        held["allocated"] = np.array(plan.prediction.device_bytes)
+    unit, size = summary.byte_unit(max(each.max() for each in held.values()))
+    columns |= {f"{name}, {unit}": each / size for name, each in held.items()}
+    one_by_one = plan.devices <= MOST_DEVICES
+    title = "Devices" if one_by_one else "Devices: the fullest of each node"
+    table = _table("device" if one_by_one else "node", *columns, title=title)
+    parts = plan.devices if one_by_one else plan.nodes
+    for part in range(parts):
+        fullest = [load.reshape(parts, -1)[part].max() for load in columns.values()]
+        table.add_row(str(part), *map(short, fullest))
+    table.add_section()
+    table.add_row("mean", *(short(load.mean()) for load in columns.values()))
+    table.add_row(
+        "imbalance",
+        *(
+            f"{load.max() / load.mean():.2f}" if load.any() else "–"
+            for load in columns.values()
+        ),
     )
+    return table

@@ -115,7 +115,7 @@ def test_reasons_name_what_the_others_have_most_of():
     # 4.8 MB of ids and 15.4 MB of pooled rows with their gradients; in DP twice 516 MB;
     # in UB a quarter of 1.25 · 1e6 · (1 - exp(-0.8)) · 4112 bytes.
     assert reason(rb, (0,), [dp, ub], model) == (
-        "whole on one device; DP would move 38× the bytes; UB would move 26× the bytes"
+        "whole on one device; DP would move 38× the bytes, UB 26×"
     )
     # 40 rows that all read all the time: UB returns them once.
     hot = TableUse(40, 128, 400, 400)

@@ -1,0 +1,177 @@
+"""Reports: what they say of plans of any size, and that nothing in them is markup."""
+
+import dataclasses
+import html.parser
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from embark_jax import fleet
+from embark_jax.planner import Placement, Plan, plan, plan_record, summary
+from embark_jax.planner.html import page
+from embark_jax.planner.report import report
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.planner import published
+
+NAMES = ("[bold]a", "<script>b", "c&d", 'e"f')
+
+
+def many(count, machines):
+    tables = [TableSpec(f"t{i}", 10_000, 16) for i in range(count)]
+    return plan(tables, [FeatureSpec(t.name) for t in tables], machines, 1280)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(*published.model("DLRM-DCNv2"), fleet.dgx_h100(), 65_536)
+
+
+@pytest.fixture(scope="module")
+def oddly_named():
+    tables = [TableSpec(name, 1000, 16) for name in NAMES]
+    features = [FeatureSpec(t.name, hotness=3) for t in tables]
+    return plan(tables, features, fleet.dgx_h100(), 640)
+
+
+def shown(plan, each=False):
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(report(plan, each))
+    return captured.get()
+
+
+@pytest.mark.parametrize(
+    "machines",
+    [fleet.this_machine(), fleet.dgx_h100(), fleet.dgx_h100(16)],
+    ids=lambda machines: str(machines.devices),
+)
+def test_many_tables_fit_a_screen_on_any_fleet(machines):
+    found = many(510, machines)
+    text = shown(found)
+    assert len(text.splitlines()) < 60
+    assert "510 tables, 510 features" in text
+    decisions = summary.decisions(found)
+    assert sum(len(decision.tables) for decision in decisions) == 510
+    assert sum(decision.ms for decision in decisions) == pytest.approx(
+        found.prediction.step_ms
+    )
+    assert len(shown(found, each=True).splitlines()) > 510
+
+
+def test_what_takes_most_time_comes_first_and_all_phases_are_there(planned):
+    decisions = summary.decisions(planned)
+    times = [decision.ms for decision in decisions]
+    assert times == sorted(times, reverse=True)
+    assert next(iter(summary.offenders(planned))) in decisions[0].tables
+    text = shown(planned)
+    for part in ("lookup", "row exchange", "update", "imbalance", "take most of it"):
+        assert part in text
+    path = summary.critical_path(planned)
+    assert sum(path.values()) == pytest.approx(planned.prediction.step_ms)
+
+
+def test_a_poor_plan_says_so(planned):
+    assert "may exist" not in shown(planned)
+    poor = dataclasses.replace(planned.prediction, lower_bound_ms=0.5)
+    poor = dataclasses.replace(poor, step_ms=2.0)
+    assert "a plan that is 75% faster may exist" in shown(
+        dataclasses.replace(planned, prediction=poor)
+    )
+    unknown = dataclasses.replace(planned.prediction, lower_bound_ms=0.0)
+    text = shown(dataclasses.replace(planned, prediction=unknown))
+    assert "is not known" in " ".join(text.split())
+
+
+def test_a_plan_without_prediction_is_shown():
+    placements = (Placement(TableSpec("a", 10, 4), "rb", 2, 1, (1, 0)),)
+    given = Plan((FeatureSpec("a"),), placements, 1, 2, 4, {"rb_4": 3})
+    text = shown(given)
+    assert "no prediction" in text
+    assert "RB 2 × 1" in text
+    assert "no prediction" in page(given)
+
+
+def test_loads_by_hand():
+    placements = (
+        Placement(TableSpec("a", 10, 4), "rb", 2, 1, (1, 0)),
+        Placement(TableSpec("b", 3, 4), "dp"),
+        Placement(TableSpec("c", 5, 4), "rb", 1, 1, (1,)),
+    )
+    features = tuple(FeatureSpec(name, hotness=4) for name in "abc")
+    given = Plan(features, placements, 1, 2, 4, {"rb_4": 9})
+    lookups, row_bytes = summary.loads(given)
+    # Half of a and of the samples of b; device 1 has c too. Rows of 16 bytes.
+    np.testing.assert_allclose(lookups, [4, 8])
+    np.testing.assert_allclose(row_bytes, [16 * 8, 16 * 13])
+
+
+def test_sent_bytes_are_those_between_different_devices(planned):
+    useful, padded = summary.sent_bytes(planned)
+    breakdown = planned.prediction.breakdown
+    assert useful[2, 5] == pytest.approx(
+        breakdown.from_owner_bytes[2] + breakdown.to_owner_bytes[5]
+    )
+    assert np.all(np.diag(useful) == 0)
+    assert np.all(useful <= padded)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.01234, "0.0123"), (999, "999"), (999.7, "1k"), (39_060, "39.1k"), (4e7, "40M")],
+)
+def test_short_numbers(number, text):
+    assert summary.short(number) == text
+
+
+class Tags(html.parser.HTMLParser):
+    """Counts tags, keeps text and what is fetched."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.sources, self.text = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.sources += [v for k, v in attrs if k in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data + "\n"
+
+
+@pytest.mark.parametrize("write", [page, Plan._repr_html_], ids=["page", "notebook"])
+def test_a_page_needs_nothing_else_and_escapes_names(write, oddly_named):
+    tags = Tags(write(oddly_named))
+    assert tags.open == []
+    assert "script" not in tags.seen
+    assert "http" not in write(oddly_named)
+    assert len(tags.sources) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
+    assert NAMES[0] in tags.text
+    if write is page:
+        for name in NAMES:
+            assert name in tags.text
+
+
+def test_names_are_no_markup_in_the_terminal(oddly_named):
+    text = shown(oddly_named, each=True)
+    for name in NAMES:
+        assert name in text
+
+
+def test_the_record_has_every_table(planned):
+    record = json.loads(json.dumps(plan_record(planned)))
+    assert len(record["tables"]) == 26
+    assert sum(each["step_ms"] for each in record["tables"]) == pytest.approx(
+        record["step_ms"]
+    )
+    phases = np.array([*record["breakdown"]["phase_ms"].values()])
+    loads = [device["load_ms"] for device in record["per_device"]]
+    np.testing.assert_allclose(phases.sum(axis=0), loads)
