@@ -75,6 +75,7 @@ def main():
         "torchrec": torchrec.__version__,
         "torch": torch.__version__,
         "all_kernels": request["all_kernels"],
+        "memory_bytes": request["memory_bytes"],
     }
     wall, cpu = time.perf_counter(), time.process_time()
     try:

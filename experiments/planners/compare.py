@@ -211,8 +211,16 @@ def _torchrec(case: Case, answer: Mapping[str, Any]) -> Attempt:
         torchrec_plans.placements(answer, tables) if "tables" in answer else None,
         answer.get("wall_s"),
         answer.get("cpu_s"),
-        answer.get("error", ""),
+        answer.get(
+            "error", f"told {answer.get('memory_bytes', 0) / 1e9:g} GB a device"
+        ),
     )
+
+
+def torchrec_fits(case: Case, answer: Mapping[str, Any]) -> bool:
+    """Whether the plan of an answer fits, as we would lay it out."""
+    priced = _priced(_torchrec(case, answer), case, ProgramModel(case.workload))
+    return priced.get("fits", False)
 
 
 def _timed(plan: Callable[[], Placements]) -> Attempt:

@@ -39,19 +39,23 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _summary(results: Sequence[dict[str, Any]], cost: str) -> str:
-    """How each planner compares with ours, where both fit."""
+    """How each planner compares with ours."""
     rows = []
     for name in PLANNERS:
-        entries = [result["costs"][cost]["planners"] for result in results]
-        both = [each for each in entries if each[OURS].get("fits")]
-        both = [each for each in both if each[name].get("fits")]
-        ratios = [each[name]["step_ms"] / each[OURS]["step_ms"] for each in both]
-        mean = f"{np.exp(np.mean(np.log(ratios))):.2f}" if ratios else "–"
-        least = f"{min(ratios):.3f}" if ratios else "–"
-        priced = sum("step_ms" in each[name] for each in entries)
-        rows.append([name, str(priced), str(len(both)), mean, least])
-    head = ["planner", "plans", "fit", f"step / {OURS}, geometric mean", "least"]
-    return f"{_table(head, rows)}\n"
+        ratios, fit = [], []
+        for result in results:
+            planners = result["costs"][cost]["planners"]
+            if "step_ms" in planners[name] and "step_ms" in planners[OURS]:
+                ratios.append(planners[name]["step_ms"] / planners[OURS]["step_ms"])
+                fit.append(planners[name]["fits"])
+        row = [name, str(len(ratios)), str(sum(fit)), "–", "–"]
+        if any(fit):
+            row[3] = f"{np.exp(np.log(ratios).mean(where=fit)):.2f}"
+        if ratios:
+            row[4] = f"{min(ratios):.3f}"
+        rows.append(row)
+    head = ["planner", "plans", "fit", f"step / {OURS}, geometric mean where it fits"]
+    return f"{_table([*head, 'least of all'], rows)}\n"
 
 
 def _steps(results: Sequence[dict[str, Any]], cost: str) -> str:

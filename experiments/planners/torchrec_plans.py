@@ -19,6 +19,7 @@ def ask(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     workload: Workload,
+    memory_share: float,
     limit_s: float,
     all_kernels: bool = False,
 ) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def ask(
     Args:
       python: of an environment that has TorchRec.
       tables, features, workload: to plan for.
+      memory_share: of the devices' memory that it may use.
       limit_s: it is stopped after so many seconds.
       all_kernels: whether it weighs kernels that keep tables in host memory too.
 
@@ -49,7 +51,7 @@ def ask(
         "device_batch": workload.device_batch,
         "optimizer": workload.optimizer,
         "all_kernels": all_kernels,
-        "memory_bytes": device.memory_bytes,
+        "memory_bytes": memory_share * device.memory_bytes,
         "memory_bytes_per_s": device.memory_bytes_per_s,
         "node_link_bytes_per_s": device.node_link_bytes_per_s,
         "network_bytes_per_s": device.network_bytes_per_s,
