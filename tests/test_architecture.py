@@ -17,7 +17,7 @@ KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 LAYERS = (
     *("tables", "config", "config_gin", "config_io", "fleet", "planner"),
     *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
-    *("experiment", "run", "cli"),
+    *("experiment", "run", "bench", "cli"),
 )
 """From the bottom up: a layer may import those before it."""
 

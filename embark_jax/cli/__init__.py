@@ -8,7 +8,7 @@ import absl.logging
 import typer
 from rich.console import Console
 
-from embark_jax.cli import data, doctor, plan, simulate, train
+from embark_jax.cli import bench, data, doctor, plan, simulate, train
 from embark_jax.config import ConfigError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(train.evaluate)
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 app.command()(doctor.doctor)
 
 

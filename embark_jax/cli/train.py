@@ -10,6 +10,7 @@ import typer
 
 from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.host_memory import keep_freed_memory
 
 
 def train(
@@ -31,6 +32,7 @@ def train(
     if resume and workdir is None:
         raise typer.BadParameter("--resume needs the --workdir of the run to continue")
     config = config_io.load(config_file, overrides or ())
+    keep_freed_memory()
     from embark_jax import run
 
     if workdir is None:

@@ -99,6 +99,7 @@ class Trainer:
       state: the current ``TrainState``.
       step: steps that were applied for certain.
       embeddings: the collection in use; replaced when capacities grow.
+      embedding_optimizer: the rule for touched rows.
       recompilations: times a capacity had to grow.
     """
 
@@ -113,7 +114,7 @@ class Trainer:
     ):
         self._model = model
         self._dense_optimizer = dense_optimizer
-        self._embedding_optimizer = embedding_optimizer
+        self.embedding_optimizer = embedding_optimizer
         self.recompilations = 0
         self.step = 0
         self.state = init_state(
@@ -131,7 +132,7 @@ class Trainer:
             self._model,
             embeddings,
             self._dense_optimizer,
-            self._embedding_optimizer,
+            self.embedding_optimizer,
             self.state,
         )
         self._predict = make_predict_step(self._model, embeddings)
@@ -194,8 +195,14 @@ class Trainer:
                 self._land(flying)
 
     def _dispatch(self, batch: Batch) -> _Flight:
-        self.state, report = self._step(self.state, self._put(batch))
+        report = self.apply(self._put(batch))
         return _Flight(batch, report, self.embeddings.plan.capacities)
+
+    def apply(self, batch: DeviceBatch) -> StepReport:
+        """Dispatches one step and waits for nothing; a refused batch is not replayed,
+        nor does ``step`` count. ``train`` is what trains."""
+        self.state, report = self._step(self.state, batch)
+        return report
 
     def _put(self, batch: Batch) -> DeviceBatch:
         plan = self.embeddings.plan

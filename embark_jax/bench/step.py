@@ -1,0 +1,132 @@
+"""Times the train step of an experiment on this machine, and its share of embeddings.
+
+Batches lie on the devices before the clock starts: what is timed is the step, not the
+input pipeline. They are used in turn, one dispatched behind the other, and the devices
+are waited for once a round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from embark_jax.data import Batch
+from embark_jax.experiment import Experiment
+from embark_jax.train.trainer import Trainer, put_batch
+
+BATCHES = 8
+"""Different ones, so that no cache holds all the rows of the next."""
+ROUNDS = 7
+
+
+def draw_batches(setup: Experiment) -> list[Batch]:
+    """The first checked batches of an experiment's data."""
+    check, size = setup.checker(), setup.config.train.batch_size
+    return [check(setup.dataset.train_batch(i, size)) for i in range(BATCHES)]
+
+
+def measure_step(
+    setup: Experiment,
+    batches: Sequence[Batch],
+    rounds: int = ROUNDS,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Times training steps and, alone, what they do with embeddings.
+
+    The gradient of the embeddings alone is that of half their squared sum: the rows
+    themselves. Every round trains on all the batches.
+
+    Args:
+      setup: the experiment; ``make_host_devices`` was called for its config.
+      batches: checked, of the experiment's batch size.
+      rounds: whose median is taken, after two to warm up; the first compiles.
+      say: is told what is going on.
+
+    Returns:
+      Medians in milliseconds a step: ``step_ms``; ``route_ms``, ids alone;
+      ``lookup_ms``, routing included; ``lookup_and_update_ms``, the two, the sums of
+      row gradients and the update. ``samples_per_s`` of the whole step. ``loss``, of
+      the first batch of each round. And what was measured.
+    """
+    say("compiling the step")
+    trainer = setup.trainer()
+    for _ in trainer.train(batches):  # compiles; capacities grow to hold them all
+        pass
+    on_devices = [put_batch(batch, trainer.embeddings.mesh) for batch in batches]
+    losses: list[float] = []
+
+    def step(batch):
+        return trainer.apply(batch).loss
+
+    def timed(name: str, function: Callable) -> float:
+        say(f"timing {name}")
+        times = []
+        for _ in range(rounds + 1):
+            start = time.perf_counter()
+            outputs = [function(batch) for batch in on_devices]
+            jax.block_until_ready(outputs)
+            times.append((time.perf_counter() - start) / len(batches))
+            if function is step:
+                losses.append(float(outputs[0]))
+        return 1e3 * statistics.median(times[1:])
+
+    step_ms = timed("the step", step)
+    parts = _embedding_parts(trainer)
+    result = {name: timed(name.removesuffix("_ms"), f) for name, f in parts.items()}
+    plan, device = setup.plan, jax.devices()[0]
+    return {
+        "samples_per_s": plan.batch_size / step_ms * 1e3,
+        "step_ms": step_ms,
+        **result,
+        "loss": losses,
+        "name": setup.config.name,
+        "batch_size": plan.batch_size,
+        "devices": plan.devices,
+        "device_kind": device.device_kind,
+        "kernels": setup.config.embedding.kernels,
+        "rounds": rounds,
+        "batches": len(batches),
+        "jax": jax.__version__,
+    }
+
+
+def _embedding_parts(trainer: Trainer) -> dict[str, Callable]:
+    """Functions of a batch on the devices; the last one trains the tables."""
+    collection, optimizer = trainer.embeddings, trainer.embedding_optimizer
+
+    @jax.jit
+    def route(batch):
+        return collection.route(batch.ids, batch.weights)
+
+    @jax.jit
+    def lookup(storages, batch):
+        return collection.lookup(storages, collection.route(batch.ids, batch.weights))
+
+    def update(storages, state, batch):
+        routes = collection.route(batch.ids, batch.weights)
+        embeddings = collection.lookup(storages, routes)
+        number, apply = jnp.int32(1), jnp.bool_(True)
+        updated = collection.update(
+            storages, state, routes, embeddings, optimizer, number, apply
+        )
+        return updated, embeddings
+
+    in_place = jax.jit(update, donate_argnums=(0, 1))
+
+    def lookup_and_update(batch):
+        state = trainer.state
+        updated, embeddings = in_place(state.storages, state.embedding_state, batch)
+        storages, states = updated
+        trainer.state = state._replace(storages=storages, embedding_state=states)
+        return embeddings
+
+    return {
+        "route_ms": route,
+        "lookup_ms": lambda batch: lookup(trainer.state.storages, batch),
+        "lookup_and_update_ms": lookup_and_update,
+    }
