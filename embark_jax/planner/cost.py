@@ -21,13 +21,11 @@ embeddings' share of a step at most; the dense layers are not in it.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Protocol, get_args
 
 import numpy as np
 
-from embark_jax.fleet import Efficiency
 from embark_jax.planner import traffic
 from embark_jax.planner.collectives import (
     Collective,
@@ -36,6 +34,7 @@ from embark_jax.planner.collectives import (
     storage_collectives,
     summed_whole,
 )
+from embark_jax.planner.rates import Rates
 from embark_jax.planner.storage import Cluster, StorageKind
 from embark_jax.planner.work import Unit, Work
 from embark_jax.planner.workload import Shape, Workload
@@ -88,10 +87,6 @@ class ProgramModel:
 
     workload: Workload
     name = "program"
-
-    @property
-    def efficiency(self) -> Efficiency:
-        return self.workload.fleet.efficiency
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
@@ -178,15 +173,9 @@ class ProgramModel:
 
     def work_ms(self, work: Work) -> float | np.ndarray:
         """Memory, links and latency one after the other."""
-        device, efficiency = self.workload.fleet.device, self.efficiency
-        memory_rate = device.memory_bytes_per_s * efficiency.memory
-        sent = self.link_bytes(work)
-        # Both kinds of links work at once.
-        link_ms = (1e3 / efficiency.link) * max(
-            sent.node_link / device.node_link_bytes_per_s,
-            sent.network / device.network_bytes_per_s,
-        )
-        return 1e3 * work.memory_bytes / memory_rate + link_ms + work.latency_ms
+        rates = Rates(self.workload.fleet)
+        link_ms = float(rates.links_ms(self.link_bytes(work)))
+        return rates.memory_ms(work.memory_bytes) + link_ms + work.latency_ms
 
     def link_bytes(self, work: Work) -> traffic.LinkBytes:
         """What a device sends, in a flat exchange over all devices."""
@@ -210,31 +199,9 @@ class ProgramModel:
         )
 
     def _latency(self, phase: str, what: str, kind: CollectiveKind) -> Work:
-        latency_ms = (
-            self._exchange_latency_ms()
-            if kind == "all_to_all"
-            else self._reduce_latency_ms()
-        )
-        return Work(phase, what, collective=kind, latency_ms=latency_ms)
-
-    def _exchange_latency_ms(self) -> float:
-        """A launch and one hop: messages to all devices leave at once."""
-        fleet, efficiency = self.workload.fleet, self.efficiency
-        if fleet.devices == 1:
-            return 0.0
-        hop_us = efficiency.node_hop_us
-        if fleet.nodes > 1:
-            hop_us = efficiency.network_hop_us
-        return (efficiency.launch_us + hop_us) / 1e3
-
-    def _reduce_latency_ms(self) -> float:
-        """A launch, and a tree over nodes and over the GPUs of each, up and down."""
-        fleet, efficiency = self.workload.fleet, self.efficiency
-        if fleet.devices == 1:
-            return 0.0
-        up_us = efficiency.network_hop_us * math.ceil(math.log2(fleet.nodes))
-        up_us += efficiency.node_hop_us * math.ceil(math.log2(fleet.gpus_per_node))
-        return (efficiency.launch_us + 2 * up_us) / 1e3
+        rates = Rates(self.workload.fleet)
+        latency_us = rates.exchange_us if kind == "all_to_all" else rates.reduce_us
+        return Work(phase, what, collective=kind, latency_ms=latency_us / 1e3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,21 @@
-"""The dense part of a model: its matrix products, counted."""
+"""The dense part of a model: its matrix products, counted and timed."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Literal
+
+from embark_jax.planner.rates import Rates
 
 Product = tuple[int, int]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""
+DType = Literal["float32", "bfloat16", "float16"]
+"""That dense layers compute in."""
+VALUE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+SLOWDOWN: dict[DType, int] = {"float32": 2, "bfloat16": 1, "float16": 1}
+"""float32 runs as TF32 (https://www.nvidia.com/en-us/data-center/h100/)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,3 +100,22 @@ def dlrm(
 
 def _products(inputs: int, widths: Sequence[int]) -> Iterator[Product]:
     return pairwise((inputs, *widths))
+
+
+def product_ms(rates: Rates, batch: int, product: Product, dtype: DType) -> float:
+    """Of one matrix product on one device; as long for each of the two products of
+    backward, in which the three sizes change places.
+
+    Args:
+      rates: of the fleet.
+      batch: samples of the device.
+      product: the layer.
+      dtype: that it computes in.
+    """
+    inputs, outputs = product
+    moved = batch * inputs + inputs * outputs + batch * outputs
+    fleet = rates.fleet
+    flops_per_s = fleet.device.flops_per_s * fleet.efficiency.flops / SLOWDOWN[dtype]
+    compute_ms = 1e3 * 2 * batch * inputs * outputs / flops_per_s
+    moving_ms = rates.memory_ms(moved * VALUE_BYTES[dtype])
+    return max(compute_ms, moving_ms) + rates.memory_ms(0.0, kernels=1)

@@ -17,6 +17,7 @@ from embark_jax.fleet import Fleet
 from embark_jax.planner import traffic
 from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.cost import StoragePrice
+from embark_jax.planner.rates import Rates
 from embark_jax.planner.search import Search
 from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.workload import Shape, Workload
@@ -27,7 +28,6 @@ from embark_jax.simulator.embark_step import (
     index_bytes,
     update_bytes,
 )
-from embark_jax.simulator.rates import Rates
 from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLE_BYTES = 60e9

@@ -9,8 +9,7 @@ from embark_jax.config import ConfigError
 from embark_jax.fleet import Fleet
 from embark_jax.planner.table_list import TableList
 from embark_jax.planner.workload import Workload
-from embark_jax.simulator.dense import DenseNetwork, dlrm_dcnv2
-from embark_jax.simulator.rates import DType
+from embark_jax.simulator.dense import DenseNetwork, DType, dlrm_dcnv2
 from embark_jax.tables import FeatureSpec, TableSpec
 
 WIDE_ROWS = 2**32

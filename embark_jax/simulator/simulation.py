@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from embark_jax.planner.rates import Rates
 from embark_jax.planner.storage import Cluster, Placement
 from embark_jax.planner.workload import STATE_VALUES
 from embark_jax.simulator.embark_loads import count
@@ -13,7 +14,6 @@ from embark_jax.simulator.embark_plans import planned, table_row_wise
 from embark_jax.simulator.embark_step import EmbarkStep
 from embark_jax.simulator.job import Job
 from embark_jax.simulator.program_step import program_tasks
-from embark_jax.simulator.rates import Rates
 from embark_jax.simulator.tasks import Tasks
 from embark_jax.simulator.timeline import Task, Timeline, schedule, serial
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from embark_jax.planner import traffic
-from embark_jax.simulator.dense import DenseNetwork
-from embark_jax.simulator.rates import DType, Rates, value_bytes
+from embark_jax.planner.rates import Rates
+from embark_jax.simulator.dense import VALUE_BYTES, DenseNetwork, DType, product_ms
 from embark_jax.simulator.timeline import LINKS, Resource, Task
 
 MEMORY: frozenset[Resource] = frozenset({"memory"})
@@ -134,13 +134,13 @@ class Tasks:
         """
 
         def products_ms(products):
-            return sum(self.rates.product_ms(batch, each, dtype) for each in products)
+            return sum(product_ms(self.rates, batch, each, dtype) for each in products)
 
         bottom_ms = products_ms(network.bottom)
         top_ms = products_ms((*network.cross, *network.top))
         # Joining what goes in. In each cross layer forward: both factors, the sum and
         # the result; backward also the gradients of both factors.
-        joined_bytes = batch * network.width * value_bytes(dtype)
+        joined_bytes = batch * network.width * VALUE_BYTES[dtype]
         cross, kernels = network.cross_layers, 1 + network.cross_layers
         forward_ms = self.rates.memory_ms((2 + 4 * cross) * joined_bytes, kernels)
         backward_ms = self.rates.memory_ms((2 + 7 * cross) * joined_bytes, kernels)
