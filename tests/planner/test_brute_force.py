@@ -19,35 +19,47 @@ from embark_jax.planner.candidates import shapes
 from embark_jax.planner.workload import table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
-ZIPF_EXPONENT = 1.05
 MODELS = {"program": ProgramModel, "embark": EmbarkModel}
-MOST_ABOVE = 0.03
-"""Of the best: reached in one of these cases when this was written, 0 in the others."""
-# Nodes, GPUs a node, tables: so few that all plans can be tried.
-SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2)]
+# Nodes, GPUs a node, tables, skew: so few that all plans can be tried.
+SIZES = [(1, 2, 3, 1.05), (2, 1, 3, 1.05), (1, 3, 2, 1.05), (2, 2, 2, 0.0)]
+GAPS = {
+    # Memory has its price even where there is plenty: DP would be better.
+    ((2, 1, 3, 1.05), 1, "program"): 0.03,
+    # Fewer shards of both tables would be better, on different devices.
+    ((2, 2, 2, 0.0), 2, "embark"): 0.22,
+}
+"""Where the plan is not the best: how far above it at most, as a share."""
 
 
-def request(nodes, gpus_per_node, count, seed):
+def request(nodes, gpus_per_node, count, zipf_exponent, seed):
     """Tables of all sizes, with many ids or few."""
     random = np.random.default_rng(seed)
+    machines = fleet.dgx_h100(nodes, gpus_per_node=gpus_per_node)
+    dims = [8, 16] if machines.devices < 4 else [4]  # which is split by rows alone
     tables = [
-        TableSpec(f"t{i}", int(10 ** random.uniform(1, 8)), int(random.choice([8, 16])))
+        TableSpec(
+            f"t{i}", 4 * int(10 ** random.uniform(1, 7)), int(random.choice(dims))
+        )
         for i in range(count)
     ]
     features = [
         FeatureSpec(table.name, hotness=int(10 ** random.uniform(0, 2)))
         for table in tables
     ]
-    machines = fleet.dgx_h100(nodes, gpus_per_node=gpus_per_node)
-    return tables, features, Workload(machines, 6 * 1024, ZIPF_EXPONENT)
+    return tables, features, Workload(machines, 6 * 1024, zipf_exponent)
 
 
 def all_placements(table, features, workload, clusters):
     """Every candidate shape with every choice of owners."""
     use = table_use(table, features, workload)
-    for shape in shapes(use, ForcedPlacement(), workload.devices, clusters):
+    devices = range(workload.devices)
+    for shape in shapes(use, ForcedPlacement(), len(devices), clusters):
         shards = 0 if shape.cluster == "dp" else shape.shards
-        for owners in itertools.product(range(workload.devices), repeat=shards):
+        if workload.zipf_exponent:
+            choices = itertools.product(devices, repeat=shards)
+        else:  # shards are alike: only how many a device has matters
+            choices = itertools.combinations_with_replacement(devices, shards)
+        for owners in choices:
             yield Placement(
                 table, shape.cluster, shape.row_shards, shape.column_shards, owners
             )
@@ -69,9 +81,7 @@ def optimum_ms(tables, features, workload, model):
 @pytest.mark.parametrize("cost_model", MODELS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_plan_is_better_than_the_bound_and_ours_is_near_the_best(
-    size, seed, cost_model
-):
+def test_the_bound_is_below_the_best_plan_which_is_ours(size, seed, cost_model):
     tables, features, workload = request(*size, seed)
     model = MODELS[cost_model](workload)
     best_ms = optimum_ms(tables, features, workload, model)
@@ -80,9 +90,11 @@ def test_no_plan_is_better_than_the_bound_and_ours_is_near_the_best(
         features,
         workload.fleet,
         workload.batch_size,
-        zipf_exponent=ZIPF_EXPONENT,
+        zipf_exponent=workload.zipf_exponent,
         cost_model=cost_model,
     ).prediction
     assert found is not None
     assert found.lower_bound_ms <= best_ms * (1 + 1e-9)
-    assert best_ms * (1 - 1e-9) <= found.step_ms <= best_ms * (1 + MOST_ABOVE)
+    assert found.step_ms >= best_ms * (1 - 1e-9)
+    gap = GAPS.get((size, seed, cost_model), 1e-9)
+    assert found.step_ms <= best_ms * (1 + gap)
