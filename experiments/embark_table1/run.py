@@ -15,7 +15,6 @@ from typing import Any
 
 from plot import plot
 from rich.console import Console
-from rich.table import Table
 
 from embark_jax import fleet, planner, simulator
 from embark_jax.simulator import Job
@@ -140,33 +139,31 @@ def sensitivity(before: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The result table."""
-    table = Table("model", "GPUs", "batch", "published", "simulated", "error")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.add_column("× overlap, sharding, clusters")
+    """Prints the tables of the README."""
+    print("| model | GPUs | batch | published, M samples/s | simulated | error", end="")
+    print(" | × overlap | × sharding | × clusters |\n" + 9 * "|---" + "|")
     for row in (*results["table1"], results["dcnv2_at_mlperf_batch"]):
         first_ms = row["steps"][0]["step_ms"]
         factors = [f"{first_ms / step['step_ms']:.2f}" for step in row["steps"][1:]]
-        table.add_row(
-            row["model"],
-            str(8 * NODES),
-            f"{row['batch_size']:,}",
-            f"{row['published']:.1f} M/s",
-            f"{row['simulated']:.1f} M/s",
-            f"{row['error']:+.0%}",
-            ", ".join(factors),
+        print(
+            f"| {row['model']} | {8 * NODES} | {row['batch_size']:,} | "
+            f"{row['published']} | {row['simulated']:.1f} | {row['error']:+.0%} | "
+            + " | ".join(factors)
+            + " |"
         )
     for row in results["mlperf"]:
-        table.add_row(
-            "MLPerf v4.0",
-            str(8 * row["nodes"]),
-            f"{row['batch']:,}",
-            f"{row['published']:.1f} M/s",
-            f"{row['simulated']:.1f} M/s",
-            f"{row['error']:+.0%}",
+        print(
+            f"| MLPerf v4.0 | {8 * row['nodes']} | {row['batch']:,} | "
+            f"{row['published']} | {row['simulated']:.1f} | {row['error']:+.0%} | | | |"
         )
-    Console().print(table)
+    print("\n| | " + " | ".join(PUBLISHED) + " |\n" + 6 * "|---" + "|")
+    for changed in dict.fromkeys(row["changed"] for row in results["sensitivity"]):
+        effects = [
+            f"{100 * row['throughput']:+.0f}"
+            for row in results["sensitivity"]
+            if row["changed"] == changed
+        ]
+        print(f"| {changed} | " + " | ".join(effects) + " |")
 
 
 def main() -> None:
