@@ -33,14 +33,14 @@ PIECES, IDS, ROWS, OWNER = range(4)
 
 RELATIVE_GAP = 5e-3
 """Between the bound and the best choice, at which whole numbers are good enough."""
-NODE_LIMIT = 20
+NODE_LIMIT = 60
 """Of the search with whole numbers: a count, not a time, so that plans repeat."""
 LARGE = 0.25
 """Share of the mean load of a device from which a shard counts as large."""
 ALIKE = 0.02
 """Sizes that differ by less share a rule."""
 SMALL_LOAD = 0.01
-"""Share of the whole time below which a kind of load is not refined."""
+"""Share of the whole time below which a load, or a shard of it, is not looked at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +130,17 @@ class Program:
         spread = [self.total[k] * price[self.load(k)] for k in range(4)]
         everywhere = np.array([c.everywhere_ms for c in self.candidates])
         return everywhere + np.sum(spread, axis=0) / self.empty.devices
+
+    def _large(self) -> np.ndarray:
+        """``[candidates]`` whether a shard matters to the largest load of a device."""
+        least_ms = [self.alone_ms()[self.group == g].min() for g in self._groups()]
+        small_ms = SMALL_LOAD * float(self.counts @ least_ms)
+        price = self._prices()
+        top_ms = [self.top[k] * price[self.load(k)] for k in range(4)]
+        return np.max(top_ms, axis=0) >= small_ms
+
+    def _groups(self) -> range:
+        return range(len(self.counts))
 
     def least_bytes(self) -> float:
         """No plan takes less memory on every device."""
@@ -227,8 +238,8 @@ class Program:
 
     def _relaxation(self, bound: float, values: np.ndarray) -> Relaxation:
         taken = values[self.each]
-        groups = range(len(self.counts))
-        return Relaxation(float(bound), [taken[self.group == g] for g in groups])
+        counts = [taken[self.group == g] for g in self._groups()]
+        return Relaxation(float(bound), counts)
 
     def _rules(self) -> Any:
         """What is to be at least zero, for each threshold: level − size × how many fit;
@@ -283,7 +294,6 @@ class Program:
         crowded = np.full(self.loads, -crowding)
         crowded[: len(self.used)] = 0  # pieces are whole, and always fit
         count = self.counts[self.group]
-        number = len(self.candidates)
         means = [(self.load(k), self.each, -self.total[k] / devices) for k in range(4)]
         blocks = [
             # level − mean − crowding × largest shard
@@ -298,13 +308,13 @@ class Program:
                 self.loads, (every, self.level, 1.0), (every, self.largest, -1.0)
             ),
         ]
+        large = np.flatnonzero(self._large()) if shards else np.zeros(0, int)
+        every_large = np.arange(len(large))
         if shards:
             # tables of the group × whether any takes it − how many do
-            blocks.append(
-                self._matrix(
-                    number, (self.each, self.taken, count), (self.each, self.each, -1.0)
-                )
-            )
+            taken = (every_large, self.taken[large], count[large])
+            each = (every_large, self.each[large], -1.0)
+            blocks.append(self._matrix(len(large), taken, each))
         for kind in range(4):
             load = self.load(kind)
             # The largest shard is at least the mean over the tables of a group,
@@ -317,13 +327,9 @@ class Program:
                 )
             )
             if shards:  # and at least that of any candidate taken.
-                blocks.append(
-                    self._matrix(
-                        number,
-                        (self.each, self.largest[load], 1.0),
-                        (self.each, self.taken, -self.top[kind]),
-                    )
-                )
+                largest = (every_large, self.largest[load[large]], 1.0)
+                taken = (every_large, self.taken[large], -self.top[kind][large])
+                blocks.append(self._matrix(len(large), largest, taken))
         # A storage is used by at least the share of a group that lies in it.
         storages = len(self.used)
         pairs, row = np.unique(

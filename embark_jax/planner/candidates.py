@@ -13,8 +13,9 @@ from embark_jax.planner.storage import Cluster, Placement
 from embark_jax.planner.workload import Shape, TableUse, Workload
 from embark_jax.tables import TableSpec
 
-MIN_WIDTH = 4
-"""Columns of a shard at least: 16 bytes, the largest load of a GPU's thread."""
+MIN_WIDTH = 8
+"""Columns of a shard at least: 32 bytes, the sector in which GPU memory is read
+(https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
 
 
 @dataclasses.dataclass(frozen=True)

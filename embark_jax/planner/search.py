@@ -35,10 +35,12 @@ from embark_jax.planner.storage import Cluster, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
-ROUNDS = 3
+ROUNDS = 5
 """Of choosing shapes with whole numbers, each with more rules for large shards."""
-GOOD = 1.01
+GOOD = 1.02
 """Times the lower bound: a plan this good is not improved."""
+WORTH = 1.002
+"""Times the bound before: what a round has to gain if it finds no better plan."""
 CROWDING = 0.3
 """Of a second choice in the first round, see ``Program.choose``."""
 MAX_WHOLE = 4000
@@ -165,35 +167,49 @@ class Search:
           ValueError: if the tables do not fit.
         """
         # First as if memory were no matter: more of it then changes no plan that fits.
-        for memory, prices in ((False, MEMORY_PRICES[:1]), (True, MEMORY_PRICES)):
-            relaxed = self.program.relax(memory)
-            if relaxed is None:
+        placings, lower_bound_ms = self._rounds(False, MEMORY_PRICES[:1])
+        if not self._fits(min(placings, key=_step_ms)):
+            if self.program.relax(memory=True) is None:
                 raise ValueError(self._shortage(self.program.least_bytes()))
-            placings = self._place(relaxed, relaxed.lower_bound, prices)
-            lower_bound_ms = relaxed.lower_bound
-            rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
-            for number in range(rounds):
-                if min(map(self._fitting_ms, placings)) <= GOOD * lower_bound_ms:
-                    break
-                whole = self.program.choose(memory)
-                choices = [whole]
-                if number == 0:
-                    choices.append(self.program.choose(memory, CROWDING))
-                if whole is not None:
-                    lower_bound_ms = max(lower_bound_ms, whole.lower_bound)
-                for choice in filter(None, choices):
-                    placings += self._place(choice, lower_bound_ms, prices)
-                if whole is None or not self.program.refine(whole):
-                    break
-            best = min(placings, key=self._fitting_ms)
-            if best.ledger.bytes() <= self.empty.limit_bytes:
-                return best, lower_bound_ms
-        raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
+            more, lower_bound_ms = self._rounds(True, MEMORY_PRICES)
+            placings += more
+        fitting = list(filter(self._fits, placings))
+        if not fitting:
+            raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
+        return min(fitting, key=_step_ms), lower_bound_ms
 
-    def _fitting_ms(self, placing: Placing) -> float:
-        """Its time; infinite if it does not fit."""
-        fits = placing.ledger.bytes() <= self.empty.limit_bytes
-        return placing.ledger.step_ms() if fits else np.inf
+    def _rounds(
+        self, memory: bool, prices: Sequence[float]
+    ) -> tuple[list[Placing], float]:
+        """Plans, better and better, and the lower bound in ms.
+
+        Args:
+          memory: whether it is limited.
+          prices: of memory, see ``_place``.
+        """
+        relaxed = self.program.relax(memory)
+        assert relaxed is not None  # the caller made sure
+        placings = self._place(relaxed, relaxed.lower_bound, prices)
+        best_ms, bound_ms = min(map(_step_ms, placings)), relaxed.lower_bound
+        rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
+        for number in range(rounds):
+            before_ms = best_ms, bound_ms
+            whole = self.program.choose(memory)
+            if whole is None:
+                break
+            bound_ms = max(bound_ms, whole.lower_bound)
+            placings += self._place(whole, bound_ms, prices)
+            if number == 0:
+                crowded = self.program.choose(memory, CROWDING)
+                placings += self._place(crowded, bound_ms, prices) if crowded else []
+            best_ms = min(map(_step_ms, placings))
+            useless = best_ms == before_ms[0] and bound_ms < WORTH * before_ms[1]
+            if best_ms <= GOOD * bound_ms or not self.program.refine(whole) or useless:
+                break
+        return placings, bound_ms
+
+    def _fits(self, placing: Placing) -> bool:
+        return placing.ledger.bytes() <= self.empty.limit_bytes
 
     def placements(self, placing: Placing) -> tuple[Placement, ...]:
         """Those that the plan is made of."""
@@ -304,6 +320,10 @@ def _check_request(
         )
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def _step_ms(placing: Placing) -> float:
+    return placing.ledger.step_ms()
 
 
 def _rounded(counts: np.ndarray, total: int) -> np.ndarray:
