@@ -115,46 +115,64 @@ class ProgramModel:
                 yield "piece", self._moved(each, each.piece_bytes)
             if each.id_bytes:
                 yield "id", self._moved(each, each.id_bytes)
-        sorted_bytes = traffic.sort_bytes(workload.devices)
-        yield "id", Work("sort", "received slots", sorted_bytes)
+        # A place of capacity for each device: what arrives is grouped by row, and has a
+        # row gradient of its own, as long as no other is for the same row.
+        places, width = workload.devices, storage.width
+        yield "id", Work("sort", "received slots", _grouping_bytes(places))
+        place_bytes = traffic.rows_bytes(places, width)
+        yield "id", Work("gradients", "row gradients", place_bytes)
+        if storage.cluster == "ub":
+            yield "id", Work("lookup", "rows", place_bytes)
+        if storage.split and workload.row_wise:
+            yield "id", Work("gradients", "squares", place_bytes)
 
     def owner_work(self, shape: Shape) -> Iterator[Work]:
         """What a shape asks of the owners of its row shards, in each column shard."""
         if shape.cluster == "dp":
             return
         if shape.cluster == "rb":
-            pooled_bytes = traffic.read_rows_bytes(1, shape.width)
+            pooled_bytes = traffic.rows_bytes(1, shape.width)
             pooled_bytes = pooled_bytes * shape.batch_ids(self.workload)
             yield Work("lookup", "rows", pooled_bytes)
             yield Work("gradients", "bag gradients", pooled_bytes)
-        row_bytes = traffic.update_rows_bytes(
-            1.0, shape.width, *self.workload.state_values
-        )
-        yield Work("update", "rows", row_bytes * shape.batch_unique(self.workload))
+        yield self._update(shape, shape.batch_unique(self.workload))
 
     def everywhere_work(self, shape: Shape) -> Iterator[Work]:
         """What a shape asks of every device, wherever its shards are."""
         use, workload = shape.use, self.workload
         ids = workload.device_batch * use.hotness
-        if shape.cluster != "dp":
-            sorted_bytes = traffic.sort_bytes(ids * shape.column_shards)
-            yield Work("sort", "ids", sorted_bytes)
+        bags = workload.device_batch * use.lanes
+        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, use.dim))
         if shape.cluster != "rb":
-            pooled_bytes = traffic.read_rows_bytes(ids, use.dim)
+            pooled_bytes = traffic.rows_bytes(ids * use.filled, use.dim)
             yield Work("lookup", "rows", pooled_bytes)
             yield Work("gradients", "bag gradients", pooled_bytes)
-        if shape.cluster == "dp":
+        if shape.cluster == "rb":
+            keys = ids * shape.column_shards
+            sorted_bytes = traffic.sort_bytes(keys, traffic.NARROW_KEY_BYTES)
+            sorted_bytes += traffic.index_bytes(keys, traffic.BUCKET_VALUES)
+            yield Work("sort", "ids", sorted_bytes)
+        elif shape.cluster == "ub":
+            keys = ids * shape.column_shards
+            sorted_bytes = traffic.sort_bytes(keys)
+            sorted_bytes += traffic.index_bytes(keys, traffic.UNIQUE_VALUES)
+            yield Work("sort", "ids", sorted_bytes + _grouping_bytes(keys))
+        else:
             batch_ids = workload.batch_size * use.hotness
             for each in replicated_collectives(
                 use.rows, use.dim, batch_ids, workload.devices
             ):
                 yield self._moved(each, each.fixed_bytes)
-            if not summed_whole(use.rows, batch_ids):
-                yield Work("sort", "gathered slots", traffic.sort_bytes(batch_ids))
-            row_bytes = traffic.update_rows_bytes(
-                min(use.rows, batch_ids), use.dim, *workload.state_values
-            )
-            yield Work("update", "rows", row_bytes)
+            yield Work("sort", "slots", _grouping_bytes(ids))
+            if workload.devices > 1 and not summed_whole(use.rows, batch_ids):
+                yield Work("sort", "gathered slots", _grouping_bytes(batch_ids))
+            yield self._update(shape, float(shape.batch_unique(workload)[0]))
+
+    def _update(self, shape: Shape, rows: float | np.ndarray) -> Work:
+        row_bytes = traffic.update_rows_bytes(
+            1.0, shape.width, *self.workload.state_values
+        )
+        return Work("update", "rows", row_bytes * rows)
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         ms = dict.fromkeys(get_args(Unit), 0.0)
@@ -202,6 +220,11 @@ class ProgramModel:
         rates = Rates(self.workload.fleet)
         latency_us = rates.exchange_us if kind == "all_to_all" else rates.reduce_us
         return Work(phase, what, collective=kind, latency_ms=latency_us / 1e3)
+
+
+def _grouping_bytes(ids: float) -> float:
+    """In memory, of sorting ids by row and finding where the rows begin."""
+    return traffic.sort_bytes(ids) + traffic.index_bytes(ids, traffic.GROUP_VALUES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,21 @@ import dataclasses
 
 VALUE_BYTES = 4
 
-SORT_PASSES, SORT_KEY_BYTES = 8, 8
-"""A least-significant-digit radix sort reads and writes its keys once a digit of eight
-bits (https://arxiv.org/abs/2206.01784); keys are packed with positions into 64 bits."""
+NARROW_KEY_BYTES, WIDE_KEY_BYTES = 4, 8
+"""Of a key packed with a position. A least-significant-digit radix sort reads and
+writes its keys once a digit of eight bits (https://arxiv.org/abs/2206.01784): as often
+as a key has bytes."""
+
+BUCKET_VALUES = 5
+"""32-bit values read and written for each id beside its sort by owner
+(``bucket_by_owner``): the id; its owner and slot, written and read."""
+UNIQUE_VALUES = 13
+"""The same where ids are made unique (``unique_by_owner``): also the rank, the unique
+key of two words, the order, the first entry, the owner in that order, the rank again,
+and the place of an entry."""
+GROUP_VALUES = 8
+"""The same of grouping by row (``group_rows``): the row; its run, its group, the order,
+the offsets, the row of a group, and the group of an entry, in that order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +68,43 @@ def all_gather_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> Lin
     return LinkBytes(reduced.node_link / 2, reduced.network / 2)
 
 
+def rail_exchange_bytes(
+    buffer_bytes: float, kept: float, nodes: int, gpus_per_node: int
+) -> LinkBytes:
+    """A hierarchical exchange of a buffer with an equal part for every device.
+
+    Inside the node each part goes to the GPU whose rank is the destination's: that one
+    is on the destination's rail. What the GPUs of a node have for one destination is
+    merged there, and travels between nodes among GPUs of equal rank, in one message for
+    each other node (EMBark's hierarchical communication: HugeCTR,
+    ``HugeCTR/embedding``; https://doi.org/10.1145/3640457.3688111).
+
+    Args:
+      buffer_bytes: of each device, before merging.
+      kept: what merging leaves, as a share: of partial sums the different bags of a
+        node's pieces among all its pieces, of ids made unique the different ones; 1
+        where they are but laid side by side.
+      nodes, gpus_per_node: of the fleet.
+    """
+    return LinkBytes(
+        node_link=buffer_bytes * (gpus_per_node - 1) / gpus_per_node,
+        network=kept * buffer_bytes * (nodes - 1) / nodes,
+    )
+
+
+def merged_on_rails_bytes(buffer_bytes: float, kept: float) -> float:
+    """In memory, of merging what the GPUs of a node have for a rail: read, written."""
+    return (1 + kept) * buffer_bytes
+
+
+def exchange_messages(
+    nodes: int, gpus_per_node: int, hierarchical: bool
+) -> tuple[int, int]:
+    """Messages that a device sends in an exchange, inside its node and to others."""
+    inside, others = gpus_per_node - 1, nodes - 1
+    return inside, others if hierarchical else others * gpus_per_node
+
+
 def id_buffer_bytes(values_per_id: int, devices: int) -> float:
     """Of the exchange of ids, a place of capacity: such as slot, bag and weight."""
     return VALUE_BYTES * values_per_id * devices
@@ -77,22 +126,29 @@ def buffer_memory_bytes(buffer_bytes: float) -> float:
     return 4 * buffer_bytes
 
 
-def read_rows_bytes(ids: float, width: int) -> float:
-    """In memory, of reading a row, or the gradient of a bag, for each id."""
-    return VALUE_BYTES * ids * width
+def rows_bytes(rows: float, width: int) -> float:
+    """In memory, of reading or writing so many rows, sums or gradients once."""
+    return VALUE_BYTES * rows * width
 
 
 def update_rows_bytes(
     rows: float, width: int, values_per_parameter: int, values_per_row: int
 ) -> float:
-    """In memory, of reading and writing rows with their optimizer state."""
+    """In memory, of reading the gradients of rows, and of reading and writing the rows
+    with their optimizer state."""
     values = width * (1 + values_per_parameter) + values_per_row
-    return 2 * VALUE_BYTES * rows * values
+    return VALUE_BYTES * rows * (width + 2 * values)
 
 
-def sort_bytes(keys: float) -> float:
+def sort_bytes(keys: float, key_bytes: int = WIDE_KEY_BYTES) -> float:
     """In memory, of sorting packed keys; one more pass counts the digits."""
-    return SORT_KEY_BYTES * keys * (2 * SORT_PASSES + 1)
+    return key_bytes * keys * (2 * key_bytes + 1)
+
+
+def index_bytes(ids: float, values_per_id: int) -> float:
+    """In memory, of reading and writing so many 32-bit values for each id, around a
+    sort."""
+    return VALUE_BYTES * ids * values_per_id
 
 
 def replicated_gradient_bytes(rows: float, width: int) -> float:

@@ -33,15 +33,40 @@ def test_a_sum_over_devices_goes_around_twice():
     assert traffic.all_reduce_bytes(800, 2, 1) == traffic.LinkBytes(0, 800)
 
 
+def test_a_gather_goes_around_once():
+    assert traffic.all_gather_bytes(800, 2, 4) == traffic.LinkBytes(700, 100)
+
+
+def test_an_exchange_along_rails():
+    # 800 bytes, 100 for each of 2 × 4 devices. Of the 4 ranks' parts one is its own,
+    # 3 · 200 go to the others; of the 2 nodes' parts one stays. Merging leaves a half.
+    assert traffic.rail_exchange_bytes(800, 0.5, 2, 4) == traffic.LinkBytes(600, 200)
+    assert traffic.rail_exchange_bytes(800, 1.0, 4, 2) == traffic.LinkBytes(400, 600)
+    # Nothing merged: between nodes as much as a flat exchange, in fewer messages.
+    flat = traffic.all_to_all_bytes(800, 4, 2)
+    assert traffic.rail_exchange_bytes(800, 1.0, 4, 2).network == flat.network
+    assert traffic.exchange_messages(4, 2, hierarchical=False) == (1, 6)
+    assert traffic.exchange_messages(4, 2, hierarchical=True) == (1, 3)
+    # In a single node it is the flat exchange; without NVLink, too.
+    for nodes, gpus in ((1, 8), (8, 1)):
+        flat = traffic.all_to_all_bytes(800, nodes, gpus)
+        assert traffic.rail_exchange_bytes(800, 1.0, nodes, gpus) == flat
+    assert traffic.merged_on_rails_bytes(800, 0.25) == 1000
+
+
 def test_buffers_and_memory():
     assert traffic.id_buffer_bytes(2, devices=8) == 64
     assert traffic.piece_buffer_bytes(width=16, batch=10, devices=8) == 5120
     assert traffic.row_buffer_bytes(width=16, devices=8) == 512
     assert traffic.buffer_memory_bytes(100) == 400
-    assert traffic.read_rows_bytes(ids=5, width=16) == 320
-    # 2 rows of 16 parameters with as many accumulators and one value more.
-    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * 2 * 33 * 4
+    assert traffic.rows_bytes(5, width=16) == 320
+    # 2 rows of 16 parameters with as many accumulators and one value more, read and
+    # written, and 16 gradients.
+    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * (2 * 33 + 16) * 4
+    # 8 passes over 8 bytes and 4 over 4, each read and written, and counted once.
     assert traffic.sort_bytes(10) == 10 * 8 * 17
+    assert traffic.sort_bytes(10, traffic.NARROW_KEY_BYTES) == 10 * 4 * 9
+    assert traffic.index_bytes(10, 5) == 200
     assert traffic.replicated_gradient_bytes(10, 16) == 680
 
 
@@ -50,8 +75,14 @@ def test_the_price_of_an_rb_storage():
     # Partial sums of 4 · 16 · 10 · 8 = 5120 bytes: half crosses the network, 2.56 µs
     # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same.
     assert price.piece_ms == pytest.approx(2 * (2.56 + 20.48) / 1e3)
-    # Slot and bag to 8 devices: 64 bytes, 0.032 + 0.256 µs; 8 keys sorted, 1.088 µs.
-    assert price.id_ms == pytest.approx((0.032 + 0.256 + 1.088) / 1e3)
+    # Slot and bag to 8 devices: 64 bytes, 0.032 + 0.256 µs; 8 keys sorted, 1.088 µs,
+    # and grouped, 0.256; 8 row gradients of 64 bytes, 0.512.
+    expected_us = 0.032 + 0.256 + 1.088 + 0.256 + 0.512
+    assert price.id_ms == pytest.approx(expected_us / 1e3)
+    # A weight beside slot and bag, in an exchange of its own.
+    weighted = MODEL.storage_price(StorageKind("rb", 16, weighted=True))
+    assert weighted.id_ms - price.id_ms == pytest.approx((0.016 + 0.128) / 1e3)
+    assert weighted.fixed_ms - price.fixed_ms == pytest.approx(15 / 1e3)
     # Four exchanges of 15 µs; one maximum, 10 + 2 · (1 · 5 + 2 · 1) µs, of 4 bytes:
     # 2 · 4 · 7/8 bytes on NVLink in 0.0035 µs, 16 in memory.
     assert price.fixed_ms == pytest.approx((4 * 15 + 24 + 0.0035 + 0.016) / 1e3)
@@ -59,8 +90,9 @@ def test_the_price_of_an_rb_storage():
 
 def test_the_price_of_a_ub_storage():
     price = MODEL.storage_price(StorageKind("ub", 16))
-    # Slots, 32 bytes: 0.016 + 0.128 µs; sort 1.088; rows, 512 bytes: 0.256 + 2.048.
-    expected_us = 0.016 + 0.128 + 1.088 + 2 * (0.256 + 2.048)
+    # Slots, 32 bytes: 0.016 + 0.128 µs; grouped 1.088 + 0.256; rows and gradients, 512
+    # bytes: 0.256 + 2.048; rows read and row gradients written at the owner, 0.512.
+    expected_us = 0.016 + 0.128 + 1.088 + 0.256 + 2 * (0.256 + 2.048) + 2 * 0.512
     assert price.id_ms == pytest.approx(expected_us / 1e3)
     assert price.piece_ms == 0
     assert price.fixed_ms == pytest.approx((3 * 15 + 24 + 0.0195) / 1e3)
@@ -69,35 +101,67 @@ def test_the_price_of_a_ub_storage():
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
     shape = Shape(USE, "rb", row_shards=2)
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240) / 2
-    # 120 ids of a row of 32 bytes, forward and backward; rows read and written.
-    expected_bytes = 2 * 120 * 32 + unique * 64
+    # 120 ids of a row of 32 bytes, forward and backward; rows read and written,
+    # and their gradients read.
+    expected_bytes = 2 * 120 * 32 + unique * 96
     np.testing.assert_allclose(MODEL.owner_ms(shape), expected_bytes / 1e6, rtol=1e-6)
     unique_ms = MODEL.owner_ms(Shape(USE, "ub", row_shards=2))
-    np.testing.assert_allclose(unique_ms, unique * 64 / 1e6, rtol=1e-6)
+    np.testing.assert_allclose(unique_ms, unique * 96 / 1e6, rtol=1e-6)
+
+
+def test_whole_rows_in_pieces_need_two_exchanges_of_squares():
+    row_wise = dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad")
+    split, whole = StorageKind("ub", 16, split=True), StorageKind("ub", 16)
+    assert MODEL.storage_price(split) == MODEL.storage_price(whole)
+    model = ProgramModel(row_wise)
+    more = model.storage_price(split)
+    less = model.storage_price(whole)
+    assert more.fixed_ms - less.fixed_ms == pytest.approx(2 * 15 / 1e3)
+    # 32 bytes there and back, and the gradients read once more.
+    expected_us = 2 * (0.016 + 0.128) + 0.512
+    assert more.id_ms - less.id_ms == pytest.approx(expected_us / 1e3)
 
 
 def test_what_every_device_does():
-    ids = 10 * 3
-    sort_bytes = 136 * ids
-    assert MODEL.everywhere_ms(Shape(USE, "rb")) == pytest.approx(sort_bytes / 1e6)
+    ids, pooled_bytes = 10 * 3, 10 * 32
+    # RB sorts 4-byte keys and handles 5 values an id, for each column shard.
+    bucket_bytes = (36 + 20) * ids
+    in_rb = MODEL.everywhere_ms(Shape(USE, "rb"))
+    assert in_rb == pytest.approx((bucket_bytes + pooled_bytes) / 1e6)
     by_columns = MODEL.everywhere_ms(Shape(USE, "rb", column_shards=2))
-    assert by_columns == pytest.approx(2 * sort_bytes / 1e6)
-    pooled = MODEL.everywhere_ms(Shape(USE, "ub"))
-    assert pooled == pytest.approx((sort_bytes + 2 * 32 * ids) / 1e6)
-    # DP gathers the 240 ids of the batch, sorts them, sums as many rows of 8 values:
-    # 960 bytes once around, 7680 bytes twice, on 2e9 B/s.
+    assert by_columns == pytest.approx((2 * bucket_bytes + pooled_bytes) / 1e6)
+    # UB sorts twice, 8-byte keys, with 13 values to be unique and 8 to be grouped.
+    unique_bytes = (2 * 136 + 52 + 32) * ids
+    in_ub = MODEL.everywhere_ms(Shape(USE, "ub"))
+    assert in_ub == pytest.approx((unique_bytes + 2 * 32 * ids + pooled_bytes) / 1e6)
+
+
+def test_what_every_device_does_for_a_replicated_table():
+    ids, pooled_bytes = 10 * 3, 10 * 32
+    # DP groups its own 30 ids, gathers the 240 ids of the batch, groups them, and sums
+    # as many rows of 8 values: 960 bytes once around, 7680 bytes twice, on 2e9 B/s.
     gathered, reduced = 240 * 4, 240 * 32
-    memory = 2 * 32 * ids + 136 * 240 + 4 * (gathered + reduced) + 240 * 64
+    touched = 1000 * (1 - (1 - 1 / 1000) ** 240)
+    memory = pooled_bytes + 2 * 32 * ids + 168 * (ids + 240)
+    memory += 4 * (gathered + reduced) + touched * 96
     link_ms = (gathered + 2 * reduced) * 7 / 8 / 2e6
     assert MODEL.everywhere_ms(Shape(USE, "dp")) == pytest.approx(
         memory / 1e6 + link_ms
     )
     # Of 100 rows it sums a flag each, and all of them.
     small = dataclasses.replace(USE, rows=100)
-    memory = 2 * 32 * ids + 4 * 100 * 36 + 100 * 64
+    touched = 100 * (1 - (1 - 1 / 100) ** 240)
+    memory = pooled_bytes + 2 * 32 * ids + 168 * ids + 4 * 100 * 36 + touched * 96
     assert MODEL.everywhere_ms(Shape(small, "dp")) == pytest.approx(
         memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )
+
+
+def test_padding_of_bags_is_sorted_but_not_read():
+    half = dataclasses.replace(USE, filled=0.5)
+    full_ms = MODEL.everywhere_ms(Shape(USE, "ub"))
+    half_ms = MODEL.everywhere_ms(Shape(half, "ub"))
+    assert full_ms - half_ms == pytest.approx(2 * 32 * 15 / 1e6)
 
 
 def test_a_single_device_exchanges_nothing():
