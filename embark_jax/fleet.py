@@ -99,13 +99,14 @@ class FleetFile(Config):
 
     ``efficiency`` is the section itself, or the file that it is in, relative to this
     one. The figures of a ``shared`` device are those of a whole machine, whose devices
-    divide them among themselves.
+    divide them among themselves. ``measured`` is a record, which nothing reads.
     """
 
     device: DeviceSpec
     gpus_per_node: PositiveInt
     efficiency: Efficiency
     shared: bool = False
+    measured: Mapping[str, float] = {}
 
 
 @functools.cache

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from embark_jax import config_io
-from embark_jax.cli.arguments import ConfigFile, Overrides, console
+from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 
 app = typer.Typer(
@@ -38,6 +40,41 @@ def step(
         batches = draw_batches(setup)
         result = measure_step(setup, batches, rounds, status.update)
     _show(result, as_json)
+
+
+@app.command()
+def calibrate(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a fleet file, for fleet= and embark plan --fleet."),
+    ] = None,
+    devices: Annotated[
+        int, typer.Option(min=1, help="Host devices to make, where there is no GPU.")
+    ] = 8,
+    size: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Share of the usual sizes; small ones measure caches."
+        ),
+    ] = 1.0,
+) -> None:
+    """Measure what the cost model counts in: memory, links, matrix products, sorts."""
+    keep_freed_memory()
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # JAX was used already
+        jax.config.update("jax_num_cpu_devices", devices)
+    from embark_jax.bench.calibrate import CPU_SIZES, GPU_SIZES, measure
+    from embark_jax.bench.fleet_yaml import fleet_yaml
+
+    on_cpu = jax.devices()[0].platform == "cpu"
+    sizes = (CPU_SIZES if on_cpu else GPU_SIZES).scaled(size)
+    with Console(stderr=True).status("starting") as status:
+        text = fleet_yaml(measure(sizes, status.update))
+    console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
+    if out is not None:
+        out.write_text(text, "utf-8")
+        say(f"the fleet is in {out}")
 
 
 def _show(result: dict, as_json: bool) -> None:

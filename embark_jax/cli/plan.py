@@ -14,7 +14,7 @@ from embark_jax import fleet as fleets
 from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ConfigError
 from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.planner.report import report
+from embark_jax.planner.report import Report
 from embark_jax.planner.workload import STATE_VALUES
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ def plan(
         record = {"planning_seconds": seconds, **planner.plan_record(planned)}
         print(json.dumps(record))
         return
-    console.print(report(planned, every))
+    console.print(Report(planned, every))
     for path in (out, html):
         if path is not None:
             say(f"written to {path}")

@@ -140,9 +140,9 @@ class Plan:
         }
 
     def __rich__(self) -> Any:
-        from embark_jax.planner.report import report
+        from embark_jax.planner.report import Report
 
-        return report(self)
+        return Report(self)
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,20 +23,34 @@ MOST_DECISIONS = 30
 MOST_DEVICES = 16
 """Listed one by one; more are listed by node."""
 BAR_COLUMNS = 24
+WIDE_COLUMNS = 100
+"""A narrower terminal is not shown all numbers of tables."""
 
 
-def report(plan: Plan, each: bool = False) -> Group:
+@dataclasses.dataclass(frozen=True)
+class Report:
     """Who holds what and why, and what each device has to do and to keep.
 
-    Args:
+    Attributes:
       plan: the plan.
       each: every table on a line of its own, rather than alike ones together.
     """
-    cost, warning = summary.verdict(plan)
-    lines = [Text(summary.headline(plan)), Text(cost)]
-    if warning:
-        lines.append(Text(warning, style="bold yellow"))
-    return Group(*lines, _decisions(plan, each), *_critical_path(plan), _devices(plan))
+
+    plan: Plan
+    each: bool = False
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        plan = self.plan
+        cost, warning = summary.verdict(plan)
+        yield Text(summary.headline(plan))
+        yield Text(cost)
+        if warning:
+            yield Text(warning, style="bold yellow")
+        yield _decisions(plan, self.each, options.max_width < WIDE_COLUMNS)
+        yield from _critical_path(plan)
+        yield _devices(plan)
 
 
 def _table(*headings: str, title: str) -> Table:
@@ -47,24 +63,28 @@ def _table(*headings: str, title: str) -> Table:
     return table
 
 
-def _decisions(plan: Plan, each: bool) -> Table:
+def _decisions(plan: Plan, each: bool, narrow: bool) -> Table:
     rows = summary.decisions(plan, each)
-    table = _table("table", "rows × dim", "ids", "ms", "share", title="Tables")
+    numbers = ("rows × dim", "ms") if narrow else ("rows × dim", "ids", "ms", "share")
+    table = _table("table", *numbers, title="Tables")
     table.add_column("placement", no_wrap=True)
     table.add_column("devices", max_width=16)
     table.add_column("why", ratio=1)
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
     shown = rows if each else rows[:MOST_DECISIONS]
     for row in shown:
+        cells = {
+            "rows × dim": f"{short(row.rows)} × {row.dim}",
+            "ids": str(row.ids),
+            "ms": "–" if row.ms is None else f"{row.ms:.3f}",
+            "share": "–"
+            if row.ms is None or not step_ms
+            else f"{row.ms / step_ms:.1%}",
+        }
         table.add_row(
             Text(row.name),
-            f"{short(row.rows)} × {row.dim}",
-            str(row.ids),
-            "–" if row.ms is None else f"{row.ms:.3f}",
-            "–" if row.ms is None or not step_ms else f"{row.ms / step_ms:.1%}",
-            row.placement,
-            row.devices,
-            Text(row.why),
+            *(cells[number] for number in numbers),
+            *(row.placement, row.devices, Text(row.why)),
         )
     left_out = sum(len(row.tables) for row in rows[len(shown) :])
     if left_out:

@@ -62,9 +62,11 @@ def verdict(plan: Plan) -> tuple[str, str]:
     prediction = plan.prediction
     if prediction is None:
         return "no prediction: the plan was not made by the planner", ""
+    allocated_bytes = max(prediction.device_bytes)
+    unit, size = byte_unit(allocated_bytes)
     cost = (
         f"{prediction.step_ms:.3f} ms a step for the embeddings, "
-        f"{max(prediction.device_bytes) / 1e9:.2f} GB a device (predicted, cost model "
+        f"{allocated_bytes / size:.3g} {unit} a device (predicted, cost model "
         f"{prediction.cost_model}); "
     )
     if math.isinf(prediction.gap):

@@ -11,7 +11,7 @@ from rich.console import Console
 from embark_jax import fleet
 from embark_jax.planner import Placement, Plan, plan, plan_record, summary
 from embark_jax.planner.html import page
-from embark_jax.planner.report import report
+from embark_jax.planner.report import Report
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
@@ -35,10 +35,10 @@ def oddly_named():
     return plan(tables, features, fleet.dgx_h100(), 640)
 
 
-def shown(plan, each=False):
-    console = Console(width=120)
+def shown(plan, each=False, columns=120):
+    console = Console(width=columns)
     with console.capture() as captured:
-        console.print(report(plan, each))
+        console.print(Report(plan, each))
     return captured.get()
 
 
@@ -70,6 +70,13 @@ def test_what_takes_most_time_comes_first_and_all_phases_are_there(planned):
         assert part in text
     path = summary.critical_path(planned)
     assert sum(path.values()) == pytest.approx(planned.prediction.step_ms)
+
+
+def test_narrow_terminals_are_told_all_reasons(planned):
+    wide, narrow = shown(planned), shown(planned, columns=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert wide.count("would") == narrow.count("would") >= 26
+    assert "…" not in narrow
 
 
 def test_a_poor_plan_says_so(planned):

@@ -1,0 +1,69 @@
+"""Calibration: what it writes is a fleet that plans; nothing here asserts a time."""
+
+import dataclasses
+
+import pytest
+
+from embark_jax import fleet
+from embark_jax.bench.calibrate import Rates, Sizes, measure
+from embark_jax.bench.fleet_yaml import fleet_yaml
+from embark_jax.planner import plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.runs import embark
+
+TINY = Sizes(2**14, 64, 512, matrix=16, batch=16, exchanged_bytes=2**12, repeats=1)
+GIVEN = Rates(
+    **{"copy_bytes_per_s": 4e9, "gather_bytes_per_s": 3e9, "scatter_bytes_per_s": 2e9},
+    **{"matmul_flops_per_s": 8e9, "layer_flops_per_s": 6e9, "sort_keys_per_s": 1e6},
+    **{"all_to_all_bytes_per_s": 1e9, "all_reduce_bytes_per_s": 2e9},
+    **{"all_to_all_us": 12.0, "all_reduce_us": 22.0},
+)
+
+
+def written(tmp_path, rates):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(fleet_yaml(rates))
+    return fleet.load(str(path))
+
+
+def test_all_is_measured_and_positive():
+    told = []
+    rates = measure(TINY, told.append)
+    assert len(told) == 7
+    assert all(value > 0 for value in dataclasses.asdict(rates).values())
+
+
+def test_figures_by_hand(tmp_path):
+    found = written(tmp_path, GIVEN)
+    # Eight host devices; in the file are the totals, which they divide again.
+    assert found.devices == 8
+    assert "memory_bytes_per_s: 3.2e+10 # measured" in fleet_yaml(GIVEN)
+    assert found.device.memory_bytes_per_s == pytest.approx(4e9)
+    assert found.device.flops_per_s == pytest.approx(8e9)
+    assert found.device.node_link_bytes_per_s == pytest.approx(1e9)
+    assert found.efficiency.memory == pytest.approx(0.5)
+    assert found.efficiency.flops == pytest.approx(0.75)
+    # A launch and a hop take 12 µs, a launch and 2 · log2(8) hops 22: a hop takes 2.
+    assert found.efficiency.node_hop_us == pytest.approx(2)
+    assert found.efficiency.launch_us == pytest.approx(10)
+    assert fleet_yaml(GIVEN).count("# not measured") == 2
+
+
+def test_a_device_alone_has_no_links(tmp_path):
+    links = {f.name: None for f in dataclasses.fields(Rates) if f.name[:4] == "all_"}
+    found = written(tmp_path, dataclasses.replace(GIVEN, **links))
+    assert found.efficiency.launch_us == 0
+
+
+def test_the_command_writes_a_fleet_that_plans(tmp_path):
+    path = tmp_path / "fleet.yaml"
+    outcome = embark("bench", "calibrate", "--size", "0.0001", "--out", path)
+    assert outcome.code == 0
+    assert "sort_keys_per_s" in outcome.out
+    planned = plan(
+        [TableSpec("a", 1000, 8)], [FeatureSpec("a")], fleet.load(str(path)), 64
+    )
+    assert planned.prediction.step_ms > 0
+    config = tmp_path / "tables.yaml"
+    config.write_text("[{rows: 1000, dim: 8}]")
+    assert embark("plan", "--tables", config, "--fleet", path).code == 0
