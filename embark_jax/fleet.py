@@ -214,9 +214,21 @@ def _validated(kind: Any, data: dict[str, Any], path: Path) -> Any:
     try:
         return pydantic.TypeAdapter(kind).validate_python(data)
     except pydantic.ValidationError as error:
-        problems = [
-            f"  {'.'.join(map(str, each['loc']))}: {each['input']!r:.80} given, "
-            + each["msg"].replace("Input should", "must")
-            for each in error.errors(include_url=False)
-        ]
+        problems = [f"  {_explain(kind, e)}" for e in error.errors(include_url=False)]
         raise ConfigError("\n".join([f"fleet: {path}:", *problems])) from None
+
+
+def _explain(kind: Any, error: Any) -> str:
+    """One pydantic error, in our words."""
+    key = ".".join(map(str, error["loc"]))
+    match error["type"]:
+        case "missing":
+            return f"{key}: missing, must be set"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            section = {"device": DeviceSpec, "efficiency": Efficiency}
+            of = section[error["loc"][0]] if len(error["loc"]) > 1 else kind
+            return f"{key}: unknown key; " + nearest(
+                str(error["loc"][-1]), of.__pydantic_fields__
+            )
+    rule = error["msg"].replace("Input should", "must")
+    return f"{key}: {error['input']!r:.80} given, {rule}"

@@ -1,5 +1,6 @@
 """Decides where every piece of every table lives. Needs no JAX and no device."""
 
+from embark_jax.planner.access import Statistics
 from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.capacities import capacities, grow
 from embark_jax.planner.cost import EmbarkModel, ProgramModel
@@ -22,6 +23,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "ProgramModel",
+    "Statistics",
     "Storage",
     "TableList",
     "Workload",

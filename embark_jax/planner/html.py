@@ -50,7 +50,7 @@ def _body(plan: Plan, each: bool) -> str:
     ]
     path = summary.critical_path(plan)
     if path:
-        title = f"Where device {summary.slowest(plan)}, the slowest, spends the step"
+        title = summary.path_title(plan)
         parts.append(_section(title, _critical_path(path), each))
     drawn = {
         "Load of each device": figures.device_loads(plan),

@@ -98,8 +98,7 @@ def _critical_path(plan: Plan) -> list[Table | Text]:
     total_ms = sum(phase_ms.values())
     if not total_ms:
         return []
-    title = f"Where device {summary.slowest(plan)}, the slowest, spends the step"
-    table = _table("phase", "ms", "share", title=title)
+    table = _table("phase", "ms", "share", title=summary.path_title(plan))
     table.add_column("")
     for name, ms in phase_ms.items():
         bar = "█" * round(BAR_COLUMNS * ms / max(phase_ms.values()))

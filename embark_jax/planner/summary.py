@@ -123,6 +123,12 @@ def slowest(plan: Plan) -> int:
     return int(np.argmax(plan.prediction.device_ms)) if plan.prediction else 0
 
 
+def path_title(plan: Plan) -> str:
+    if plan.devices == 1:
+        return "Where the step's time goes"
+    return f"Where device {slowest(plan)}, the slowest, spends the step"
+
+
 def critical_path(plan: Plan) -> dict[str, float]:
     """Time in ms of each phase on the slowest device; empty if it is not known."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
