@@ -13,6 +13,8 @@ from rich.console import Console
 from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.config import ConfigError, nearest
+from embark_jax.dataset import blaming
 
 app = typer.Typer(
     help="Measure this machine: medians after a warm-up.", no_args_is_help=True
@@ -75,6 +77,45 @@ def calibrate(
     if out is not None:
         out.write_text(text, "utf-8")
         say(f"the fleet is in {out}")
+
+
+@app.command()
+def kernels(
+    shapes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Such as 'dlrm_dcnv2 128'; all unless given."),
+    ] = None,
+    table_mib: Annotated[int, typer.Option(min=1, help="Of a table, at most.")] = 1024,
+    ids: Annotated[int, typer.Option(min=1, help="Of a batch, at most.")] = 2**20,
+    rounds: Annotated[int, typer.Option(min=1, help="Whose median is taken.")] = 7,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Find and keep the best blocks; on a GPU.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time lookups, updates and unique on shapes of published models."""
+    keep_freed_memory()
+    from embark_kernels import SHAPES
+
+    from embark_jax.bench.kernels import measure_kernels, tune_kernels
+
+    for name in shapes or ():
+        if name not in SHAPES:
+            raise ConfigError(f"shape is {name!r}; {nearest(name, SHAPES)}")
+    names = shapes or list(SHAPES)
+    with Console(stderr=True).status("measuring") as status:
+        limits = table_mib << 20, ids
+        if tune:
+            with blaming("--tune"):
+                rows = list(tune_kernels(names, *limits, status.update))
+        else:
+            rows = list(measure_kernels(names, *limits, rounds, status.update))
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        console.print()
+        _show(row, as_json=False)
 
 
 def _show(result: dict, as_json: bool) -> None:

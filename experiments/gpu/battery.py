@@ -77,6 +77,10 @@ def timings(group: str) -> Iterator[cases.Case]:
                 yield cases.sum_groups(name, ids)
                 yield cases.update_from_bags(name, ids)
         yield cases.sum_groups("mosaic_gpu", "one row")
+    elif group == "shapes":
+        for shape in ek.SHAPES:
+            for name in BOTH:
+                yield cases.model_lookup(name, shape)
     elif group == "unique":
         for ids in ("uniform", "zipf"):
             for ours in (True, False):
@@ -95,7 +99,9 @@ def timings(group: str) -> Iterator[cases.Case]:
                 yield cases.update_rows("mosaic_gpu", OPTIMIZERS[2], config=config)
 
 
-GROUPS = ("copy", "check", "lookup128", "update", "lookup32", "unique", "tune")
+GROUPS = (
+    *("copy", "check", "lookup128", "update", "lookup32", "unique", "shapes", "tune"),
+)
 
 
 def measure(case: cases.Case) -> dict:
@@ -221,6 +227,7 @@ def summary(rows: list[dict]) -> str:
         names = (
             "op",
             "implementation",
+            "shape",
             "optimizer",
             "width",
             "dtype",

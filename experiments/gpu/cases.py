@@ -109,6 +109,32 @@ def lookup(
     )
 
 
+def model_lookup(implementation: str, name: str) -> Case:
+    """Of all tables of one width of a published model, on one device's batch."""
+    shape = ek.SHAPES[name].within(TABLE_BYTES, 4 * ENTRIES)
+    bags = shape.batch * len(shape.hotness)
+
+    def function(table, ids):
+        return ek.pooled_lookup(
+            table, ids, hotness=shape.hotness, implementation=implementation
+        )
+
+    ids_shape = shape.batch, sum(shape.hotness)
+    return Case(
+        {
+            "op": "pooled_lookup",
+            "implementation": implementation,
+            "shape": name,
+            "rows": shape.rows,
+            "batch": shape.batch,
+        },
+        lambda key: make_table(shape.rows, shape.width, "float32"),
+        lambda key: make_ids(key, ids_shape, shape.rows, "uniform"),
+        function,
+        bytes=4 * (shape.entries * (shape.width + 1) + bags * shape.width),
+    )
+
+
 def update_rows(
     implementation: str,
     optimizer: Any,

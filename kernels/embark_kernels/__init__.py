@@ -21,6 +21,11 @@ from embark_kernels.optimizers import Adagrad as Adagrad
 from embark_kernels.optimizers import LazyAdam as LazyAdam
 from embark_kernels.optimizers import RowOptimizer as RowOptimizer
 from embark_kernels.optimizers import RowwiseAdagrad as RowwiseAdagrad
+from embark_kernels.shapes import SHAPES as SHAPES
+from embark_kernels.shapes import LookupShape as LookupShape
+from embark_kernels.tuning import lookup_key as lookup_key
+from embark_kernels.tuning import tune as tune
+from embark_kernels.tuning import update_key as update_key
 from embark_kernels.update import init_states as init_states
 from embark_kernels.update import sum_groups as sum_groups
 from embark_kernels.update import update_from_bags as update_from_bags

@@ -21,6 +21,7 @@ import numpy as np
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, beyond, sum_columns, take
 from embark_kernels.config import LookupConfig
+from embark_kernels.tuning import lookup_key, tuned
 
 
 def pooled_lookup(
@@ -49,7 +50,7 @@ def pooled_lookup(
       pooling: an empty bag, or one of total weight zero, has mean zero.
       out_dtype: float32 or bfloat16.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      config: of the kernel; None for its heuristic.
+      config: of the kernel; None for the tuned one, or else its heuristic.
 
     Returns:
       ``[batch, len(hotness), width]``; ``[batch, width]`` if ``hotness`` is None.
@@ -92,7 +93,7 @@ def sum_bags(
       bags: static number of bags in a line.
       weights: ``[lines, entries]`` float32 factors of the rows.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      config: of the kernel; None for its heuristic.
+      config: of the kernel; None for the tuned one, or else its heuristic.
 
     Returns:
       ``[lines, bags, width]`` float32; zeros for an empty bag.
@@ -139,7 +140,7 @@ def sum_stretches(
         lines is not looked at.
       weights: ``[entries]`` or None.
       out_dtype: float32 or bfloat16.
-      config: of the kernel; None for its heuristic.
+      config: of the kernel; None for the tuned one, or else its heuristic.
 
     Returns:
       ``[lines, bags, width]``.
@@ -151,7 +152,9 @@ def sum_stretches(
     # Imported here: what runs in plain XLA must not need Mosaic.
     from embark_kernels._lookup_kernel import sum_stretches_mosaic_gpu
 
-    config = config or LookupConfig.heuristic(width, entries, lines * bags)
+    if config is None:
+        key = lookup_key(width, table.dtype, entries, lines * bags)
+        config = tuned(key, LookupConfig.heuristic(width, entries, lines * bags))
     operands = table, rows, offsets, weights
     return sum_stretches_mosaic_gpu(*operands, out_dtype, config)
 

@@ -25,6 +25,7 @@ from embark_kernels.config import UpdateConfig
 from embark_kernels.grouping import RowGroups, group_rows
 from embark_kernels.lookup import sum_stretches
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
+from embark_kernels.tuning import tuned, update_key
 
 XLA_MATH = RowMath(jnp.sqrt, lambda column: column)
 ROWS_AT_ONCE = 8192
@@ -55,7 +56,7 @@ def update_rows(
       mean_square: ``[listed]`` mean of gradient² over whole rows, for a row-wise rule
         whose rows go on elsewhere; None means that the table has whole rows.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      config: of the kernel; None for its heuristic.
+      config: of the kernel; None for the tuned one, or else its heuristic.
 
     Returns:
       The new table and states.
@@ -72,7 +73,10 @@ def update_rows(
         from embark_kernels._update_kernel import update_rows_mosaic_gpu
 
         mean_square = _mean_square(optimizer, gradients, mean_square)
-        config = config or UpdateConfig.heuristic(table.shape[1])
+        if config is None:
+            width = table.shape[1]
+            key = update_key(width, table.dtype, optimizer.state_widths(width))
+            config = tuned(key, UpdateConfig.heuristic(width))
         return update_rows_mosaic_gpu(
             table, states, rows, gradients, mean_square, factors, optimizer, config
         )

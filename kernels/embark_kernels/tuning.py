@@ -1,0 +1,118 @@
+"""The best way found to cut a kernel into blocks, kept for each kind of GPU.
+
+Winners lie in a JSON file, ``tuned.json`` in ``$EMBARK_KERNELS_CACHE``, by default
+``~/.cache/embark_kernels``. The file is only a cache: where it says nothing of a shape,
+or is damaged, the heuristic's config is taken. No config changes a result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from embark_kernels.config import LookupConfig, UpdateConfig
+
+Config = TypeVar("Config", LookupConfig, UpdateConfig)
+ROUNDS, CALLS = 5, 10
+
+
+def cache_file() -> Path:
+    folder = os.environ.get("EMBARK_KERNELS_CACHE")
+    return Path(folder or Path.home() / ".cache" / "embark_kernels") / "tuned.json"
+
+
+def lookup_key(width: int, dtype: Any, entries: int, bags: int) -> str:
+    """Of ``sum_bags`` and ``pooled_lookup``; mean bag lengths to a power of two."""
+    length = max(1, round(entries / max(1, bags)))
+    return f"lookup {jax.numpy.dtype(dtype)} {width} {1 << (length - 1).bit_length()}"
+
+
+def update_key(width: int, dtype: Any, state_widths: dict[str, int]) -> str:
+    """Of ``update_rows``."""
+    states = "+".join(str(each) for each in state_widths.values()) or "0"
+    return f"update {jax.numpy.dtype(dtype)} {width} {states}"
+
+
+def tuned(key: str, heuristic: Config) -> Config:
+    """The winner for this machine's kind of device, else the heuristic's config."""
+    path = cache_file()
+    if not path.exists():
+        return heuristic
+    kinds = _read(path, path.stat().st_mtime_ns)
+    found = kinds.get(jax.devices()[0].device_kind, {}).get(key)
+    if found is None:
+        return heuristic
+    try:
+        return type(heuristic)(**found)
+    except (TypeError, ValueError) as error:
+        warnings.warn(f"{path}: {key!r} is {found}: {error}; ignored", stacklevel=2)
+        return heuristic
+
+
+def tune(
+    key: str,
+    candidates: Sequence[Config],
+    run: Callable[[Config], Callable[[], Any]],
+) -> tuple[Config, dict[Config, float]]:
+    """Times candidates on this machine's device and keeps the fastest.
+
+    Args:
+      key: of ``lookup_key`` or ``update_key``.
+      candidates: to try.
+      run: of a candidate makes what is called without arguments and timed.
+
+    Returns:
+      The winner, and the median seconds of each.
+    """
+    seconds = {config: _median_seconds(run(config)) for config in candidates}
+    winner = min(candidates, key=seconds.__getitem__)
+    _keep(cache_file(), jax.devices()[0].device_kind, key, dataclasses.asdict(winner))
+    return winner, seconds
+
+
+def _median_seconds(call: Callable[[], Any]) -> float:
+    jax.block_until_ready(call())
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        jax.block_until_ready([call() for _ in range(CALLS)])
+        rounds.append((time.perf_counter() - start) / CALLS)
+    return statistics.median(rounds)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, changed: int) -> dict[str, dict[str, Any]]:
+    """``{device kind: {key: config}}``; ``changed`` makes a new file be read anew."""
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or not all(
+            isinstance(each, dict) for each in found.values()
+        ):
+            raise ValueError("not a JSON object of objects")
+    except ValueError as error:
+        warnings.warn(f"{path}: {error}; ignored, delete it", stacklevel=2)
+        return {}
+    return found
+
+
+def _keep(path: Path, kind: str, key: str, config: dict[str, int]) -> None:
+    """Written as a whole or not at all: other processes may read or write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = dict(_read(path, path.stat().st_mtime_ns)) if path.exists() else {}
+    found[kind] = {**found.get(kind, {}), key: config}
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".json", delete=False
+    ) as file:
+        json.dump(found, file, indent=1, sort_keys=True)
+    os.replace(file.name, path)
