@@ -17,9 +17,9 @@ MEMORY_SHARE = 0.9
 for the dense layers, the CUDA context and NCCL. (EMBark allows the tables alone 60 of
 an H100's 80 GB: HugeCTR, ``benchmarks/embedding_collection``.)"""
 
-INDEX_VALUES = {"rb": 5, "ub": 5}
-"""int32 values that a route keeps for each id received: slot and bag, or slot and
-position; then order, group and touched slot."""
+INDEX_VALUES = 5
+"""int32 values that a route keeps for each place of an exchange: slot, bag (UB: group
+of the returned row), position, and of the grouping row and group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Memory:
         )
 
     def id_bytes(self, storage: StorageKind) -> float:
-        """A place of capacity: its route, and in UB its row, to send and received."""
+        """A place of capacity for each device: its route, its row gradient, and in UB
+        its row, to send and received."""
         if storage.cluster == "dp":
             return 0.0
         devices = self.workload.devices
-        index_bytes = traffic.id_buffer_bytes(INDEX_VALUES[storage.cluster], devices)
-        if storage.cluster == "rb":
-            return index_bytes
-        return index_bytes + 2 * traffic.row_buffer_bytes(storage.width, devices)
+        index_bytes = traffic.id_buffer_bytes(INDEX_VALUES + storage.weighted, devices)
+        rows = 3 if storage.cluster == "ub" else 1
+        return index_bytes + rows * traffic.row_buffer_bytes(storage.width, devices)
 
     def replicated_bytes(self, use: TableUse) -> float:
         """A whole table, and the buffer that its gradients are summed in."""

@@ -33,15 +33,15 @@ pytestmark = [
 BATCH_PER_DEVICE = 512
 
 
-def h100_mesh(nodes: int) -> Mesh:
-    """A mesh of DGX H100 nodes that are not there."""
+def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
+    """A mesh of H100s that are not there."""
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     topology = topologies.get_topology_desc(
         platform="cuda",
         target_config=(Path(__file__).parent / "h100.textproto").read_text(),
-        topology=f"1x{nodes}x8",
+        topology=f"1x{nodes}x{gpus_per_node}",
     )
-    devices = np.array(topology.devices).reshape(nodes, 8)
+    devices = np.array(topology.devices).reshape(nodes, gpus_per_node)
     return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 

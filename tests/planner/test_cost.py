@@ -175,8 +175,10 @@ def test_memory():
     assert memory.row_bytes(16) == 4 * 17
     assert memory.piece_bytes(StorageKind("rb", 16)) == 2 * 5120
     assert memory.piece_bytes(StorageKind("ub", 16)) == 0
-    assert memory.id_bytes(StorageKind("rb", 16)) == 5 * 4 * 8
-    assert memory.id_bytes(StorageKind("ub", 16)) == 5 * 4 * 8 + 2 * 512
+    # Five values and a row gradient of 64 bytes for each of 8 devices; a row, twice.
+    assert memory.id_bytes(StorageKind("rb", 16)) == 5 * 4 * 8 + 512
+    assert memory.id_bytes(StorageKind("rb", 16, weighted=True)) == 6 * 4 * 8 + 512
+    assert memory.id_bytes(StorageKind("ub", 16)) == 5 * 4 * 8 + 3 * 512
     assert memory.replicated_bytes(USE) == 1000 * 36 + 240 * 36
 
 
