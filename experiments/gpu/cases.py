@@ -218,9 +218,20 @@ def update_from_bags(
     )
 
 
-def sum_groups(implementation: str, distribution: str, entries: int = ENTRIES) -> Case:
-    """Gradients of equal rows; "one row" is the worst: all entries of one row."""
+def sum_groups(
+    implementation: str,
+    distribution: str,
+    entries: int = ENTRIES,
+    check: bool = False,
+) -> Case:
+    """Gradients of equal rows; "one row" is the worst: all entries of one row.
+
+    To be checked, the sums of a small table are put in the order of its rows: each
+    implementation numbers groups its own way.
+    """
     rows, width, values = 10_000_000, 128, max(1, entries // 10)
+    if check:
+        rows = 100_000
 
     def make_inputs(key):
         if distribution == "one row":
@@ -229,7 +240,15 @@ def sum_groups(implementation: str, distribution: str, entries: int = ENTRIES) -
             ids = make_ids(key, (entries,), rows, distribution)
         source = jax.random.randint(key, (entries,), 0, values, jnp.int32)
         gradient = jax.random.normal(key, (values, width))
-        return gradient, ek.group_rows(ids, rows), source
+        groups = ek.group_rows(ids, rows, implementation=implementation)
+        return gradient, groups, source
+
+    def function(state, inputs):
+        sums = ek.sum_groups(*inputs, implementation=implementation)
+        if not check:
+            return sums
+        _, groups, _ = inputs
+        return jnp.zeros((rows, width)).at[groups.row].set(sums, mode="drop")
 
     return Case(
         {
@@ -241,7 +260,7 @@ def sum_groups(implementation: str, distribution: str, entries: int = ENTRIES) -
         },
         lambda key: (),
         make_inputs,
-        lambda state, inputs: ek.sum_groups(*inputs, implementation=implementation),
+        function,
         bytes=entries * (4 * width + 8),
     )
 
@@ -270,14 +289,19 @@ def unique(ours: bool, distribution: str, n: int = ENTRIES) -> Case:
     )
 
 
-def group_rows(distribution: str, n: int = ENTRIES // 4) -> Case:
-    """The sort and all other integer work of an update."""
+def group_rows(implementation: str, distribution: str, n: int = ENTRIES // 4) -> Case:
+    """All integer work of an update: a sort for the kernel, marks for plain XLA."""
     rows = TABLE_BYTES // (128 * 4)
     return Case(
-        {"op": "group_rows", "entries": n, "ids": distribution},
+        {
+            "op": "group_rows",
+            "implementation": implementation,
+            "entries": n,
+            "ids": distribution,
+        },
         lambda key: (),
         lambda key: make_ids(key, (n,), rows, distribution),
-        lambda state, ids: ek.group_rows(ids, rows),
+        lambda state, ids: ek.group_rows(ids, rows, implementation=implementation),
     )
 
 
