@@ -1,6 +1,7 @@
 """The compiled train step, and that no plan or mesh changes its results."""
 
 import math
+import re
 
 import hypothesis
 import jax
@@ -125,6 +126,33 @@ def test_tables_are_updated_in_place(cluster, optimizer):
     assert tables == math.prod((4_000_000, 128, 4)) / (1 if cluster == "dp" else 8)
     assert memory.alias_size_in_bytes >= tables + states
     assert memory.temp_size_in_bytes < tables / 10
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
+    """On CPU lookups and updates of many ids are loops that tables go through."""
+    row_shards = None if cluster == "dp" else 8
+    planned = plan(
+        LARGE_TABLES,
+        LARGE_FEATURES,
+        fleet.dgx_h100(),
+        65_536,
+        forced=dict.fromkeys("ab", ForcedPlacement(cluster, row_shards)),
+    )
+    compiled, state = compile_step(
+        planned,
+        planned.make_mesh(),
+        RowwiseAdagrad(0.1),
+        bottom=(8,),
+        top=(8, 1),
+        rank=8,
+    )
+    (storage,) = state.storages.values()
+    slots, width = storage.sharding.shard_shape(storage.shape)
+    hlo = compiled.as_text()
+    assert f"f32[{slots},{width}]" in hlo
+    assert "while(" in hlo
+    assert not re.findall(rf"f32\[{slots},{width}\]\S* copy\(", hlo)
 
 
 def test_nothing_is_applied_when_a_capacity_overflows():
