@@ -89,6 +89,8 @@ def _seconds(results: Sequence[dict[str, Any]]) -> str:
             entry = planners[name]
             seconds = [entry[key] for key in ("cpu_s", "wall_s")]
             row.append(" / ".join("–" if s is None else f"{s:.2f}" for s in seconds))
+        if not result["torchrec_in_this_run"] and row[-1] != "– / –":
+            row[-1] += " †"
         ours, theirs = (planners[name]["cpu_s"] for name in (OURS, TORCHREC))
         done = "step_ms" in planners[TORCHREC] and "step_ms" in planners[OURS]
         row.append(f"{ours / theirs:.2f}" if done else "–")
@@ -106,7 +108,7 @@ def _origin(results: Sequence[dict[str, Any]]) -> str:
     listed = ", ".join(f"{name} {found}" for name, found in sorted(versions.items()))
     text = f"Planned on {'; '.join(machines)}, with {listed}."
     if not all(result["torchrec_in_this_run"] for result in results):
-        text += f" {TORCHREC}'s plans and seconds are those of an earlier run."
+        text += f" {TORCHREC}'s plans and seconds with a † are those of an earlier run."
     return f"{text}\n"
 
 
