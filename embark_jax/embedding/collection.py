@@ -164,17 +164,21 @@ class EmbeddingCollection:
         self._check_shapes("weights", weights, sorted(self._weighted))
 
         def route(ids, weights):
-            routes = {}
+            routes, needs = {}, {}
             for name, cluster in self._clusters.items():
                 columns, factors = self._columns(cluster.index, ids, weights)
-                route, needed = cluster.route(columns, factors)
+                route, needs[name] = cluster.route(columns, factors)
                 mean_factors = {
                     f.feature.name: _mean_factor(ids, weights, f.feature.name)
                     for f in cluster.index.features
                     if f.feature.pooling == "mean"
                 }
-                needed = largest_over_devices(needed)
-                routes[name] = StorageRoute(route, mean_factors, needed)
+                routes[name] = StorageRoute(route, mean_factors, needs[name])
+            if sharded := list(self.plan.capacities):
+                # One collective for all storages.
+                needed = largest_over_devices(jnp.stack([needs[n] for n in sharded]))
+                for name, each in zip(sharded, needed, strict=True):
+                    routes[name] = routes[name]._replace(needed=each)
             return routes
 
         mapped = self._map(route, (BATCH, BATCH), self._route_specs)

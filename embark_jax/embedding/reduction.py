@@ -18,6 +18,7 @@ from embark_kernels import (
     sum_bags,
     sum_groups,
 )
+from jax import lax
 
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import exchange
@@ -74,14 +75,22 @@ class ReductionBased:
             minors=1 if keep else bags,
         )
 
-        def send(entries, fill):
-            return exchange(pick(entries.reshape(-1), buckets.position, fill))
+        def picked(entries, fill):
+            return pick(entries.reshape(-1), buckets.position, fill)
 
-        received_slot = send(slot, index.slots)
+        sent = [picked(slot, index.slots), picked(bag, bags)]
+        if weights is not None:
+            weight = picked(weights[:, index.entry_column], 0)
+            sent.append(lax.bitcast_convert_type(weight, jnp.int32))
+        received = exchange(jnp.stack(sent, axis=-1))
+        received_slot, received_bag = received[..., 0], received[..., 1]
+        received_weight = None
+        if weights is not None:
+            received_weight = lax.bitcast_convert_type(received[..., 2], jnp.float32)
         route = ReductionRoute(
             received_slot,
-            send(bag, bags),
-            None if weights is None else send(weights[:, index.entry_column], 0),
+            received_bag,
+            received_weight,
             group_rows(
                 received_slot.reshape(-1),
                 index.slots,

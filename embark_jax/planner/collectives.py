@@ -63,16 +63,12 @@ def storage_collectives(
     """
     if devices == 1 or storage.cluster == "dp":
         return
-    value_bytes = traffic.id_buffer_bytes(1, devices)
-    yield Collective("all_to_all", "id exchange", "slots", id_bytes=value_bytes)
+    values = ["slots"]
     if storage.cluster == "rb":
-        yield Collective("all_to_all", "id exchange", "bags", id_bytes=value_bytes)
-        if storage.weighted:
-            yield Collective(
-                "all_to_all", "id exchange", "weights", id_bytes=value_bytes
-            )
+        values += ["bags", "weights"] if storage.weighted else ["bags"]
     yield Collective(
-        "all_reduce", "id exchange", "capacity", fixed_bytes=traffic.VALUE_BYTES
+        *("all_to_all", "id exchange", ", ".join(values)),
+        id_bytes=traffic.id_buffer_bytes(len(values), devices),
     )
     if storage.cluster == "rb":
         sums = traffic.piece_buffer_bytes(storage.width, device_batch, devices)
@@ -89,12 +85,13 @@ def storage_collectives(
     if storage.split and row_wise:
         for carries in ("squares of column shards", "squares of rows"):
             yield Collective(
-                "all_to_all", "square exchange", carries, id_bytes=value_bytes
+                *("all_to_all", "square exchange", carries),
+                id_bytes=traffic.id_buffer_bytes(1, devices),
             )
 
 
 def dense_collectives(
-    parameters: int, arrays: int, devices: int
+    parameters: int, arrays: int, sharded_storages: int, devices: int
 ) -> Iterator[Collective]:
     """Those of the dense layers and of the step as a whole.
 
@@ -102,11 +99,15 @@ def dense_collectives(
       parameters: float32, of all dense layers.
       arrays: embeddings that they take, one a feature; their gradients are checked to
         be finite.
+      sharded_storages: of which the step learns whether their capacities sufficed.
       devices: in the fleet.
     """
     if devices == 1:
         return
     value_bytes = traffic.VALUE_BYTES
+    if sharded_storages:
+        needed_bytes = value_bytes * sharded_storages
+        yield Collective("all_reduce", "dense", "capacities", needed_bytes)
     yield Collective("all_reduce", "dense", "gradients", value_bytes * parameters)
     yield Collective("all_reduce", "dense", "loss", value_bytes)
     yield Collective("all_reduce", "dense", "finite", arrays * FLAG_BYTES)

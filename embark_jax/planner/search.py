@@ -46,7 +46,7 @@ CROWDING = 0.3
 MAX_WHOLE = 4000
 """Candidates of all groups up to which whole numbers are solved for; above, a solution
 with fractions is rounded, of which there are then few among the many tables."""
-MEMORY_PRICES = (0.05, 0.5, 5.0, 50.0)
+MEMORY_PRICES = (0.0, 0.05, 0.5, 5.0, 50.0)
 """What a device's fair share of the tables is taken to cost, in step times: the first
 at which the plan fits is taken."""
 
@@ -175,7 +175,13 @@ class Search:
             placings += more
         fitting = list(filter(self._fits, placings))
         if not fitting:
-            raise ValueError(self._shortage(min(p.ledger.bytes() for p in placings)))
+            needed_bytes = min(p.ledger.bytes() for p in placings)
+            if needed_bytes <= self.empty.limit_bytes:
+                raise ValueError(
+                    f"a storage needs more than {MAX_SLOTS:,} slots on a device; what "
+                    "would help: more devices, or tables of different dims"
+                )
+            raise ValueError(self._shortage(needed_bytes))
         return min(fitting, key=_step_ms), lower_bound_ms
 
     def _rounds(
@@ -209,7 +215,10 @@ class Search:
         return placings, bound_ms
 
     def _fits(self, placing: Placing) -> bool:
-        return placing.ledger.bytes() <= self.empty.limit_bytes
+        """Whether memory suffices, and slots can be numbered."""
+        ledger = placing.ledger
+        numbered = ledger.rows.max(initial=0) <= MAX_SLOTS
+        return numbered and ledger.bytes() <= self.empty.limit_bytes
 
     def placements(self, placing: Placing) -> tuple[Placement, ...]:
         """Those that the plan is made of."""

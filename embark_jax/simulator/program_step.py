@@ -34,14 +34,12 @@ be known to be finite before rows are written."""
 FORWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
     "dp": {
         "id exchange": (),
-        CHECK: (),
         "sort of slots": ("id exchange",),
         "lookup": (),
     },
     "rb": {
         "sort of ids": (),
         "id exchange": ("sort of ids",),
-        CHECK: ("sort of ids",),
         "sort of slots": ("id exchange",),
         "lookup": ("id exchange",),
         "row exchange": ("lookup",),
@@ -49,7 +47,6 @@ FORWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
     "ub": {
         "sort of ids": (),
         "id exchange": ("sort of ids",),
-        CHECK: ("sort of ids",),
         "sort of slots": ("id exchange",),
         "row exchange": ("id exchange",),
         "lookup": ("row exchange",),
@@ -101,7 +98,7 @@ def program_tasks(
         of_storage.setdefault(_stage(phase), []).append(phase)
 
     make = Tasks(Rates(workload.fleet))
-    checks = [f"{storage.name} {CHECK}" for storage in sorted(found)]
+    sharded = [storage for storage in sorted(found) if storage.cluster != "dp"]
     forward: list[Task] = []
     backward: list[Task] = []
     outputs: list[str] = []
@@ -114,10 +111,14 @@ def program_tasks(
         for stage, after in BACKWARD[storage.cluster].items():
             waits = [DENSE, *(f"{storage.name} {each}" for each in after)]
             if stage == UPDATE:
-                waits += [APPLIED, *checks]
+                waits += [APPLIED, *([CHECK] if sharded else [])]
             backward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
         if stages:
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
+    if sharded:  # one maximum over devices for all their capacities
+        sorts = [f"{storage.name} sort of ids" for storage in sharded]
+        needed_bytes = FLOAT_BYTES * len(sharded)
+        forward.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
     gradient_bytes = network.parameters * FLOAT_BYTES
     # Gradient read, parameter and states read and written.
     update_bytes = gradient_bytes * (3 + 2 * dense_states)
@@ -136,7 +137,7 @@ def _stage(phase: Phase) -> str:
     """The stage that a phase of the cost model belongs to."""
     if phase.name == "sort":
         return "sort of ids" if phase.what == "ids" else "sort of slots"
-    return CHECK if phase.what == "capacity" else phase.name
+    return phase.name
 
 
 def _stage_tasks(

@@ -148,15 +148,14 @@ def test_the_plans_need_every_collective():
         for part in predicted(*request(seed)[:2])
     }
     squares = ("squares of column shards", "squares of rows")
-    sharded = {("all_to_all", what) for what in ("slots", *squares)}
-    sharded.add(("all_reduce", "capacity"))
+    sharded = {("all_to_all", what) for what in squares}
     assert found == {
         *(("dp", kind, "touched rows") for kind in ("all_reduce", "all_gather")),
         ("dp", "all_reduce", "row gradients"),
         *((cluster, *each) for cluster in ("rb", "ub") for each in sharded),
-        *(("rb", "all_to_all", each) for each in ("bags", "weights")),
+        *(("rb", "all_to_all", "slots, bags" + more) for more in ("", ", weights")),
         *(("rb", "all_to_all", each) for each in ("partial sums", "bag gradients")),
-        *(("ub", "all_to_all", each) for each in ("rows", "row gradients")),
+        *(("ub", "all_to_all", each) for each in ("slots", "rows", "row gradients")),
     }
 
 
@@ -179,13 +178,19 @@ def compile_and_predict(
     # feature.
     parameters = [leaf.size for leaf in jax.tree.leaves(state.params)]
     arrays = len(plan.features)
-    dense = dense_collectives(sum(parameters), arrays, plan.devices)
-    assert [each.fixed_bytes for each in dense] == [4 * sum(parameters), 4, arrays]
+    sharded = len(plan.capacities)
+    dense = dense_collectives(sum(parameters), arrays, sharded, plan.devices)
+    needed = [4 * sharded] if sharded else []
+    assert [each.fixed_bytes for each in dense] == [
+        *needed,
+        *(4 * sum(parameters), 4, arrays),
+    ]
     expected = Counter(
         (part.collective, int(part.buffer_bytes)) for part in predicted(plan, name)
     )
     expected.update(("all_reduce", 4 * size) for size in parameters)
     expected.update([("all_reduce", 4)] + [("all_reduce", 1)] * arrays)
+    expected.update(("all_reduce", each) for each in needed)
     return compiled_collectives(compiled.as_text()), expected
 
 
