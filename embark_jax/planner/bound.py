@@ -144,18 +144,18 @@ class Program:
 
     def least_bytes(self) -> float:
         """No plan takes less memory on every device."""
-        at_most, limits, tables, counts = self._constraints(False, False, 0.0)
+        at_most, limits, tables, counts = self._constraints(np.inf, False, 0.0)
         bounds = np.stack([np.zeros(self.size), self._upper()], axis=1)
         found = linprog(self._bytes(), at_most, limits, tables, counts, bounds)
         return float(found.fun)
 
-    def relax(self, memory: bool) -> Relaxation | None:
+    def relax(self, limit_bytes: float) -> Relaxation | None:
         """The optimum with fractions of tables; None if memory does not suffice.
 
         Args:
-          memory: whether it is limited.
+          limit_bytes: of memory on a device, infinite for none.
         """
-        at_most, limits, tables, counts = self._constraints(memory, False, 0.0)
+        at_most, limits, tables, counts = self._constraints(limit_bytes, False, 0.0)
         found = linprog(
             self._times(),
             *(at_most, limits, tables, counts),
@@ -166,16 +166,16 @@ class Program:
             return None
         return self._relaxation(found.fun, found.x)
 
-    def choose(self, memory: bool, crowding: float = 0.0) -> Relaxation | None:
+    def choose(self, limit_bytes: float, crowding: float = 0.0) -> Relaxation | None:
         """The optimum with whole tables, or what ``NODE_LIMIT`` allows.
 
         Args:
-          memory: whether it is limited.
+          limit_bytes: of memory on a device, infinite for none.
           crowding: levels are taken to be the mean and this share of the largest shard,
             at least. Above 0 the result bounds nothing, but its choice is easier to
             place: greedy placing ends up to one shard above the mean.
         """
-        at_most, limits, tables, counts = self._constraints(memory, True, crowding)
+        at_most, limits, tables, counts = self._constraints(limit_bytes, True, crowding)
         whole = np.ones(self.size)
         whole[self.level] = whole[self.largest] = 0
         whole[self.level[: len(self.used)]] = 1  # pieces
@@ -216,15 +216,15 @@ class Program:
         return len(self.thresholds) > number
 
     def _constraints(
-        self, memory: bool, whole: bool, crowding: float
+        self, limit_bytes: float, whole: bool, crowding: float
     ) -> tuple[Any, np.ndarray, Any, np.ndarray]:
         """What is to be at most so much, and what is to be equal."""
         blocks = [-self._loads(crowding, shards=whole)]
         if whole and self.thresholds:
             blocks.append(-self._rules())
         limits = np.zeros(sum(block.shape[0] for block in blocks))
-        if memory:
-            shares = self._bytes()[None] / self.empty.limit_bytes
+        if np.isfinite(limit_bytes):
+            shares = self._bytes()[None] / limit_bytes
             blocks.append(sparse.csr_matrix(shares))
             limits = np.append(limits, 1.0)
         return sparse.vstack(blocks).tocsr(), limits, self._tables(), self.counts

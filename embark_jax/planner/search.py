@@ -7,7 +7,7 @@ local search then give shards their owners and mend the choice where it packs ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -46,6 +46,8 @@ CROWDING = 0.3
 MAX_WHOLE = 4000
 """Candidates of all groups up to which whole numbers are solved for; above, a solution
 with fractions is rounded, of which there are then few among the many tables."""
+LIMIT = 1.05
+"""Ratio of the limits of memory that are tried one after the other."""
 MEMORY_PRICES = (0.0, 0.05, 0.5, 5.0, 50.0)
 """What a device's fair share of the tables is taken to cost, in step times: the first
 at which the plan fits is taken."""
@@ -167,12 +169,16 @@ class Search:
           ValueError: if the tables do not fit.
         """
         # First as if memory were no matter: more of it then changes no plan that fits.
-        placings, lower_bound_ms = self._rounds(False, MEMORY_PRICES[:1])
+        placings, lower_bound_ms = self._rounds(np.inf, MEMORY_PRICES[:1])
         if not self._fits(min(placings, key=_step_ms)):
-            if self.program.relax(memory=True) is None:
+            relaxed = self.program.relax(self.empty.limit_bytes)
+            if relaxed is None:
                 raise ValueError(self._shortage(self.program.least_bytes()))
-            more, lower_bound_ms = self._rounds(True, MEMORY_PRICES)
-            placings += more
+            lower_bound_ms = max(lower_bound_ms, relaxed.lower_bound)
+            for number, limit_bytes in enumerate(self._limits_bytes()):
+                placings += self._rounds(limit_bytes, MEMORY_PRICES)[0]
+                if number > 1 and any(map(self._fits, placings)):
+                    break
         fitting = list(filter(self._fits, placings))
         if not fitting:
             needed_bytes = min(p.ledger.bytes() for p in placings)
@@ -184,30 +190,41 @@ class Search:
             raise ValueError(self._shortage(needed_bytes))
         return min(fitting, key=_step_ms), lower_bound_ms
 
+    def _limits_bytes(self) -> Iterator[float]:
+        """Limits of memory to plan for, from the fleet's own downwards: what fits in
+        less is a plan too. All but the first do not depend on the fleet's, so that most
+        plans for a little less memory are tried as well."""
+        yield self.empty.limit_bytes
+        steps = np.log(self.empty.limit_bytes / self.fair_share_bytes) // np.log(LIMIT)
+        for step in range(int(steps), -1, -1):
+            yield self.fair_share_bytes * LIMIT**step
+
     def _rounds(
-        self, memory: bool, prices: Sequence[float]
+        self, limit_bytes: float, prices: Sequence[float]
     ) -> tuple[list[Placing], float]:
-        """Plans, better and better, and the lower bound in ms.
+        """Plans, better and better, and the lower bound in ms; none, if nothing fits.
 
         Args:
-          memory: whether it is limited.
+          limit_bytes: of memory on a device.
           prices: of memory, see ``_place``.
         """
-        relaxed = self.program.relax(memory)
-        assert relaxed is not None  # the caller made sure
-        placings = self._place(relaxed, relaxed.lower_bound, prices)
+        relaxed = self.program.relax(limit_bytes)
+        if relaxed is None:
+            return [], np.inf
+        placings = self._place(relaxed, relaxed.lower_bound, limit_bytes, prices)
         best_ms, bound_ms = min(map(_step_ms, placings)), relaxed.lower_bound
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
         for number in range(rounds):
             before_ms = best_ms, bound_ms
-            whole = self.program.choose(memory)
+            whole = self.program.choose(limit_bytes)
             if whole is None:
                 break
             bound_ms = max(bound_ms, whole.lower_bound)
-            placings += self._place(whole, bound_ms, prices)
+            placings += self._place(whole, bound_ms, limit_bytes, prices)
             if number == 0:
-                crowded = self.program.choose(memory, CROWDING)
-                placings += self._place(crowded, bound_ms, prices) if crowded else []
+                crowded = self.program.choose(limit_bytes, CROWDING)
+                if crowded is not None:
+                    placings += self._place(crowded, bound_ms, limit_bytes, prices)
             best_ms = min(map(_step_ms, placings))
             useless = best_ms == before_ms[0] and bound_ms < WORTH * before_ms[1]
             if best_ms <= GOOD * bound_ms or not self.program.refine(whole) or useless:
@@ -247,7 +264,11 @@ class Search:
         return [c for c in found if c.rows.max(initial=0) <= MAX_SLOTS] or found
 
     def _place(
-        self, choice: Relaxation, lower_bound_ms: float, prices: Sequence[float]
+        self,
+        choice: Relaxation,
+        lower_bound_ms: float,
+        limit_bytes: float,
+        prices: Sequence[float],
     ) -> list[Placing]:
         """Placed and polished, with memory ever dearer until it suffices."""
         chosen: list[Candidate] = [options[0] for options in self.options]
@@ -266,7 +287,7 @@ class Search:
             placing.place(chosen, owners)
             polish(placing, self.options, movable)
             placings.append(placing)
-            if placing.ledger.bytes() <= self.empty.limit_bytes:
+            if placing.ledger.bytes() <= limit_bytes:
                 break
         return placings
 
