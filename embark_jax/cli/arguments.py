@@ -8,13 +8,62 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from embark_jax import fleet as fleets
+from embark_jax.fleet import Fleet
+from embark_jax.planner.workload import STATE_VALUES
+
 console = Console()
+
+DEFAULT_FLEET = "dgx-h100"
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML or gin file.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Such as train.batch_size=4096."),
 ]
+TableListFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Instead of CONFIG: a list of tables in YAML or JSON, such as those in "
+        "configs/models/."
+    ),
+]
+FleetName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE.yaml",
+        help=f"For --tables: {', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} unless "
+        "given.",
+    ),
+]
+Nodes = Annotated[
+    int | None, typer.Option(help="For --tables: machines; 1 unless given.")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="For --tables: samples a step, over all devices; unless given, the "
+        "list's, or 65536."
+    ),
+]
+ZipfExponent = Annotated[
+    float | None,
+    typer.Option(
+        help="For --tables: exponent of the ids' skew; unless given, the list's, or 0."
+    ),
+]
+OptimizerName = Annotated[
+    str | None,
+    typer.Option(
+        help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, or "
+        "rowwise_adagrad."
+    ),
+]
+
+
+def load_fleet(name: str | None, nodes: int | None) -> Fleet:
+    """What ``--fleet`` and ``--nodes`` ask for."""
+    return fleets.load(name or DEFAULT_FLEET, 1 if nodes is None else nodes)
 
 
 def say(text: str) -> None:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from embark_jax import config_io, planner
-from embark_jax import fleet as fleets
-from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.cli.arguments import (
+    BatchSize,
+    FleetName,
+    Nodes,
+    OptimizerName,
+    Overrides,
+    TableListFile,
+    ZipfExponent,
+    console,
+    load_fleet,
+    say,
+)
 from embark_jax.config import ConfigError
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.report import Report
-from embark_jax.planner.workload import STATE_VALUES
-
-T = TypeVar("T")
 
 
 def plan(
@@ -25,44 +32,12 @@ def plan(
         Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
     ] = None,
     overrides: Overrides = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of CONFIG: a list of tables in YAML or JSON, such as those "
-            "in configs/models/."
-        ),
-    ] = None,
-    fleet: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE.yaml",
-            help=f"For --tables: {', '.join(fleets.BY_NAME)}; dgx-h100 unless given.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="For --tables: machines; 1 unless given.")
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            help="For --tables: samples a step, over all devices; unless given, the "
-            "list's, or 65536."
-        ),
-    ] = None,
-    zipf: Annotated[
-        float | None,
-        typer.Option(
-            help="For --tables: exponent of the ids' skew; unless given, the list's, "
-            "or 0."
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, "
-            "or rowwise_adagrad."
-        ),
-    ] = None,
+    tables: TableListFile = None,
+    fleet: FleetName = None,
+    nodes: Nodes = None,
+    batch: BatchSize = None,
+    zipf: ZipfExponent = None,
+    optimizer: OptimizerName = None,
     cost_model: Annotated[
         str | None,
         typer.Option(
@@ -106,12 +81,14 @@ def plan(
         assert tables is not None
         try:
             listed = planner.read_table_list(tables.read_text())
+            machines = load_fleet(fleet, nodes)
+            workload = listed.workload(machines, batch, zipf, optimizer)
             planned = planner.plan(
                 *listed.specs(),
-                fleets.load(fleet or "dgx-h100", _first(nodes, 1)),
-                _first(batch, listed.batch, 65_536),
-                zipf_exponent=_first(zipf, listed.zipf_exponent, 0.0),
-                optimizer=_first(optimizer, listed.optimizer, "rowwise_adagrad"),
+                workload.fleet,
+                workload.batch_size,
+                zipf_exponent=workload.zipf_exponent,
+                optimizer=workload.optimizer,
                 cost_model=cost_model or "program",
                 statistics=statistics,
             )
@@ -132,8 +109,3 @@ def plan(
     for path in (out, html):
         if path is not None:
             say(f"written to {path}")
-
-
-def _first(*values: T | None) -> T:
-    """The first that is given."""
-    return next(value for value in values if value is not None)

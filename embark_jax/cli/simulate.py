@@ -11,11 +11,20 @@ import typer
 from rich.console import Console
 
 from embark_jax import config_io, planner, simulator
-from embark_jax import fleet as fleets
-from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.cli.arguments import (
+    BatchSize,
+    FleetName,
+    Nodes,
+    OptimizerName,
+    Overrides,
+    TableListFile,
+    ZipfExponent,
+    console,
+    load_fleet,
+    say,
+)
 from embark_jax.config import ConfigError, DLRMConfig, DLRMDCNv2Config
 from embark_jax.planner import Plan
-from embark_jax.planner.workload import STATE_VALUES
 from embark_jax.simulator import Job, Simulation
 
 if TYPE_CHECKING:
@@ -27,41 +36,12 @@ def simulate(
         Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
     ] = None,
     overrides: Overrides = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of CONFIG: tables and dense layers in YAML or JSON, such as "
-            "those in configs/models/."
-        ),
-    ] = None,
-    fleet: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE.yaml", help="For --tables: " + ", ".join(fleets.BY_NAME)
-        ),
-    ] = "dgx-h100",
-    nodes: Annotated[int, typer.Option(help="For --tables: machines.")] = 1,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            help="For --tables: samples a step, over all devices; unless given, the "
-            "list's, or 65536."
-        ),
-    ] = None,
-    zipf: Annotated[
-        float | None,
-        typer.Option(
-            help="For --tables: exponent of the ids' skew; unless given, the list's, "
-            "or 0."
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, "
-            "or rowwise_adagrad."
-        ),
-    ] = None,
+    tables: TableListFile = None,
+    fleet: FleetName = None,
+    nodes: Nodes = None,
+    batch: BatchSize = None,
+    zipf: ZipfExponent = None,
+    optimizer: OptimizerName = None,
     baseline: Annotated[
         bool,
         typer.Option(
@@ -96,7 +76,7 @@ def simulate(
             else:
                 assert tables is not None
                 listed = planner.read_table_list(tables.read_text())
-                machines = fleets.load(fleet, nodes)
+                machines = load_fleet(fleet, nodes)
                 job = simulator.job_of_list(listed, machines, batch, zipf, optimizer)
             simulations = []
             for each in _ablation(job) if baseline else _program(job, plan):
@@ -160,9 +140,10 @@ def _program(job: Job, plan: Plan | None) -> Iterator[Simulation]:
 
 def _ablation(job: Job) -> Iterator[Simulation]:
     """The batch must suit the devices, as a plan's must."""
-    if job.workload.batch_size % job.workload.devices:
+    batch_size = job.workload.batch_size
+    if batch_size < 1 or batch_size % job.workload.devices:
         raise ConfigError(
-            f"batch size {job.workload.batch_size} must be a multiple of the "
+            f"batch size {batch_size} must be a multiple of the "
             f"{job.workload.devices} devices"
         )
     return simulator.simulate_ablation(job)

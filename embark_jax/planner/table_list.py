@@ -15,14 +15,18 @@ Written in YAML or JSON, either the bare list of tables or a mapping with the li
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import Field, NonNegativeFloat
 
 from embark_jax.config import Config, ConfigError, nearest
 from embark_jax.config_io import parse_yaml
+from embark_jax.fleet import Fleet
+from embark_jax.planner.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
+
+T = TypeVar("T")
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 ITEM = "table list"
@@ -86,6 +90,27 @@ class TableList(Config):
                     for k, hotness in enumerate(entry.hotness)
                 ]
         return tables, features
+
+    def workload(
+        self,
+        fleet: Fleet,
+        batch: int | None = None,
+        zipf_exponent: float | None = None,
+        optimizer: str | None = None,
+    ) -> Workload:
+        """On a fleet; what is given goes before the list. What neither says is 65,536
+        samples a step, uniform ids, row-wise Adagrad."""
+        return Workload(
+            fleet,
+            _first_given(batch, self.batch, 65_536),
+            _first_given(zipf_exponent, self.zipf_exponent, 0.0),
+            optimizer=_first_given(optimizer, self.optimizer, "rowwise_adagrad"),
+        )
+
+
+def _first_given(*values: T | None) -> T:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
 
 
 def read_table_list(text: str) -> TableList:

@@ -14,7 +14,6 @@ from embark_jax.tables import FeatureSpec, TableSpec
 
 WIDE_ROWS = 2**32
 """A table with more makes all ids of HugeCTR 64 bits wide: its ``i64_input_key``."""
-BATCH = 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +53,7 @@ def job_of_list(
     Args:
       listed: the list.
       fleet: the machines.
-      batch, zipf_exponent, optimizer: instead of the list's; what neither gives is
-        65,536 samples, uniform, row-wise Adagrad.
+      batch, zipf_exponent, optimizer: see ``TableList.workload``.
 
     Raises:
       ConfigError: if the list says nothing of the dense layers.
@@ -67,12 +65,7 @@ def job_of_list(
             "in configs/models/ show one"
         )
     tables, features = listed.specs()
-    if zipf_exponent is None:
-        zipf_exponent = listed.zipf_exponent or 0.0
-    optimizer = optimizer or listed.optimizer or "rowwise_adagrad"
-    workload = Workload(
-        fleet, batch or listed.batch or BATCH, zipf_exponent, optimizer=optimizer
-    )
+    workload = listed.workload(fleet, batch, zipf_exponent, optimizer)
     dense = listed.dense
     network = dlrm_dcnv2(
         embedding_width(tables, features) // dense.pool_stride,
@@ -82,7 +75,7 @@ def job_of_list(
         dense.cross_layers,
         dense.cross_rank,
     )
-    dense_optimizer = optimizer.removeprefix("rowwise_")
+    dense_optimizer = workload.optimizer.removeprefix("rowwise_")
     return Job(tables, features, workload, network, "bfloat16", dense_optimizer)
 
 
