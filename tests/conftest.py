@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Read when jax is imported, so set before that.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -38,3 +39,17 @@ def movielens_folder(tmp_path_factory):
         return data.fetch_movielens_100k(tmp_path_factory.mktemp("data") / "ml-100k")
     except data.DataError as error:
         pytest.skip(f"MovieLens-100k is not in the cache, and {error}")
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file into the working directory and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> str:
+        path = Path(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+        return name
+
+    return write

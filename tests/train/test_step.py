@@ -104,22 +104,27 @@ LARGE_TABLES = (TableSpec("a", 3_000_000, 128), TableSpec("b", 1_000_000, 128))
 LARGE_FEATURES = (FeatureSpec("fa", "a", hotness=3), FeatureSpec("fb", "b"))
 
 
-@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
-@pytest.mark.parametrize(
-    "optimizer", [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)], ids=str
-)
-def test_tables_are_updated_in_place(cluster, optimizer):
+def compile_large(cluster, batch, optimizer):
+    """The step for ``LARGE_TABLES``, all in one cluster, and its abstract state."""
     row_shards = None if cluster == "dp" else 8
     planned = plan(
         LARGE_TABLES,
         LARGE_FEATURES,
         fleet.dgx_h100(),
-        2048,
+        batch,
         forced=dict.fromkeys("ab", ForcedPlacement(cluster, row_shards)),
     )
-    compiled, state = compile_step(
+    return compile_step(
         planned, planned.make_mesh(), optimizer, bottom=(8,), top=(8, 1), rank=8
     )
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)], ids=str
+)
+def test_tables_are_updated_in_place(cluster, optimizer):
+    compiled, state = compile_large(cluster, 2048, optimizer)
     memory = compiled.memory_analysis()
     tables = bytes_per_device(state.storages)
     states = bytes_per_device(state.embedding_state)
@@ -131,22 +136,7 @@ def test_tables_are_updated_in_place(cluster, optimizer):
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
     """On CPU lookups and updates of many ids are loops that tables go through."""
-    row_shards = None if cluster == "dp" else 8
-    planned = plan(
-        LARGE_TABLES,
-        LARGE_FEATURES,
-        fleet.dgx_h100(),
-        65_536,
-        forced=dict.fromkeys("ab", ForcedPlacement(cluster, row_shards)),
-    )
-    compiled, state = compile_step(
-        planned,
-        planned.make_mesh(),
-        RowwiseAdagrad(0.1),
-        bottom=(8,),
-        top=(8, 1),
-        rank=8,
-    )
+    compiled, state = compile_large(cluster, 65_536, RowwiseAdagrad(0.1))
     (storage,) = state.storages.values()
     slots, width = storage.sharding.shard_shape(storage.shape)
     hlo = compiled.as_text()

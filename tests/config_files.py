@@ -1,0 +1,14 @@
+"""What tests of config files share."""
+
+import pytest
+
+from embark_jax.config import ConfigError
+from embark_jax.config_io import load
+
+SYNTHETIC = "data: {kind: synthetic}\n"
+
+
+def error_of(path, overrides=()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value)
