@@ -137,18 +137,27 @@ class StorageIndex:
           ``(shard, owner, slot)``, each ``[batch, entries]`` int32; a padded entry has
           owner ``devices`` and slot ``slots``.
         """
-        row_shards = self.output_row_shards[self.entry_output]
+        row_shards = self.output_row_shards[self.entry_output][None]
+        shard = self.output_first_shard[self.entry_output][None]
         with jax.enable_x64(ids.dtype == jnp.int64):
-            row_shards = jnp.asarray(row_shards[None], ids.dtype)
             ids = ids[:, self.entry_column]
             valid = ids >= 0
-            row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
-            local_row = jnp.where(valid, ids // row_shards, 0).astype(jnp.int32)
-        first_shard = jnp.asarray(self.output_first_shard[self.entry_output][None])
-        shard = first_shard + row_shard
-        owner = jnp.where(valid, jnp.asarray(self.shard_owner)[shard], self.devices)
-        slot = jnp.asarray(self.shard_first_slot)[shard] + local_row
-        return shard, owner, jnp.where(valid, slot, self.slots)
+            if (row_shards == 1).all():  # all is static but the row
+                local_row = ids.astype(jnp.int32)
+                owner, first_slot = (
+                    self.shard_owner[shard],
+                    self.shard_first_slot[shard],
+                )
+            else:
+                row_shards = jnp.asarray(row_shards, ids.dtype)
+                row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
+                local_row = (ids // row_shards).astype(jnp.int32)
+                shard = jnp.asarray(shard) + row_shard
+                owner = jnp.asarray(self.shard_owner)[shard]
+                first_slot = jnp.asarray(self.shard_first_slot)[shard]
+        owner = jnp.where(valid, owner, self.devices)
+        slot = jnp.where(valid, first_slot + local_row, self.slots)
+        return jnp.broadcast_to(shard, slot.shape), owner, slot
 
     def entry_bags(self, batch: int) -> jax.Array:
         """``[batch * entries]`` bag of each entry: ``sample * outputs + output``."""

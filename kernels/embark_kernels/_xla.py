@@ -8,11 +8,18 @@ of every turn of such a loop: there it is one gather that XLA fuses with the sum
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+COLUMNS_AT_ONCE = 16
+"""Rows of a bag that a turn of a loop on CPU adds; their sum stays in registers."""
+COLUMNS_ALONE = 512
+"""Columns up to which each bag has an expression of its own on CPU, so that its sum is
+made where it is used. With more, bags of a length share one, lest programs grow."""
 ENTRIES_AT_ONCE = 2048
 """That a turn of a loop on CPU adds; 512 KiB of rows of width 64."""
 
@@ -24,39 +31,55 @@ def sum_columns(
     lengths: tuple[int, ...],
 ) -> jax.Array:
     """``[batch, bags, width]`` float32 sums; see ``lookup.pooled_lookup``."""
-    arguments = table, ids, weights
+    starts = np.cumsum(lengths) - lengths
+    alone = [np.array([bag]) for bag in range(len(lengths))]
+    by_length = [np.flatnonzero(np.equal(lengths, n)) for n in np.unique(lengths)]
 
-    def column_by_column(table, ids, weights):
-        bag = jnp.asarray(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
-        used = is_inside(ids, table.shape[0]).T
-        row = ids.T
-        factor = None if weights is None else weights.T
+    def group_by_group(groups, sum_bags, table, ids, weights):
+        sums = []
+        for bags in groups:
+            columns = starts[bags][:, None] + np.arange(lengths[bags[0]])
+            factors = None if weights is None else weights[:, columns]
+            sums.append(sum_bags(table, ids[:, columns], factors))
+        joined, order = jnp.concatenate(sums, axis=1), np.concatenate(groups)
+        return joined if groups is alone else joined[:, np.argsort(order)]
 
-        def add_column(column, sums):
-            rows = table.at[row[column]].get(mode="clip").astype(jnp.float32)
-            if factor is not None:
-                rows *= factor[column][:, None]
-            rows = jnp.where(used[column][:, None], rows, 0)
-            return sums.at[:, bag[column]].add(rows)
+    def all_columns(table, ids, weights):
+        rows = take(table, ids)
+        return (rows if weights is None else rows * weights[..., None]).sum(axis=2)
 
-        sums = jnp.zeros((ids.shape[0], len(lengths), table.shape[1]), jnp.float32)
-        return lax.fori_loop(0, ids.shape[1], add_column, sums)
+    def a_few_columns(table, ids, weights):
+        batch, bags, length = ids.shape
+        turns, rest = divmod(length, COLUMNS_AT_ONCE)
 
-    def length_by_length(table, ids, weights):
-        starts = np.cumsum(lengths) - lengths
-        order, sums = [], []
-        for length in np.unique(lengths):
-            bags = np.flatnonzero(np.equal(lengths, length))
-            columns = starts[bags][:, None] + np.arange(length)
-            rows = take(table, ids[:, columns])
-            if weights is not None:
-                rows *= weights[:, columns, None]
-            order.append(bags)
-            sums.append(rows.sum(axis=2))
-        return jnp.concatenate(sums, axis=1)[:, np.argsort(np.concatenate(order))]
+        def add(total, ids, weights):
+            used = is_inside(ids, table.shape[0])[..., None]
+            for k in range(ids.shape[2]):
+                rows = table.at[ids[..., k]].get(mode="clip").astype(jnp.float32)
+                if weights is not None:
+                    rows *= weights[..., k, None]
+                total += jnp.where(used[..., k, :], rows, 0)
+            return total
 
+        def turn(i, total):
+            cut = partial(
+                lax.dynamic_slice_in_dim,
+                start_index=rest + i * COLUMNS_AT_ONCE,
+                slice_size=COLUMNS_AT_ONCE,
+                axis=2,
+            )
+            return add(total, cut(ids), None if weights is None else cut(weights))
+
+        total = jnp.zeros((batch, bags, table.shape[1]), jnp.float32)
+        head = None if weights is None else weights[..., :rest]
+        total = add(total, ids[..., :rest], head)
+        return lax.fori_loop(0, turns, turn, total) if turns else total
+
+    groups = alone if ids.shape[1] <= COLUMNS_ALONE else by_length
     return lax.platform_dependent(
-        *arguments, cpu=column_by_column, default=length_by_length
+        *(table, ids, weights),
+        cpu=partial(group_by_group, groups, a_few_columns),
+        default=partial(group_by_group, by_length, all_columns),
     )
 
 

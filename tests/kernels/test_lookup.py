@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import LookupConfig, bag_offsets, pooled_lookup, sum_bags
+from embark_kernels import LookupConfig, _xla, bag_offsets, pooled_lookup, sum_bags
 
 from tests.kernels.implementations import (
     assert_sums_close,
@@ -155,6 +155,22 @@ def test_output_in_bfloat16(implementation):
     np.testing.assert_array_equal(actual, exact.astype(jnp.bfloat16))
 
 
+@pytest.mark.parametrize("columns_alone", [0, 512])
+def test_long_bags_on_cpu(monkeypatch, columns_alone):
+    """Longer than a turn of the loop adds; each alone, and equal lengths together."""
+    monkeypatch.setattr(_xla, "COLUMNS_ALONE", columns_alone)
+    table, hotness = make_table(8), (16, 3, 50, 3, 16)
+    rng = np.random.default_rng(4)
+    ids = rng.integers(-1, ROWS, (2, 88)).astype(np.int32)
+    weights = rng.normal(size=(2, 88)).astype(np.float32)
+    operands = table, jnp.asarray(ids), jnp.asarray(weights)
+    actual = pooled_lookup(*operands, hotness=hotness, implementation="xla")
+    starts = np.arange(2)[:, None] * 88 + np.array([0, 16, 19, 69, 72])
+    flat = [*starts.ravel(), 176]
+    sums, magnitude = expected_sums(table, ids.ravel(), flat, weights.ravel())
+    assert_sums_close(actual.reshape(-1, 8), sums, magnitude, 50)
+
+
 def test_cpu_and_gpu_programs_of_plain_xla_agree(monkeypatch):
     """The program that GPUs run is run on CPU: no length of bags comes in order."""
     table, hotness = make_table(8), (5, 2, 5, 1, 2)
@@ -165,12 +181,12 @@ def test_cpu_and_gpu_programs_of_plain_xla_agree(monkeypatch):
         operands = table, jnp.asarray(ids), jnp.asarray(weights)
         return pooled_lookup(*operands, hotness=hotness, implementation="xla")
 
-    by_column = lookup()
+    on_cpu = lookup()
     run_gpu_programs(monkeypatch)
     starts = np.arange(4)[:, None] * 15 + np.array([0, 5, 7, 12, 13])
     flat = [*starts.ravel(), 60]
     sums, magnitude = expected_sums(table, ids.ravel(), flat, weights.ravel())
-    for actual in (by_column, lookup()):
+    for actual in (on_cpu, lookup()):
         assert_sums_close(actual.reshape(-1, 8), sums, magnitude, 5)
 
 
