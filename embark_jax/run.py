@@ -176,7 +176,7 @@ class _Window:
         samples = self._timed_steps * len(results[0].labels)
         now = time.perf_counter()
         seconds = now - (self._since or now)
-        samples_per_s = samples / seconds if seconds else None
+        samples_per_s = samples / seconds if samples else None
         self._since, self._timed_steps = now, 0
         logits = np.concatenate([np.asarray(result.logits) for result in results])
         labels = np.concatenate([result.labels for result in results])

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import jax
+from tensorboardX.proto.event_pb2 import Event
 
 from embark_jax import cli
 
@@ -76,6 +78,16 @@ def records(workdir: Path) -> list[dict]:
     """The lines of ``metrics.jsonl``, without a last one that is cut short."""
     lines = (workdir / "metrics.jsonl").read_text().split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+def events(workdir: Path) -> Iterator[Event]:
+    """All TensorBoard events, file by file: records of length, check, Event, check."""
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack_from("<Q", data)
+            yield Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
 
 
 def losses(workdir: Path) -> dict[int, float]:

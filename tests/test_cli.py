@@ -84,6 +84,44 @@ def test_a_run_leaves_all_it_should(trained):
     assert max(map(len, out.replace(str(workdir), "").splitlines())) <= 80
 
 
+def test_tensorboard_shows_every_number_of_the_log(trained):
+    logged = {
+        (record["step"], key): pytest.approx(value, rel=1e-6)
+        for record in runs.records(trained[1])
+        for key, value in record.items()
+        if type(value) in (int, float) and key != "step"
+    }
+    shown = {
+        (event.step, value.tag): value.simple_value
+        for event in runs.events(trained[1])
+        for value in event.summary.value
+    }
+    assert shown == logged
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    text = (trained[1] / "metrics.jsonl").read_text()
+    (unfinished / "metrics.jsonl").write_text(text[: len(text) // 2])
+    out = tmp_path / f"curves.{suffix}"
+    outcome = embark("plot", trained[1], unfinished, "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    start = {"png": b"\x89PNG", "svg": b"<?xml"}[suffix]
+    assert out.read_bytes().startswith(start)
+
+
+def test_plot_refuses_what_is_no_run_and_no_picture(trained, tmp_path):
+    out = tmp_path / "curves.png"
+    assert_refused(embark("plot", tmp_path, "--out", out), "holds no metrics.jsonl")
+    (tmp_path / "metrics.jsonl").touch()
+    assert_refused(embark("plot", tmp_path, "--out", out), "has logged nothing yet")
+    wrong = embark("plot", trained[1], "--out", tmp_path / "curves.txt")
+    assert_refused(wrong, "curves.txt: must end in .png or .svg")
+    assert not out.exists()
+
+
 def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     config, workdir, _, compiled = trained
     assert [compiled.count(f"jit({name})") for name in ("train_step", "predict")] == [

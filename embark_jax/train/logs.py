@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
+
+FILE_NAME = "metrics.jsonl"
+
+
+class LogError(ValueError):
+    """A log that is missing or damaged."""
 
 
 class MetricsLog:
@@ -31,14 +38,14 @@ class MetricsLog:
       resume_at: the step that training continues from; 0 begins anew.
 
     Raises:
-      ValueError: if a line other than an unfinished last one is not an object with a
+      LogError: if a line other than an unfinished last one is not an object with a
         step.
     """
 
     def __init__(self, workdir: Path, resume_at: int = 0):
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
-        path = workdir / "metrics.jsonl"
+        path = workdir / FILE_NAME
         if path.exists():
             _keep_until(path, resume_at)
         self._file = path.open("a", encoding="utf-8")
@@ -94,29 +101,56 @@ def _json(value: bool | int | float | str | None) -> bool | int | float | str | 
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ``metrics.jsonl``, with NaN and the infinities as floats.
+
+    A last line that is still being written, or that a killed process left unfinished,
+    is left out.
+
+    Raises:
+      LogError: if there is none, or another line is damaged.
+    """
+    path = Path(workdir) / FILE_NAME
+    if not path.is_file():
+        raise LogError(f"{workdir}: holds no {FILE_NAME}, so it is no run's workdir")
+    return [
+        {key: _NOT_FINITE.get(value, value) for key, value in record.items()}
+        for _, record in _records(path)
+    ]
+
+
+_NOT_FINITE: dict[Any, Any] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each whole line, with its newline, and what it says."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record["step"], int):
+                raise TypeError
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                return
+            raise LogError(
+                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
+                "step; only the last line may be damaged"
+            ) from error
+        yield line.rstrip(b"\n") + b"\n", record
+
+
 def _keep_until(path: Path, step: int) -> None:
     """Drops what a run resumed at ``step`` writes again, and a last line cut short.
 
     The old file stays whole until the new one takes its name.
     """
-    old = path.read_bytes()
-    lines = old.splitlines(keepends=True)
-    kept = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            repeated = record["step"] > step or record.get("final", False)
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            raise ValueError(
-                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
-                "step; only the last line may be damaged"
-            ) from error
-        if not repeated:
-            kept.append(line.rstrip(b"\n") + b"\n")
-    new = b"".join(kept)
-    if new == old:
+    new = b"".join(
+        line
+        for line, record in _records(path)
+        if record["step"] <= step and not record.get("final", False)
+    )
+    if new == path.read_bytes():
         return
     temporary = path.with_suffix(".jsonl.new")
     with temporary.open("wb") as file:

@@ -6,32 +6,22 @@ import json
 import math
 import os
 import signal
-import struct
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.event_pb2 import SessionLog
 
-from embark_jax.train.logs import MetricsLog
+from embark_jax.train.logs import LogError, MetricsLog, read_metrics
+from tests.runs import events
 
 
 def lines(workdir):
     text = (workdir / "metrics.jsonl").read_text()
     assert text.endswith("\n")
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
-
-
-def events(workdir):
-    """All events of a run, file by file: records of length, check, Event, check."""
-    for path in sorted((workdir / "tensorboard").iterdir()):
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack_from("<Q", data)
-            yield Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
 
 
 def write_steps(workdir, *steps, resume_at=0):
@@ -68,6 +58,19 @@ def test_numbers_that_json_lacks_are_strings_that_float_reads(tmp_path):
     (line,) = lines(tmp_path)
     assert line == {"step": 1, "a": "nan", "b": "inf", "c": "-inf"}
     assert math.isnan(float(line["a"]))
+
+
+def test_what_was_written_is_read_also_while_a_line_is_being_written(tmp_path):
+    with pytest.raises(LogError, match="holds no metrics"):
+        read_metrics(tmp_path)
+    with MetricsLog(tmp_path) as log:
+        log.write(5, {"loss": -math.inf, "auc": None, "note": "x"})
+        log.write(6, {"loss": math.nan})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    first, second = read_metrics(tmp_path)
+    assert first == {"step": 5, "loss": -math.inf, "auc": None, "note": "x"}
+    assert math.isnan(second["loss"])
 
 
 def test_resume_drops_what_came_later_and_only_that(tmp_path):
@@ -114,8 +117,10 @@ def test_damage_elsewhere_is_an_error_and_changes_nothing(tmp_path, damage):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + damage + '\n{"step": 3}\n')
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: .* must be a JSON"):
+    with pytest.raises(LogError, match=r"metrics.jsonl, line 2: .* must be a JSON"):
         MetricsLog(tmp_path, resume_at=2)
+    with pytest.raises(LogError, match=r"metrics.jsonl, line 2: "):
+        read_metrics(tmp_path)
     assert path.read_bytes() == before
 
 

@@ -1,0 +1,99 @@
+"""Plots of what runs logged. Drawn without any state of pyplot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+Records = Sequence[Mapping[str, Any]]
+"""Of one run, as ``logs.read_metrics`` gives them."""
+
+CAPACITY = "capacity_used/"
+
+
+def run_curves(runs: Mapping[str, Records]) -> Figure:
+    """Loss, AUC, throughput and fill of the exchange buffers by step.
+
+    Lines are the training batches since the record before, dots the whole test set.
+    Of several runs the fullest buffer is drawn, of one run each.
+
+    Args:
+      runs: records by the name that the legend shows.
+    """
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    loss, auc, speed, fill = figure.subplots(2, 2, sharex=True).ravel()
+    for color, records in zip(_colors(len(runs)), runs.values(), strict=True):
+        _line(loss, records, "loss", color)
+        _dots(loss, records, "test_log_loss", color)
+        _line(auc, records, "train_auc", color)
+        _dots(auc, records, "test_auc", color)
+        _line(speed, records, "samples_per_s", color)
+        if len(runs) > 1:
+            fullest = [_fullest(record) for record in records]
+            _line(fill, fullest, "used", color, "used")
+    if len(runs) == 1:
+        (records,) = runs.values()
+        names = sorted({k for r in records for k in r if k.startswith(CAPACITY)})
+        for color, name in zip(_colors(len(names)), names, strict=True):
+            _line(fill, records, name, color, name.removeprefix(CAPACITY))
+        if names:
+            fill.legend(title="storage", fontsize="small")
+    fill.axhline(1, color="black", lw=1, ls=":")
+    loss.set(title="Log loss")
+    auc.set(title="AUC")
+    speed.set(title="Throughput", xlabel="step", ylabel="samples/s")
+    speed.set_ylim(bottom=0)
+    fill.set(title="Capacity (dotted: full)", xlabel="step", ylabel="share in use")
+    fill.set_ylim(bottom=0)
+    figure.legend(
+        handles=_legend(list(runs)),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+    )
+    return figure
+
+
+def _colors(number: int) -> list[Any]:
+    """Distinct for ten; from there on along a scale, in the order of the runs."""
+    if number <= 10:
+        return [colormaps["tab10"](i) for i in range(number)]
+    return [colormaps["viridis"](i / (number - 1)) for i in range(number)]
+
+
+def _legend(names: Sequence[str]) -> list[Line2D]:
+    runs = [
+        Line2D([], [], color=color, label=name)
+        for color, name in zip(_colors(len(names)), names, strict=True)
+    ]
+    training = Line2D([], [], color="black", lw=1, label="training")
+    test = Line2D([], [], color="black", ls="", marker="o", label="test")
+    return [*runs, training, test]
+
+
+def _fullest(record: Mapping[str, Any]) -> dict[str, Any]:
+    used = [value for key, value in record.items() if key.startswith(CAPACITY)]
+    return {"step": record["step"], "used": max(used, default=None)}
+
+
+def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
+    """Steps and values where there are any; NaN and infinities leave a gap."""
+    found = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+    values = [value if math.isfinite(value) else math.nan for _, value in found]
+    return [step for step, _ in found], values
+
+
+def _line(
+    axes: Axes, records: Records, key: str, color: Any, label: str | None = None
+) -> None:
+    axes.plot(*_points(records, key), color=color, lw=1, label=label)
+
+
+def _dots(axes: Axes, records: Records, key: str, color: Any) -> None:
+    axes.plot(*_points(records, key), color=color, ls="", marker="o", ms=4)

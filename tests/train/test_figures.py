@@ -1,0 +1,60 @@
+"""What the plots of runs show, read off their axes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from embark_jax.train.figures import run_curves
+
+RUN = [
+    {"step": 10, "loss": 0.7, "train_auc": None, "samples_per_s": None},
+    {"step": 20, "loss": 0.6, "train_auc": 0.6, "samples_per_s": 100.0},
+    {"step": 20, "test_log_loss": 0.65, "test_auc": 0.55},
+    {"step": 30, "loss": math.inf, "train_auc": 0.7, "samples_per_s": 200.0},
+]
+
+
+def with_capacity(records, **used):
+    extra = {f"capacity_used/{name}": share for name, share in used.items()}
+    return [each | extra if "loss" in each else each for each in records]
+
+
+def drawn(axes) -> list[tuple[list, list]]:
+    """Points of each line, without the dotted one."""
+    lines = [line for line in axes.lines if line.get_linestyle() != ":"]
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in lines]
+
+
+def test_a_run_is_drawn_with_every_storage():
+    figure = run_curves({"a": with_capacity(RUN, rb_4=0.5, ub_4=0.9)})
+    loss, auc, speed, fill = figure.axes
+    (steps, values), test = drawn(loss)
+    assert steps == [10, 20, 30]
+    np.testing.assert_array_equal(values, [0.7, 0.6, math.nan])
+    assert test == ([20], [0.65])
+    assert drawn(auc) == [([20, 30], [0.6, 0.7]), ([20], [0.55])]
+    assert drawn(speed) == [([20, 30], [100, 200])]
+    assert [values for _, values in drawn(fill)] == [[0.5] * 3, [0.9] * 3]
+    shown = [text.get_text() for text in fill.get_legend().get_texts()]
+    assert shown == ["rb_4", "ub_4"]
+
+
+@pytest.mark.parametrize("number", [2, 12])
+def test_of_several_runs_each_has_a_color_and_its_fullest_storage(number):
+    used = [0.1 + 0.05 * i for i in range(number)]
+    runs = {f"run {i}": with_capacity(RUN, a=0.05, b=used[i]) for i in range(number)}
+    figure = run_curves(runs)
+    fill = figure.axes[3]
+    assert [values for _, values in drawn(fill)] == [[each] * 3 for each in used]
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == [*runs, "training", "test"]
+    colors = [str(handle.get_color()) for handle in legend.get_lines()[:number]]
+    assert len(set(colors)) == number
+
+
+def test_a_run_whose_tables_are_all_replicated_has_no_capacity():
+    assert drawn(run_curves({"a": RUN}).axes[3]) == []
