@@ -23,6 +23,7 @@ from embark_jax.fleet import Fleet as Fleet
 from embark_jax.planner import ForcedPlacement as ForcedPlacement
 from embark_jax.planner import Plan as Plan
 from embark_jax.planner import Statistics as Statistics
+from embark_jax.planner import Wire as Wire
 from embark_jax.planner import plan as plan
 from embark_jax.tables import FeatureSpec as FeatureSpec
 from embark_jax.tables import TableSpec as TableSpec

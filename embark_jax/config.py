@@ -107,6 +107,14 @@ class EmbeddingOptimizerConfig(Config):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
 
 
+class WireConfig(Config):
+    """The formats in which rows and gradients travel between devices; sums are
+    float32. ``float16`` and ``float8_e4m3`` come with a factor for each row."""
+
+    rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    gradients: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+
+
 class EmbeddingConfig(Config):
     """Tables, features, their optimizer and how the exchange treats them."""
 
@@ -118,6 +126,7 @@ class EmbeddingConfig(Config):
     on_bad_id: Literal["error", "drop", "hash"] = "error"
     capacity_slack: PositiveFloat = 1.25
     """Exchange buffers hold this multiple of what the statistics expect."""
+    wire: WireConfig = WireConfig()
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
     """Of lookups and updates; ``auto`` is the best that runs here."""
 

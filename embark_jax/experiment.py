@@ -29,7 +29,7 @@ from embark_jax.config import (
 from embark_jax.data import BatchChecker, Dataset
 from embark_jax.dataset import batch_checker, blaming, read_dataset
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, Plan, Workload, plan
+from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.dense_optimizers import build_dense_optimizer
@@ -94,7 +94,10 @@ class Experiment:
             mesh = self.plan.make_mesh()
         with blaming("embedding.kernels"):
             embeddings = EmbeddingCollection(
-                self.plan, mesh, implementation=_implementation(config)
+                self.plan,
+                mesh,
+                wire=_wire(config),
+                implementation=_implementation(config),
             )
         with blaming("model"):
             model = models.build(
@@ -156,6 +159,10 @@ def _implementation(config: ExperimentConfig) -> str | None:
     return kernels
 
 
+def _wire(config: ExperimentConfig) -> Wire:
+    return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
+
+
 def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:
     """The row optimizer that a config describes."""
     match config.kind:
@@ -187,6 +194,7 @@ def workload(config: ExperimentConfig) -> Workload:
         zipf_exponent,
         config.embedding.capacity_slack,
         config.embedding.optimizer.kind,
+        wire=_wire(config),
     )
 
 
@@ -214,6 +222,7 @@ def _make_plan(
             capacity_slack=asked.capacity_slack,
             optimizer=asked.optimizer,
             statistics=statistics,
+            wire=asked.wire,
         )
 
 

@@ -19,6 +19,7 @@ from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan
+from embark_jax.planner.wire import FLOAT32, Wire
 
 Storages = dict[str, jax.Array]
 """By storage name: ``[devices * slots_per_device, width]`` float32; a replicated one
@@ -55,6 +56,7 @@ class EmbeddingCollection:
     Args:
       plan: where everything lies.
       mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
+      wire: the formats in which rows and gradients travel.
       implementation: of lookups and updates: "xla", "mosaic_gpu", or None for the best
         that runs here; see ``embark_kernels.availability``.
 
@@ -63,7 +65,14 @@ class EmbeddingCollection:
         width of a storage.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, *, implementation: str | None = "xla"):
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        *,
+        wire: Wire = FLOAT32,
+        implementation: str | None = "xla",
+    ):
         if mesh.axis_names != MESH_AXES or mesh.devices.shape != (
             plan.nodes,
             plan.gpus_per_node,
@@ -74,6 +83,7 @@ class EmbeddingCollection:
             )
         self.plan = plan
         self.mesh = mesh
+        self.wire = wire
         self.implementation = implementation
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
@@ -85,11 +95,18 @@ class EmbeddingCollection:
                 index_storage(storage, plan.features, plan.devices),
                 plan.capacities.get(name, 0),
                 plan.batch_size // plan.devices,
+                wire,
                 choose(implementation, storage.width),
             )
             for name, storage in self._storages.items()
         }
         self._weighted = {f.name for f in plan.features if f.weighted}
+
+    def with_plan(self, plan: Plan) -> EmbeddingCollection:
+        """The same tables under another plan for the same mesh."""
+        return EmbeddingCollection(
+            plan, self.mesh, wire=self.wire, implementation=self.implementation
+        )
 
     @property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -320,15 +337,19 @@ class EmbeddingCollection:
 
 
 def _make_cluster(
-    index: StorageIndex, capacity: int, batch: int, implementation: Implementation
+    index: StorageIndex,
+    capacity: int,
+    batch: int,
+    wire: Wire,
+    implementation: Implementation,
 ) -> Cluster:
     match index.storage.cluster:
         case "dp":
             return DataParallel(index, batch, implementation)
         case "rb":
-            return ReductionBased(index, capacity, batch, implementation)
+            return ReductionBased(index, capacity, batch, wire, implementation)
         case "ub":
-            return UniqueBased(index, capacity, implementation)
+            return UniqueBased(index, capacity, wire, implementation)
 
 
 def _mean_factor(

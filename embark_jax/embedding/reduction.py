@@ -24,6 +24,8 @@ from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
+from embark_jax.embedding.wire import exchange_rows
+from embark_jax.planner.wire import Wire
 
 
 class ReductionRoute(NamedTuple):
@@ -51,11 +53,13 @@ class ReductionBased:
         index: StorageIndex,
         capacity: int,
         batch: int,
+        wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
         self.capacity = capacity
         self.batch = batch
+        self.wire = wire
         self.implementation: Implementation = implementation
 
     def route(self, ids, weights):
@@ -112,14 +116,14 @@ class ReductionBased:
             implementation=self.implementation,
         )
         shape = (index.devices, self.batch, index.pieces, block.shape[1])
-        return self._add_row_shards(exchange(sums.reshape(shape)))
+        return self._add_row_shards(exchange_rows(sums.reshape(shape), self.wire.rows))
 
     def row_gradients(self, gradients, route):
         index = self.index
         width = gradients.shape[-1]
-        # [devices, batch, pieces, width]
         sent = pick(gradients.transpose(1, 0, 2), jnp.asarray(index.piece_output))
-        received = exchange(sent.transpose(0, 2, 1, 3)).reshape(-1, width)
+        sent = sent.transpose(0, 2, 1, 3)  # [devices, batch, pieces, width]
+        received = exchange_rows(sent, self.wire.gradients).reshape(-1, width)
         bags = self.batch * index.pieces
         requester = jnp.arange(index.devices, dtype=jnp.int32)[:, None]
         source = jnp.where(route.bag < bags, requester * bags + route.bag, -1)

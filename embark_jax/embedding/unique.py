@@ -24,6 +24,8 @@ from embark_jax.embedding.exchange import exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.routing import unique_by_owner
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
+from embark_jax.embedding.wire import exchange_rows
+from embark_jax.planner.wire import Wire
 
 
 class UniqueRoute(NamedTuple):
@@ -48,10 +50,15 @@ class UniqueBased:
     """The UB cluster of one storage; see ``cluster.Cluster``."""
 
     def __init__(
-        self, index: StorageIndex, capacity: int, implementation: Implementation
+        self,
+        index: StorageIndex,
+        capacity: int,
+        wire: Wire,
+        implementation: Implementation,
     ):
         self.index = index
         self.capacity = capacity
+        self.wire = wire
         self.implementation: Implementation = implementation
 
     def route(self, ids, weights):
@@ -79,10 +86,10 @@ class UniqueBased:
     def lookup(self, block, route):
         index = self.index
         width = block.shape[1]
-        owned = pick(block, route.slot)
-        rows = exchange(owned.reshape(index.devices, -1, width)).reshape(-1, width)
+        owned = pick(block, route.slot).reshape(index.devices, -1, width)
+        rows = exchange_rows(owned, self.wire.rows)
         return pooled_lookup(
-            rows,
+            rows.reshape(-1, width),
             route.inverse,
             route.weight,
             hotness=index.hotness,
@@ -99,7 +106,8 @@ class UniqueBased:
             None if route.weight is None else route.weight.reshape(-1),
             implementation=self.implementation,
         )
-        received = exchange(sent.reshape(index.devices, -1, width)).reshape(-1, width)
+        sent = sent.reshape(index.devices, -1, width)
+        received = exchange_rows(sent, self.wire.gradients).reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         rows = sum_groups(
             received, route.touched, places, implementation=self.implementation

@@ -12,6 +12,7 @@ from embark_jax.planner.records import plan_record
 from embark_jax.planner.search import plan
 from embark_jax.planner.storage import Placement, Storage, lay_out
 from embark_jax.planner.table_list import TableList, read_table_list
+from embark_jax.planner.wire import Wire
 from embark_jax.planner.workload import Workload
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Statistics",
     "Storage",
     "TableList",
+    "Wire",
     "Workload",
     "capacities",
     "grow",

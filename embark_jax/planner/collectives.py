@@ -15,6 +15,7 @@ from typing import Literal
 
 from embark_jax.planner import traffic
 from embark_jax.planner.storage import StorageKind
+from embark_jax.planner.wire import Wire
 
 FLAG_BYTES = 1
 """Of a truth value in XLA."""
@@ -52,6 +53,7 @@ def storage_collectives(
     devices: int,
     device_batch: int,
     row_wise: bool,
+    wire: Wire,
 ) -> Iterator[Collective]:
     """Those of a sharded storage.
 
@@ -60,6 +62,7 @@ def storage_collectives(
       devices: in the fleet.
       device_batch: samples of each.
       row_wise: whether the optimizer needs mean squares of whole rows.
+      wire: the formats in which rows and gradients travel.
     """
     if devices == 1 or storage.cluster == "dp":
         return
@@ -70,17 +73,26 @@ def storage_collectives(
         *("all_to_all", "id exchange", ", ".join(values)),
         id_bytes=traffic.id_buffer_bytes(len(values), devices),
     )
+    there, back = wire.rows, wire.gradients
     if storage.cluster == "rb":
-        sums = traffic.piece_buffer_bytes(storage.width, device_batch, devices)
-        yield Collective("all_to_all", "row exchange", "partial sums", piece_bytes=sums)
+        place = (storage.width, device_batch, devices)
         yield Collective(
-            "all_to_all", "gradient exchange", "bag gradients", piece_bytes=sums
+            *("all_to_all", "row exchange", "partial sums"),
+            piece_bytes=traffic.piece_buffer_bytes(*place, there),
+        )
+        yield Collective(
+            *("all_to_all", "gradient exchange", "bag gradients"),
+            piece_bytes=traffic.piece_buffer_bytes(*place, back),
         )
     else:
-        rows = traffic.row_buffer_bytes(storage.width, devices)
-        yield Collective("all_to_all", "row exchange", "rows", id_bytes=rows)
+        place = (storage.width, devices)
         yield Collective(
-            "all_to_all", "gradient exchange", "row gradients", id_bytes=rows
+            *("all_to_all", "row exchange", "rows"),
+            id_bytes=traffic.row_buffer_bytes(*place, there),
+        )
+        yield Collective(
+            *("all_to_all", "gradient exchange", "row gradients"),
+            id_bytes=traffic.row_buffer_bytes(*place, back),
         )
     if storage.split and row_wise:
         for carries in ("squares of column shards", "squares of rows"):

@@ -107,6 +107,7 @@ class ProgramModel:
             workload.devices,
             workload.device_batch,
             workload.row_wise,
+            workload.wire,
         ):
             yield "storage", self._latency(each.phase, each.carries, each.kind)
             if each.fixed_bytes:

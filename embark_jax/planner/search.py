@@ -32,6 +32,7 @@ from embark_jax.planner.polish import polish
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.reasons import reason, split
 from embark_jax.planner.storage import Cluster, Placement
+from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
@@ -65,6 +66,7 @@ def plan(
     optimizer: str = "rowwise_adagrad",
     cost_model: str | CostModel = "program",
     statistics: Statistics = NO_STATISTICS,
+    wire: Wire = FLOAT32,
 ) -> Plan:
     """Places every table on the fleet.
 
@@ -80,6 +82,7 @@ def plan(
         published formula; or a model of your own.
       statistics: of a sample of the data; ``zipf_exponent`` is then for the tables that
         are not in it.
+      wire: the formats in which rows and gradients travel.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the
@@ -91,7 +94,7 @@ def plan(
     if problems := statistics.problems(tables, features):
         raise ValueError("; ".join(problems))
     workload = Workload(
-        fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics
+        fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics, wire
     )
     models: dict[str, CostModel] = {
         "program": ProgramModel(workload),

@@ -2,12 +2,14 @@
 
 All are those of one device. The names say of what: ``batch`` is the device's own share
 of the global batch, ``width`` the columns of a shard. Every value is 4 bytes, ids as
-well as float32 parameters.
+well as float32 parameters; rows and gradients may be less on the wire.
 """
 
 from __future__ import annotations
 
 import dataclasses
+
+from embark_jax.planner.wire import WireFormat, row_bytes
 
 VALUE_BYTES = 4
 
@@ -110,15 +112,17 @@ def id_buffer_bytes(values_per_id: int, devices: int) -> float:
     return VALUE_BYTES * values_per_id * devices
 
 
-def piece_buffer_bytes(width: int, batch: int, devices: int) -> float:
+def piece_buffer_bytes(
+    width: int, batch: int, devices: int, wire: WireFormat = "float32"
+) -> float:
     """Of the exchange of partial sums in RB, a piece: a bag of every sample of every
     device. Their gradients come back in as large a buffer."""
-    return VALUE_BYTES * width * batch * devices
+    return row_bytes(width, wire) * batch * devices
 
 
-def row_buffer_bytes(width: int, devices: int) -> float:
+def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
     """Of the exchange of unique rows in UB, a place of capacity; gradients alike."""
-    return VALUE_BYTES * width * devices
+    return row_bytes(width, wire) * devices
 
 
 def buffer_memory_bytes(buffer_bytes: float) -> float:

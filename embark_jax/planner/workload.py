@@ -12,6 +12,7 @@ from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
 from embark_jax.planner.storage import Cluster, Placement, StorageKind, storage_kind
+from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.tables import FeatureSpec, TableSpec
 
 STATE_VALUES = {
@@ -35,6 +36,7 @@ class Workload:
       optimizer: of the embedding rows.
       statistics: of a sample of the data; the power law is then for the tables that
         are not in it, and bags of features that are not in it are full.
+      wire: the formats in which rows and gradients travel.
 
     Raises:
       ValueError: if the optimizer is unknown.
@@ -46,6 +48,7 @@ class Workload:
     capacity_slack: float = 1.25
     optimizer: str = "rowwise_adagrad"
     statistics: Statistics = NO_STATISTICS
+    wire: Wire = FLOAT32
 
     def __post_init__(self):
         if self.optimizer not in STATE_VALUES:

@@ -144,9 +144,7 @@ class Trainer:
             return False
         sizes = {name: int(value) for name, value in needed.items()}
         plan = dataclasses.replace(plan, capacities=grow(plan.capacities, sizes))
-        old = self.embeddings
-        new = EmbeddingCollection(plan, old.mesh, implementation=old.implementation)
-        self._use(new)
+        self._use(self.embeddings.with_plan(plan))
         self.recompilations += 1
         return True
 

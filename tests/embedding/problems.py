@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import export_array
-from embark_jax.planner import Placement, Plan, lay_out
+from embark_jax.planner import Placement, Plan, Wire, lay_out
+from embark_jax.planner.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 
 MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (3, 1)]
@@ -36,11 +37,12 @@ STEPS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A plan, an optimizer and a seed for batches, all small."""
+    """A plan, an optimizer, a seed for batches, all small, and what travels how."""
 
     plan: Plan
     optimizer: RowOptimizer
     seed: int
+    wire: Wire = FLOAT32
 
 
 def placements(tables: tuple[TableSpec, ...], devices: int):
@@ -129,7 +131,9 @@ def solve(problem: Problem, implementation: str = "xla"):
     """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
     plan, optimizer = problem.plan, problem.optimizer
     mesh = plan.make_mesh()
-    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
+    collection = EmbeddingCollection(
+        plan, mesh, wire=problem.wire, implementation=implementation
+    )
     storages = collection.init(jax.random.key(problem.seed))
     state = collection.init_optimizer(optimizer)
 

@@ -28,6 +28,7 @@ from embark_jax.planner import (
     Placement,
     Plan,
     ProgramModel,
+    Wire,
     Workload,
     lay_out,
     phases,
@@ -46,6 +47,7 @@ OPTIMIZERS = {
     "adam": LazyAdam(0.1),
 }
 MESHES = [(1, 8), (2, 4), (4, 2)]
+FORMATS = ("float32", "float32", "bfloat16", "float16", "float8_e4m3")
 # What becomes of the collectives after they are chosen does not matter here.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -54,7 +56,7 @@ COLLECTIVE = re.compile(
     r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
 )
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "u16": 2, "u8": 1, "s64": 8, "u64": 8}
 
 
 class Flat(nnx.Module):
@@ -124,28 +126,30 @@ def compiled_collectives(hlo: str) -> Counter:
     return found
 
 
-def predicted(plan: Plan, optimizer: str) -> list[Phase]:
+def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[Phase]:
     """The collectives of the cost model, for what the embeddings move."""
     machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
-    workload = Workload(machines, plan.batch_size, optimizer=optimizer)
+    workload = Workload(machines, plan.batch_size, optimizer=optimizer, wire=wire)
     model = ProgramModel(workload)
     parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
     return [part for part in parts if part.buffer_bytes]
 
 
-def request(seed: int) -> tuple[Plan, str, set[str]]:
-    """A plan, the name of an optimizer, and the features with 64-bit ids."""
+def request(seed: int) -> tuple[Plan, str, Wire, set[str]]:
+    """A plan, the name of an optimizer, the formats of what travels, and the features
+    with 64-bit ids."""
     rng = np.random.default_rng(seed)
     plan = random_plan(rng, *MESHES[seed % len(MESHES)])
     wide = {feature.name for feature in plan.features if rng.random() < 0.2}
-    return plan, list(OPTIMIZERS)[seed % len(OPTIMIZERS)], wide
+    wire = Wire(*map(str, rng.choice(FORMATS, 2)))
+    return plan, list(OPTIMIZERS)[seed % len(OPTIMIZERS)], wire, wide
 
 
 def test_the_plans_need_every_collective():
     found = {
         (part.storage.cluster, part.collective, part.what)
         for seed in range(PLANS)
-        for part in predicted(*request(seed)[:2])
+        for part in predicted(*request(seed)[:3])
     }
     squares = ("squares of column shards", "squares of rows")
     sharded = {("all_to_all", what) for what in squares}
@@ -163,9 +167,9 @@ def compile_and_predict(
     seed: int, mesh: Mesh | None = None, compiler_options: dict | None = None
 ) -> tuple[Counter, Counter]:
     """How many of each ``(kind, bytes)`` there are, and should be."""
-    plan, name, wide = request(seed)
+    plan, name, wire, wide = request(seed)
     mesh = mesh or plan.make_mesh()
-    collection = EmbeddingCollection(plan, mesh)
+    collection = EmbeddingCollection(plan, mesh, wire=wire)
     model, dense_optimizer = Flat(collection.output_shapes), optax.sgd(0.1)
     settings = (model, collection, dense_optimizer, OPTIMIZERS[name])
     state = abstract_state(*settings)
@@ -186,7 +190,8 @@ def compile_and_predict(
         *(4 * sum(parameters), 4, arrays),
     ]
     expected = Counter(
-        (part.collective, int(part.buffer_bytes)) for part in predicted(plan, name)
+        (part.collective, int(part.buffer_bytes))
+        for part in predicted(plan, name, wire)
     )
     expected.update(("all_reduce", 4 * size) for size in parameters)
     expected.update([("all_reduce", 4)] + [("all_reduce", 1)] * arrays)
@@ -202,7 +207,7 @@ def test_the_compiled_step_moves_what_the_cost_model_says(seed):
 
 @pytest.mark.parametrize("seed", range(PLANS))
 def test_tables_and_states_are_as_large_as_predicted(seed):
-    plan, name, _ = request(seed)
+    plan, name, *_ = request(seed)
     collection = EmbeddingCollection(plan, plan.make_mesh())
     state = abstract_state(
         Flat(collection.output_shapes), collection, optax.sgd(0.1), OPTIMIZERS[name]
