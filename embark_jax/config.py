@@ -151,7 +151,56 @@ class DLRMConfig(Config):
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-ModelConfig = Annotated[DLRMDCNv2Config | DLRMConfig, Field(discriminator="kind")]
+class DCNConfig(Config):
+    """DCN, version 1: cross layers of one vector each beside an MLP
+    (https://arxiv.org/abs/1708.05123)."""
+
+    kind: Literal["dcn"] = "dcn"
+    cross_layers: PositiveInt = 6
+    deep: tuple[PositiveInt, ...] = (1024, 1024)
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class WideDeepConfig(Config):
+    """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table is
+    its ids' weights in the wide part; a table of dim 1 is in no other."""
+
+    kind: Literal["wide_deep"] = "wide_deep"
+    deep: tuple[PositiveInt, ...] = (1024, 512, 256)
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class DeepFMConfig(Config):
+    """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table is its
+    ids' first-order weights."""
+
+    kind: Literal["deepfm"] = "deepfm"
+    deep: tuple[PositiveInt, ...] = (400, 400, 400)
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class TBSMConfig(Config):
+    """TBSM: attention over a behaviour sequence (https://arxiv.org/abs/2008.11922)."""
+
+    kind: Literal["tbsm"] = "tbsm"
+    history: Annotated[Mapping[str, str], Field(min_length=1)]
+    """For each sequence feature (pooling none) the feature whose past it is."""
+    bottom: tuple[PositiveInt, ...] = (16,)
+    event: tuple[PositiveInt, ...] = (15, 15)
+    attention: tuple[PositiveInt, ...] = (15, 15)
+    top: tuple[PositiveInt, ...] = (60, 1)
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+AnyModelConfig = (
+    DLRMDCNv2Config
+    | DLRMConfig
+    | DCNConfig
+    | WideDeepConfig
+    | DeepFMConfig
+    | TBSMConfig
+)
+ModelConfig = Annotated[AnyModelConfig, Field(discriminator="kind")]
 
 
 class DenseOptimizerConfig(Config):

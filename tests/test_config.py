@@ -9,11 +9,10 @@ import pytest
 
 from embark_jax.config import (
     Config,
-    DLRMConfig,
-    DLRMDCNv2Config,
     EmbeddingConfig,
     ExperimentConfig,
     MeshConfig,
+    MovieLens100KConfig,
     SyntheticConfig,
     TableConfig,
     TrainConfig,
@@ -32,10 +31,10 @@ def test_sections_of_each_form_of_field():
     assert sections(int | None) == []
     assert sections(MeshConfig) == [MeshConfig]
     assert sections(Mapping[str, TableConfig]) == [TableConfig]
-    model = ExperimentConfig.model_fields["model"].annotation
-    assert {kind_of(cls): cls for cls in sections(model)} == {
-        "dlrm_dcnv2": DLRMDCNv2Config,
-        "dlrm": DLRMConfig,
+    data = ExperimentConfig.model_fields["data"].annotation
+    assert {kind_of(cls): cls for cls in sections(data)} >= {
+        "synthetic": SyntheticConfig,
+        "movielens_100k": MovieLens100KConfig,
     }
 
 

@@ -1,5 +1,9 @@
-"""Recommendation models in Flax NNX: dense features and pooled embeddings to logits."""
+"""Recommendation models in Flax NNX: dense features and embeddings to logits."""
 
 from embark_jax.models.build import build as build
+from embark_jax.models.dcn import DCN as DCN
+from embark_jax.models.deepfm import DeepFM as DeepFM
 from embark_jax.models.dlrm import DLRM as DLRM
 from embark_jax.models.dlrm_dcnv2 import DLRMDCNv2 as DLRMDCNv2
+from embark_jax.models.tbsm import TBSM as TBSM
+from embark_jax.models.wide_deep import WideDeep as WideDeep

@@ -7,17 +7,23 @@ from typing import assert_never
 
 from flax import nnx
 
-from embark_jax.config import DLRMConfig, DLRMDCNv2Config
+from embark_jax import config as configs
+from embark_jax.models.dcn import DCN
+from embark_jax.models.deepfm import DeepFM
 from embark_jax.models.dlrm import DLRM
 from embark_jax.models.dlrm_dcnv2 import DLRMDCNv2
+from embark_jax.models.tbsm import TBSM
+from embark_jax.models.wide_deep import WideDeep
+
+Model = DLRMDCNv2 | DLRM | DCN | WideDeep | DeepFM | TBSM
 
 
 def build(
-    config: DLRMDCNv2Config | DLRMConfig,
+    config: configs.AnyModelConfig,
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
-) -> DLRMDCNv2 | DLRM:
+) -> Model:
     """The model that ``config`` describes.
 
     Args:
@@ -29,11 +35,20 @@ def build(
     Raises:
       ValueError: if the embeddings do not suit the model.
     """
-    arguments = config.model_dump(exclude={"kind"})
     match config:
-        case DLRMDCNv2Config():
-            return DLRMDCNv2(embedding_shapes, dense_features, **arguments, rngs=rngs)
-        case DLRMConfig():
-            return DLRM(embedding_shapes, dense_features, **arguments, rngs=rngs)
+        case configs.DLRMDCNv2Config():
+            model = DLRMDCNv2
+        case configs.DLRMConfig():
+            model = DLRM
+        case configs.DCNConfig():
+            model = DCN
+        case configs.WideDeepConfig():
+            model = WideDeep
+        case configs.DeepFMConfig():
+            model = DeepFM
+        case configs.TBSMConfig():
+            model = TBSM
         case _:
             assert_never(config)
+    arguments = config.model_dump(exclude={"kind"})
+    return model(embedding_shapes, dense_features, **arguments, rngs=rngs)

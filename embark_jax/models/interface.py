@@ -1,13 +1,13 @@
 """What every model takes and gives, checked in one place.
 
 A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
-dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, and returns
-logits ``[batch]`` float32.
+dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
+hotness, dim]`` of a sequence, and returns logits ``[batch]`` float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
@@ -51,11 +51,21 @@ def in_order(
     Raises:
       ValueError: if a feature is missing, unknown or not ``[batch, dim]``.
     """
-    expected = {name: f"[batch, {dim}]" for name, dim in dims}
-    given = {
-        name: f"[batch, {array.shape[1]}]" if array.ndim == 2 else f"{array.shape}"
-        for name, array in embeddings.items()
-    }
+    check_embeddings(embeddings, [(name, (dim,)) for name, dim in dims])
+    return [embeddings[name] for name, _ in dims]
+
+
+def check_embeddings(
+    embeddings: Mapping[str, jax.Array], shapes: Iterable[tuple[str, tuple[int, ...]]]
+) -> None:
+    """Raises ``ValueError`` if a feature is missing, unknown or of another shape.
+
+    Args:
+      embeddings: each ``[batch, *shape]``.
+      shapes: of each feature a sample.
+    """
+    expected = {name: _batch_of(shape) for name, shape in shapes}
+    given = {name: _batch_of(array.shape[1:]) for name, array in embeddings.items()}
     wrong = [
         f"feature {name!r} is {given.get(name, 'missing')}, "
         f"must be {expected.get(name, 'absent: the model was built without it')}"
@@ -64,4 +74,7 @@ def in_order(
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
-    return [embeddings[name] for name, _ in dims]
+
+
+def _batch_of(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ('batch', *shape)))}]"

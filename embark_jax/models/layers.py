@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 # MLPs are torchrec's (torchrec/modules/mlp.py).
 _linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 # xavier_normal_, as in torchrec/modules/crossnet.py. glorot_normal would truncate.
-_cross_init = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
+xavier_normal = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
 
 def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
@@ -133,8 +133,8 @@ class LowRankCross(nnx.Module):
     def __init__(
         self, width: int, rank: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
     ):
-        self.v = nnx.Param(_cross_init(rngs.params(), (width, rank)))
-        self.w = nnx.Param(_cross_init(rngs.params(), (rank, width)))
+        self.v = nnx.Param(xavier_normal(rngs.params(), (width, rank)))
+        self.w = nnx.Param(xavier_normal(rngs.params(), (rank, width)))
         self.b = nnx.Param(jnp.zeros(width))
         self.compute_dtype = jnp.dtype(compute_dtype)
 
@@ -143,3 +143,56 @@ class LowRankCross(nnx.Module):
         low = matmul(x, self.v[...], self.compute_dtype)
         high = matmul(low, self.w[...], self.compute_dtype)
         return x0 * (high + self.b[...][None]) + x
+
+
+class VectorCross(nnx.Module):
+    """One cross layer of the first DCN: ``x0 (x · w) + b + x``.
+
+    Its weight is one vector (https://arxiv.org/abs/1708.05123).
+
+    Args:
+      width: of its input and output.
+      compute_dtype: of the product's operands.
+      rngs: its ``params`` stream draws the weights.
+    """
+
+    def __init__(self, width: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs):
+        self.w = nnx.Param(xavier_normal(rngs.params(), (width, 1)))
+        self.b = nnx.Param(jnp.zeros(width))
+        self.compute_dtype = jnp.dtype(compute_dtype)
+
+    def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
+        """The model's input ``x0`` and the layer's, ``[batch, width]`` float32."""
+        scale = matmul(x, self.w[...], self.compute_dtype)
+        return x0 * scale + self.b[...][None] + x
+
+
+class FirstOrder(nnx.Module):
+    """A linear model whose weights of ids are the first columns of the embeddings.
+
+    Args:
+      dense_features: number of dense features, which it has weights of its own for.
+      compute_dtype: of the matrix product's operands.
+      rngs: its ``params`` stream draws the weights.
+    """
+
+    def __init__(
+        self, dense_features: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        self.dense = Linear(dense_features, 1, compute_dtype=compute_dtype, rngs=rngs)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Sequence[jax.Array]
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """The linear model's logits, and what of the embeddings is left.
+
+        Args:
+          dense: ``[batch, dense_features]`` float32.
+          embeddings: ``[batch, dim]`` float32 each.
+
+        Returns:
+          ``[batch]`` float32, and ``[batch, dim - 1]`` for each embedding.
+        """
+        weights = [embedding[:, 0] for embedding in embeddings]
+        logits = self.dense(dense)[:, 0] + sum(weights)
+        return logits, [embedding[:, 1:] for embedding in embeddings]

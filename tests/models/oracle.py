@@ -12,12 +12,17 @@ import ml_dtypes
 import numpy as np
 
 F32_ROUNDOFF = 2.0**-24
+ELEMENTARY = 8 * F32_ROUNDOFF
+"""Relative error that XLA's exponential and square root are granted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounded:
     value: np.ndarray
     error: np.ndarray
+
+    def column(self) -> Bounded:
+        return Bounded(self.value[:, None], self.error[:, None])
 
     def __add__(self, other: Bounded) -> Bounded:
         return rounded(self.value + other.value, self.error + other.error)
@@ -91,9 +96,14 @@ def dlrm_dcnv2(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
 
 
 def dlrm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
-    """Logits of ``DLRM``, pair by pair."""
+    """Logits of ``DLRM``."""
     bottom = mlp(params["bottom"], exact(dense), True, dtype)
     vectors = [bottom, *(exact(embeddings[name]) for name in sorted(embeddings))]
+    return mlp(params["top"], with_dots(vectors, dtype), False, dtype)
+
+
+def with_dots(vectors: list[Bounded], dtype: str) -> Bounded:
+    """The first vector, and the dot products of all, pair by pair."""
     dots = []
     for i in range(len(vectors)):
         for j in range(i):
@@ -104,4 +114,130 @@ def dlrm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
             column = Bounded(*(a.swapaxes(1, 2) for a in vars(pair[1]).values()))
             dot = matmul(pair[0], column, dtype)
             dots.append(Bounded(dot.value[:, 0], dot.error[:, 0]))
-    return mlp(params["top"], concatenate([bottom, *dots]), False, dtype)
+    return concatenate([vectors[0], *dots])
+
+
+def scaled(a: Bounded, factor: float) -> Bounded:
+    """By a power of two: exact."""
+    return Bounded(a.value * factor, a.error * abs(factor))
+
+
+def total(a: Bounded, axis: int) -> Bounded:
+    """A float32 sum of n terms, in any order."""
+    size = (np.abs(a.value) + a.error).sum(axis)
+    error = a.error.sum(axis) + a.value.shape[axis] * F32_ROUNDOFF * size
+    return Bounded(a.value.sum(axis), error)
+
+
+def dcn(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
+    """Logits of ``DCN``."""
+    x0 = concatenate(
+        [exact(dense), *(exact(embeddings[name]) for name in sorted(embeddings))]
+    )
+    x = x0
+    for _, layer in sorted(params["cross"].items()):
+        x = x0 * matmul(x, exact(layer["w"]), dtype) + exact(layer["b"]) + x
+    joined = concatenate([x, mlp(params["deep"], x0, True, dtype)])
+    top = params["top"]
+    return matmul(joined, exact(top["w"]), dtype) + exact(top["b"])
+
+
+def first_order(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
+    logit = matmul(exact(dense), exact(params["dense"]["w"]), dtype)
+    logit = logit + exact(params["dense"]["b"])
+    columns = [exact(e[:, :1]) for e in embeddings.values()]
+    return logit + total(concatenate(columns), 1).column()
+
+
+def wide_deep(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
+    """Logits of ``WideDeep``."""
+    vectors = [exact(embeddings[name][:, 1:]) for name in sorted(embeddings)]
+    deep = mlp(params["deep"], concatenate([exact(dense), *vectors]), False, dtype)
+    return first_order(params["wide"], dense, embeddings, dtype) + deep
+
+
+def deepfm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
+    """Logits of ``DeepFM``, pair by pair; the bound is of the linear-time form."""
+    fields = [
+        exact(dense[:, [i]]) * exact(vector)
+        for i, vector in enumerate(params["dense_vectors"])
+    ]
+    fields += [
+        exact(embeddings[name][:, 1:])
+        for name in sorted(embeddings)
+        if embeddings[name].shape[1] > 1
+    ]
+    pairs = sum(
+        (fields[i].value * fields[j].value).sum(1)
+        for i in range(len(fields))
+        for j in range(i)
+    )
+    stacked = Bounded(
+        np.stack([f.value for f in fields]), np.stack([f.error for f in fields])
+    )
+    summed = total(stacked, 0)
+    squares = total(stacked * stacked, 0)
+    linear_time = total(summed * summed + scaled(squares, -1.0), 1)
+    interaction = Bounded(pairs, scaled(linear_time, 0.5).error).column()
+    deep = mlp(params["deep"], concatenate(fields), False, dtype)
+    first = first_order(params["first_order"], dense, embeddings, dtype)
+    return first + interaction + deep
+
+
+def tbsm(params: dict, dense, embeddings: dict, dtype: str, history: dict) -> Bounded:
+    """Logits of ``TBSM``, event by event."""
+    past_of = {candidate: name for name, candidate in history.items()}
+    bottom = mlp(params["bottom"], exact(dense), True, dtype)
+
+    def event(place: int | None) -> Bounded:
+        rows = [
+            embeddings[past_of[name]][:, place]
+            if name in past_of and place is not None
+            else embeddings[name]
+            for name in sorted(embeddings.keys() - history.keys())
+        ]
+        joined = with_dots([bottom, *map(exact, rows)], dtype)
+        return unit(mlp(params["event"], joined, True, dtype))
+
+    sequences = [embeddings[name] for name in history]
+    events = []
+    for place in range(sequences[0].shape[1]):
+        is_event = sum(np.abs(each[:, place]).sum(1) for each in sequences) > 0
+        vector = event(place)
+        events.append(
+            Bounded(vector.value * is_event[:, None], vector.error * is_event[:, None])
+        )
+    candidate = event(None)
+
+    a = exact(params["similarity"])
+    query = matmul(candidate, Bounded(a.value.T, a.error.T), dtype)
+    query = matmul(query, a, dtype)
+    similarities = concatenate([total(each * query, 1).column() for each in events])
+    weights = sigmoid(mlp(params["attention"], similarities, False, dtype))
+    weighted = [
+        Bounded(weights.value[:, [place]], weights.error[:, [place]]) * each
+        for place, each in enumerate(events)
+    ]
+    context = total(
+        Bounded(
+            np.stack([each.value for each in weighted]),
+            np.stack([each.error for each in weighted]),
+        ),
+        0,
+    )
+    return mlp(params["top"], concatenate([context, candidate]), False, dtype)
+
+
+def unit(x: Bounded) -> Bounded:
+    """Each row divided by its length."""
+    squared = total(x * x, 1)
+    longest, length, shortest = (
+        np.sqrt(squared.value + sign * squared.error) for sign in (1, 0, -1)
+    )
+    error = 1 / shortest - 1 / longest + ELEMENTARY / length
+    return x * Bounded(1 / length, error).column()
+
+
+def sigmoid(x: Bounded) -> Bounded:
+    value = 1 / (1 + np.exp(-x.value))
+    return Bounded(value, x.error / 4 + ELEMENTARY * value)

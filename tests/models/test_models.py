@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -15,6 +16,7 @@ from embark_jax import config, models
 from tests.models import oracle
 
 BATCH, DENSE = 16, 5
+HISTORY = {"past_b": "b", "past_a": "a"}
 CASES = {
     "dlrm_dcnv2": (
         {"b": (3,), "c": (7,), "a": (4,)},
@@ -25,6 +27,28 @@ CASES = {
         {"b": (6,), "c": (6,), "a": (6,)},
         config.DLRMConfig(bottom=(8, 6), top=(9, 1)),
         oracle.dlrm,
+    ),
+    "dcn": (
+        {"b": (3,), "c": (7,), "a": (4,)},
+        config.DCNConfig(cross_layers=2, deep=(9, 8)),
+        oracle.dcn,
+    ),
+    "wide_deep": (
+        {"b": (3,), "c": (1,), "a": (4,)},
+        config.WideDeepConfig(deep=(9, 8)),
+        oracle.wide_deep,
+    ),
+    "deepfm": (
+        {"b": (4,), "c": (1,), "a": (4,)},
+        config.DeepFMConfig(deep=(9, 8)),
+        oracle.deepfm,
+    ),
+    "tbsm": (
+        {"b": (6,), "past_b": (3, 6), "c": (6,), "past_a": (3, 6), "a": (6,)},
+        config.TBSMConfig(
+            history=HISTORY, bottom=(6,), event=(7,), attention=(5,), top=(8, 1)
+        ),
+        functools.partial(oracle.tbsm, history=HISTORY),
     ),
 }
 MLPERF_SHAPES = {f"C{i}": (128,) for i in range(26)}
@@ -40,13 +64,17 @@ def build(shapes, model_config, dtype="float32"):
     return models.build(model_config, shapes, DENSE, nnx.Rngs(0))
 
 
-def inputs(shapes, seed=0):
-    rng = np.random.default_rng(seed)
+def inputs(shapes, empty_places=0):
+    """Random; the first ``empty_places`` of the first samples' sequences are empty."""
+    rng = np.random.default_rng(0)
     dense = rng.standard_normal((BATCH, DENSE), np.float32)
     embeddings = {
         name: rng.standard_normal((BATCH, *shape), np.float32)
         for name, shape in shapes.items()
     }
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            embeddings[name][: BATCH // 4, :empty_places] = 0
     return dense, embeddings
 
 
@@ -58,7 +86,7 @@ def as_numpy(tree):
 def test_logits_equal_the_oracle_within_the_rounding_bound(case, dtype):
     shapes, model_config, reference = case
     model = build(shapes, model_config, dtype)
-    dense, embeddings = inputs(shapes)
+    dense, embeddings = inputs(shapes, empty_places=1)
     logits = nnx.jit(model)(dense, embeddings)
     assert logits.shape == (BATCH,)
     assert logits.dtype == jnp.float32
@@ -153,16 +181,26 @@ def test_mlperf_has_the_parameters_counted_by_hand():
 
 
 def test_config_defaults_are_the_constructors_defaults():
-    for model_config, model in (
-        (config.DLRMDCNv2Config(), models.DLRMDCNv2),
-        (config.DLRMConfig(), models.DLRM),
+    history = {"past": "item"}
+    sequences = {"item": (16,), "past": (20, 16), "user": (16,)}
+    for model_config, model, shapes, required in (
+        (config.DLRMDCNv2Config(), models.DLRMDCNv2, MLPERF_SHAPES, {}),
+        (config.DLRMConfig(), models.DLRM, MLPERF_SHAPES, {}),
+        (config.DCNConfig(), models.DCN, MLPERF_SHAPES, {}),
+        (config.WideDeepConfig(), models.WideDeep, MLPERF_SHAPES, {}),
+        (config.DeepFMConfig(), models.DeepFM, MLPERF_SHAPES, {}),
+        (
+            config.TBSMConfig(history=history),
+            models.TBSM,
+            sequences,
+            {"history": history},
+        ),
     ):
-        built, direct = (
-            nnx.eval_shape(make)
-            for make in (
-                lambda c=model_config: models.build(c, MLPERF_SHAPES, 13, nnx.Rngs(0)),
-                lambda m=model: m(MLPERF_SHAPES, 13, rngs=nnx.Rngs(0)),
-            )
+        built = nnx.eval_shape(
+            lambda c=model_config, s=shapes: models.build(c, s, 13, nnx.Rngs(0))
+        )
+        direct = nnx.eval_shape(
+            lambda m=model, s=shapes, r=required: m(s, 13, **r, rngs=nnx.Rngs(0))
         )
         assert type(built) is model
         assert nnx.state(built) == nnx.state(direct)
@@ -191,8 +229,9 @@ def test_sharded_over_the_batch_equals_unsharded(case):
     np.testing.assert_allclose(sharded, model(dense, embeddings), rtol=1e-5, atol=1e-6)
 
 
-def test_a_sequence_feature_is_refused(case):
-    _, model_config, _ = case
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"tbsm"}))
+def test_a_sequence_feature_is_refused(name):
+    _, model_config, _ = CASES[name]
     rule = re.escape("feature 's' gives (10, 6) a sample, must be (dim,)")
     with pytest.raises(ValueError, match=rule):
         build({"a": (6,), "s": (10, 6)}, model_config)
@@ -224,3 +263,71 @@ def test_embeddings_must_be_those_the_model_was_built_for(case):
     )
     with pytest.raises(ValueError, match=message):
         model(dense, embeddings)
+
+
+def test_an_empty_place_of_a_sequence_changes_nothing():
+    shapes, model_config, _ = CASES["tbsm"]
+    model = build(shapes, model_config)
+    dense, embeddings = inputs(shapes, empty_places=1)
+
+    def loss(embeddings):
+        return jnp.sum(model(dense, embeddings))
+
+    gradients = jax.grad(loss)(embeddings)
+    for name in HISTORY:
+        np.testing.assert_array_equal(gradients[name][: BATCH // 4, 0], 0)
+        assert np.abs(gradients[name][: BATCH // 4, 1:]).min(axis=(1, 2)).max() > 0
+
+
+def test_a_sample_without_any_past_has_finite_gradients():
+    shapes, model_config, _ = CASES["tbsm"]
+    graph, state = nnx.split(build(shapes, model_config))
+    dense, embeddings = inputs(shapes, empty_places=3)
+
+    def loss(state, dense, embeddings):
+        return jnp.sum(nnx.merge(graph, state)(dense, embeddings))
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 2)))
+    nothing = np.zeros_like(dense), jax.tree.map(np.zeros_like, embeddings)
+    dead = jax.tree.map(lambda leaf: -abs(leaf), state)  # all ReLUs give zero
+    for case in (
+        (state, dense, embeddings),
+        (state, *nothing),
+        (dead, dense, embeddings),
+    ):
+        for leaf in jax.tree.leaves(gradient(*case)):
+            assert np.isfinite(leaf).all()
+
+
+def test_a_table_of_dim_1_is_in_the_wide_part_alone():
+    shapes = {"cross": (1,), "item": (5,)}
+    wide_deep = models.WideDeep(shapes, DENSE, deep=(7,), rngs=nnx.Rngs(0))
+    deepfm = models.DeepFM(shapes, DENSE, deep=(7,), rngs=nnx.Rngs(0))
+    dense, embeddings = inputs(shapes)
+    moved = embeddings | {"cross": embeddings["cross"] + 0.25}
+    for model in (wide_deep, deepfm):
+        change = model(dense, moved) - model(dense, embeddings)
+        np.testing.assert_allclose(change, 0.25, atol=1e-6)
+
+
+def test_deepfm_names_every_feature_of_another_dim():
+    shapes = {"a": (6,), "b": (4,), "c": (1,)}
+    with pytest.raises(ValueError, match=r"^feature 'b' has dim 4, must be 6, .*$"):
+        models.DeepFM(shapes, DENSE, rngs=nnx.Rngs(0))
+
+
+def test_tbsm_names_all_that_is_wrong_with_its_history():
+    shapes = {"a": (6,), "b": (4,), "s": (3, 6), "t": (2, 6), "u": (3, 6)}
+    history = {"s": "a", "t": "a", "b": "s"}
+    message = (
+        "feature 'b' has dim 4, must be 6, the last of bottom: the dot interaction "
+        "pairs them; feature 't' has hotness 2, must be 3, as the longest sequence "
+        "has; feature 'u' is a sequence, must be in history; history.s is 'a', must "
+        "not be that of another sequence; history.t is 'a', must not be that of "
+        "another sequence; history has 'b', must be a feature with pooling none; "
+        "history.b is 's', must be a feature that is pooled"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        models.TBSM(shapes, DENSE, history, bottom=(6,), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="history names no sequence feature"):
+        models.TBSM(shapes, DENSE, {}, bottom=(6,), rngs=nnx.Rngs(0))

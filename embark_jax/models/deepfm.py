@@ -1,0 +1,106 @@
+"""DeepFM: a factorization machine and a deep net over the same vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.layers import MLP, FirstOrder
+
+_VECTOR_STD = 0.1
+"""Of initial vectors of dense features: the default of libFM (https://www.libfm.org)."""
+
+
+class DeepFM(nnx.Module):
+    """DeepFM: the logit of a factorization machine plus that of an MLP.
+
+    The first column of each embedding is its first-order weight, the others are its
+    vector. Fields interact through the dot products of all pairs of vectors, and the
+    MLP reads the vectors side by side. A dense feature is a field too: its value times
+    a learned vector. A bag is one field, its vectors pooled. Paper:
+    https://arxiv.org/abs/1703.04247, whose MLP on Criteo is the default, without its
+    dropout.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample, ``(dim,)``, with the same
+        dim for all, or dim 1 for those with a first-order weight alone. Features are
+        taken sorted by name.
+      dense_features: number of dense features.
+      deep: widths of the MLP, each layer with ReLU; a linear logit follows.
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if a feature is a sequence or its dim is neither 1 nor that of the
+        other features.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        deep: Sequence[int] = (400, 400, 400),
+        compute_dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dims = pooled_dims(embedding_shapes)
+        largest = max(dim for _, dim in self.dims)
+        unequal = [
+            f"feature {name!r} has dim {dim}, must be {largest}, as the largest has: "
+            "pairs of features are multiplied (or 1, for a first-order weight alone)"
+            for name, dim in self.dims
+            if dim not in (1, largest)
+        ]
+        if unequal:
+            raise ValueError("; ".join(unequal))
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.first_order = FirstOrder(dense_features, **shared)
+        size = (dense_features, largest - 1)
+        init = nnx.initializers.normal(_VECTOR_STD)
+        self.dense_vectors = nnx.Param(init(rngs.params(), size))
+        fields = dense_features + sum(dim > 1 for _, dim in self.dims)
+        self.deep = MLP(fields * size[1], (*deep, 1), last_relu=False, **shared)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits.
+
+        Args:
+          dense: ``[batch, dense_features]`` float32.
+          embeddings: for each feature ``[batch, dim]`` float32, in any order.
+
+        Returns:
+          ``[batch]`` float32.
+
+        Raises:
+          ValueError: if a feature is missing, unknown or of another shape.
+        """
+        linear, vectors = self.first_order(dense, in_order(embeddings, self.dims))
+        vectors = [v for v in vectors if v.shape[1]]
+        from_dense = dense[:, :, None] * self.dense_vectors[...][None]
+        fields = jnp.concatenate([from_dense, *(v[:, None] for v in vectors)], axis=1)
+        deep = self.deep(fields.reshape(len(dense), -1))
+        return linear + sum_of_pairs(fields) + deep[:, 0]
+
+
+def sum_of_pairs(vectors: jax.Array) -> jax.Array:
+    """Sum of the dot products of all pairs, in time linear in their number.
+
+    Half of the squared sum less the sum of squares (Rendle, Factorization Machines,
+    https://doi.org/10.1109/ICDM.2010.127, lemma 3.1).
+
+    Args:
+      vectors: ``[batch, n, dim]``.
+
+    Returns:
+      ``[batch]``.
+    """
+    squared_sum = jnp.sum(vectors, axis=1) ** 2
+    return jnp.sum(squared_sum - jnp.sum(vectors**2, axis=1), axis=1) / 2

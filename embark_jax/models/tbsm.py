@@ -1,0 +1,197 @@
+"""TBSM: attention of the candidate over the events of a behaviour sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.dlrm import pairwise_dots
+from embark_jax.models.interface import (
+    check_embeddings,
+    check_top,
+    pooled_dims,
+)
+from embark_jax.models.layers import MLP, matmul, xavier_normal
+
+_LEAST_SQUARED_NORM = 1e-12
+
+
+class TBSM(nnx.Module):
+    """Time-based Sequence Model: a DLRM for each event, and attention over events.
+
+    An event is what a sample's features were at one time: past ones have the rows of
+    the sequence features in place of the candidate's. A small DLRM makes each event,
+    and the candidate, a vector of length one. Their similarities to the candidate
+    ``w``, ``h · (Aᵀ A w)``, go through an MLP over the places of the sequence that ends
+    in a sigmoid, and weigh the events into a context; context and candidate go through
+    the top MLP to the logit.
+
+    Paper: https://arxiv.org/abs/2008.11922. Of what its code offers
+    (https://github.com/facebookresearch/tbsm) this is its Taobao setting, with one
+    attention; the defaults are its widths. Here the dense features are those of the
+    sample, the same for all events. An empty place of a sequence, whose rows are zeros,
+    is no event: it adds nothing to the context.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample, with the same dim for all:
+        ``(dim,)``, or ``(length, dim)`` of a sequence. Features are taken sorted by
+        name.
+      dense_features: number of dense features.
+      history: for each sequence feature the pooled feature whose past it is, such as
+        ``{"item_history": "item"}``. All have the same length.
+      bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
+      event: widths of the MLP that makes an event's vector, each layer with ReLU.
+      attention: widths of the hidden layers of the MLP over the similarities.
+      top: widths of the top MLP, which ends in one linear logit.
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if ``history`` does not fit the features, dims or lengths differ, or
+        ``top`` does not end in 1.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        history: Mapping[str, str],
+        bottom: Sequence[int] = (16,),
+        event: Sequence[int] = (15, 15),
+        attention: Sequence[int] = (15, 15),
+        top: Sequence[int] = (60, 1),
+        compute_dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        check_top(top)
+        dim = (dense_features, *bottom)[-1]
+        length = _history_length(embedding_shapes, history, dim)
+        self.shapes = tuple(sorted(embedding_shapes.items()))
+        # By the candidate's feature, the sequence of its past, if it has one.
+        past = {candidate: name for name, candidate in history.items()}
+        pooled = {n: s for n, s in self.shapes if n not in history}
+        self.fields = tuple((name, past.get(name)) for name, _ in pooled_dims(pooled))
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.bottom = MLP(dense_features, bottom, last_relu=True, **shared)
+        pairs = len(pooled) * (len(pooled) + 1) // 2
+        self.event = MLP(dim + pairs, event, last_relu=True, **shared)
+        width = (dim + pairs, *event)[-1]
+        self.similarity = nnx.Param(xavier_normal(rngs.params(), (width, width)))
+        self.attention = MLP(length, (*attention, length), last_relu=False, **shared)
+        self.top = MLP(2 * width, top, last_relu=False, **shared)
+        self.length = length
+        self.compute_dtype = jnp.dtype(compute_dtype)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits.
+
+        Args:
+          dense: ``[batch, dense_features]`` float32.
+          embeddings: for each feature ``[batch, dim]`` float32, of a sequence
+            ``[batch, length, dim]``, in any order.
+
+        Returns:
+          ``[batch]`` float32.
+
+        Raises:
+          ValueError: if a feature is missing, unknown or of another shape.
+        """
+        check_embeddings(embeddings, self.shapes)
+        vectors = self._event_vectors(dense, embeddings)
+        past, candidate = vectors[:, :-1], vectors[:, -1]
+        past = jnp.where(self._is_event(embeddings)[..., None], past, 0.0)
+
+        a = self.similarity[...]
+        query = matmul(candidate, a.T, self.compute_dtype)
+        query = matmul(query, a, self.compute_dtype)
+        similarities = jnp.einsum("btk,bk->bt", past, query)
+        weights = nnx.sigmoid(self.attention(similarities))
+        context = jnp.einsum("bt,btk->bk", weights, past)
+        return self.top(jnp.concatenate([context, candidate], axis=1))[:, 0]
+
+    def _event_vectors(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Of the past events in order and then the candidate, ``[batch, length + 1,
+        width]``, each of length one."""
+        bottom = self.bottom(dense)
+        events = self.length + 1
+        fields = [jnp.repeat(bottom[:, None], events, axis=1)]
+        for name, past in self.fields:
+            candidate = embeddings[name][:, None]
+            fields.append(
+                jnp.concatenate([embeddings[past], candidate], axis=1)
+                if past
+                else jnp.repeat(candidate, events, axis=1)
+            )
+        stacked = jnp.stack(fields, axis=2).reshape(-1, len(fields), bottom.shape[1])
+        pairs = pairwise_dots(stacked.astype(self.compute_dtype))
+        vectors = self.event(jnp.concatenate([stacked[:, 0], pairs], axis=1))
+        squared = jnp.sum(vectors**2, axis=1, keepdims=True)
+        unit = vectors * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))
+        return unit.reshape(len(dense), events, -1)
+
+    def _is_event(self, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+        """``[batch, length]`` bool: the places where a sequence has a row."""
+        sequences = [embeddings[past] for _, past in self.fields if past]
+        return jnp.any(jnp.stack(sequences) != 0, axis=(0, 3))
+
+
+def _history_length(
+    embedding_shapes: Mapping[str, tuple[int, ...]],
+    history: Mapping[str, str],
+    dim: int,
+) -> int:
+    """Length of the sequences that ``history`` names.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample.
+      history: for each sequence feature the pooled feature whose past it is.
+      dim: that all features must have.
+
+    Raises:
+      ValueError: unless each sequence feature is in ``history`` with a pooled feature
+        of its own, all sequences are equally long, and all dims are ``dim``.
+    """
+    sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
+    if not history:
+        raise ValueError("history names no sequence feature, must name at least one")
+    candidates = list(history.values())
+    length = max((shape[0] for shape in sequences.values()), default=0)
+    problems = []
+    for name, shape in sorted(embedding_shapes.items()):
+        if name in sequences and name not in history:
+            problems.append(f"feature {name!r} is a sequence, must be in history")
+        if name in sequences and shape[0] != length:
+            problems.append(
+                f"feature {name!r} has hotness {shape[0]}, must be {length}, as the "
+                "longest sequence has"
+            )
+        if shape[-1] != dim:
+            problems.append(
+                f"feature {name!r} has dim {shape[-1]}, must be {dim}, the last of "
+                "bottom: the dot interaction pairs them"
+            )
+    for name, candidate in history.items():
+        if name not in sequences:
+            problems.append(
+                f"history has {name!r}, must be a feature with pooling none"
+            )
+        if candidate not in embedding_shapes or candidate in sequences:
+            problems.append(
+                f"history.{name} is {candidate!r}, must be a feature that is pooled"
+            )
+        elif candidates.count(candidate) > 1:
+            problems.append(
+                f"history.{name} is {candidate!r}, must not be that of another sequence"
+            )
+    if problems:
+        raise ValueError("; ".join(problems))
+    return length

@@ -1,0 +1,68 @@
+"""Wide & Deep: a linear model and a deep net trained together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.layers import MLP, FirstOrder
+
+
+class WideDeep(nnx.Module):
+    """Wide & Deep: the logit of a linear model plus that of an MLP.
+
+    The first column of each embedding is the weight that its id has in the linear
+    model; the others go into the MLP. So one lookup serves both, and a feature whose
+    table has dim 1, such as a crossed feature, is in the wide part alone. Paper:
+    https://arxiv.org/abs/1606.07792, whose MLP is the default; there the wide part has
+    an optimizer of its own, here a table has one.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+        differ. Features are taken sorted by name.
+      dense_features: number of dense features; both parts read them.
+      deep: widths of the MLP, each layer with ReLU; a linear logit follows.
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if a feature is a sequence.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        deep: Sequence[int] = (1024, 512, 256),
+        compute_dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dims = pooled_dims(embedding_shapes)
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.wide = FirstOrder(dense_features, **shared)
+        width = dense_features + sum(dim - 1 for _, dim in self.dims)
+        self.deep = MLP(width, (*deep, 1), last_relu=False, **shared)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits.
+
+        Args:
+          dense: ``[batch, dense_features]`` float32.
+          embeddings: for each feature ``[batch, dim]`` float32, in any order.
+
+        Returns:
+          ``[batch]`` float32.
+
+        Raises:
+          ValueError: if a feature is missing, unknown or of another shape.
+        """
+        wide, vectors = self.wide(dense, in_order(embeddings, self.dims))
+        return wide + self.deep(jnp.concatenate([dense, *vectors], axis=1))[:, 0]
