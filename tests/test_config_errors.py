@@ -123,7 +123,8 @@ DLRMDCNv2Config.cross_rank = 3
         "TrainConfig?",
         "  data: @SynthticConfig() given, must be @SyntheticConfig() or "
         "@MovieLens100KConfig()",
-        "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig()",
+        "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
+        "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig()",
         "  mesh: @TrainConfig() given, must be @MeshConfig()",
         "  seed: @TrainConfig() given, must be a value, not a reference",
         "  train.steps: %stps given, but no such macro; did you mean steps?",
