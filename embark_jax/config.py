@@ -66,6 +66,8 @@ class MovieLens100KConfig(Config):
     kind: Literal["movielens_100k"] = "movielens_100k"
     path: Path | None = None
     """Folder of the three ml-100k files; None is the cache ``embark data`` fills."""
+    earlier_items: NonNegativeInt = 0
+    """Length of the sequence of films that the user rated before; 0 leaves it out."""
 
 
 DataConfig = Annotated[

@@ -53,7 +53,11 @@ def read_dataset(
                 tables, features = _declared_model(config)
                 dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
         case MovieLens100KConfig():
-            dataset = MovieLens100K(config.data.path, seed=config.seed)
+            dataset = MovieLens100K(
+                config.data.path,
+                seed=config.seed,
+                earlier_items=config.data.earlier_items,
+            )
             tables, features = _merged_model(config, dataset)
     return dataset, tables, features
 

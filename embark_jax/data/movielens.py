@@ -48,6 +48,8 @@ class MovieLens100K:
     Bags, mean-pooled: genres, and title_words, the lower-case words that more than one
     title has. Each reads the table of its own name. Dense: the user's age and the time
     of the rating, standardized by the training samples. The label is 1 from 4 stars.
+    On request a sequence, earlier_items, reads the table of item: the films that the
+    user rated last before this rating, whatever the stars, the latest at the end.
 
     The ratings are split at random 8:1:1 into training, validation and test samples,
     in the same way for every seed, so that runs with different seeds compare.
@@ -56,6 +58,7 @@ class MovieLens100K:
       folder: has ml-100k.inter, ml-100k.user and ml-100k.item; None is where
         ``fetch_movielens_100k`` puts them.
       seed: orders the training samples, anew in each epoch.
+      earlier_items: length of that sequence; 0 leaves the feature out.
       ratings: how many ml-100k.inter must have: nothing else would show that it was
         cut between two lines.
 
@@ -64,7 +67,12 @@ class MovieLens100K:
     """
 
     def __init__(
-        self, folder: Path | None = None, *, seed: int = 0, ratings: int = 100_000
+        self,
+        folder: Path | None = None,
+        *,
+        seed: int = 0,
+        earlier_items: int = 0,
+        ratings: int = 100_000,
     ):
         folder = movielens_100k_folder() if folder is None else Path(folder)
         users = TabSeparated(folder / "ml-100k.user", _USER_HEADER, _REMEDY)
@@ -119,6 +127,12 @@ class MovieLens100K:
             )
             for name, (_, ids) in self._bags.items()
         )
+        if earlier_items:
+            ids = self._bags["item"][1][item, 0]
+            sequences = _earlier(user, time, ids, earlier_items)
+            self._bags["earlier_items"] = (np.arange(ratings), sequences)
+            feature = FeatureSpec("earlier_items", "item", earlier_items, "none")
+            self.features = (*self.features, feature)
         self.dense_features = dense.shape[1]
         self.train_samples = len(self._train)
         # An epoch is shuffled once, not at each of its batches.
@@ -179,3 +193,17 @@ def _encode(bags: Sequence[Sequence[str]]) -> np.ndarray:
         for place, text in enumerate(bag):
             ids[row, place] = vocabulary.setdefault(text, len(vocabulary))
     return ids
+
+
+def _earlier(
+    user: np.ndarray, time: np.ndarray, ids: np.ndarray, length: int
+) -> np.ndarray:
+    """For each rating the ids of the user's last ones at an earlier time, the latest at
+    the end: int32 ``[ratings, length]``, padded with -1 in front."""
+    earlier = np.full((len(ids), length), PADDING_ID, np.int32)
+    order = np.lexsort([time, user])
+    for mine in np.split(order, np.flatnonzero(np.diff(user[order])) + 1):
+        before = np.searchsorted(time[mine], time[mine])
+        places = before[:, None] + np.arange(-length, 0)
+        earlier[mine] = np.where(places >= 0, ids[mine][places], PADDING_ID)
+    return earlier

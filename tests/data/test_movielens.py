@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from embark_jax.data import BatchChecker, DataError, MovieLens100K
+from embark_jax.tables import FeatureSpec
 
 USERS = """\
 user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token
@@ -82,6 +83,34 @@ def test_every_sample_says_what_its_line_says(tiny, tmp_path):
     np.testing.assert_allclose(
         [dense_age[:24].std(), dense_time[:24].std()], 1, rtol=1e-5
     )
+
+
+def test_earlier_items_are_those_the_user_rated_before(tmp_path):
+    rng = np.random.default_rng(0)
+    rated = [
+        (*rng.integers([11, 5], [14, 8]).tolist(), 881250949 + int(rng.integers(15)))
+        for _ in range(RATINGS)
+    ]
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    lines = [f"{user}\t{item}\t3\t{time}\n" for user, item, time in rated]
+    folder = folder_of(tmp_path, inter=header + "".join(lines))
+    data = MovieLens100K(folder, ratings=RATINGS, earlier_items=4)
+    assert data.features[-1] == FeatureSpec("earlier_items", "item", 4, "none")
+    lengths = []
+    for batch in (data.train_batch(0, 24), *data.test_batches(2)):
+        for i, ids in enumerate(batch.ids["earlier_items"]):
+            user, _, now = rated[line_of(batch, i) - 2]
+            before = [(t, item) for u, item, t in rated if u == user and t < now]
+            # Those of one moment may be in any order, but none may be missing.
+            count = min(4, len(before))
+            times = sorted(t for t, _ in before)[len(before) - count :]
+            assert (ids[: 4 - count] == -1).all()
+            for t in set(times):
+                chosen = [ids[4 - count + k] + 5 for k in range(count) if times[k] == t]
+                there = [item for when, item in before if when == t]
+                assert all(chosen.count(x) <= there.count(x) for x in chosen)
+            lengths.append(count)
+    assert {0, 4} < set(lengths)
 
 
 def test_tables_and_features(tiny):
