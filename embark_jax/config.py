@@ -218,6 +218,9 @@ class TrainConfig(Config):
     """The loop. ``batch_size`` is global; intervals are in steps."""
 
     batch_size: PositiveInt = 2048
+    micro_batches: PositiveInt = 1
+    """Parts of a batch that go through the model one after the other, for batches
+    beyond memory; the update is one, of all."""
     steps: PositiveInt = 1000
     log_every: PositiveInt = 20
     eval_every: PositiveInt | None = None
@@ -243,11 +246,13 @@ class ExperimentConfig(Config):
 
     @model_validator(mode="after")
     def _batch_divides(self):
-        if self.train.batch_size % self.mesh.devices:
+        parts = self.train.micro_batches
+        if self.train.batch_size % (self.mesh.devices * parts):
+            cut = f" and train.micro_batches {parts}" * (parts > 1)
             raise ValueError(
                 f"train.batch_size is {self.train.batch_size}, must be a multiple of "
                 f"the {self.mesh.devices} devices (mesh.nodes {self.mesh.nodes} × "
-                f"mesh.gpus_per_node {self.mesh.gpus_per_node})"
+                f"mesh.gpus_per_node {self.mesh.gpus_per_node}){cut}"
             )
         return self
 

@@ -111,6 +111,7 @@ class Experiment:
             embeddings,
             dense_optimizer=build_dense_optimizer(config.dense_optimizer),
             embedding_optimizer=build_embedding_optimizer(config.embedding.optimizer),
+            micro_batches=config.train.micro_batches,
             seed=config.seed,
         )
 
@@ -190,7 +191,7 @@ def workload(config: ExperimentConfig) -> Workload:
     )
     return Workload(
         machines,
-        config.train.batch_size,
+        config.train.batch_size // config.train.micro_batches,
         zipf_exponent,
         config.embedding.capacity_slack,
         config.embedding.optimizer.kind,
@@ -245,7 +246,11 @@ def _read_plan(
         for key, planned_value, value in (
             ("mesh.nodes", planned.nodes, config.mesh.nodes),
             ("mesh.gpus_per_node", planned.gpus_per_node, config.mesh.gpus_per_node),
-            ("train.batch_size", planned.batch_size, config.train.batch_size),
+            (
+                "train.batch_size",
+                planned.batch_size * config.train.micro_batches,
+                config.train.batch_size,
+            ),
         )
         if planned_value != value
     ]

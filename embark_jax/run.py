@@ -230,7 +230,7 @@ def _result(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
 def _test_record(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
     """Metrics over the whole test set."""
     check = setup.checker()
-    batches = map(check, setup.dataset.test_batches(setup.config.train.batch_size))
+    batches = map(check, setup.dataset.test_batches(setup.plan.batch_size))
     metrics = dataclasses.asdict(trainer.evaluate(batches))
     record = {f"test_{name}": value for name, value in metrics.items()}
     return record | _counts("test_bad_ids", check)

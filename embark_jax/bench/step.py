@@ -80,12 +80,12 @@ def measure_step(
     result = {name: timed(name.removesuffix("_ms"), f) for name, f in parts.items()}
     plan, device = setup.plan, jax.devices()[0]
     return {
-        "samples_per_s": plan.batch_size / step_ms * 1e3,
+        "samples_per_s": trainer.batch_size / step_ms * 1e3,
         "step_ms": step_ms,
         **result,
         "loss": losses,
         "name": setup.config.name,
-        "batch_size": plan.batch_size,
+        "batch_size": trainer.batch_size,
         "devices": plan.devices,
         "device_kind": device.device_kind,
         "kernels": setup.config.embedding.kernels,

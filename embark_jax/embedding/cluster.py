@@ -46,6 +46,10 @@ class Cluster(Protocol):
         """
         ...
 
+    def touched(self, route: Route) -> jax.Array:
+        """``[rows]`` slots of ``row_gradients``."""
+        ...
+
     def lookup(self, block: jax.Array, route: Route) -> jax.Array:
         """Weighted sums of the rows of each bag, ``[batch, outputs, width]``."""
         ...

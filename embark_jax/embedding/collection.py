@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import Implementation, RowOptimizer, choose, update_rows
+from embark_kernels import Implementation, RowOptimizer, choose
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cluster import Cluster
@@ -17,6 +17,7 @@ from embark_jax.embedding.exchange import largest_over_devices
 from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
+from embark_jax.embedding.row_updates import StorageRoute, update_block
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan
 from embark_jax.planner.wire import FLOAT32, Wire
@@ -28,24 +29,10 @@ OptimizerState = dict[str, dict[str, jax.Array]]
 """By storage name and name of the state, shaped like the storage or ``[…, 1]``."""
 
 
-class StorageRoute(NamedTuple):
-    """What a batch means for one storage.
-
-    Attributes:
-      route: of its cluster.
-      mean_factors: for each feature with mean pooling ``[batch]``, one over the total
-        weight of a bag.
-      needed: ``[]`` capacity that the batch needs, equal on all devices.
-    """
-
-    route: Any
-    mean_factors: dict[str, jax.Array]
-    needed: jax.Array
-
-
 Routes = dict[str, StorageRoute]
 
 BATCH = PartitionSpec(MESH_AXES)
+MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
 
 
 class EmbeddingCollection:
@@ -87,9 +74,7 @@ class EmbeddingCollection:
         self.implementation = implementation
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
-        self._route_specs = dict.fromkeys(
-            self._storages, StorageRoute._make([BATCH, BATCH, PartitionSpec()])
-        )
+        self._route_specs = self._specs_of_routes(BATCH)
         self._clusters: dict[str, Cluster] = {
             name: _make_cluster(
                 index_storage(storage, plan.features, plan.devices),
@@ -202,8 +187,9 @@ class EmbeddingCollection:
         return mapped(dict(ids), dict(weights))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
-        """``[]`` int32 capacity that the batch needs, for each sharded storage."""
-        return {name: routes[name].needed for name in self.plan.capacities}
+        """``[]`` int32 capacity that the batch needs, for each sharded storage; of
+        several micro-batches, the one that needs the most."""
+        return {name: routes[name].needed.max() for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
         """``[]`` bool: whether the batch fits all capacities. If not, some ids are
@@ -241,6 +227,7 @@ class EmbeddingCollection:
         optimizer: RowOptimizer,
         step: jax.Array,
         apply: jax.Array,
+        micro_batches: int = 1,
     ) -> tuple[Storages, OptimizerState]:
         """Updates each touched row once, in place where the arguments are donated.
 
@@ -251,11 +238,13 @@ class EmbeddingCollection:
           optimizer: the rule.
           step: ``[]`` int32 number of this step, from 1.
           apply: ``[]`` bool; if false, nothing changes.
+          micro_batches: if there are several, routes and gradients have them along a
+            first axis, and each row gets the sum of what all of them give it.
         """
 
         def update(storages, state, routes, gradients, step, apply):
             for name, cluster in self._clusters.items():
-                storages[name], state[name] = _update_block(
+                storages[name], state[name] = update_block(
                     cluster,
                     storages[name],
                     state[name],
@@ -264,14 +253,16 @@ class EmbeddingCollection:
                     optimizer,
                     step,
                     apply,
+                    micro_batches,
                 )
             return storages, state
 
         state_specs = {
             name: dict.fromkeys(state[name], self._specs[name]) for name in state
         }
+        batch = BATCH if micro_batches == 1 else MICRO_BATCHES
         in_specs = (
-            *(self._specs, state_specs, self._route_specs, BATCH),
+            *(self._specs, state_specs, self._specs_of_routes(batch), batch),
             *[PartitionSpec()] * 2,
         )
         mapped = self._map(update, in_specs, (self._specs, state_specs))
@@ -294,6 +285,10 @@ class EmbeddingCollection:
             out_specs=out_specs,
             check_vma=False,
         )
+
+    def _specs_of_routes(self, batch: PartitionSpec) -> dict[str, StorageRoute]:
+        specs = StorageRoute._make([batch, batch, PartitionSpec()])
+        return dict.fromkeys(self._storages, specs)
 
     def _copies(self, name: str) -> int:
         return 1 if self._storages[name].replicated else self.plan.devices
@@ -359,35 +354,3 @@ def _mean_factor(
     present = (ids[name] >= 0).astype(jnp.float32)
     total = (present * weights[name] if name in weights else present).sum(axis=1)
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
-
-
-def _update_block(
-    cluster: Cluster,
-    block: jax.Array,
-    state: Mapping[str, jax.Array],
-    route: StorageRoute,
-    gradients: Mapping[str, jax.Array],
-    optimizer: RowOptimizer,
-    step: jax.Array,
-    apply: jax.Array,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """One storage on one device: gradients of its outputs to updated rows."""
-    parts = []
-    for feature in cluster.index.features:
-        name = feature.feature.name
-        gradient = gradients[name].astype(jnp.float32)
-        if name in route.mean_factors:
-            gradient = gradient * route.mean_factors[name][:, None]
-        parts.append(feature.disassemble(gradient))
-    rows = cluster.row_gradients(jnp.concatenate(parts, axis=1), route.route)
-    mean_square = cluster.mean_square(rows, route.route) if optimizer.row_wise else None
-    return update_rows(
-        block,
-        dict(state),
-        jnp.where(apply, rows.slot, -1),
-        rows.gradient,
-        optimizer,
-        step=step,
-        mean_square=mean_square,
-        implementation=cluster.implementation,
-    )

@@ -118,6 +118,9 @@ class DataParallel:
         place_slot = every + jnp.asarray(self._behind)[table - 1]
         return place, jnp.where(sum_over_devices(used) > 0, place_slot, slots)
 
+    def touched(self, route):
+        return route.touched
+
     def lookup(self, block, route):
         return pooled_lookup(
             block,

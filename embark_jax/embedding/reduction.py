@@ -104,6 +104,9 @@ class ReductionBased:
         )
         return route, buckets.needed
 
+    def touched(self, route):
+        return route.touched.row
+
     def lookup(self, block, route):
         index = self.index
         bags = self.batch * index.pieces
@@ -134,7 +137,7 @@ class ReductionBased:
             None if route.weight is None else route.weight.reshape(-1),
             implementation=self.implementation,
         )
-        return RowGradients(route.touched.row, rows)
+        return RowGradients(self.touched(route), rows)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:

@@ -83,6 +83,9 @@ class UniqueBased:
         )
         return route, buckets.needed
 
+    def touched(self, route):
+        return route.touched.row
+
     def lookup(self, block, route):
         index = self.index
         width = block.shape[1]
@@ -112,7 +115,7 @@ class UniqueBased:
         rows = sum_groups(
             received, route.touched, places, implementation=self.implementation
         )
-        return RowGradients(route.touched.row, rows)
+        return RowGradients(self.touched(route), rows)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from embark_jax.embedding.collection import (
     OptimizerState,
     Storages,
 )
+from embark_jax.train.gradients import DeviceBatch, gradients, route
 
 
 class TrainState(NamedTuple):
@@ -38,15 +39,6 @@ class TrainState(NamedTuple):
     dense_state: Any
     storages: Storages
     embedding_state: OptimizerState
-
-
-class DeviceBatch(NamedTuple):
-    """A batch on the devices, sharded by samples; fields as in ``data.Batch``."""
-
-    dense: jax.Array
-    ids: Mapping[str, jax.Array]
-    weights: Mapping[str, jax.Array]
-    labels: jax.Array
 
 
 class StepReport(NamedTuple):
@@ -136,6 +128,7 @@ def make_train_step(
     dense_optimizer: optax.GradientTransformation,
     embedding_optimizer: RowOptimizer,
     state: TrainState,
+    micro_batches: int = 1,
 ) -> Callable[[TrainState, DeviceBatch], tuple[TrainState, StepReport]]:
     """The jitted step; its state argument is donated.
 
@@ -149,29 +142,34 @@ def make_train_step(
       dense_optimizer: an optax optimizer of the dense parameters.
       embedding_optimizer: the rule for touched rows.
       state: of ``init_state``, or anything of its shape.
+      micro_batches: parts of a batch that go through the model one after the other;
+        the collection's plan is for one of them.
     """
     graph, _, rest = nnx.split(model, nnx.Param, ...)
 
-    def loss_of(params, embeddings, batch):
+    def losses_of(params, embeddings, batch):
         logits = nnx.merge(graph, params, rest)(batch.dense, embeddings)
-        losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
-        return losses.mean(), logits
+        return optax.sigmoid_binary_cross_entropy(logits, batch.labels), logits
 
     def train_step(state, batch):
-        routes = collection.route(batch.ids, batch.weights)
-        embeddings = collection.lookup(state.storages, routes)
-        gradient_of = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-        (loss, logits), (dense_gradient, embedding_gradient) = gradient_of(
-            state.params, embeddings, batch
+        routes = route(collection, batch, micro_batches)
+        found = gradients(
+            losses_of,
+            collection,
+            state.params,
+            state.storages,
+            routes,
+            batch,
+            micro_batches,
         )
         updates, dense_state = dense_optimizer.update(
-            dense_gradient, state.dense_state, state.params
+            found.dense, state.dense_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
 
         # Optimizers of rows accumulate squares.
-        squares = jax.tree.map(jnp.square, embedding_gradient)
-        finite = _all_finite((loss, squares, params, dense_state))
+        squares = jax.tree.map(jnp.square, found.embeddings)
+        finite = _all_finite((found.loss, squares, params, dense_state))
         applied = collection.fits(routes) & finite & ~state.halted
 
         def choose(new, old):
@@ -182,10 +180,11 @@ def make_train_step(
             state.storages,
             state.embedding_state,
             routes,
-            embedding_gradient,
+            found.embeddings,
             embedding_optimizer,
             step,
             applied,
+            micro_batches,
         )
         new_state = TrainState(
             step=choose(step, state.step),
@@ -196,7 +195,7 @@ def make_train_step(
             embedding_state=embedding_state,
         )
         needed = collection.needed(routes)
-        return new_state, StepReport(applied, loss, needed, logits)
+        return new_state, StepReport(applied, found.loss, needed, found.logits)
 
     by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
     replicated = NamedSharding(collection.mesh, PartitionSpec())

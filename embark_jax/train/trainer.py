@@ -31,9 +31,9 @@ from embark_jax.data import (
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import grow
 from embark_jax.tables import PADDING_ID
+from embark_jax.train.gradients import DeviceBatch
 from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.step import (
-    DeviceBatch,
     StepReport,
     TrainState,
     init_state,
@@ -93,6 +93,9 @@ class Trainer:
       embeddings: the embedding tables.
       dense_optimizer: an optax optimizer of the model's parameters.
       embedding_optimizer: the rule for touched rows.
+      micro_batches: parts of a batch that go through the model one after the other,
+        for batches beyond memory. The plan is for one part; rows and parameters are
+        updated once a batch.
       seed: of the initial tables.
 
     Attributes:
@@ -100,6 +103,7 @@ class Trainer:
       step: steps that were applied for certain.
       embeddings: the collection in use; replaced when capacities grow.
       embedding_optimizer: the rule for touched rows.
+      batch_size: global, samples a step.
       recompilations: times a capacity had to grow.
     """
 
@@ -110,11 +114,14 @@ class Trainer:
         *,
         dense_optimizer: optax.GradientTransformation,
         embedding_optimizer: RowOptimizer,
+        micro_batches: int = 1,
         seed: int = 0,
     ):
         self._model = model
         self._dense_optimizer = dense_optimizer
         self.embedding_optimizer = embedding_optimizer
+        self.batch_size = embeddings.plan.batch_size * micro_batches
+        self._micro_batches = micro_batches
         self.recompilations = 0
         self.step = 0
         self.state = init_state(
@@ -134,6 +141,7 @@ class Trainer:
             self._dense_optimizer,
             self.embedding_optimizer,
             self.state,
+            self._micro_batches,
         )
         self._predict = make_predict_step(self._model, embeddings)
 
@@ -164,7 +172,7 @@ class Trainer:
           check: such as a ``data.BatchChecker``; None takes one that refuses bad ids.
         """
         check = check or self._strict_checker(dataset)
-        size = self.embeddings.plan.batch_size
+        size = self.batch_size
         batches = prefetch(
             lambda step: check(dataset.train_batch(step, size)), self.step, steps
         )
@@ -193,7 +201,7 @@ class Trainer:
                 self._land(flying)
 
     def _dispatch(self, batch: Batch) -> _Flight:
-        report = self.apply(self._put(batch))
+        report = self.apply(self._put(batch, self.batch_size))
         return _Flight(batch, report, self.embeddings.plan.capacities)
 
     def apply(self, batch: DeviceBatch) -> StepReport:
@@ -202,12 +210,10 @@ class Trainer:
         self.state, report = self._step(self.state, batch)
         return report
 
-    def _put(self, batch: Batch) -> DeviceBatch:
-        plan = self.embeddings.plan
-        if len(batch) != plan.batch_size:
+    def _put(self, batch: Batch, size: int) -> DeviceBatch:
+        if len(batch) != size:
             raise ValueError(
-                f"batch has {len(batch)} samples, the plan is made for "
-                f"{plan.batch_size}"
+                f"batch has {len(batch)} samples, the plan is made for {size}"
             )
         return put_batch(batch, self.embeddings.mesh)
 
@@ -243,7 +249,7 @@ class Trainer:
         """
         size = self.embeddings.plan.batch_size
         for batch in batches:
-            padded = self._put(_pad(batch, size))
+            padded = self._put(_pad(batch, size), size)
             logits, needed = self._predict(
                 self.state.params, self.state.storages, padded
             )

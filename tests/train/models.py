@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import Plan
-from embark_jax.train.step import DeviceBatch, abstract_state, make_train_step
+from embark_jax.train.gradients import DeviceBatch
+from embark_jax.train.step import abstract_state, make_train_step
 
 DENSE_FEATURES = 13
 

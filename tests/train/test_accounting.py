@@ -8,6 +8,7 @@ of these the compiled program must have as many, of the same sizes, and no other
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -164,7 +165,10 @@ def test_the_plans_need_every_collective():
 
 
 def compile_and_predict(
-    seed: int, mesh: Mesh | None = None, compiler_options: dict | None = None
+    seed: int,
+    mesh: Mesh | None = None,
+    compiler_options: dict | None = None,
+    micro_batches: int = 1,
 ) -> tuple[Counter, Counter]:
     """How many of each ``(kind, bytes)`` there are, and should be."""
     plan, name, wire, wide = request(seed)
@@ -173,9 +177,10 @@ def compile_and_predict(
     model, dense_optimizer = Flat(collection.output_shapes), optax.sgd(0.1)
     settings = (model, collection, dense_optimizer, OPTIMIZERS[name])
     state = abstract_state(*settings)
-    step = make_train_step(*settings, state)
+    step = make_train_step(*settings, state, micro_batches)
+    whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(plan, mesh, wide)
+        batch = abstract_batch(whole, mesh, wide)
     compiled = step.lower(state, batch).compile(compiler_options=compiler_options)
 
     # The gradients of the dense layers are one operand an array, the checks one a
@@ -202,6 +207,13 @@ def compile_and_predict(
 @pytest.mark.parametrize("seed", range(PLANS))
 def test_the_compiled_step_moves_what_the_cost_model_says(seed):
     found, expected = compile_and_predict(seed, compiler_options=FAST)
+    assert found == expected, (found - expected, expected - found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_micro_batches_move_what_the_cost_model_says_of_one(seed):
+    """Each collective is in a loop over them; cutting the batch moves nothing."""
+    found, expected = compile_and_predict(seed, compiler_options=FAST, micro_batches=3)
     assert found == expected, (found - expected, expected - found)
 
 

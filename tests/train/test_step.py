@@ -50,12 +50,12 @@ RUNS = {
 }
 
 
-def losses(nodes, gpus, forced, optimizer):
+def losses(nodes, gpus, forced, optimizer, micro_batches=1):
     planned = plan(
         TABLES,
         FEATURES,
         fleet.dgx_h100(nodes, gpus),
-        BATCH,
+        BATCH // micro_batches,
         forced=forced,
         capacity_slack=4.0,
     )
@@ -75,6 +75,7 @@ def losses(nodes, gpus, forced, optimizer):
         embeddings,
         dense_optimizer=optax.sgd(0.05),
         embedding_optimizer=optimizer,
+        micro_batches=micro_batches,
         seed=3,
     )
     data = SyntheticClicks(
@@ -97,6 +98,16 @@ def test_losses_agree_between_meshes_and_plans(optimizer):
     assert np.mean(expected[-10:]) < np.mean(expected[:10]), "nothing was learnt"
     for name, found in zip(list(RUNS)[1:], others, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("run", ["2×4 DP", "1×8 mixed, 3D"])
+def test_micro_batches_change_no_loss(run):
+    """Its large eps and its squares would show a row that is updated more than once, or
+    with a part of its gradient."""
+    optimizer = OPTIMIZERS["rowwise_adagrad, large eps"]
+    expected = losses(*RUNS[run], optimizer)
+    found = losses(*RUNS[run], optimizer, micro_batches=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 # 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.

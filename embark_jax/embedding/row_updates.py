@@ -1,0 +1,117 @@
+"""From gradients of what a storage's lookup returned to its updated rows, on a device.
+
+Rows that several micro-batches touch are updated once: what each is to get is summed in
+one buffer with a place for every row that any of them touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from embark_kernels import RowOptimizer, group_rows, update_rows
+from jax import lax
+
+from embark_jax.embedding.cluster import Cluster, RowGradients
+from embark_jax.embedding.sharded import pick
+
+
+class StorageRoute(NamedTuple):
+    """What a batch means for one storage.
+
+    Attributes:
+      route: of its cluster.
+      mean_factors: for each feature with mean pooling ``[batch]``, one over the total
+        weight of a bag.
+      needed: ``[]`` capacity that the batch needs, equal on all devices.
+    """
+
+    route: Any
+    mean_factors: dict[str, jax.Array]
+    needed: jax.Array
+
+
+def update_block(
+    cluster: Cluster,
+    block: jax.Array,
+    state: Mapping[str, jax.Array],
+    route: StorageRoute,
+    gradients: Mapping[str, jax.Array],
+    optimizer: RowOptimizer,
+    step: jax.Array,
+    apply: jax.Array,
+    micro_batches: int,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Updates the touched rows of a storage; arguments as of the collection's
+    ``update``."""
+    if micro_batches == 1:
+        rows = _row_gradients(cluster, route, gradients)
+        mean_square = None
+        if optimizer.row_wise:
+            mean_square = cluster.mean_square(rows, route.route)
+    else:
+        rows, mean_square = _sum_micro_batches(
+            cluster, route, gradients, optimizer.row_wise
+        )
+    return update_rows(
+        block,
+        dict(state),
+        jnp.where(apply, rows.slot, -1),
+        rows.gradient,
+        optimizer,
+        step=step,
+        mean_square=mean_square,
+        implementation=cluster.implementation,
+    )
+
+
+def _row_gradients(
+    cluster: Cluster, route: StorageRoute, gradients: Mapping[str, jax.Array]
+) -> RowGradients:
+    parts = []
+    for feature in cluster.index.features:
+        name = feature.feature.name
+        gradient = gradients[name].astype(jnp.float32)
+        if name in route.mean_factors:
+            gradient = gradient * route.mean_factors[name][:, None]
+        parts.append(feature.disassemble(gradient))
+    return cluster.row_gradients(jnp.concatenate(parts, axis=1), route.route)
+
+
+def _sum_micro_batches(
+    cluster: Cluster,
+    routes: StorageRoute,
+    gradients: Mapping[str, jax.Array],
+    row_wise: bool,
+) -> tuple[RowGradients, jax.Array | None]:
+    """The sum over micro-batches, along the first axis of both; and the mean squares of
+    whole rows, where an optimizer is to have them."""
+    slots = cluster.index.slots
+    touched = cluster.touched(routes.route)  # [micro_batches, rows]
+    groups = group_rows(touched.reshape(-1), slots, implementation="xla")
+    place = groups.group.reshape(touched.shape)
+
+    def add(total, part):
+        route, gradients, place = part
+        rows = _row_gradients(cluster, route, gradients)
+        total = total.at[place].add(rows.gradient, mode="drop", unique_indices=True)
+        return total, None
+
+    total = jnp.zeros((groups.row.shape[0], cluster.index.storage.width))
+    own = {f.feature.name: gradients[f.feature.name] for f in cluster.index.features}
+    total, _ = lax.scan(add, total, (routes, own, place))
+    rows = RowGradients(groups.row, total)
+    if not (row_wise and cluster.index.column_sharded):
+        return rows, None
+
+    def find(mean_square, part):
+        route, slot, place = part
+        found = cluster.mean_square(RowGradients(slot, pick(total, place)), route.route)
+        # Equal in every micro-batch that touches a row.
+        return mean_square.at[place].max(found, mode="drop"), None
+
+    nothing = jnp.zeros(groups.row.shape)
+    mean_square, _ = lax.scan(find, nothing, (routes, touched, place))
+    return rows, mean_square
