@@ -7,6 +7,7 @@ rest of the package takes plain arguments and never sees a parser.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -55,7 +56,7 @@ class SyntheticConfig(Config):
 
     kind: Literal["synthetic"] = "synthetic"
     dense_features: PositiveInt = 13
-    zipf_exponent: PositiveFloat = 1.05
+    zipf_exponent: NonNegativeFloat = 1.05
     train_samples: PositiveInt = 1_000_000
     test_samples: PositiveInt = 100_000
 
@@ -139,7 +140,7 @@ class DLRMDCNv2Config(Config):
     kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
-    cross_layers: PositiveInt = 3
+    cross_layers: NonNegativeInt = 3
     cross_rank: PositiveInt = 512
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -255,6 +256,31 @@ class ExperimentConfig(Config):
                 f"mesh.gpus_per_node {self.mesh.gpus_per_node}){cut}"
             )
         return self
+
+    def shrunk(self, scale: float) -> ExperimentConfig:
+        """A copy small enough to try: that share of each table's rows, but not fewer
+        than 10, of the batch and of the samples, rounded up. Widths and mesh stay.
+
+        Raises:
+          ConfigError: if the data are not synthetic.
+        """
+        if not isinstance(self.data, SyntheticConfig):
+            raise ConfigError(
+                f"data.kind is {self.data.kind!r}, must be 'synthetic': a smaller "
+                "table cannot hold the ids of real data; add data.kind=synthetic"
+            )
+
+        def share(whole: int) -> int:
+            return math.ceil(whole * scale)
+
+        data, devices = self.model_dump(exclude_none=True), self.mesh.devices
+        for table in data["embedding"]["tables"].values():
+            if "rows" in table:
+                table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
+        for key in ("train_samples", "test_samples"):
+            data["data"][key] = share(data["data"][key])
+        data["train"]["batch_size"] = share(self.train.batch_size // devices) * devices
+        return ExperimentConfig.model_validate(data)
 
 
 def sections(annotation: Any) -> list[type[Config]]:

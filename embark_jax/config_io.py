@@ -6,15 +6,13 @@ once, so that all problems of a file are reported together and alike.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pydantic
-import yaml
 
-from embark_jax import config_gin
+from embark_jax import config_gin, yaml_text
 from embark_jax.config import (
     Config,
     ConfigError,
@@ -23,17 +21,21 @@ from embark_jax.config import (
     nearest,
     sections,
 )
+from embark_jax.config_tables import experiment_of
+from embark_jax.planner.table_list import read_table_list
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """Reads an experiment config.
 
     Args:
-      path: of a ``.yaml``, ``.yml`` or ``.gin`` file.
+      path: of a ``.yaml``, ``.yml`` or ``.gin`` file, or of a table list in YAML: that
+        model on synthetic data.
       overrides: changes of the file, each ``dotted.key=value`` with the value in YAML,
         such as ``"train.batch_size=4096"`` or ``"model.bottom=[64, 16]"``. The last one
         of a key wins. Changing the ``kind`` of a section drops the keys that the file
-        sets and the new kind does not have.
+        sets and the new kind does not have. Last of all ``scale=0.001`` shrinks the
+        experiment, as ``ExperimentConfig.shrunk`` does.
 
     Raises:
       ConfigError: with every problem of the file and the overrides: dotted key, value
@@ -52,8 +54,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
     # Kinds first: a key that another override sets must not be dropped with the file's.
-    applied = []
+    applied, scale = [], None
     for override in sorted(overrides, key=lambda text: ".kind=" not in text):
+        if override.startswith("scale="):
+            scale = override.removeprefix("scale=")
+            continue
         try:
             data = _override(data, override)
         except ConfigError as error:
@@ -62,6 +67,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
             applied.append(override)
     try:
         config = ExperimentConfig.model_validate(data)
+        if scale is not None and not problems:
+            config = _shrunk(config, scale)
+    except ConfigError as error:
+        problems["scale"] = str(error)
     except pydantic.ValidationError as error:
         for key, text in map(_explain, error.errors(include_url=False)):
             blamed = [f" (override {o!r})" for o in applied if _touches(o, key)]
@@ -77,13 +86,20 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     raise ConfigError("\n".join([f"{source}: {len(problems)} problem{plural}", *lines]))
 
 
+def _shrunk(config: ExperimentConfig, text: str) -> ExperimentConfig:
+    scale = yaml_text.parse(text)
+    if not isinstance(scale, int | float) or not 0 < scale <= 1:
+        raise ConfigError(f"{text} given, must be a number above 0, and at most 1")
+    return config.shrunk(scale)
+
+
 def dump_yaml(config: ExperimentConfig) -> str:
     """The whole config, defaults included, as YAML that loads back equal.
 
     A key that is not set (``None``) is left out.
     """
     data = config.model_dump(mode="json", exclude_none=True)
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
+    return yaml_text.dump(data)
 
 
 def save(config: ExperimentConfig, path: str | Path) -> None:
@@ -91,45 +107,12 @@ def save(config: ExperimentConfig, path: str | Path) -> None:
     Path(path).write_text(dump_yaml(config), "utf-8")
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which the same key twice in a mapping is an error."""
-
-    def compose_mapping_node(self, anchor):
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key.value!r} is there twice",
-                    problem_mark=key.start_mark,
-                )
-            seen.add(key.value)
-        return node
-
-
-class _Dumper(yaml.SafeDumper):
-    """Safe YAML with lists on one line, such as the widths of a layer stack."""
-
-    def represent_list(self, data):
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
-
-
-_Dumper.add_representer(list, _Dumper.represent_list)
-# YAML 1.1 reads 1e-3 as text for want of a dot; YAML 1.2 reads a number, and so do we.
-# The dumper must know, to put quotes around a name like "1e3".
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"),
-        list("-+.0123456789"),
-    )
-
-
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
-        data = parse_yaml(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        data = yaml_text.parse(text)
+        if isinstance(data, dict) and "tables" in data:
+            data = {"name": path.stem, **experiment_of(read_table_list(text))}
     except ConfigError as error:
         raise ConfigError(f"{path}, {error}") from None
     if data is None:
@@ -141,23 +124,6 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return data, {}
 
 
-def parse_yaml(text: str) -> Any:
-    """What the text says; a key twice in a mapping is an error, and 1e-3 a number.
-
-    Raises:
-      ConfigError: with the line, if it is not safe YAML.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = " ".join(filter(None, (error.context, error.problem)))
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise ConfigError(f"{line}YAML error: {problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # also a date such as 2024-13-01
-        raise ConfigError(f"YAML error: {error}") from None
-
-
 def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
     """A copy of the mapping with one ``dotted.key=value`` applied."""
     key, equals, text = override.partition("=")
@@ -165,7 +131,7 @@ def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not (equals and all(keys)):
         raise ConfigError("must read dotted.key=value, such as train.steps=100")
     _, holder = _locate(keys[:-1])
-    return _set(data, keys, parse_yaml(text), sections(holder))
+    return _set(data, keys, yaml_text.parse(text), sections(holder))
 
 
 def _set(

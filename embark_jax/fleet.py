@@ -18,8 +18,8 @@ import pydantic
 import pydantic.dataclasses
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from embark_jax import yaml_text
 from embark_jax.config import Config, ConfigError, nearest
-from embark_jax.config_io import parse_yaml
 
 FILES = Path(__file__).parent / "fleet_files"
 """``configs/fleets``, by a link that a built package has as a folder."""
@@ -197,7 +197,7 @@ def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = parse_yaml(path.read_text("utf-8"))
+        data = yaml_text.parse(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"fleet: {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -15,7 +15,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
-    *("tables", "config", "config_gin", "config_io", "fleet", "planner"),
+    *("tables", "config", "config_gin", "yaml_text", "fleet", "planner"),
+    *("config_tables", "config_io"),
     *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
     *("experiment", "run", "bench", "cli"),
 )

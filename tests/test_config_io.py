@@ -307,3 +307,76 @@ def test_a_rule_across_keys_names_all_overrides(write):
         "a.yaml with mesh.nodes=3: 1 problem\n  train.batch_size is 2048, must be a "
         "multiple of the 3 devices (mesh.nodes 3 × mesh.gpus_per_node 1)"
     )
+
+
+# Table lists, and smaller copies
+
+
+def test_a_table_list_is_an_experiment_on_synthetic_data(write):
+    path = write(
+        "listed.yaml",
+        """
+        batch: 64
+        zipf_exponent: 1.1
+        optimizer: adagrad
+        dense: {features: 4, bottom: [8], top: [16, 1], interaction: dot}
+        tables:
+          - {count: 2, rows: 1_000, dim: 8, hotness: 3}
+          - {name: genre, rows: 20, dim: 8, hotness: [1, 10]}
+        """,
+    )
+    embedding = {
+        "tables": {
+            "t0": {"rows": 1000, "dim": 8},
+            "t1": {"rows": 1000, "dim": 8},
+            "genre": {"rows": 20, "dim": 8},
+        },
+        "features": {
+            "t0": {"table": "t0", "hotness": 3},
+            "t1": {"table": "t1", "hotness": 3},
+            "genre_0": {"table": "genre", "hotness": 1},
+            "genre_1": {"table": "genre", "hotness": 10},
+        },
+        "optimizer": {"kind": "adagrad"},
+    }
+    expected = {
+        "name": "listed",
+        "data": {"kind": "synthetic", "dense_features": 4, "zipf_exponent": 1.1},
+        "model": {"kind": "dlrm", "bottom": [8], "top": [16, 1]},
+        "embedding": embedding,
+        "dense_optimizer": {"kind": "adagrad"},
+        "train": {"batch_size": 64, "steps": 3},
+    }
+    config = load(path, ["train.steps=3"])
+    assert config == ExperimentConfig.model_validate(expected)
+
+
+def test_scale_shrinks_rows_batch_and_samples_and_nothing_else(write):
+    text = """
+    data: {kind: synthetic, train_samples: 50_000, test_samples: 30}
+    mesh: {nodes: 2, gpus_per_node: 4}
+    embedding: {tables: {a: {rows: 123_456}, b: {rows: 5_000}, c: {rows: 7}}}
+    train: {batch_size: 65_536}
+    """
+    path = write("a.yaml", text)
+    small = load(path, ["scale=0.001", "train.steps=5"])
+    changed = [
+        *("embedding.tables.a.rows=124", "embedding.tables.b.rows=10"),
+        *("data.train_samples=50", "data.test_samples=1"),
+        *("train.batch_size=72", "train.steps=5"),  # 8.192 a device
+    ]
+    assert small == load(path, changed)
+    assert load(path, ["scale=1"]) == load(path)
+
+
+@pytest.mark.parametrize("scale", ["0", "2", "-1", "x", "[1]", "nan"])
+def test_scale_must_be_a_share(write, scale):
+    problem = f"scale: {scale} given, must be a number above 0, and at most 1"
+    assert problem in error_of(write("a.yaml", SYNTHETIC), [f"scale={scale}"])
+
+
+def test_real_data_cannot_be_scaled(write):
+    path = write("a.yaml", "data: {kind: movielens_100k}")
+    assert "scale: data.kind is 'movielens_100k', must be 'synthetic'" in error_of(
+        path, ["scale=0.1"]
+    )

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from pydantic import Field, NonNegativeFloat
 
+from embark_jax import yaml_text
 from embark_jax.config import Config, ConfigError, nearest
-from embark_jax.config_io import parse_yaml
 from embark_jax.fleet import Fleet
 from embark_jax.planner.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -48,13 +48,15 @@ class TableEntry(Config):
 
 class DenseNet(Config):
     """The dense layers. They see the pooled rows side by side, with ``bottom`` of the
-    dense features or, without a bottom, those themselves."""
+    dense features or, without a bottom, those themselves; or, with ``interaction``
+    "dot", that beside the dot products of all pairs (DLRM)."""
 
     features: Annotated[int, Field(strict=True, ge=0)] = 0
     bottom: tuple[Count, ...] = ()
     top: tuple[Count, ...] = (1,)
     cross_layers: Annotated[int, Field(strict=True, ge=0)] = 0
     cross_rank: Annotated[int, Field(strict=True, ge=0)] = 0
+    interaction: Literal["concatenate", "dot"] = "concatenate"
     pool_stride: Count = 1
     """Neighbouring columns of the pooled rows that are averaged into one."""
 
@@ -123,7 +125,7 @@ def read_table_list(text: str) -> TableList:
         data = json.loads(text)  # not all of JSON is YAML: tabs are not
     except ValueError:
         try:
-            data = parse_yaml(text)
+            data = yaml_text.parse(text)
         except ConfigError as error:
             raise ConfigError(f"{ITEM}, {error}") from None
     if isinstance(data, list):

@@ -9,7 +9,7 @@ from embark_jax.config import ConfigError
 from embark_jax.fleet import Fleet
 from embark_jax.planner.table_list import TableList
 from embark_jax.planner.workload import Workload
-from embark_jax.simulator.dense import DenseNetwork, DType, dlrm_dcnv2
+from embark_jax.simulator.dense import DenseNetwork, DType, dlrm, dlrm_dcnv2
 from embark_jax.tables import FeatureSpec, TableSpec
 
 WIDE_ROWS = 2**32
@@ -67,14 +67,17 @@ def job_of_list(
     tables, features = listed.specs()
     workload = listed.workload(fleet, batch, zipf_exponent, optimizer)
     dense = listed.dense
-    network = dlrm_dcnv2(
-        embedding_width(tables, features) // dense.pool_stride,
-        dense.features,
-        dense.bottom,
-        dense.top,
-        dense.cross_layers,
-        dense.cross_rank,
-    )
+    if dense.interaction == "dot":
+        network = dlrm(len(features), dense.features, dense.bottom, dense.top)
+    else:
+        network = dlrm_dcnv2(
+            embedding_width(tables, features) // dense.pool_stride,
+            dense.features,
+            dense.bottom,
+            dense.top,
+            dense.cross_layers,
+            dense.cross_rank,
+        )
     dense_optimizer = workload.optimizer.removeprefix("rowwise_")
     return Job(tables, features, workload, network, "bfloat16", dense_optimizer)
 

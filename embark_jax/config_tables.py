@@ -1,0 +1,47 @@
+"""From a table list to an experiment: its model, trained on power-law clicks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embark_jax.planner.table_list import DenseNet, TableList
+
+
+def experiment_of(listed: TableList) -> dict[str, Any]:
+    """The mapping that an experiment config with this model would be.
+
+    The data are synthetic. Features are sum-pooled, and columns of pooled rows are not
+    averaged: what ``pool_stride`` stands for is the simulator's alone.
+    """
+    tables, features = listed.specs()
+    data = {"kind": "synthetic", "zipf_exponent": listed.zipf_exponent}
+    if listed.dense is not None:
+        data["dense_features"] = listed.dense.features
+    optimizer = listed.optimizer or "rowwise_adagrad"
+    found = {
+        "data": _said(data),
+        "embedding": {
+            "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in tables},
+            "features": {
+                f.name: {"table": f.table, "hotness": f.hotness} for f in features
+            },
+            "optimizer": {"kind": optimizer},
+        },
+        "dense_optimizer": {"kind": optimizer.removeprefix("rowwise_")},
+        "train": _said({"batch_size": listed.batch}),
+    }
+    return found | ({"model": _model(listed.dense)} if listed.dense else {})
+
+
+def _model(dense: DenseNet) -> dict[str, Any]:
+    stacks = {"bottom": list(dense.bottom), "top": list(dense.top)}
+    if dense.interaction == "dot":
+        return {"kind": "dlrm", **stacks}
+    cross = {"cross_layers": dense.cross_layers}
+    if dense.cross_layers:
+        cross["cross_rank"] = dense.cross_rank
+    return {"kind": "dlrm_dcnv2", **stacks, **cross}
+
+
+def _said(mapping: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if value is not None}
