@@ -73,6 +73,7 @@ class Experiment:
                 }
                 for f in self.features
             },
+            "dense_features": self.dataset.dense_features,
             "model": config.model.model_dump(mode="json", exclude={"compute_dtype"}),
             "embedding_optimizer": config.embedding.optimizer.kind,
             "dense_optimizer": config.dense_optimizer.kind,

@@ -8,7 +8,7 @@ import absl.logging
 import typer
 from rich.console import Console
 
-from embark_jax.cli import bench, data, doctor, plan, plot, simulate, train
+from embark_jax.cli import bench, data, doctor, export, plan, plot, simulate, train
 from embark_jax.config import ConfigError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(train.evaluate)
 app.command()(plot.plot)
+app.command()(export.export)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.command()(doctor.doctor)
@@ -43,11 +44,12 @@ def main() -> None:
 def _mendable() -> tuple[type[Exception], ...]:
     """The errors that are about what a user gave, not about this program."""
     from embark_jax.data import DataError
+    from embark_jax.export import ExportError
     from embark_jax.train.checkpoint import CheckpointError
     from embark_jax.train.logs import LogError
     from embark_jax.train.metrics import NonFiniteLogitError
     from embark_jax.train.trainer import NonFiniteLossError
 
     not_finite = NonFiniteLossError, NonFiniteLogitError
-    named = ConfigError, DataError, CheckpointError, LogError, OSError
-    return *named, *not_finite
+    damaged = DataError, CheckpointError, LogError
+    return ConfigError, ExportError, OSError, *damaged, *not_finite

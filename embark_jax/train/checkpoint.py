@@ -8,7 +8,7 @@ in the identity, is both data position and random state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,7 @@ class Checkpointer:
         Raises:
           CheckpointError: if there is none, it is damaged, or of another model.
         """
-        steps = self.steps
-        if not steps:
-            raise CheckpointError(f"{self._folder}: holds no complete checkpoint")
-        step = steps[-1] if step is None else step
-        if step not in steps:
-            raise CheckpointError(
-                f"{self._folder}: holds no complete checkpoint of step {step}, only of "
-                f"{', '.join(map(str, steps))}"
-            )
+        step = chosen_step(self._folder, self.steps, step)
         run = self._read(step, run=ocp.args.JsonRestore())["run"]
         differences = _differences(run["identity"], self._identity)
         if differences:
@@ -149,19 +141,49 @@ class Checkpointer:
         return restored, run["bad_ids"]
 
     def _read(self, step: int, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
-        try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:  # Orbax has no common class for what it may raise
-            reason = str(error).partition(" [")[0].partition("\n")[0]
-            raise CheckpointError(
-                f"{self._folder / str(step)}: is damaged, delete it to use an older "
-                f"one ({type(error).__name__}: {reason[:500]})"
-            ) from error
+        return read_items(self._manager, self._folder, step, **items)
 
     def close(self) -> None:
         """Waits until everything is written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def chosen_step(folder: Path, steps: Sequence[int], step: int | None) -> int:
+    """The step asked for, or the newest for None.
+
+    Raises:
+      CheckpointError: if it is not among the steps of the complete checkpoints.
+    """
+    if not steps:
+        raise CheckpointError(f"{folder}: holds no complete checkpoint")
+    if step is not None and step not in steps:
+        raise CheckpointError(
+            f"{folder}: holds no complete checkpoint of step {step}, only of "
+            f"{', '.join(map(str, steps))}"
+        )
+    return steps[-1] if step is None else step
+
+
+def read_items(
+    manager: ocp.CheckpointManager,
+    folder: Path,
+    step: int,
+    **items: ocp.args.CheckpointArgs,
+) -> Mapping[str, Any]:
+    """Parts of a checkpoint: of "dense", "tables" and "run".
+
+    Raises:
+      CheckpointError: if it is damaged.
+    """
+    try:
+        return manager.restore(step, args=ocp.args.Composite(**items))
+    except Exception as error:  # Orbax has no common class for what it may raise
+        reason = str(error).partition(" [")[0].partition("\n")[0]
+        raise CheckpointError(
+            f"{folder / str(step)}: is damaged, delete it to use an older one "
+            f"({type(error).__name__}: {reason[:500]})"
+        ) from error
 
 
 def _arrays(state: TrainState, storage: str) -> dict[str, jax.Array]:

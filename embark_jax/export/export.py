@@ -1,0 +1,98 @@
+"""From a run to an export: arrays, a description, and two ways to score."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from embark_jax import config_io
+from embark_jax.export import score
+from embark_jax.export.scoring import serialized_scoring
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.saved import SavedModel
+
+VERSION = 1
+
+
+class ExportError(ValueError):
+    """A run that cannot be exported, or a folder that cannot take it."""
+
+
+def export_run(
+    workdir: Path,
+    out: Path,
+    step: int | None = None,
+    progress: Callable[[Sequence[TableSpec]], Iterable[TableSpec]] = iter,
+) -> None:
+    """Writes the trained model of a run as files that need nothing of this package.
+
+    ``tables/NAME.safetensors`` has the rows of one table, ``[rows, dim]`` float32 in
+    the order of ids; ``dense.safetensors`` the other parameters by dotted path;
+    ``model.json`` says what they make up and comes last, so that an export that has it
+    is complete. ``score.py`` scores with NumPy alone; ``scoring.jax`` holds
+    ``score(params, tables, dense, ids, weights)`` as ``jax.export`` serializes it.
+
+    One table at a time is in host memory: twice its bytes at most, while Orbax reads
+    it. Neither mesh, plan nor data are needed.
+
+    Args:
+      workdir: of the run.
+      out: folder to write, empty or not there yet.
+      step: of the checkpoint; None takes the newest.
+      progress: goes through the tables, and may show how far it is.
+
+    Raises:
+      ExportError: if ``out`` holds something.
+      ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint.
+    """
+    workdir, out = Path(workdir), Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise ExportError(f"{out}: is not empty, must be a new folder")
+    config = config_io.load(workdir / "config.yaml")
+    with SavedModel(workdir / "checkpoints", step) as saved:
+        model = (config.model, saved.tables, saved.features, saved.dense_features)
+        scoring = serialized_scoring(*model)
+        (out / "tables").mkdir(parents=True, exist_ok=True)
+        (out / "scoring.jax").write_bytes(scoring)
+        _save(saved.dense(), out / "dense.safetensors")
+        for table in progress(saved.tables):
+            _save({table.name: saved.table(table)}, out / _file(table))
+        shutil.copyfile(score.__file__, out / "score.py")
+        description = {
+            "version": VERSION,
+            "name": config.name,
+            "step": saved.step,
+            "model": config.model.model_dump(mode="json"),
+            "dense_features": saved.dense_features,
+            "features": {
+                feature.name: _without_name(feature) for feature in saved.features
+            },
+            "tables": {
+                table.name: {"rows": table.rows, "dim": table.dim, "file": _file(table)}
+                for table in saved.tables
+            },
+            "dense": "dense.safetensors",
+        }
+    (out / "model.json").write_text(json.dumps(description, indent=1) + "\n", "utf-8")
+
+
+def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(arrays, path)
+    path.chmod(mode)  # the library lets only the owner read
+
+
+def _file(table: TableSpec) -> str:
+    return f"tables/{table.name}.safetensors"
+
+
+def _without_name(feature: FeatureSpec) -> dict[str, Any]:
+    return {k: v for k, v in dataclasses.asdict(feature).items() if k != "name"}

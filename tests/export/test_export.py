@@ -1,0 +1,202 @@
+"""Exports: what another program reads out of them scores as the trainer does."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export as jax_export
+from safetensors.numpy import load_file
+
+import embark_jax as ej
+from embark_jax import config_io, experiment
+from embark_jax.data import Batch
+from embark_jax.export import score
+from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.train.step import TrainState
+from tests import runs
+from tests.runs import embark
+
+CONFIG = """\
+name: exported
+data: {kind: synthetic, dense_features: 3, train_samples: 4096, test_samples: 100}
+mesh: {nodes: 1, gpus_per_node: 2}
+embedding:
+  dim: 4
+  tables:
+    user: {rows: 1001, cluster: rb, row_shards: 3, devices: [0, 1, 1]}
+    item: {rows: 600, cluster: ub}
+    city: {rows: 21, cluster: dp}
+  features:
+    user: {}
+    items: {table: item, hotness: 4, pooling: mean, weighted: true}
+    bought: {table: item, hotness: 3, weighted: true}
+    cities: {table: city, hotness: 3, pooling: mean}
+train: {batch_size: 64}
+"""
+MODELS = {
+    "dlrm": "model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}\n",
+    "dlrm_dcnv2": "model: {kind: dlrm_dcnv2, bottom: [8], top: [1], cross_layers: 2, "
+    "cross_rank: 5}\n",
+}
+
+
+class Exported(NamedTuple):
+    """A run, its export, and the trainer's tables, logits and batch."""
+
+    workdir: Path
+    folder: Path
+    tables: dict[str, np.ndarray]
+    batch: Batch
+    logits: np.ndarray
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def exported(request, tmp_path_factory) -> Exported:
+    folder = tmp_path_factory.mktemp(request.param)
+    config = config_io.load(runs.write_config(folder, CONFIG + MODELS[request.param]))
+    setup = experiment.build(config)
+    trainer, check = setup.trainer(), setup.checker()
+    config_io.save(config, folder / "config.yaml")
+    with Checkpointer(folder / "checkpoints", setup.identity, keep=2) as checkpoints:
+        for step in (1, 2):
+            trainer.restore(drawn(trainer.state, step))
+            checkpoints.save(trainer.state, step, trainer.embeddings, {})
+    ((batch, logits), *_) = trainer.predict(map(check, setup.dataset.test_batches(64)))
+    tables = {
+        table.name: ej.export_table(
+            trainer.embeddings, trainer.state.storages, table.name
+        )
+        for table in setup.tables
+    }
+    outcome = embark("export", folder, "--out", folder / "exported")
+    assert (outcome.code, outcome.err) == (0, "")
+    return Exported(folder, folder / "exported", tables, batch, np.asarray(logits))
+
+
+def drawn(state: TrainState, step: int) -> TrainState:
+    """With dense parameters as training might leave them: no bias is zero."""
+    generator = np.random.default_rng(step)
+
+    def draw(array):
+        values = generator.normal(scale=0.5, size=array.shape).astype(np.float32)
+        return jax.device_put(values, array.sharding)
+
+    params = jax.tree.map(draw, state.params)
+    return state._replace(params=params, step=jnp.full_like(state.step, step))
+
+
+def test_tables_are_logical_and_exact(exported):
+    description = json.loads((exported.folder / "model.json").read_text())
+    assert description["step"] == 2
+    assert description["dense_features"] == 3
+    for name, expected in exported.tables.items():
+        found = load_file(exported.folder / description["tables"][name]["file"])
+        np.testing.assert_array_equal(found.pop(name), expected)
+        assert not found
+    assert len(list((exported.folder / "tables").iterdir())) == len(exported.tables)
+
+
+def test_numpy_alone_gives_the_logits(exported, tmp_path):
+    batch, samples = exported.batch, tmp_path / "samples.npz"
+    ids = {f"ids/{name}": each for name, each in batch.ids.items()}
+    weights = {f"weights/{name}": each for name, each in batch.weights.items()}
+    np.savez(samples, dense=batch.dense, **ids, **weights)
+    # An interpreter that sees nothing of this package.
+    script = [sys.executable, "-I", exported.folder / "score.py", samples]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    logits = np.array(done.stdout.split(), np.float32)
+    np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_scoring_script_imports_numpy_alone():
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(Path(score.__file__).read_text()))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    assert imported - sys.stdlib_module_names == {"numpy"}
+
+
+def call_jax(exported: Exported, batch: Batch) -> np.ndarray:
+    """Scores with the serialized function and nothing of this package."""
+    folder = exported.folder
+    scoring = jax_export.deserialize(bytearray((folder / "scoring.jax").read_bytes()))
+    params = load_file(folder / "dense.safetensors")
+    tables = {}
+    for path in (folder / "tables").iterdir():
+        tables |= load_file(path)
+    ids, weights = dict(batch.ids), dict(batch.weights)
+    return np.asarray(scoring.call(params, tables, batch.dense, ids, weights))
+
+
+@pytest.mark.parametrize("samples", [1, 64])
+def test_the_serialized_function_gives_the_logits(exported, samples):
+    found = call_jax(exported, head(exported.batch, samples))
+    expected = exported.logits[:samples]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def head(batch: Batch, samples: int) -> Batch:
+    """The first samples, in arrays of their own."""
+    return dataclasses.replace(
+        batch,
+        dense=batch.dense[:samples].copy(),
+        ids={name: ids[:samples].copy() for name, ids in batch.ids.items()},
+        labels=batch.labels[:samples],
+        weights={name: each[:samples] for name, each in batch.weights.items()},
+    )
+
+
+@pytest.mark.parametrize("bad", [21, -2])
+def test_an_id_out_of_range_is_not_taken_for_another(exported, bad):
+    batch = head(exported.batch, 2)
+    batch.ids["cities"][1, 0] = bad
+    with pytest.raises(ValueError, match=r"'cities': ids must be -1 \(padding\) to 20"):
+        score.Model(exported.folder).logits(batch.dense, batch.ids, batch.weights)
+    good, wrong = call_jax(exported, batch)
+    assert np.isfinite(good)
+    assert np.isnan(wrong)
+
+
+def test_an_older_checkpoint_is_exported_by_its_step(exported, tmp_path):
+    outcome = embark("export", exported.workdir, "--step", 1, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    description = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert description["step"] == 1
+
+
+def test_what_cannot_be_exported(exported, tmp_path):
+    def refused(workdir, out, *args) -> str:
+        outcome = embark("export", workdir, "--out", out, *args)
+        assert outcome.code == 1
+        assert "Traceback" not in outcome.err
+        return outcome.err
+
+    new = tmp_path / "new"
+    before = runs.snapshot(exported.folder)
+    assert "must be a new folder" in refused(exported.workdir, exported.folder)
+    assert runs.snapshot(exported.folder) == before
+    assert "no complete checkpoint of step 3" in refused(
+        exported.workdir, new, "--step", 3
+    )
+    assert "No such file" in refused(tmp_path, new)
+    shutil.copy(exported.workdir / "config.yaml", tmp_path)
+    assert "no such folder" in refused(tmp_path, new)
+    assert not new.exists()
