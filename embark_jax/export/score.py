@@ -54,13 +54,6 @@ class Model:
             name: read_safetensors(folder / table["file"])[name]
             for name, table in self.description["tables"].items()
         }
-        kind = self.description["model"]["kind"]
-        if kind not in MODELS:
-            raise ValueError(
-                f"model {kind!r} is not among {', '.join(MODELS)}: write its forward "
-                "pass here, or use scoring.jax with jax.export"
-            )
-        self._forward = MODELS[kind]
 
     def logits(self, dense, ids, weights=None) -> np.ndarray:
         """``[samples]`` log odds; arguments as in the file of samples."""
@@ -68,7 +61,9 @@ class Model:
             name: self._embed(name, feature, ids[name], (weights or {}).get(name))
             for name, feature in sorted(self.description["features"].items())
         }
-        return self._forward(self.params, np.asarray(dense, np.float32), embeddings)
+        config = self.description["model"]
+        dense = np.asarray(dense, np.float32)
+        return MODELS[config["kind"]](self.params, config, dense, embeddings)
 
     def _embed(self, name, feature, ids, weights) -> np.ndarray:
         """A feature's rows, pooled: ``[samples, dim]``, or with "none" the sequence."""
@@ -105,28 +100,104 @@ def mlp(params, path, x, last_relu=False) -> np.ndarray:
     return x
 
 
-def dlrm(params, dense, embeddings) -> np.ndarray:
+def pairs(vectors) -> np.ndarray:
+    """Dot products of all pairs i > j, of ``[…, n, dim]``."""
+    gram = vectors @ np.swapaxes(vectors, -1, -2)
+    i, j = np.tril_indices(vectors.shape[-2], -1)
+    return gram[..., i, j]
+
+
+def side_by_side(*arrays) -> np.ndarray:
+    return np.concatenate(arrays, axis=-1)
+
+
+def dlrm(params, config, dense, embeddings) -> np.ndarray:
     """Dot products of all pairs, beside the bottom MLP's output."""
     bottom = mlp(params, "bottom", dense, last_relu=True)
     vectors = np.stack([bottom, *embeddings.values()], axis=1)
-    gram = vectors @ vectors.transpose(0, 2, 1)
-    i, j = np.tril_indices(vectors.shape[1], -1)
-    return mlp(params, "top", np.concatenate([bottom, gram[:, i, j]], axis=1))[:, 0]
+    return mlp(params, "top", side_by_side(bottom, pairs(vectors)))[:, 0]
 
 
-def dlrm_dcnv2(params, dense, embeddings) -> np.ndarray:
+def dlrm_dcnv2(params, config, dense, embeddings) -> np.ndarray:
     """Low-rank cross layers over everything side by side."""
     bottom = mlp(params, "bottom", dense, last_relu=True)
-    x0 = x = np.concatenate([bottom, *embeddings.values()], axis=1)
-    layer = 0
-    while f"cross.{layer}.w" in params:
-        v, w, b = (params[f"cross.{layer}.{name}"] for name in "vwb")
+    x0 = x = side_by_side(bottom, *embeddings.values())
+    for i in range(config["cross_layers"]):
+        v, w, b = (params[f"cross.{i}.{name}"] for name in "vwb")
         x = x0 * (x @ v @ w + b) + x
-        layer += 1
     return mlp(params, "top", x)[:, 0]
 
 
-MODELS = {"dlrm": dlrm, "dlrm_dcnv2": dlrm_dcnv2}
+def dcn(params, config, dense, embeddings) -> np.ndarray:
+    """Cross layers of one vector each, beside an MLP."""
+    x0 = x = side_by_side(dense, *embeddings.values())
+    for i in range(config["cross_layers"]):
+        x = x0 * (x @ params[f"cross.{i}.w"]) + params[f"cross.{i}.b"] + x
+    deep = mlp(params, "deep", x0, last_relu=True)
+    return linear(params, "top", side_by_side(x, deep))[:, 0]
+
+
+def first_order(params, path, dense, embeddings) -> np.ndarray:
+    """A linear model; an id's weight is the first column of its row."""
+    of_ids = sum(each[:, 0] for each in embeddings.values())
+    return linear(params, f"{path}.dense", dense)[:, 0] + of_ids
+
+
+def wide_deep(params, config, dense, embeddings) -> np.ndarray:
+    """A linear model plus an MLP."""
+    wide = first_order(params, "wide", dense, embeddings)
+    vectors = [each[:, 1:] for each in embeddings.values()]
+    return wide + mlp(params, "deep", side_by_side(dense, *vectors))[:, 0]
+
+
+def deepfm(params, config, dense, embeddings) -> np.ndarray:
+    """A factorization machine plus an MLP, over the same vectors."""
+    linear_part = first_order(params, "first_order", dense, embeddings)
+    vectors = [each[:, None, 1:] for each in embeddings.values() if each.shape[1] > 1]
+    from_dense = dense[:, :, None] * params["dense_vectors"]
+    fields = np.concatenate([from_dense, *vectors], axis=1)
+    squares = fields.sum(axis=1) ** 2 - (fields**2).sum(axis=1)
+    deep = mlp(params, "deep", fields.reshape(len(dense), -1))[:, 0]
+    return linear_part + squares.sum(axis=1) / 2 + deep
+
+
+def tbsm(params, config, dense, embeddings) -> np.ndarray:
+    """A small DLRM for each event of a sequence, and attention over the events."""
+    past_of = {candidate: name for name, candidate in config["history"].items()}
+    events = 1 + embeddings[next(iter(config["history"]))].shape[1]
+    bottom = mlp(params, "bottom", dense, last_relu=True)
+    fields = [np.repeat(bottom[:, None], events, axis=1)]
+    for name, candidate in embeddings.items():
+        if name in config["history"]:
+            continue
+        if name in past_of:
+            past = embeddings[past_of[name]]
+            fields.append(np.concatenate([past, candidate[:, None]], axis=1))
+        else:
+            fields.append(np.repeat(candidate[:, None], events, axis=1))
+    stacked = np.stack(fields, axis=2)
+    inputs = side_by_side(stacked[:, :, 0], pairs(stacked))
+    vectors = mlp(params, "event", inputs, last_relu=True)
+    squared = (vectors**2).sum(axis=2, keepdims=True)
+    vectors = vectors / np.sqrt(np.maximum(squared, 1e-12))
+
+    sequences = np.stack([embeddings[name] for name in config["history"]])
+    is_event = (sequences != 0).any(axis=(0, 3))  # padding has rows of zeros
+    past, candidate = vectors[:, :-1] * is_event[..., None], vectors[:, -1]
+    query = candidate @ params["similarity"].T @ params["similarity"]
+    scores = mlp(params, "attention", np.einsum("btk,bk->bt", past, query))
+    context = np.einsum("bt,btk->bk", 1 / (1 + np.exp(-scores)), past)
+    return mlp(params, "top", side_by_side(context, candidate))[:, 0]
+
+
+MODELS = {
+    "dlrm": dlrm,
+    "dlrm_dcnv2": dlrm_dcnv2,
+    "dcn": dcn,
+    "wide_deep": wide_deep,
+    "deepfm": deepfm,
+    "tbsm": tbsm,
+}
 
 
 def main() -> None:

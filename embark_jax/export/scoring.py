@@ -12,7 +12,7 @@ from flax import nnx
 from jax import export
 
 from embark_jax import models
-from embark_jax.config import ModelConfig
+from embark_jax.config import AnyModelConfig
 from embark_jax.data.batch import id_dtype
 from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
 
@@ -21,7 +21,7 @@ Arrays = Mapping[str, jax.Array]
 
 
 def scoring_function(
-    config: ModelConfig,
+    config: AnyModelConfig,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,
@@ -60,7 +60,7 @@ def scoring_function(
 
 
 def serialized_scoring(
-    config: ModelConfig,
+    config: AnyModelConfig,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,

@@ -86,7 +86,7 @@ class DeepFM(nnx.Module):
         vectors = [v for v in vectors if v.shape[1]]
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]
         fields = jnp.concatenate([from_dense, *(v[:, None] for v in vectors)], axis=1)
-        deep = self.deep(fields.reshape(len(dense), -1))
+        deep = self.deep(fields.reshape(fields.shape[0], -1))
         return linear + sum_of_pairs(fields) + deep[:, 0]
 
 

@@ -136,7 +136,7 @@ class TBSM(nnx.Module):
         vectors = self.event(jnp.concatenate([stacked[:, 0], pairs], axis=1))
         squared = jnp.sum(vectors**2, axis=1, keepdims=True)
         unit = vectors * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))
-        return unit.reshape(len(dense), events, -1)
+        return unit.reshape(dense.shape[0], events, -1)
 
     def _is_event(self, embeddings: Mapping[str, jax.Array]) -> jax.Array:
         """``[batch, length]`` bool: the places where a sequence has a row."""

@@ -9,27 +9,31 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
 import embark_jax as ej
-from embark_jax import config_io, experiment
+from embark_jax import config as configs
+from embark_jax import config_io, experiment, models
 from embark_jax.data import Batch
+from embark_jax.embedding import reference
 from embark_jax.export import score
+from embark_jax.export.scoring import serialized_scoring
 from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.step import TrainState
 from tests import runs
 from tests.runs import embark
 
 CONFIG = """\
 name: exported
 data: {kind: synthetic, dense_features: 3, train_samples: 4096, test_samples: 100}
+model: {kind: dlrm_dcnv2, bottom: [8], top: [1], cross_layers: 2, cross_rank: 5}
 mesh: {nodes: 1, gpus_per_node: 2}
 embedding:
   dim: 4
@@ -44,11 +48,6 @@ embedding:
     cities: {table: city, hotness: 3, pooling: mean}
 train: {batch_size: 64}
 """
-MODELS = {
-    "dlrm": "model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}\n",
-    "dlrm_dcnv2": "model: {kind: dlrm_dcnv2, bottom: [8], top: [1], cross_layers: 2, "
-    "cross_rank: 5}\n",
-}
 
 
 class Exported(NamedTuple):
@@ -61,16 +60,18 @@ class Exported(NamedTuple):
     logits: np.ndarray
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def exported(request, tmp_path_factory) -> Exported:
-    folder = tmp_path_factory.mktemp(request.param)
-    config = config_io.load(runs.write_config(folder, CONFIG + MODELS[request.param]))
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Exported:
+    folder = tmp_path_factory.mktemp("run")
+    config = config_io.load(runs.write_config(folder, CONFIG))
     setup = experiment.build(config)
     trainer, check = setup.trainer(), setup.checker()
     config_io.save(config, folder / "config.yaml")
     with Checkpointer(folder / "checkpoints", setup.identity, keep=2) as checkpoints:
         for step in (1, 2):
-            trainer.restore(drawn(trainer.state, step))
+            params = drawn(trainer.state.params, step)
+            counted = jnp.full_like(trainer.state.step, step)
+            trainer.restore(trainer.state._replace(params=params, step=counted))
             checkpoints.save(trainer.state, step, trainer.embeddings, {})
     ((batch, logits), *_) = trainer.predict(map(check, setup.dataset.test_batches(64)))
     tables = {
@@ -84,16 +85,15 @@ def exported(request, tmp_path_factory) -> Exported:
     return Exported(folder, folder / "exported", tables, batch, np.asarray(logits))
 
 
-def drawn(state: TrainState, step: int) -> TrainState:
-    """With dense parameters as training might leave them: no bias is zero."""
-    generator = np.random.default_rng(step)
+def drawn(params: Any, seed: int) -> Any:
+    """Dense parameters as training might leave them: no bias is zero."""
+    generator = np.random.default_rng(seed)
 
     def draw(array):
         values = generator.normal(scale=0.5, size=array.shape).astype(np.float32)
         return jax.device_put(values, array.sharding)
 
-    params = jax.tree.map(draw, state.params)
-    return state._replace(params=params, step=jnp.full_like(state.step, step))
+    return jax.tree.map(draw, params)
 
 
 def test_tables_are_logical_and_exact(exported):
@@ -200,3 +200,65 @@ def test_what_cannot_be_exported(exported, tmp_path):
     shutil.copy(exported.workdir / "config.yaml", tmp_path)
     assert "no such folder" in refused(tmp_path, new)
     assert not new.exists()
+
+
+MODELS = (
+    configs.DLRMConfig(bottom=(8, 4), top=(8, 1)),
+    configs.DLRMConfig(bottom=(4,), top=(1,)),
+    configs.DLRMDCNv2Config(bottom=(), top=(1,), cross_layers=2, cross_rank=5),
+    configs.DCNConfig(cross_layers=2, deep=(8,)),
+    configs.WideDeepConfig(deep=(8,)),
+    configs.DeepFMConfig(deep=(8,)),
+    configs.TBSMConfig(
+        history={"recent": "item"}, bottom=(4,), event=(5,), attention=(6,), top=(7, 1)
+    ),
+)
+
+
+def test_every_model_has_a_numpy_twin():
+    kinds = {configs.kind_of(each) for each in configs.sections(configs.ModelConfig)}
+    assert kinds == score.MODELS.keys() == {each.kind for each in MODELS}
+
+
+@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
+def test_every_model_scores_alike_in_numpy_and_serialized(config):
+    generator = np.random.default_rng(0)
+    specs = [ej.TableSpec("user", 30, 4), ej.TableSpec("item", 50, 4)]
+    features = [
+        ej.FeatureSpec("user"),
+        ej.FeatureSpec("item", hotness=3, pooling="mean"),
+        ej.FeatureSpec("recent", "item", hotness=3, pooling="none"),
+    ][: 3 if config.kind == "tbsm" else 2]
+    tables = {
+        spec.name: generator.normal(size=(spec.rows, spec.dim)).astype(np.float32)
+        for spec in specs
+    }
+    ids = {
+        f.name: generator.integers(-1, 30, (7, f.hotness), np.int32) for f in features
+    }
+    dense = generator.normal(size=(7, 3)).astype(np.float32)
+
+    embeddings = {
+        name: value.astype(np.float32)
+        for name, value in reference.lookup(tables, features, ids, {}).items()
+    }
+    shapes = {name: value.shape[1:] for name, value in embeddings.items()}
+    model = models.build(config, shapes, 3, nnx.Rngs(0))
+    state = drawn(nnx.state(model, nnx.Param), 0)
+    nnx.update(model, state)
+    expected = np.asarray(model(dense, jax.tree.map(jnp.asarray, embeddings)))
+
+    params = {
+        ".".join(map(str, path)): np.asarray(param[...])
+        for path, param in nnx.to_flat_state(state)
+    }
+    forward = score.MODELS[config.kind]
+    arguments = config.model_dump(mode="json"), dense, dict(sorted(embeddings.items()))
+    found = forward(params, *arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+    scoring = serialized_scoring(config, specs, features, dense_features=3)
+    found = jax_export.deserialize(bytearray(scoring)).call(
+        params, tables, dense, ids, {}
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
