@@ -71,8 +71,15 @@ class MovieLens100KConfig(Config):
     """Length of the sequence of films that the user rated before; 0 leaves it out."""
 
 
+class PreparedConfig(Config):
+    """A folder that ``embark data prepare`` or ``embark data synth`` made."""
+
+    kind: Literal["prepared"] = "prepared"
+    path: Path
+
+
 DataConfig = Annotated[
-    SyntheticConfig | MovieLens100KConfig, Field(discriminator="kind")
+    SyntheticConfig | MovieLens100KConfig | PreparedConfig, Field(discriminator="kind")
 ]
 
 

@@ -11,6 +11,7 @@ from embark_jax.config import (
     ConfigError,
     ExperimentConfig,
     MovieLens100KConfig,
+    PreparedConfig,
     SyntheticConfig,
     nearest,
 )
@@ -18,6 +19,7 @@ from embark_jax.data import (
     BatchChecker,
     Dataset,
     MovieLens100K,
+    PreparedData,
     SyntheticClicks,
     accesses,
 )
@@ -58,6 +60,9 @@ def read_dataset(
                 seed=config.seed,
                 earlier_items=config.data.earlier_items,
             )
+            tables, features = _merged_model(config, dataset)
+        case PreparedConfig():
+            dataset = PreparedData(config.data.path, seed=config.seed)
             tables, features = _merged_model(config, dataset)
     return dataset, tables, features
 

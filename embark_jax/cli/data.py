@@ -11,10 +11,12 @@ from rich.progress import track
 from rich.table import Table
 
 from embark_jax import config_io
+from embark_jax.cli import prepare
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.planner.access import Statistics
 
 app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
+app.command("prepare")(prepare.prepare)
 
 
 @app.command("movielens-100k")

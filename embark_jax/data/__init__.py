@@ -9,4 +9,5 @@ from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
 from embark_jax.data.movielens import MovieLens100K as MovieLens100K
 from embark_jax.data.pipeline import prefetch as prefetch
+from embark_jax.data.prepared import PreparedData as PreparedData
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks

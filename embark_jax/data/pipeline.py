@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -15,15 +16,26 @@ def prefetch(
 ) -> Iterator[T]:
     """Yields ``make_batch(step)`` for the steps ``start .. stop - 1``, in order.
 
-    A background thread stays up to ``depth`` batches ahead of the consumer. An
-    exception of ``make_batch`` is raised where its batch would have come. Closing the
-    generator waits for the batch in the making and ends the thread.
+    A background thread stays up to ``depth`` batches ahead of the consumer; see
+    ``in_order``.
     """
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+    return in_order(make_batch, range(start, stop), workers=1, depth=depth)
+
+
+def in_order(
+    function: Callable[[S], T], items: Iterable[S], *, workers: int, depth: int
+) -> Iterator[T]:
+    """Yields ``function(item)`` for each item, in order.
+
+    ``workers`` threads stay up to ``depth`` items ahead of the consumer, and no further
+    item is taken. An exception of ``function`` is raised where its result would have
+    come. Closing the generator waits for what is in the making and ends the threads.
+    """
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="prefetch")
     ahead: deque[Future[T]] = deque()
     try:
-        for step in range(start, stop):
-            ahead.append(pool.submit(make_batch, step))
+        for item in items:
+            ahead.append(pool.submit(function, item))
             if len(ahead) > depth:
                 yield ahead.popleft().result()
         while ahead:

@@ -1,0 +1,47 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes ``path`` when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.part")
+    yield scratch
+    scratch.replace(path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    with replacing(path) as scratch:
+        scratch.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def write_arrow(path: Path, table: pa.Table, batch_rows: int | None = None) -> None:
+    """Writes an Arrow IPC file, in record batches of so many rows."""
+    with (
+        replacing(path) as scratch,
+        pa.ipc.new_file(str(scratch), table.schema) as writer,
+    ):
+        writer.write_table(table.combine_chunks(), max_chunksize=batch_rows)
+
+
+def read_arrow(path: Path) -> pa.Table:
+    """The whole of an Arrow IPC file, mapped into memory."""
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all().combine_chunks()
+
+
+def sha256_of(path: Path) -> str:
+    """In hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,77 @@
+"""Text files, plain or gzip, in chunks of whole lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from embark_jax.data.batch import DataError
+
+CHUNK_BYTES = 64 * 2**20
+"""Of text. Memory follows it: some four times as much for each worker."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Some whole lines of a file.
+
+    Attributes:
+      path: of the file.
+      text: the lines, each with its newline; only the last of a file may lack it.
+      start: offset of ``text`` in the file, in bytes after decompression.
+      first_line: number of its first line in the file, from 1.
+      disk_position: bytes of the file on disk that were read up to its end.
+    """
+
+    path: Path
+    text: bytes
+    start: int = 0
+    first_line: int = 1
+    disk_position: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    @property
+    def next_line(self) -> int:
+        return self.first_line + self.text.count(b"\n")
+
+
+def read_chunks(path: Path, start: int, first_line: int, size: int) -> Iterator[Chunk]:
+    """The chunks of a file from an offset on, which begins a line.
+
+    Raises:
+      DataError: if the file cannot be read, or its compressed data are cut or damaged.
+    """
+    chunk = Chunk(path, b"", start, first_line)
+    try:
+        with path.open("rb") as disk:
+            file = _decompressed(disk)
+            file.seek(start)
+            while text := _whole_lines(file, size):
+                chunk = Chunk(path, text, chunk.end, chunk.next_line, disk.tell())
+                yield chunk
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{path}, after line {chunk.next_line - 1}: the compressed data are cut or "
+            f"damaged ({error}); bring a new copy of the file"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+
+
+def _decompressed(disk: BinaryIO) -> BinaryIO:
+    """The file itself or what is in it: names do not always tell."""
+    compressed = disk.read(2) == b"\x1f\x8b"
+    disk.seek(0)
+    return cast(BinaryIO, gzip.GzipFile(fileobj=disk)) if compressed else disk
+
+
+def _whole_lines(file: BinaryIO, size: int) -> bytes:
+    text = file.read(size)
+    return text if text.endswith(b"\n") else text + file.readline()

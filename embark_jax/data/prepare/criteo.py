@@ -1,0 +1,106 @@
+"""Criteo's click logs: 13 counts and 26 hashed categories, tab-separated.
+
+Kaggle's display advertising challenge (``train.txt``, 45.8 million samples, 7 days) and
+the terabyte of 24 days (``day_0`` … ``day_23``, 4.4 billion;
+https://ailab.criteo.com/ressources/). Dense features become log(1 + x), with 0 for
+missing and negative counts, as in DLRM (https://arxiv.org/abs/1906.00091).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embark_jax.data.batch import DataError
+from embark_jax.data.manifest import LABEL
+from embark_jax.data.prepare.delimited import Column, Layout
+from embark_jax.data.prepare.recipe import (
+    DelimitedFile,
+    Recipe,
+    find,
+    last_file,
+    last_part,
+)
+from embark_jax.tables import FeatureSpec
+
+COUNTS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+LAYOUT = Layout(
+    (
+        Column(LABEL, "integer", required=True, bounds=(0, 1)),
+        *(Column(name, "integer") for name in COUNTS),
+        *(Column(name, "hex") for name in CATEGORIES),
+    )
+)
+KAGGLE_DAYS = 7
+
+# MLPerf's, in order of the features:
+# https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm
+MULTI_HOT = (
+    *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3),
+    *(1, 1),
+)
+
+
+def kaggle(raw: Path) -> Recipe:
+    """The Kaggle data; by time, six days are for training and the last is halved, as
+    in DLRM."""
+    return Recipe(
+        raw=[DelimitedFile(find(raw, "train.txt"), LAYOUT)],
+        dense=COUNTS,
+        features=tuple(map(FeatureSpec, CATEGORIES)),
+        samples=lambda columns, file: _samples(columns),
+        time_split=last_part(KAGGLE_DAYS),
+    )
+
+
+def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
+    """The days that are there, from day_0 on; by time, the last is halved into
+    validation and test set, as in MLPerf.
+
+    Args:
+      raw: folder of day_0, day_1, …, plain or gzip.
+      multi_hot: makes bags of MLPerf's hotness when the data are read.
+
+    Raises:
+      DataError: if a day is missing between others, or there are fewer than two.
+    """
+    days = {
+        int(found[1]): path
+        for path in raw.glob("day_*")
+        if (found := re.fullmatch(r"day_(\d+)(\.gz)?", path.name))
+    }
+    if len(days) < 2 or sorted(days) != list(range(len(days))):
+        names = ", ".join(sorted(path.name for path in days.values())) or "none"
+        raise DataError(
+            f"{raw}: must have day_0, day_1 and so on, two at least and none missing "
+            f"between; has {names}"
+        )
+    return Recipe(
+        raw=[DelimitedFile(days[day], LAYOUT) for day in range(len(days))],
+        dense=COUNTS,
+        features=tuple(map(FeatureSpec, CATEGORIES)),
+        samples=lambda columns, file: _samples(columns),
+        time_split=last_file,
+        bags_of_one_id=dict(zip(CATEGORIES, MULTI_HOT, strict=True))
+        if multi_hot
+        else {},
+    )
+
+
+def _samples(columns: pa.Table) -> pa.Table:
+    dense = {
+        name: pa.array(
+            np.log1p(np.maximum(_filled(columns[name]), 0), dtype=np.float32)
+        )
+        for name in COUNTS
+    }
+    label = columns[LABEL].cast(pa.float32())
+    return pa.table({LABEL: label, **dense, **{n: columns[n] for n in CATEGORIES}})
+
+
+def _filled(values: pa.ChunkedArray) -> np.ndarray:
+    return values.fill_null(0).to_numpy()

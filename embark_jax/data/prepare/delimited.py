@@ -1,0 +1,251 @@
+"""Delimited text to typed columns; lines that break a rule are found and named."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from embark_jax.data.batch import DataError
+from embark_jax.data.prepare.chunks import Chunk
+
+OnBadLine = Literal["error", "skip"]
+
+_TYPES = {
+    "integer": (pa.int64(), "a whole number"),
+    "number": (pa.float64(), "a finite number"),
+    "hex": (pa.binary(), "8 hexadecimal digits"),
+    "text": (pa.string(), "UTF-8 text"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a text file.
+
+    Attributes:
+      name: of the column.
+      kind: what its values are; "hex" ones become uint32.
+      required: whether a value must be there.
+      bounds: least and most that a number may be.
+    """
+
+    name: str
+    kind: Literal["integer", "number", "hex", "text"] = "text"
+    required: bool = False
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def rule(self) -> str:
+        """What a value must be, in words."""
+        rule = _TYPES[self.kind][1]
+        if self.bounds is not None:
+            rule += " from {:g} to {:g}".format(*self.bounds)
+        return rule if self.required else f"{rule}, or nothing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the lines of a text file are made.
+
+    Attributes:
+      columns: in their order; at least one is required, so that no empty line passes.
+      separator: one byte between them, such as a tab.
+      header: whether the first line holds the names of the columns.
+      quotes: whether a value may be in double quotes.
+      encoding: of the text.
+    """
+
+    columns: tuple[Column, ...]
+    separator: str = "\t"
+    header: bool = False
+    quotes: bool = False
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+
+
+class BadLine(NamedTuple):
+    """A line that breaks a rule: its place in the chunk (from 0), and the reason."""
+
+    place: int
+    reason: str
+
+
+class Parsed(NamedTuple):
+    """The good lines of a chunk as typed columns, and the bad ones."""
+
+    table: pa.Table
+    bad: list[BadLine]
+
+
+def parse(chunk: Chunk, layout: Layout, on_bad_line: OnBadLine = "error") -> Parsed:
+    """Parses a chunk without its header.
+
+    Raises:
+      DataError: naming the first bad line, unless ``on_bad_line`` is "skip".
+    """
+    text = chunk.text
+    if layout.encoding == "latin-1":
+        text = text.decode("latin-1").encode("utf-8")
+    tables, bad = [_parse(b"", layout)], []
+    for found in _search(text, lambda part: _parse(part, layout)):
+        if isinstance(found, pa.Table):
+            tables.append(found)
+            continue
+        bad.append(found)
+        if on_bad_line == "error":
+            raise DataError(describe(chunk, found))
+    return Parsed(pa.concat_tables(tables), bad)
+
+
+def describe(chunk: Chunk, bad: BadLine) -> str:
+    """Where a bad line is, and why it is bad."""
+    return f"{chunk.path}, line {chunk.first_line + bad.place}: {bad.reason}"
+
+
+def check_header(line: bytes, layout: Layout) -> str | None:
+    """What is wrong with the first line of a file that has a header."""
+    found = line.decode(layout.encoding, "replace").rstrip("\r\n")
+    expected = [column.name for column in layout.columns]
+    names = [name.strip('"') for name in found.split(layout.separator)]
+    if names == expected:
+        return None
+    return f"header is {names}, must be {expected}"
+
+
+def _search(
+    text: bytes, parse: Callable[[bytes], pa.Table], place: int = 0
+) -> Iterator[pa.Table | BadLine]:
+    """Tables of the good lines and the bad ones between, in order.
+
+    Text that does not parse is halved until the lines at fault stand alone: good text
+    is read at full speed, and one set of rules says what is good.
+    """
+    try:
+        yield parse(text)
+        return
+    except (pa.ArrowInvalid, ValueError) as error:
+        reason = str(error)
+    middle = text.find(b"\n", len(text) // 2) + 1
+    if middle in (0, len(text)):  # no line ends in the second half, but in the first?
+        middle = text.rfind(b"\n", 0, len(text) // 2) + 1
+    if middle == 0:
+        yield BadLine(place, reason)
+        return
+    yield from _search(text[:middle], parse, place)
+    yield from _search(text[middle:], parse, place + text.count(b"\n", 0, middle))
+
+
+def _parse(text: bytes, layout: Layout) -> pa.Table:
+    """Typed columns of lines that are all good.
+
+    Raises:
+      ValueError, pa.ArrowInvalid: if one is not; for a single line, the reason in
+        full.
+    """
+    columns = layout.columns
+    if not text:
+        types = [pa.uint32() if c.kind == "hex" else _TYPES[c.kind][0] for c in columns]
+        fields = zip([c.name for c in columns], types, strict=True)
+        return pa.schema(list(fields)).empty_table()
+    if not text.endswith(b"\n"):
+        raise ValueError(
+            f"the file ends inside this line, {_shown(text)}, which must end with a "
+            "newline"
+        )
+    try:
+        table = _read(text, layout)
+    except pa.ArrowInvalid as error:
+        raise ValueError(_explain(str(error), text, layout)) from None
+    for place, column in enumerate(columns):
+        values = table.column(place)
+        if column.kind == "hex":
+            values = _from_hex(values.combine_chunks(), column)
+            table = table.set_column(place, column.name, values)
+        elif column.kind != "text":
+            _check_numbers(values, column)
+        if column.required and values.null_count:
+            raise ValueError(f"column {column.name}: is empty, must be {column.rule}")
+    return table
+
+
+def _read(text: bytes, layout: Layout) -> pa.Table:
+    columns = layout.columns
+    return pyarrow.csv.read_csv(
+        pa.BufferReader(text),
+        pyarrow.csv.ReadOptions(
+            column_names=[column.name for column in columns],
+            use_threads=False,
+            block_size=len(text) + 1,  # in one piece
+        ),
+        pyarrow.csv.ParseOptions(
+            delimiter=layout.separator,
+            quote_char='"' if layout.quotes else False,
+            ignore_empty_lines=False,
+        ),
+        pyarrow.csv.ConvertOptions(
+            column_types={column.name: _TYPES[column.kind][0] for column in columns},
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+
+
+def _explain(error: str, line: bytes, layout: Layout) -> str:
+    """An error of the CSV reader about a single line, in our words."""
+    if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
+        return f"has {found[2]} columns, must have {found[1]}: {_shown(line)}"
+    if found := re.search(r"column #(\d+)", error):
+        place = int(found[1])
+        column = layout.columns[place]
+        values = line.rstrip(b"\r\n").split(layout.separator.encode())
+        value = _shown(values[place] if place < len(values) else line)
+        return f"column {column.name}: value is {value}, must be {column.rule}"
+    return error
+
+
+def _shown(text: bytes) -> str:
+    shown = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+    return repr(shown if len(shown) <= 80 else f"{shown[:77]}...")
+
+
+def _check_numbers(values: pa.ChunkedArray, column: Column) -> None:
+    numbers = values.drop_null().to_numpy()
+    bad = ~np.isfinite(numbers)
+    if column.bounds is not None:
+        least, most = column.bounds
+        bad |= (numbers < least) | (numbers > most)
+    if bad.any():
+        value = numbers[bad][0]
+        raise ValueError(
+            f"column {column.name}: value is {value}, must be {column.rule}"
+        )
+
+
+_NIBBLES = np.full(256, 255, np.uint8)
+for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
+    _NIBBLES[np.frombuffer(_digits, np.uint8)] = np.arange(16)
+
+
+def _from_hex(values: pa.BinaryArray, column: Column) -> pa.Array:
+    """Values of 8 hexadecimal digits as uint32; missing ones stay missing."""
+    _, offsets, data = values.buffers()
+    lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(values) + 1])
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    wrong = np.where(missing, lengths != 0, lengths != 8)
+    digits = np.frombuffer(data or b"", np.uint8)[: int(lengths.sum())]
+    nibbles = _NIBBLES[digits]
+    if wrong.any() or nibbles.max(initial=0) > 15:
+        value = values.drop_null()[0].as_py() if len(values) == 1 else b""
+        raise ValueError(
+            f"column {column.name}: value is {_shown(value)}, must be {column.rule}"
+        )
+    halves = nibbles.reshape(-1, 4, 2)
+    octets = (halves[:, :, 0] << 4) | halves[:, :, 1]
+    numbers = np.zeros(len(values), np.uint32)
+    numbers[~missing] = octets.view(">u4").ravel()
+    return pa.array(numbers, mask=missing)

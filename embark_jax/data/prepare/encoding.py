@@ -1,0 +1,173 @@
+"""Second and third stage: values are counted into vocabularies, and become ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from embark_jax.data import manifest as manifests
+from embark_jax.data.files import read_arrow, write_arrow, write_json
+from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
+from embark_jax.data.pipeline import in_order
+from embark_jax.data.prepare.parsing import ParsedPart
+from embark_jax.data.prepare.recipe import TRAIN
+from embark_jax.data.prepare.vocabulary import (
+    FIRST_ID,
+    ValueCounter,
+    Vocabulary,
+    count_values,
+    flat,
+    padded,
+)
+from embark_jax.tables import FeatureSpec
+
+
+class PlacedPart(NamedTuple):
+    """A parsed part, and the split of each of its samples when called with them."""
+
+    part: ParsedPart
+    splits: Callable[[pa.Table], np.ndarray]
+
+
+class Counted(NamedTuple):
+    """Rows of each table, and the longest bag of each feature."""
+
+    table_rows: dict[str, int]
+    hotness: dict[str, int]
+
+
+def count(
+    features: Sequence[FeatureSpec],
+    parts: Sequence[PlacedPart],
+    folder: Path,
+    *,
+    min_count: int,
+    max_rows: int,
+    hashed: bool,
+    workers: int,
+    progress: Callable[[int], None],
+) -> Counted:
+    """Counts the values of the training samples; writes the vocabularies.
+
+    Args:
+      features: of the data set.
+      parts: of the data set.
+      folder: gets a vocabulary for each table that is not hashed.
+      min_count: samples that a value must have for a row of its own.
+      max_rows: a table with more values is hashed to so many rows.
+      hashed: whether every table is.
+      workers: parts at once.
+      progress: is told the parts that are done.
+    """
+    counters = {f.table: ValueCounter(0 if hashed else max_rows) for f in features}
+    hotness = dict.fromkeys((f.name for f in features), 1)
+
+    def count_part(placed: PlacedPart) -> dict[str, tuple[int, pa.Table | None]]:
+        samples = placed.part.read()
+        train = samples.filter(pa.array(placed.splits(samples) == TRAIN))
+        found = {}
+        for feature in features:
+            longest = _longest_bag(samples[feature.name].combine_chunks())
+            table = None
+            if not hashed and not counters[feature.table].too_many:
+                table = count_values(train[feature.name].combine_chunks())
+            found[feature.name] = longest, table
+        return found
+
+    counting = in_order(count_part, parts, workers=workers, depth=workers)
+    for number, found in enumerate(counting, 1):
+        for feature in features:
+            longest, values = found[feature.name]
+            hotness[feature.name] = max(hotness[feature.name], longest)
+            if values is not None:
+                counters[feature.table].add(values)
+        progress(number)
+
+    rows = {}
+    for table, counter in counters.items():
+        if hashed or counter.too_many:
+            rows[table] = max_rows
+        else:
+            values = counter.frequent(min_count)
+            write_arrow(folder / f"{table}.arrow", values)
+            rows[table] = FIRST_ID + len(values)
+    return Counted(rows, hotness)
+
+
+def encode(
+    parts: Sequence[PlacedPart],
+    out: Path,
+    work: Path,
+    vocabularies: Path,
+    manifest: Manifest,
+    workers: int,
+    progress: Callable[[int], None],
+) -> Iterator[dict[str, Part]]:
+    """For each part the files that it becomes, by split.
+
+    Args:
+      parts: of the data set.
+      out: gets the files.
+      work: keeps what is known of files that are finished.
+      vocabularies: folder that ``count`` filled.
+      manifest: complete but for the files.
+      workers: parts at once.
+      progress: is told the parts that are done.
+    """
+    ids_of = {}
+    for table, rows in manifest.table_rows.items():
+        path = vocabularies / f"{table}.arrow"
+        keys = read_arrow(path)["key"].combine_chunks() if path.exists() else None
+        ids_of[table] = Vocabulary(keys, rows).ids
+    schema = manifest.schema()
+
+    def encode_part(placed: PlacedPart) -> dict[str, Part]:
+        name = placed.part.path
+        done = work / f"{name.stem}.json"
+        if done.exists():
+            known = json.loads(done.read_text())
+            return {split: Part(**part) for split, part in known.items()}
+        samples = placed.part.read()
+        columns = [samples[name] for name in (LABEL, *manifest.dense)]
+        for feature, spec in manifest.features.items():
+            values = samples[feature].combine_chunks()
+            ids = ids_of[spec.table](flat(values))
+            columns.append(_arrow_ids(values, ids, schema.field(feature).type))
+        encoded, splits = pa.table(columns, schema), placed.splits(samples)
+        found = {}
+        for number, split in enumerate(SPLITS):
+            rows = encoded.filter(pa.array(splits == number))
+            if len(rows):
+                file = f"{split}/{name.name}"
+                block_rows = manifest.block_rows
+                found[split] = manifests.write_part(out, file, rows, block_rows)
+        write_json(done, {split: part.model_dump() for split, part in found.items()})
+        return found
+
+    encoding = in_order(encode_part, parts, workers=workers, depth=workers)
+    for number, found in enumerate(encoding, 1):
+        progress(number)
+        yield found
+
+
+def _longest_bag(values: pa.Array) -> int:
+    if not pa.types.is_list(values.type):
+        return 1
+    lengths = values.value_lengths().fill_null(0).to_numpy()
+    return int(lengths.max(initial=1))
+
+
+def _arrow_ids(values: pa.Array, ids: np.ndarray, type_: pa.DataType) -> pa.Array:
+    hotness = type_.list_size if pa.types.is_fixed_size_list(type_) else 1
+    if pa.types.is_list(values.type):
+        ids = padded(values, ids, hotness).ravel()
+    if hotness == 1:
+        return pa.array(ids).cast(type_)
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(ids).cast(type_.value_type), hotness
+    )

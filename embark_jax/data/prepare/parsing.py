@@ -1,0 +1,121 @@
+"""First stage: raw files become typed samples, a part for each piece of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from embark_jax.data.files import read_arrow, write_arrow
+from embark_jax.data.pipeline import in_order
+from embark_jax.data.prepare.delimited import OnBadLine
+from embark_jax.data.prepare.recipe import Piece, Position, Recipe
+
+_EXAMPLES = 3
+"""Bad lines of each part that are kept in words."""
+_META = b"embark"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedPart:
+    """Typed samples of a piece of a raw file.
+
+    Attributes:
+      path: of the Arrow file that holds them.
+      file: number of the raw file.
+      rows: samples.
+      after: where the next piece of the raw file begins.
+      progress: bytes of the raw file on disk up to there.
+      skipped: bad lines that are left out.
+      examples: some of them, in words.
+    """
+
+    path: Path
+    file: int
+    rows: int
+    after: Position
+    progress: int
+    skipped: int
+    examples: tuple[str, ...]
+
+    def read(self) -> pa.Table:
+        """The samples: label, dense features, values of the features."""
+        return read_arrow(self.path)
+
+
+def parse(
+    recipe: Recipe,
+    folder: Path,
+    on_bad_line: OnBadLine,
+    workers: int,
+    progress: Callable[[int], None],
+) -> Iterator[ParsedPart]:
+    """All parts of a data set in order; those that are in the folder are kept.
+
+    Args:
+      recipe: of the data set.
+      folder: of the parts.
+      on_bad_line: what to do with one.
+      workers: pieces at once.
+      progress: is told the bytes of raw files on disk that are done.
+
+    Raises:
+      DataError: if a raw file cannot be read, or a line is bad and must not be.
+    """
+    before = 0
+    for number, raw in enumerate(recipe.raw):
+        parts = (folder / f"{number:03}-{i:06}.arrow" for i in itertools.count())
+        after = Position()
+        for path in parts:
+            if not path.exists():
+                parts = itertools.chain([path], parts)
+                break
+            part = _known(path)
+            after = part.after
+            progress(before + part.progress)
+            yield part
+        work = zip(parts, raw.pieces(after), strict=False)
+        job = _Job(recipe, number, on_bad_line)
+        for part in in_order(job, work, workers=workers, depth=workers):
+            progress(before + part.progress)
+            yield part
+        before += raw.path.stat().st_size
+
+
+class _Job(NamedTuple):
+    """Parses a piece of a file and writes the part."""
+
+    recipe: Recipe
+    file: int
+    on_bad_line: OnBadLine
+
+    def __call__(self, work: tuple[Path, Piece]) -> ParsedPart:
+        path, piece = work
+        columns, bad = piece.read(self.on_bad_line)
+        samples = self.recipe.samples(columns, self.file)
+        part = ParsedPart(
+            path,
+            self.file,
+            len(samples),
+            piece.after,
+            piece.progress,
+            len(bad),
+            tuple(bad[:_EXAMPLES]),
+        )
+        known = dataclasses.asdict(part)
+        del known["path"]
+        write_arrow(path, samples.replace_schema_metadata({_META: json.dumps(known)}))
+        return part
+
+
+def _known(path: Path) -> ParsedPart:
+    """A part that an earlier run wrote."""
+    with pa.memory_map(str(path)) as file:
+        known = json.loads(pa.ipc.open_file(file).schema.metadata[_META])
+    known["after"] = Position(*known["after"])
+    return ParsedPart(path, **known | {"examples": tuple(known["examples"])})

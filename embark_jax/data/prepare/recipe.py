@@ -1,0 +1,216 @@
+"""What there is to say of a data set: its raw files, and how they become samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embark_jax.data.batch import DataError
+from embark_jax.data.hashing import splitmix64
+from embark_jax.data.manifest import LABEL, SPLITS
+from embark_jax.data.prepare import chunks
+from embark_jax.data.prepare.chunks import Chunk, read_chunks
+from embark_jax.data.prepare.delimited import (
+    Layout,
+    OnBadLine,
+    Parsed,
+    check_header,
+    describe,
+    parse,
+)
+from embark_jax.tables import FeatureSpec
+
+SPLIT = "split"
+"""A column of samples whose data set says itself in which split each one is."""
+TRAIN, VALIDATION, TEST = range(len(SPLITS))
+
+
+class Extent(NamedTuple):
+    """All samples, and the position of the first of the last file."""
+
+    total: int
+    last_file: int
+
+
+Split = Callable[[pa.Table, int, Extent], np.ndarray]
+"""The split of each row, uint8, of a table of samples from a position on."""
+
+
+class Position(NamedTuple):
+    """How far a raw file was read: where to go on, and the next line."""
+
+    start: int = 0
+    line: int = 1
+
+
+class Piece(NamedTuple):
+    """A piece of a raw file, read when called.
+
+    Attributes:
+      read: gives its typed columns and where its bad lines are.
+      after: where the next piece begins.
+      progress: bytes of the file on disk up to there.
+    """
+
+    read: Callable[[OnBadLine], tuple[pa.Table, list[str]]]
+    after: Position
+    progress: int
+
+
+class RawFile(Protocol):
+    """A file as users download it."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def pieces(self, after: Position) -> Iterator[Piece]:
+        """From a position on."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class DelimitedFile:
+    """Text, plain or gzip."""
+
+    path: Path
+    layout: Layout
+
+    def pieces(self, after: Position) -> Iterator[Piece]:
+        for chunk in read_chunks(self.path, *after, chunks.CHUNK_BYTES):
+            position = Position(chunk.end, chunk.next_line)
+            yield Piece(_Reader(chunk, self.layout), position, chunk.disk_position)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    chunk: Chunk
+    layout: Layout
+
+    def __call__(self, on_bad_line: OnBadLine) -> tuple[pa.Table, list[str]]:
+        chunk = self.chunk
+        if self.layout.header and chunk.first_line == 1:
+            header, _, text = chunk.text.partition(b"\n")
+            if problem := check_header(header, self.layout):
+                raise DataError(f"{chunk.path}, line 1: {problem}")
+            chunk = dataclasses.replace(chunk, text=text, first_line=2)
+        parsed: Parsed = parse(chunk, self.layout, on_bad_line)
+        return parsed.table, [describe(chunk, bad) for bad in parsed.bad]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetFile:
+    """Parquet; each row group is a piece."""
+
+    path: Path
+    columns: tuple[str, ...]
+
+    def pieces(self, after: Position) -> Iterator[Piece]:
+        try:
+            groups = pq.ParquetFile(self.path).num_row_groups
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{self.path}: {error}") from None
+        size = self.path.stat().st_size
+        for group in range(after.start, groups):
+
+            def read(_: OnBadLine, group=group):
+                try:
+                    file = pq.ParquetFile(self.path)
+                    return file.read_row_group(group, list(self.columns)), []
+                except (OSError, pa.ArrowInvalid) as error:
+                    raise DataError(
+                        f"{self.path}, row group {group}: {error}"
+                    ) from None
+
+            yield Piece(read, Position(group + 1), size * (group + 1) // groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a data set becomes samples.
+
+    Attributes:
+      raw: its files, in the order of the samples.
+      dense: names of the dense features.
+      features: in order; a bag's hotness is found in the data.
+      samples: from the columns of a piece and the number of its file to the label, the
+        dense features (float32), and for each feature its values: uint32, int64, text,
+        or lists of these. Missing values are null. It may also give SPLIT.
+      time_split: holds out the latest samples; None if the data set is in no order.
+      bags_of_one_id: hotness of features that are made multi-hot when read.
+    """
+
+    raw: Sequence[RawFile]
+    dense: tuple[str, ...]
+    features: tuple[FeatureSpec, ...]
+    samples: Callable[[pa.Table, int], pa.Table]
+    time_split: Split | None = None
+    bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"columns {', '.join(twice)}: are used twice")
+
+
+def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+    """8:1:1, by a hash of the position: the same for every run and machine."""
+    del extent
+    positions = np.arange(start, start + len(table), dtype=np.uint64)
+    tenth = splitmix64(positions) % np.uint64(10)
+    return np.select([tenth < 8, tenth < 9], [TRAIN, VALIDATION], TEST).astype(np.uint8)
+
+
+def last_part(parts: int) -> Split:
+    """Holds out the last of so many equal parts: its first half is the test set, the
+    second the validation set."""
+
+    def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+        held_out = extent.total // parts
+        begin, middle = extent.total - held_out, extent.total - held_out // 2
+        return _halved(table, start, begin, middle, (TEST, VALIDATION))
+
+    return split
+
+
+def last_file(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+    """Holds out the last file: its first half is the validation set, the second the
+    test set."""
+    middle = (extent.last_file + extent.total + 1) // 2
+    return _halved(table, start, extent.last_file, middle, (VALIDATION, TEST))
+
+
+def given_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+    """The split that the samples say themselves."""
+    del start, extent
+    return table[SPLIT].to_numpy()
+
+
+def _halved(
+    table: pa.Table, start: int, begin: int, middle: int, halves: tuple[int, int]
+) -> np.ndarray:
+    positions = np.arange(start, start + len(table))
+    conditions = [positions < begin, positions < middle]
+    return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of these files that is there, plain or gzip.
+
+    Raises:
+      DataError: if none is.
+    """
+    for name in names:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise DataError(
+        f"{folder}: has no {' or '.join(names)}, plain or with .gz; --raw is the "
+        "folder of the files as they were downloaded"
+    )

@@ -1,0 +1,143 @@
+"""From the values of a table's features to ids.
+
+Id 0 stands for a missing value, 1 for one that the training samples have too seldom,
+and then come the values, the most frequent first. A hashed table has no vocabulary:
+its values share the rows from 1 on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
+
+MISSING_ID, RARE_ID, FIRST_ID = 0, 1, 2
+
+
+_NOTHING = pa.schema([("key", pa.uint32()), ("count", pa.int64())]).empty_table()
+
+
+class ValueCounter:
+    """Counts the different values of a table, up to a number of them.
+
+    Args:
+      limit: with more values than this the table is to be hashed; they are let go,
+        so that memory is bounded.
+    """
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._merged = _NOTHING
+        self._pending: list[pa.Table] = []
+        self.too_many = False
+
+    def add(self, counted: pa.Table) -> None:
+        """Adds what ``count_values`` found."""
+        if self.too_many:
+            return
+        self._pending.append(counted)
+        # Merged whenever new values outnumber the merged ones: each is merged a few
+        # times only.
+        if sum(map(len, self._pending)) > len(self._merged):
+            self._merge()
+
+    def frequent(self, min_count: int) -> pa.Table:
+        """Values seen at least so often, the most frequent first; ties by value."""
+        self._merge()
+        kept = self._merged.filter(pc.field("count") >= min_count)
+        return kept.sort_by([("count", "descending"), ("key", "ascending")])
+
+    def _merge(self) -> None:
+        tables = [table for table in (self._merged, *self._pending) if len(table)]
+        self._pending = []
+        if tables:
+            grouped = pa.concat_tables(tables).group_by("key", use_threads=False)
+            merged = grouped.aggregate([("count", "sum")]).select(["key", "count_sum"])
+            self._merged = merged.rename_columns(["key", "count"])
+        if len(self._merged) > self._limit:
+            self.too_many, self._merged = True, _NOTHING
+
+
+def count_values(values: pa.Array) -> pa.Table:
+    """``key`` and ``count`` of each different value that is there."""
+    found = flat(values).drop_null().value_counts()
+    counts = found.field("counts")
+    return pa.table({"key": found.field("values"), "count": counts})
+
+
+def flat(values: pa.Array) -> pa.Array:
+    """The values of all bags, or of single values themselves."""
+    return values.flatten() if pa.types.is_list(values.type) else values
+
+
+class Vocabulary:
+    """Ids of the values of one table.
+
+    Args:
+      keys: the values in the order of their ids, from FIRST_ID on; None is hashed.
+      rows: of the table.
+    """
+
+    def __init__(self, keys: pa.Array | None, rows: int):
+        self._keys, self._rows = keys, rows
+        if keys is not None and not _is_text(keys):
+            numbers = keys.to_numpy()
+            self._order = np.argsort(numbers)
+            self._sorted = numbers[self._order]
+
+    def ids(self, values: pa.Array) -> np.ndarray:
+        """int64 ``[values]``, of single values."""
+        missing = values.is_null().to_numpy(zero_copy_only=False)
+        if self._keys is None:
+            ids = 1 + (_hashes(values) % np.uint64(self._rows - 1)).astype(np.int64)
+        elif _is_text(self._keys):
+            options = pc.SetLookupOptions(self._keys)
+            ids = pc.call_function("index_in", [values], options)
+            ids = ids.fill_null(-1).to_numpy().astype(np.int64) + FIRST_ID
+            ids[ids < FIRST_ID] = RARE_ID
+        else:
+            ids = self._look_up(_numbers(values))
+        ids[missing] = MISSING_ID
+        return ids
+
+    def _look_up(self, numbers: np.ndarray) -> np.ndarray:
+        if not len(self._sorted):
+            return np.full(len(numbers), RARE_ID, np.int64)
+        places = np.searchsorted(self._sorted, numbers)
+        places[places == len(self._sorted)] = 0
+        known = self._sorted[places] == numbers
+        return np.where(known, self._order[places] + FIRST_ID, RARE_ID)
+
+
+def padded(values: pa.ListArray, ids: np.ndarray, hotness: int) -> np.ndarray:
+    """``[bags, hotness]`` ids of bags, padded with -1, from those of all values."""
+    lengths = values.value_lengths().fill_null(0).to_numpy()
+    bags = np.full((len(values), hotness), -1, ids.dtype)
+    bags[np.arange(hotness) < lengths[:, None]] = ids
+    return bags
+
+
+def _is_text(values: pa.Array) -> bool:
+    return pa.types.is_string(values.type)
+
+
+def _numbers(values: pa.Array) -> np.ndarray:
+    return values.fill_null(0).to_numpy()
+
+
+def _hashes(values: pa.Array) -> np.ndarray:
+    """uint64, the same for equal values on every machine."""
+    if not _is_text(values):
+        counters = _numbers(values).astype(np.int64).view(np.uint64)
+        return splitmix64(counters * GOLDEN_GAMMA)
+    encoded = values.fill_null("").dictionary_encode()
+    digests = [
+        hashlib.blake2b(text.encode(), digest_size=8).digest()
+        for text in encoded.dictionary.to_pylist()
+    ]
+    hashes = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+    return hashes[encoded.indices.to_numpy()]

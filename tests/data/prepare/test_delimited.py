@@ -1,0 +1,147 @@
+"""Lines of text: good ones become columns, bad ones are named; never anything else."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embark_jax.data import DataError
+from embark_jax.data.prepare.chunks import Chunk
+from embark_jax.data.prepare.delimited import Column, Layout, describe, parse
+
+LAYOUT = Layout(
+    (
+        Column("label", "integer", required=True, bounds=(0, 1)),
+        Column("count", "integer"),
+        Column("category", "hex"),
+        Column("name"),
+    )
+)
+GOOD = b"1\t-7\tdeadbeef\tG\xc3\xb6del\n"
+
+
+def chunk_of(text: bytes) -> Chunk:
+    return Chunk(Path("some.txt"), text, first_line=11)
+
+
+def reference(line: bytes) -> tuple | None:
+    """What a line says by the rules; None if it breaks one. One value at a time."""
+    if not line.endswith(b"\n"):
+        return None
+    values = line.rstrip(b"\r\n").split(b"\t")
+    if len(values) != 4:
+        return None
+    try:
+        label, count, category, name = values
+        if label not in (b"0", b"1"):
+            return None
+        if count and not re.fullmatch(rb"-?[0-9]{1,18}", count):
+            return None
+        if category and not re.fullmatch(rb"[0-9a-fA-F]{8}", category):
+            return None
+        return (
+            int(label),
+            int(count) if count else None,
+            int(category, 16) if category else None,
+            name.decode() or None,
+        )
+    except UnicodeDecodeError:
+        return None
+
+
+good_lines = st.builds(
+    lambda label, count, category, name: (
+        b"\t".join([b"%d" % label, count, category, name.encode()]) + b"\n"
+    ),
+    st.integers(0, 1),
+    st.integers(-(10**9), 10**9).map(b"%d".__mod__) | st.just(b""),
+    st.integers(0, 2**32 - 1).map(lambda n: b"%08x" % n) | st.just(b""),
+    st.text(st.characters(exclude_characters="\t\r\n\0", codec="utf-8"), max_size=5),
+)
+
+
+@st.composite
+def damaged_lines(draw) -> bytes:
+    """A good line with some bytes replaced, removed or put in; still one line."""
+    line = bytearray(draw(good_lines)[:-1])
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, len(line)))
+        damage = draw(st.sampled_from([b"", b"\t", b"x", b"\xff", b"9", b"\t\t", b"+"]))
+        line[place : place + draw(st.integers(0, 2))] = damage
+    return bytes(line) + b"\n"
+
+
+@given(st.lists(good_lines | damaged_lines(), max_size=30), st.integers(0, 3))
+def test_good_lines_are_read_and_bad_ones_named(lines, cut):
+    text = b"".join(lines)
+    text = text[: len(text) - cut]
+    lines = re.findall(rb"[^\n]*\n|[^\n]+$", text)
+    expected = [reference(line) for line in lines]
+    parsed = parse(chunk_of(text), LAYOUT, "skip")
+    found = [tuple(row.values()) for row in parsed.table.to_pylist()]
+    assert found == [row for row in expected if row is not None]
+    bad = [place for place, row in enumerate(expected) if row is None]
+    assert [line.place for line in parsed.bad] == bad
+    if bad:
+        with pytest.raises(DataError, match=rf"some\.txt, line {11 + bad[0]}: "):
+            parse(chunk_of(text), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"1\t7\tdeadbeef\n", "has 3 columns, must have 4: '1\\t7\\tdeadbeef'"),
+        (b"1\t7\tdeadbeef\ta\tb\n", "has 5 columns, must have 4"),
+        (b"\n", "column label: is empty, must be a whole number from 0 to 1"),
+        (b"\t7\tdeadbeef\ta\n", "column label: is empty, must be a whole number from"),
+        (b"2\t7\tdeadbeef\ta\n", "column label: value is 2, must be a whole number"),
+        (
+            b"1\t7.5\tdeadbeef\ta\n",
+            "column count: value is '7.5', must be a whole number, or nothing",
+        ),
+        (
+            b"1\t7\tdeadbee\ta\n",
+            "category: value is 'deadbee', must be 8 hexadecimal digits, or nothing",
+        ),
+        (b"1\t7\tdeadbeeg\ta\n", "category: value is 'deadbeeg', must be 8 hexa"),
+        (b"1\t7\t+1234567\ta\n", "category: value is '+1234567', must be 8 hexa"),
+        (b"1\t7\tdeadbeef\t\xff\n", r"column name: value is '\\xff', must be UTF-8"),
+        (
+            b"1\t7\tdeadbeef\ta",
+            "the file ends inside this line, '1\\t7\\tdeadbeef\\ta'",
+        ),
+        (b"\x00\xff" * 60 + b"\n", "has 1 columns, must have 4"),
+    ],
+)
+def test_the_reason_is_told(line, reason):
+    lines = [GOOD] * 6 + ([line, GOOD] if line.endswith(b"\n") else [line])
+    parsed = parse(chunk_of(b"".join(lines)), LAYOUT, "skip")
+    (bad,) = parsed.bad
+    assert bad.place == 6
+    assert reason in describe(chunk_of(b""), bad)
+    assert describe(chunk_of(b""), bad).startswith("some.txt, line 17: ")
+    assert len(parsed.table) == len(lines) - 1
+
+
+def test_numbers_are_finite():
+    layout = Layout((Column("a", "number", required=True), Column("b", "number")))
+    text = b"1\t2.5\n2\tnan\ninf\t\n-3e2\t\n"
+    parsed = parse(chunk_of(text), layout, "skip")
+    assert parsed.table.to_pydict() == {"a": [1, -300], "b": [2.5, None]}
+    assert [bad.place for bad in parsed.bad] == [1, 2]
+
+
+def test_quotes_and_other_encodings(tmp_path):
+    rows = [["1", 'a "b", c'], ["0", "é"]]
+    path = tmp_path / "quoted.csv"
+    with path.open("w", encoding="latin-1", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    columns = (Column("label", "integer", required=True), Column("name"))
+    layout = Layout(columns, ",", quotes=True, encoding="latin-1")
+    table = parse(chunk_of(path.read_bytes()), layout).table
+    assert table["name"].to_pylist() == ['a "b", c', "é"]

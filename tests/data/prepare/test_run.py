@@ -1,0 +1,205 @@
+"""Preparing in stages: what is stopped goes on, and what is damaged is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embark_jax.data import DataError, PreparedData
+from embark_jax.data import manifest as manifests
+from embark_jax.data.prepare import chunks, criteo, encoding, parsing
+from embark_jax.data.prepare.run import Options, prepare
+from tests import runs
+from tests.data.prepare.test_criteo import made_up_lines
+from tests.runs import embark
+
+OPTIONS = Options(split="time", min_count=2)
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch) -> Path:
+    """A folder with Criteo's file, gzip, of ten pieces."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    text = "".join(f"{line}\n" for line in made_up_lines(200)).encode()
+    (folder / "train.txt.gz").write_bytes(gzip.compress(text))
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", len(text) // 10)
+    return folder
+
+
+def prepare_in(raw: Path, out: Path, **options):
+    return prepare(criteo.kaggle(raw), out, OPTIONS, {}, **options)
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["parse", "count", "encode"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch, stage, workers):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    prepare_in(raw, whole, workers=workers)
+
+    def stop(at, done, total):
+        if at == stage and done > total / 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare_in(raw, out, workers=workers, progress=stop)
+    with pytest.raises(DataError, match=r"manifest\.json: no such file.*run it again"):
+        PreparedData(out)
+    finished = {p: p.stat().st_mtime_ns for p in out.rglob("*.arrow")}
+    assert finished
+
+    prepare_in(raw, out, workers=workers)
+    assert runs.snapshot(out).values() != {}
+    assert {p.relative_to(out): data for p, data in runs.snapshot(out).items()} == {
+        p.relative_to(whole): data for p, data in runs.snapshot(whole).items()
+    }
+    if stage == "encode":  # what was written is as it was
+        kept = {p: t for p, t in finished.items() if ".work" not in p.parts}
+        assert kept == {p: p.stat().st_mtime_ns for p in kept}
+
+
+def test_finished_parts_are_not_read_again(raw, tmp_path, monkeypatch):
+    out, read = tmp_path / "out", []
+    original = parsing._Job.__call__
+    monkeypatch.setattr(
+        parsing._Job,
+        "__call__",
+        lambda job, work: read.append(1) or original(job, work),
+    )
+
+    def stop(at, done, total):
+        if at == "count":
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare_in(raw, out, progress=stop)
+    count = len(read)
+    assert count > 5
+    prepare_in(raw, out)
+    assert len(read) == count
+    prepare_in(raw, out)  # all is done: nothing happens
+    assert len(read) == count
+
+
+def test_another_data_set_or_option_is_refused(raw, tmp_path):
+    out = tmp_path / "out"
+    prepare_in(raw, out)
+    with pytest.raises(DataError, match="out: was made with another min_count; take"):
+        prepare(criteo.kaggle(raw), out, Options(split="time", min_count=3), {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "precious.txt").write_text("x")
+    with pytest.raises(DataError, match="other: holds other files; take another"):
+        prepare_in(raw, tmp_path / "other")
+
+
+def test_hashes_are_of_the_files(raw, tmp_path):
+    out = tmp_path / "out"
+    manifest = prepare_in(raw, out).manifest
+    for part in manifests.all_parts(manifest):
+        assert manifests.sha256_of(out / part.file) == part.sha256
+    assert not list(out.rglob("*.part"))
+    assert not (out / ".work").exists()
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_a_truncated_gzip(raw, tmp_path, keep):
+    path = raw / "train.txt.gz"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    message = r"train\.txt\.gz, after line \d+: the compressed data are cut or damaged"
+    with pytest.raises(DataError, match=message):
+        prepare_in(raw, tmp_path / "out")
+
+
+def test_a_damaged_gzip(raw, tmp_path):
+    path = raw / "train.txt.gz"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 50] = bytes(50)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"train\.txt\.gz"):
+        prepare_in(raw, tmp_path / "out")
+
+
+def test_an_empty_and_a_missing_file(raw, tmp_path):
+    (raw / "train.txt").write_text("")
+    with pytest.raises(DataError, match=r"train\.txt: has no samples"):
+        prepare_in(raw, tmp_path / "out")
+    with pytest.raises(DataError, match=r"has no train\.txt, plain or with \.gz"):
+        prepare_in(tmp_path, tmp_path / "out")
+
+
+def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
+    lines = made_up_lines(200)
+    lines[17] = lines[17].rpartition("\t")[0]
+    lines[150] = lines[150][:-8] + "zzzzzzzz"
+    (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
+    command = ("data", "prepare", "criteo-kaggle", "--raw", raw)
+    strict = embark(*command, "--out", tmp_path / "strict")
+    assert (strict.code, strict.out) == (1, "")
+    assert re.match(r"error: .*train\.txt, line 18: has 39 columns, must", strict.err)
+
+    out = tmp_path / "out"
+    lenient = embark(*command, "--out", out, "--on-bad-line", "skip")
+    assert (lenient.code, lenient.err) == (0, "")
+    assert "170 train, 14 validation, 14 test samples" in lenient.out
+    assert "left out 2 bad lines; the first of them:" in lenient.out
+    assert f"{raw}/train.txt, line 18: has 39 columns, must have 40" in lenient.out
+    assert f"{raw}/train.txt, line 151: column C26: value is 'zzzzzzzz'" in lenient.out
+    assert manifests.load(out).skipped_lines == 2
+
+
+def test_an_unknown_data_set_names_the_nearest(tmp_path):
+    outcome = embark("data", "prepare", "criteo", "--raw", tmp_path, "--out", tmp_path)
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: dataset is 'criteo'; ")
+
+
+def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
+    out = tmp_path / "out"
+    command = ("data", "prepare", "criteo-kaggle", "--raw", raw, "--out", out)
+    outcome = embark(*command)
+    assert (outcome.code, outcome.err) == (0, "")
+    config = runs.write_config(
+        tmp_path,
+        f"name: prepared\ndata: {{kind: prepared, path: {out}}}\n"
+        "model: {kind: dlrm, bottom: [8, 4], top: [1]}\n"
+        "mesh: {nodes: 2, gpus_per_node: 4}\n"
+        "embedding: {dim: 4}\n"
+        "train: {batch_size: 16, steps: 4}\n",
+    )
+    trained = embark("train", config, "--workdir", tmp_path / "run")
+    assert (trained.code, trained.err) == (0, "")
+    assert runs.final(tmp_path / "run")["test_samples"] == 14
+    stats = embark("data", "stats", config)
+    assert (stats.code, stats.err) == (0, "")
+    assert "Bags of 160 samples" in stats.out
+    shutil.rmtree(out / "test")
+    refused = embark("train", config, "--workdir", tmp_path / "run2")
+    assert refused.code == 1
+    assert re.search(r"test/000-\d+\.arrow: is missing, must have", refused.err)
+
+
+def test_the_manifest_is_small_and_plain(raw, tmp_path):
+    out = tmp_path / "out"
+    prepare_in(raw, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["made_from"]["raw"] == {
+        "train.txt.gz": (raw / "train.txt.gz").stat().st_size
+    }
+    assert manifest["features"]["C1"] == {
+        "table": "C1",
+        "hotness": 1,
+        "pooling": "sum",
+        "bags_of_one_id": False,
+    }
+    keys = encoding.read_arrow(out / "vocabulary" / "C1.arrow")
+    assert len(keys) + 2 == manifest["table_rows"]["C1"]
