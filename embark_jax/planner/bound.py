@@ -7,10 +7,7 @@ least the mean over devices, and at least the largest shard. No plan can beat it
 optimum, fractions of tables allowed. With whole numbers the bound gets tighter, and its
 solution is a choice of a shape for every table.
 
-Even loads are out of reach where shards are large: of shards of at least a size q, a
-device holds no more than its level divided by q, rounded down (a dual feasible
-function, https://doi.org/10.1007/s101079900114). ``refine`` adds such a rule for the
-sizes that a solution uses.
+``refine`` adds rules that a solution breaks: see ``rules``.
 """
 
 from __future__ import annotations
@@ -27,20 +24,14 @@ from scipy.optimize import linprog, milp
 
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.ledger import Ledger
-
-PIECES, IDS, ROWS, OWNER = range(4)
-"""Kinds of load: three of each storage, and the time for a device's own shards."""
+from embark_jax.planner.rules import IDS, OWNER, Rule, new_rules
 
 RELATIVE_GAP = 5e-3
 """Between the bound and the best choice, at which whole numbers are good enough."""
 NODE_LIMIT = 60
 """Of the search with whole numbers: a count, not a time, so that plans repeat."""
-LARGE = 0.25
-"""Share of the mean load of a device from which a shard counts as large."""
-ALIKE = 0.02
-"""Sizes that differ by less share a rule."""
-SMALL_LOAD = 0.01
-"""Share of the whole time below which a load, or a shard of it, is not looked at."""
+SMALL_SHARE = 0.01
+"""Of the whole time, below which a shard is not looked at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +74,7 @@ class Program:
         self.candidates = [c for group in groups for c in group.candidates]
         self.storage = np.array([empty.index(c) for c in self.candidates])
         self.columns = np.array([c.shape.column_shards for c in self.candidates])
-        self.thresholds: list[tuple[int, int, float]] = []  # kind, load, size
+        self.rules: list[Rule] = []
         storages = len(empty.storages)
         self.loads = 3 * storages + 1
 
@@ -93,7 +84,7 @@ class Program:
         self.used = 2 * number + np.arange(storages)
         self.level = 2 * number + storages + np.arange(self.loads)
         self.largest = self.level + self.loads
-        self.fits = 2 * number + storages + 2 * self.loads
+        self.of_rules = 2 * number + storages + 2 * self.loads
 
         self.per_shard = [
             [
@@ -111,11 +102,13 @@ class Program:
         self.unit = np.array([1.0, 1e3, 1e6, 1.0])
         self.total = (sums * self.columns[:, None] / self.unit).T
         self.top = (tops / self.unit).T
+        expected = np.array([c.expected.sum() for c in self.candidates])
+        self.expected = expected * self.columns / self.unit[IDS]
 
     @property
     def size(self) -> int:
         """How many variables there are."""
-        return self.fits + len(self.thresholds)
+        return self.of_rules + len(self.rules)
 
     def load(self, kind: int) -> np.ndarray:
         """``[candidates]`` the load of this kind that each candidate adds to."""
@@ -126,7 +119,7 @@ class Program:
 
     def alone_ms(self) -> np.ndarray:
         """``[candidates]`` time of a table by itself, spread evenly."""
-        price = self._prices()
+        price = self.prices()
         spread = [self.total[k] * price[self.load(k)] for k in range(4)]
         everywhere = np.array([c.everywhere_ms for c in self.candidates])
         return everywhere + np.sum(spread, axis=0) / self.empty.devices
@@ -134,8 +127,8 @@ class Program:
     def _large(self) -> np.ndarray:
         """``[candidates]`` whether a shard matters to the largest load of a device."""
         least_ms = [self.alone_ms()[self.group == g].min() for g in self._groups()]
-        small_ms = SMALL_LOAD * float(self.counts @ least_ms)
-        price = self._prices()
+        small_ms = SMALL_SHARE * float(self.counts @ least_ms)
+        price = self.prices()
         top_ms = [self.top[k] * price[self.load(k)] for k in range(4)]
         return np.max(top_ms, axis=0) >= small_ms
 
@@ -192,36 +185,21 @@ class Program:
         return self._relaxation(found.mip_dual_bound, found.x)
 
     def refine(self, choice: Relaxation) -> bool:
-        """Adds rules for the large shards of a solution; returns whether any is new."""
-        taken = np.concatenate(choice.counts) > 1e-6
-        number = len(self.thresholds)
-        prices = self._prices()
-        for kind in (IDS, OWNER):
-            loads = self.load(kind)
-            for load in np.unique(loads[taken]):
-                mine = taken & (loads == load)
-                share = np.concatenate(choice.counts)[mine] / self.empty.devices
-                mean = float(self.total[kind][mine] @ share)
-                if mean * prices[load] < SMALL_LOAD * choice.lower_bound:
-                    continue
-                sizes = np.concatenate(
-                    [self.per_shard[c][kind] for c in np.flatnonzero(mine)]
-                )
-                for size in np.unique(sizes / self.unit[kind]):
-                    if size >= LARGE * mean and not any(
-                        known == load and abs(q / size - 1) < ALIKE
-                        for _, known, q in self.thresholds
-                    ):
-                        self.thresholds.append((kind, int(load), float(size)))
-        return len(self.thresholds) > number
+        """Adds the rules that a solution breaks; returns whether any is new."""
+        taken = np.concatenate(choice.counts)
+        taken[taken < 1e-6] = 0
+        found = new_rules(self, taken, choice.lower_bound)
+        self.rules += found
+        return bool(found)
 
     def _constraints(
         self, limit_bytes: float, whole: bool, crowding: float
     ) -> tuple[Any, np.ndarray, Any, np.ndarray]:
         """What is to be at most so much, and what is to be equal."""
         blocks = [-self._loads(crowding, shards=whole)]
-        if whole and self.thresholds:
-            blocks.append(-self._rules())
+        if whole:
+            for number, rule in enumerate(self.rules):
+                blocks.append(-rule.constraints(self, self.of_rules + number))
         limits = np.zeros(sum(block.shape[0] for block in blocks))
         if np.isfinite(limit_bytes):
             shares = self._bytes()[None] / limit_bytes
@@ -234,6 +212,7 @@ class Program:
         upper = np.full(self.size, np.inf)
         upper[self.each] = self.counts[self.group]
         upper[self.taken] = upper[self.used] = 1
+        upper[self.of_rules :] = [rule.upper for rule in self.rules]
         return upper
 
     def _relaxation(self, bound: float, values: np.ndarray) -> Relaxation:
@@ -241,23 +220,7 @@ class Program:
         counts = [taken[self.group == g] for g in self._groups()]
         return Relaxation(float(bound), counts)
 
-    def _rules(self) -> Any:
-        """What is to be at least zero, for each threshold: level − size × how many fit;
-        devices × how many fit − shards of this size."""
-        blocks = []
-        for number, (kind, load, size) in enumerate(self.thresholds):
-            fit, zero = np.array([self.fits + number]), np.zeros(1, int)
-            mine = np.flatnonzero(self.load(kind) == load)
-            unit = size * self.unit[kind] * (1 - 1e-9)
-            held = [np.floor(self.per_shard[c][kind] / unit).sum() for c in mine]
-            share = np.array(held) * self.columns[mine] / self.empty.devices
-            level = (zero, self.level[[load]], 1 / size)
-            shards = (np.zeros_like(mine), mine, -share)
-            blocks.append(self._matrix(1, level, (zero, fit, -1.0)))
-            blocks.append(self._matrix(1, (zero, fit, 1.0), shards))
-        return sparse.vstack(blocks)
-
-    def _prices(self) -> np.ndarray:
+    def prices(self) -> np.ndarray:
         """``[loads]`` ms a unit."""
         none = np.zeros(len(self.used))
         prices = [self.empty.piece_ms, self.empty.id_ms, none]
@@ -268,7 +231,7 @@ class Program:
         cost = np.zeros(self.size)
         cost[self.each] = [c.everywhere_ms for c in self.candidates]
         cost[self.used] = self.empty.fixed_ms
-        cost[self.level] = self._prices()
+        cost[self.level] = self.prices()
         return cost
 
     def _bytes(self) -> np.ndarray:
@@ -281,7 +244,7 @@ class Program:
 
     def _tables(self) -> Any:
         """Every table takes a candidate."""
-        return self._matrix(len(self.counts), (self.group, self.each, 1.0))
+        return self.matrix(len(self.counts), (self.group, self.each, 1.0))
 
     def _loads(self, crowding: float, shards: bool) -> Any:
         """What is to be at least zero.
@@ -297,14 +260,14 @@ class Program:
         means = [(self.load(k), self.each, -self.total[k] / devices) for k in range(4)]
         blocks = [
             # level − mean − crowding × largest shard
-            self._matrix(
+            self.matrix(
                 self.loads,
                 *means,
                 (every, self.level, 1.0),
                 (every, self.largest, crowded),
             ),
             # level − largest shard
-            self._matrix(
+            self.matrix(
                 self.loads, (every, self.level, 1.0), (every, self.largest, -1.0)
             ),
         ]
@@ -314,13 +277,13 @@ class Program:
             # tables of the group × whether any takes it − how many do
             taken = (every_large, self.taken[large], count[large])
             each = (every_large, self.each[large], -1.0)
-            blocks.append(self._matrix(len(large), taken, each))
+            blocks.append(self.matrix(len(large), taken, each))
         for kind in range(4):
             load = self.load(kind)
             # The largest shard is at least the mean over the tables of a group,
             pairs, row = np.unique(self.group * self.loads + load, return_inverse=True)
             blocks.append(
-                self._matrix(
+                self.matrix(
                     len(pairs),
                     (np.arange(len(pairs)), self.largest[pairs % self.loads], 1.0),
                     (row, self.each, -self.top[kind] / count),
@@ -329,14 +292,14 @@ class Program:
             if shards:  # and at least that of any candidate taken.
                 largest = (every_large, self.largest[load[large]], 1.0)
                 taken = (every_large, self.taken[large], -self.top[kind][large])
-                blocks.append(self._matrix(len(large), largest, taken))
+                blocks.append(self.matrix(len(large), largest, taken))
         # A storage is used by at least the share of a group that lies in it.
         storages = len(self.used)
         pairs, row = np.unique(
             self.group * storages + self.storage, return_inverse=True
         )
         blocks.append(
-            self._matrix(
+            self.matrix(
                 len(pairs),
                 (np.arange(len(pairs)), self.used[pairs % storages], 1.0),
                 (row, self.each, -1 / count),
@@ -344,7 +307,7 @@ class Program:
         )
         return sparse.vstack(blocks)
 
-    def _matrix(self, height: int, *terms) -> Any:
+    def matrix(self, height: int, *terms) -> Any:
         """The sum of ``(rows, columns, values)``."""
         rows = np.concatenate([row for row, _, _ in terms])
         columns = np.concatenate([column for _, column, _ in terms])
