@@ -47,10 +47,12 @@ class Relaxation:
     """Attributes:
     lower_bound: of the step, in ms.
     counts: for each group ``[candidates]`` how many tables take each.
+    with_ms: ``[candidates]`` a lower bound of plans in which a table takes it.
     """
 
     lower_bound: float
     counts: list[np.ndarray]
+    with_ms: np.ndarray
 
 
 class Program:
@@ -157,13 +159,23 @@ class Program:
         )
         if found.x is None:
             return None
-        return self._relaxation(found.fun, found.x)
+        reduced_ms = np.maximum(found.lower.marginals[self.each], 0)
+        return self._relaxation(found.fun, found.x, found.fun + reduced_ms)
 
-    def choose(self, limit_bytes: float, crowding: float = 0.0) -> Relaxation | None:
+    def choose(
+        self,
+        limit_bytes: float,
+        relaxed: Relaxation,
+        best_ms: float,
+        crowding: float = 0.0,
+    ) -> Relaxation | None:
         """The optimum with whole tables, or what ``NODE_LIMIT`` allows.
 
         Args:
           limit_bytes: of memory on a device, infinite for none.
+          relaxed: the optimum with fractions.
+          best_ms: of a plan; only better ones are looked for. The result's bound holds
+            for those.
           crowding: levels are taken to be the mean and this share of the largest shard,
             at least. Above 0 the result bounds nothing, but its choice is easier to
             place: greedy placing ends up to one shard above the mean.
@@ -172,17 +184,19 @@ class Program:
         whole = np.ones(self.size)
         whole[self.level] = whole[self.largest] = 0
         whole[self.level[: len(self.used)]] = 1  # pieces
+        upper = self._upper()
+        upper[self.each[relaxed.with_ms > best_ms]] = 0
         with _silence():
             found = milp(
                 self._times(),
                 integrality=whole,
-                bounds=(np.zeros(self.size), self._upper()),
+                bounds=(np.zeros(self.size), upper),
                 constraints=[(tables, counts, counts), (at_most, -np.inf, limits)],
                 options={"node_limit": NODE_LIMIT, "mip_rel_gap": RELATIVE_GAP},
             )
         if found.x is None:
             return None
-        return self._relaxation(found.mip_dual_bound, found.x)
+        return self._relaxation(found.mip_dual_bound, found.x, relaxed.with_ms)
 
     def refine(self, choice: Relaxation) -> bool:
         """Adds the rules that a solution breaks; returns whether any is new."""
@@ -215,10 +229,12 @@ class Program:
         upper[self.of_rules :] = [rule.upper for rule in self.rules]
         return upper
 
-    def _relaxation(self, bound: float, values: np.ndarray) -> Relaxation:
+    def _relaxation(
+        self, bound: float, values: np.ndarray, with_ms: np.ndarray
+    ) -> Relaxation:
         taken = values[self.each]
         counts = [taken[self.group == g] for g in self._groups()]
-        return Relaxation(float(bound), counts)
+        return Relaxation(float(bound), counts, with_ms)
 
     def prices(self) -> np.ndarray:
         """``[loads]`` ms a unit."""

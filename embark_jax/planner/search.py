@@ -219,20 +219,20 @@ class Search:
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
         for number in range(rounds):
             before_ms = best_ms, bound_ms
-            whole = self.program.choose(limit_bytes)
+            whole = self.program.choose(limit_bytes, relaxed, best_ms)
             if whole is None:
                 break
             bound_ms = max(bound_ms, whole.lower_bound)
             placings += self._place(whole, bound_ms, limit_bytes, prices)
             if number == 0:
-                crowded = self.program.choose(limit_bytes, CROWDING)
+                crowded = self.program.choose(limit_bytes, relaxed, best_ms, CROWDING)
                 if crowded is not None:
                     placings += self._place(crowded, bound_ms, limit_bytes, prices)
             best_ms = min(map(_step_ms, placings))
             useless = best_ms == before_ms[0] and bound_ms < WORTH * before_ms[1]
             if best_ms <= GOOD * bound_ms or not self.program.refine(whole) or useless:
                 break
-        return placings, bound_ms
+        return placings, min(bound_ms, best_ms)
 
     def _fits(self, placing: Placing) -> bool:
         """Whether memory suffices, and slots can be numbered."""
