@@ -47,11 +47,13 @@ class Relaxation:
     """Attributes:
     lower_bound: of the step, in ms.
     counts: for each group ``[candidates]`` how many tables take each.
+    levels: ``[loads]`` the most of any device, in the program's units.
     with_ms: ``[candidates]`` a lower bound of plans in which a table takes it.
     """
 
     lower_bound: float
     counts: list[np.ndarray]
+    levels: np.ndarray
     with_ms: np.ndarray
 
 
@@ -200,9 +202,7 @@ class Program:
 
     def refine(self, choice: Relaxation) -> bool:
         """Adds the rules that a solution breaks; returns whether any is new."""
-        taken = np.concatenate(choice.counts)
-        taken[taken < 1e-6] = 0
-        found = new_rules(self, taken, choice.lower_bound)
+        found = new_rules(self, choice)
         self.rules += found
         return bool(found)
 
@@ -234,7 +234,7 @@ class Program:
     ) -> Relaxation:
         taken = values[self.each]
         counts = [taken[self.group == g] for g in self._groups()]
-        return Relaxation(float(bound), counts, with_ms)
+        return Relaxation(float(bound), counts, values[self.level], with_ms)
 
     def prices(self) -> np.ndarray:
         """``[loads]`` ms a unit."""

@@ -8,6 +8,7 @@ solution uses, as most sizes never matter.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +17,10 @@ from scipy import sparse
 from embark_jax.planner.capacities import DEVIATIONS
 
 if TYPE_CHECKING:
-    from embark_jax.planner.bound import Program
+    from embark_jax.planner.bound import Program, Relaxation
 
 PIECES, IDS, ROWS, OWNER = range(4)
 """Kinds of load: three of each storage, and the time for a device's own shards."""
-LARGE = 0.25
-"""Share of the mean load of a device from which a shard counts as large."""
 ALIKE = 0.02
 """Sizes that differ by less share a rule."""
 ABOVE = 1.15
@@ -48,6 +47,14 @@ class LargeShards:
     load: int
     size: float
     upper = np.inf
+
+    def alike(self, other: Rule) -> bool:
+        """Whether the other says almost the same."""
+        return (
+            isinstance(other, LargeShards)
+            and other.load == self.load
+            and abs(other.size / self.size - 1) < ALIKE
+        )
 
     def constraints(self, program: Program, variable: int) -> Any:
         """``[2, variables]``, to be at least zero: level − size × how many fit;
@@ -83,6 +90,14 @@ class Chance:
     expected: float
     upper = 1.0
 
+    def alike(self, other: Rule) -> bool:
+        """Whether the other says almost the same."""
+        return (
+            isinstance(other, Chance)
+            and other.storage == self.storage
+            and abs(other.expected / self.expected - 1) < ALIKE
+        )
+
     def constraints(self, program: Program, variable: int) -> Any:
         """``[2, variables]``, to be at least zero: level − mean of the ids with the
         room that they take, unless there are more; level − capacity, if there are."""
@@ -115,60 +130,55 @@ def room_for(expected_ids: float) -> float:
     return 1 + DEVIATIONS / np.sqrt(max(expected_ids, 1e-9))
 
 
-def new_rules(program: Program, taken: np.ndarray, bound_ms: float) -> list[Rule]:
-    """Those that a solution breaks, or may break.
-
-    Args:
-      program: with the rules that it has already.
-      taken: ``[candidates]`` how many tables take each.
-      bound_ms: its optimum.
-    """
-    return [
-        *_large_shards(program, taken, bound_ms),
-        *_chances(program, taken, bound_ms),
-    ]
-
-
-def _large_shards(
-    program: Program, taken: np.ndarray, bound_ms: float
-) -> list[LargeShards]:
-    found: list[LargeShards] = []
-    prices = program.prices()
-    known = [rule for rule in program.rules if isinstance(rule, LargeShards)]
+def new_rules(program: Program, choice: Relaxation) -> list[Rule]:
+    """Those that a solution of the program breaks."""
+    taken = np.concatenate(choice.counts)
+    taken[taken < 1e-6] = 0
+    share = taken / program.empty.devices
+    matters = program.prices() * choice.levels >= SMALL_LOAD * choice.lower_bound
+    found: list[Rule] = []
     for kind in (IDS, OWNER):
         loads = program.load(kind)
         for load in np.unique(loads[taken > 0]):
-            mine = (taken > 0) & (loads == load)
-            mean = float(program.total[kind][mine] @ taken[mine])
-            mean /= program.empty.devices
-            if mean * prices[load] < SMALL_LOAD * bound_ms:
-                continue
-            sizes = np.concatenate(
-                [program.per_shard[c][kind] for c in np.flatnonzero(mine)]
-            )
-            for size in np.unique(sizes / program.unit[kind]):
-                if size >= LARGE * mean and not any(
-                    rule.load == load and abs(rule.size / size - 1) < ALIKE
-                    for rule in known + found
-                ):
-                    found.append(LargeShards(kind, int(load), float(size)))
-    return found
+            mine = np.flatnonzero((taken > 0) & (loads == load))
+            if matters[load]:
+                found += _large_shards(program, choice, kind, int(load), mine, share)
+            if matters[load] and kind == IDS:
+                found += _chances(program, choice, int(load), mine, share)
+    return [new for new in found if not any(map(new.alike, program.rules))]
 
 
-def _chances(program: Program, taken: np.ndarray, bound_ms: float) -> list[Chance]:
-    found: list[Chance] = []
-    prices = program.prices()[IDS * len(program.used) :]
-    known = [rule for rule in program.rules if isinstance(rule, Chance)]
-    for storage in np.unique(program.storage[taken > 0]):
-        mine = (taken > 0) & (program.storage == storage)
-        expected = float(program.expected[mine] @ taken[mine]) / program.empty.devices
-        more = room_for(expected * program.unit[IDS]) - program.empty.slack
-        if more * expected * prices[storage] < SMALL_LOAD * bound_ms:
-            continue
-        size = ABOVE * expected
-        if not any(
-            rule.storage == storage and abs(rule.expected / size - 1) < ALIKE
-            for rule in known
-        ):
-            found.append(Chance(int(storage), size))
-    return found
+def _large_shards(
+    program: Program,
+    choice: Relaxation,
+    kind: int,
+    load: int,
+    mine: np.ndarray,
+    share: np.ndarray,
+) -> Iterator[LargeShards]:
+    """Those of one load, ``share[mine]`` of whose candidates each device has."""
+    unit = program.unit[kind]
+    shards = [program.per_shard[c][kind] / unit for c in mine]
+    share = share[mine] * program.columns[mine]
+    last = 0.0
+    for size in np.unique(np.concatenate(shards)):
+        held = [np.floor(each / size * (1 + 1e-9)).sum() for each in shards]
+        least = size * np.ceil(share @ np.array(held) - 1e-9)
+        if least > choice.levels[load] * (1 + 1e-6) and size > (1 + ALIKE) * last:
+            yield LargeShards(kind, load, float(size))
+            last = size
+
+
+def _chances(
+    program: Program,
+    choice: Relaxation,
+    load: int,
+    mine: np.ndarray,
+    share: np.ndarray,
+) -> Iterator[Chance]:
+    """That of one load of ids, ``share[mine]`` of whose candidates each device has."""
+    expected = float(program.expected[mine] @ share[mine])
+    beyond = room_for(expected * program.unit[IDS]) - program.empty.slack
+    least = float(program.total[IDS][mine] @ share[mine]) + beyond * expected
+    if expected > 0 and least > choice.levels[load] * (1 + 1e-6):
+        yield Chance(load - IDS * len(program.used), ABOVE * expected)

@@ -36,12 +36,10 @@ from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
-ROUNDS = 5
+ROUNDS = 4
 """Of choosing shapes with whole numbers, each with more rules for large shards."""
 GOOD = 1.02
 """Times the lower bound: a plan this good is not improved."""
-WORTH = 1.002
-"""Times the bound before: what a round has to gain if it finds no better plan."""
 CROWDING = 0.3
 """Of a second choice in the first round, see ``Program.choose``."""
 MAX_WHOLE = 4000
@@ -218,7 +216,6 @@ class Search:
         best_ms, bound_ms = min(map(_step_ms, placings)), relaxed.lower_bound
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
         for number in range(rounds):
-            before_ms = best_ms, bound_ms
             whole = self.program.choose(limit_bytes, relaxed, best_ms)
             if whole is None:
                 break
@@ -229,8 +226,7 @@ class Search:
                 if crowded is not None:
                     placings += self._place(crowded, bound_ms, limit_bytes, prices)
             best_ms = min(map(_step_ms, placings))
-            useless = best_ms == before_ms[0] and bound_ms < WORTH * before_ms[1]
-            if best_ms <= GOOD * bound_ms or not self.program.refine(whole) or useless:
+            if best_ms <= GOOD * bound_ms or not self.program.refine(whole):
                 break
         return placings, min(bound_ms, best_ms)
 
