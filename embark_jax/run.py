@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import (
@@ -27,9 +28,11 @@ from embark_jax import config_io, experiment
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import BatchChecker
 from embark_jax.experiment import Experiment
+from embark_jax.launch.processes import of_process_0, stopping_on_sigterm, total
+from embark_jax.planner import Plan
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.logs import MetricsLog
-from embark_jax.train.metrics import evaluate
+from embark_jax.train.metrics import EvalAccumulator
 from embark_jax.train.trainer import NonFiniteLossError, StepResult, Trainer
 
 
@@ -39,8 +42,10 @@ def train(
     resume: bool,
     console: Console,
     plan_file: Path | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Trains, evaluates on the test set, and leaves everything in ``workdir``.
+
+    SIGTERM ends it early, with a checkpoint to resume from.
 
     Args:
       config: the experiment.
@@ -51,7 +56,7 @@ def train(
       plan_file: a plan in JSON to train with; None makes one.
 
     Returns:
-      The last record of ``metrics.jsonl``: the test metrics.
+      The last record of ``metrics.jsonl``: the test metrics. None if SIGTERM ended it.
 
     Raises:
       FileExistsError: if ``workdir`` already holds a run and ``resume`` is false.
@@ -59,10 +64,14 @@ def train(
         resumed do not fit together; that run is then as it was.
       NonFiniteLossError: if a loss is not finite.
     """
-    if not resume:
-        _check_unused(workdir)
     experiment.make_host_devices(config)
+    main = jax.process_index() == 0  # which alone writes what one process can
+    if main and not resume:
+        _check_unused(workdir)
     setup = experiment.build(config, plan_file)
+    if jax.process_count() > 1:  # hosts may differ, and their plans with them
+        plan = Plan.from_json(of_process_0(setup.plan.to_json()))
+        setup = dataclasses.replace(setup, plan=plan)
     console.print(setup.plan)
 
     trainer, check = setup.trainer(), setup.checker()
@@ -72,20 +81,24 @@ def train(
         if resume:
             step = _resume(trainer, check, checkpoints)
             _say(console, f"resumed at step {step:,} of {config.train.steps:,}")
-        config_io.save(config, workdir / "config.yaml")
-        (workdir / "plan.json").write_text(setup.plan.to_json())
-        with MetricsLog(workdir, resume_at=trainer.step) as log:
+        if main:
+            config_io.save(config, workdir / "config.yaml")
+            (workdir / "plan.json").write_text(setup.plan.to_json())
+        with MetricsLog(workdir, resume_at=trainer.step, writes=main) as log:
             try:
-                _train_to_the_end(setup, trainer, check, checkpoints, log, console)
+                _train(setup, trainer, check, checkpoints, log, console)
             except NonFiniteLossError as error:
                 good = checkpoints.steps[-1:]
                 where = workdir / "checkpoints" / str(*good) if good else "none"
                 raise NonFiniteLossError(
                     f"{error}\nlast good checkpoint: {where}"
                 ) from None
+            if trainer.step < config.train.steps:
+                _say(console, f"stopped by SIGTERM at step {trainer.step:,}")
+                return None
             record = {"final": True, **_result(setup, trainer)}
             record["recompilations"] = trainer.recompilations
-            record |= _counts("bad_ids", check)
+            record |= _counts("bad_ids", total(check.bad_ids))
             log.write(trainer.step, record)
     _show_result(record, console)
     return record
@@ -102,13 +115,17 @@ def _check_unused(workdir: Path) -> None:
 
 def _resume(trainer: Trainer, check: BatchChecker, checkpoints: Checkpointer) -> int:
     """Goes to the newest checkpoint, if there is one; returns its step."""
-    if checkpoints.steps:
-        state, check.bad_ids = checkpoints.restore(trainer.state, trainer.embeddings)
+    if steps := of_process_0(checkpoints.steps):
+        state, bad_ids = checkpoints.restore(
+            trainer.state, trainer.embeddings, steps[-1]
+        )
         trainer.restore(state)
+        if jax.process_index() == 0:  # which goes on counting for all
+            check.bad_ids = bad_ids
     return trainer.step
 
 
-def _train_to_the_end(
+def _train(
     setup: Experiment,
     trainer: Trainer,
     check: BatchChecker,
@@ -116,22 +133,37 @@ def _train_to_the_end(
     log: MetricsLog,
     console: Console,
 ) -> None:
+    """Trains to the last step, or until SIGTERM, and leaves a checkpoint there."""
     options = setup.config.train
-    with _progress(console) as progress:
+    window = _Window()
+    with _progress(console) as progress, stopping_on_sigterm() as stopping:
         task = progress.add_task(
             "train", total=options.steps, completed=trainer.step, shown="compiling"
         )
-        window = _Window()
+
+        def report():
+            record = window.close()
+            log.write(trainer.step, record)
+            progress.update(task, completed=trainer.step, shown=_shown(record))
+            if not console.is_terminal:
+                _say(console, f"step {trainer.step:,}: {_shown(record)}")
+
+        def save():
+            bad_ids = total(check.bad_ids)
+            checkpoints.save(trainer.state, trainer.step, trainer.embeddings, bad_ids)
+
         while trainer.step < options.steps:
             stop = _next_stop(setup.config, trainer.step)
-            for result in trainer.fit(setup.dataset, stop, check):
+            for result in trainer.fit(setup.dataset, stop, check, stopping):
                 window.add(result)
                 if result.step % options.log_every == 0 or result.step == stop:
-                    record = window.close()
-                    log.write(result.step, record)
-                    progress.update(task, completed=result.step, shown=_shown(record))
-                    if not console.is_terminal:
-                        _say(console, f"step {result.step:,}: {_shown(record)}")
+                    report()
+            if trainer.step < stop:
+                if not window.empty:
+                    report()
+                if trainer.step not in checkpoints.steps:
+                    save()
+                return
             if options.eval_every and stop % options.eval_every == 0:
                 record = _test_record(setup, trainer)
                 log.write(stop, record)
@@ -139,7 +171,7 @@ def _train_to_the_end(
             if stop == options.steps or (
                 options.checkpoint_every and stop % options.checkpoint_every == 0
             ):
-                checkpoints.save(trainer.state, stop, trainer.embeddings, check.bad_ids)
+                save()
             window.stop()
 
 
@@ -157,6 +189,10 @@ class _Window:
         self._results: list[StepResult] = []
         self._timed_steps = 0
         self._since: float | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self._results
 
     def add(self, result: StepResult) -> None:
         self._results.append(result)
@@ -178,11 +214,12 @@ class _Window:
         seconds = now - (self._since or now)
         samples_per_s = samples / seconds if samples else None
         self._since, self._timed_steps = now, 0
-        logits = np.concatenate([np.asarray(result.logits) for result in results])
-        labels = np.concatenate([result.labels for result in results])
+        scores = EvalAccumulator()
+        for result in results:
+            scores.add(result.labels, result.logits, len(result.labels))
         return {
             "loss": float(np.mean([result.loss for result in results])),
-            "train_auc": evaluate(labels, logits).auc,
+            "train_auc": scores.result().auc,
             "samples_per_s": samples_per_s,
             **{
                 f"capacity_used/{name}": max(result.used[name] for result in results)
@@ -233,11 +270,11 @@ def _test_record(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
     batches = map(check, setup.dataset.test_batches(setup.plan.batch_size))
     metrics = dataclasses.asdict(trainer.evaluate(batches))
     record = {f"test_{name}": value for name, value in metrics.items()}
-    return record | _counts("test_bad_ids", check)
+    return record | _counts("test_bad_ids", check.bad_ids)
 
 
-def _counts(prefix: str, check: BatchChecker) -> dict[str, int]:
-    return {f"{prefix}/{name}": n for name, n in check.bad_ids.items() if n}
+def _counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:
+    return {f"{prefix}/{name}": n for name, n in bad_ids.items() if n}
 
 
 def _show_result(record: dict[str, Any], console: Console) -> None:

@@ -6,10 +6,18 @@ import sys
 
 import absl.logging
 import typer
-from rich.console import Console
 
-from embark_jax.cli import bench, data, doctor, export, plan, plot, simulate, train
-from embark_jax.config import ConfigError
+from embark_jax.cli import (
+    bench,
+    data,
+    doctor,
+    errors,
+    export,
+    plan,
+    plot,
+    simulate,
+    train,
+)
 
 app = typer.Typer(
     help="Sharded embedding tables and recommendation models, in JAX.",
@@ -34,22 +42,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        if not isinstance(error, _mendable()):
+        if not isinstance(error, errors.mendable()):
             raise
-        Console(stderr=True).print("[red]error:[/red] ", end="")
-        print(error, file=sys.stderr)
+        errors.show(error)
         sys.exit(1)
-
-
-def _mendable() -> tuple[type[Exception], ...]:
-    """The errors that are about what a user gave, not about this program."""
-    from embark_jax.data import DataError
-    from embark_jax.export import ExportError
-    from embark_jax.train.checkpoint import CheckpointError
-    from embark_jax.train.logs import LogError
-    from embark_jax.train.metrics import NonFiniteLogitError
-    from embark_jax.train.trainer import NonFiniteLossError
-
-    not_finite = NonFiniteLossError, NonFiniteLogitError
-    damaged = DataError, CheckpointError, LogError
-    return ConfigError, ExportError, OSError, *damaged, *not_finite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,11 @@ import typer
 
 from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.errors import complain, mendable, show
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.launch.cluster import find_cluster, this_process_alone
+from embark_jax.launch.supervisor import Supervisor
+from embark_jax.launch.worker import Worker
 
 
 def train(
@@ -21,23 +26,88 @@ def train(
         typer.Option(help="Where the run leaves everything; default runs/NAME-TIME."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --workdir.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run in --workdir, if there is one."
+        ),
     ] = False,
     plan: Annotated[
         Path | None,
         typer.Option(help="Train with this plan, as `embark plan --out` writes it."),
     ] = None,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Be one of several processes that train together, as Slurm, "
+            "Kubernetes or MPI tell, or these options:",
+        ),
+    ] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="EMBARK_COORDINATOR",
+            help="A free port on the machine of process 0.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(envvar="EMBARK_PROCESSES", help="How many there are."),
+    ] = None,
+    process_id: Annotated[
+        int | None,
+        typer.Option(envvar="EMBARK_PROCESS_ID", help="Which this is, from 0."),
+    ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="When a process fails, start all again from the last checkpoint, at "
+            "most so many times.",
+        ),
+    ] = 0,
 ) -> None:
     """Train a model and evaluate it on the test set."""
-    if resume and workdir is None:
-        raise typer.BadParameter("--resume needs the --workdir of the run to continue")
+    if not distributed and any((coordinator, processes, process_id)):
+        raise typer.BadParameter(
+            "--coordinator, --processes and --process-id go with --distributed"
+        )
+    supervised = distributed or max_restarts > 0
+    if workdir is None and (resume or supervised):
+        raise typer.BadParameter(
+            "--resume needs the --workdir of the run to continue"
+            if resume
+            else "--distributed and --max-restarts need a --workdir, the same for all "
+            "processes"
+        )
     config = config_io.load(config_file, overrides or ())
+    worker = Worker.of_this_process()
+    if supervised and worker is None:
+        if distributed:
+            cluster = find_cluster(coordinator, processes, process_id)
+        else:
+            cluster = this_process_alone()
+        name = f"{config.name} in {workdir}"
+        command = [sys.executable, *sys.orig_argv[1:]]
+        supervisor = Supervisor(cluster, name, command, max_restarts, complain)
+        raise typer.Exit(supervisor.supervise())
+
     keep_freed_memory()
     from embark_jax import run
 
     if workdir is None:
         workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run.train(config, workdir, resume, console, plan)
+    if worker is None:
+        run.train(config, workdir, resume, console, plan)
+    else:
+        from embark_jax.launch import processes as launched
+
+        with worker.reporting(show, final=mendable()):
+            launched.join(worker.options, config)
+            console.quiet = worker.options.process_id != 0
+            resume = resume or worker.options.resume
+            run.train(config, workdir, resume, console, plan)
     say(f"everything is in {workdir}")
 
 

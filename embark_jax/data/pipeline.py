@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def prefetch(
-    make_batch: Callable[[int], T], start: int, stop: int, depth: int = 2
+    make_batch: Callable[[int], T], steps: Iterable[int], depth: int = 2
 ) -> Iterator[T]:
-    """Yields ``make_batch(step)`` for the steps ``start .. stop - 1``, in order.
+    """Yields ``make_batch(step)`` for the steps, in order.
 
     A background thread stays up to ``depth`` batches ahead of the consumer; see
     ``in_order``.
     """
-    return in_order(make_batch, range(start, stop), workers=1, depth=depth)
+    return in_order(make_batch, steps, workers=1, depth=depth)
 
 
 def in_order(

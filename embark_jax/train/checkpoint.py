@@ -57,8 +57,10 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        # Of several processes the others may never come to where they close.
+        if kind is None or jax.process_count() == 1:
+            self.close()
 
     @property
     def steps(self) -> list[int]:
@@ -114,11 +116,10 @@ class Checkpointer:
         """
         step = chosen_step(self._folder, self.steps, step)
         run = self._read(step, run=ocp.args.JsonRestore())["run"]
-        differences = _differences(run["identity"], self._identity)
-        if differences:
+        if found := differences(run["identity"], self._identity, "in the checkpoint"):
             raise CheckpointError(
                 f"{self._folder / str(step)}: belongs to another model:\n  "
-                + "\n  ".join(differences)
+                + "\n  ".join(found)
             )
         dense = {"params": state.params, "dense_state": state.dense_state}
         dense_args = ocp.checkpoint_utils.construct_restore_args(dense)
@@ -252,16 +253,25 @@ def _load(
     return storages, embedding_state
 
 
-def _differences(saved: Any, mine: Any, where: str = "") -> list[str]:
-    """Where two JSON-like values differ, by dotted path."""
-    if isinstance(saved, dict) and isinstance(mine, dict):
+def differences(theirs: Any, mine: Any, there: str, where: str = "") -> list[str]:
+    """In which places two JSON-like values differ, by dotted path.
+
+    Args:
+      theirs, mine: the values.
+      there: says whose ``theirs`` is, such as "in the checkpoint".
+      where: path of the values.
+    """
+    if isinstance(theirs, dict) and isinstance(mine, dict):
         return [
             difference
-            for key in sorted(saved.keys() | mine.keys())
-            for difference in _differences(
-                saved.get(key, "nothing"), mine.get(key, "nothing"), f"{where}.{key}"
+            for key in sorted(theirs.keys() | mine.keys())
+            for difference in differences(
+                theirs.get(key, "nothing"),
+                mine.get(key, "nothing"),
+                there,
+                f"{where}.{key}",
             )
         ]
-    if saved == mine:
+    if theirs == mine:
         return []
-    return [f"{where.lstrip('.')} is {saved} in the checkpoint, {mine} here"]
+    return [f"{where.lstrip('.')} is {theirs} {there}, {mine} here"]

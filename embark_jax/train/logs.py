@@ -33,24 +33,28 @@ class MetricsLog:
     killed process left unfinished; in TensorBoard events beyond S are hidden.
 
     Args:
-      workdir: of the run; gets ``metrics.jsonl`` and ``tensorboard/``. One process
-        writes to it.
+      workdir: of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
       resume_at: the step that training continues from; 0 begins anew.
+      writes: False leaves no trace: in a run of several processes one writes.
 
     Raises:
       LogError: if a line other than an unfinished last one is not an object with a
         step.
     """
 
-    def __init__(self, workdir: Path, resume_at: int = 0):
+    def __init__(self, workdir: Path, resume_at: int = 0, writes: bool = True):
         workdir = Path(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-        path = workdir / FILE_NAME
-        if path.exists():
-            _keep_until(path, resume_at)
+        path = workdir / FILE_NAME if writes else Path(os.devnull)
+        if writes:
+            workdir.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                _keep_until(path, resume_at)
         self._file = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=resume_at + 1, flush_secs=10
+            str(workdir / "tensorboard"),
+            purge_step=resume_at + 1,
+            flush_secs=10,
+            write_to_disk=writes,
         )
 
     def write(self, step: int, values: Mapping[str, ArrayLike | str | None]) -> None:

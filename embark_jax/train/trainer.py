@@ -8,6 +8,7 @@ result is the same as if the buffers had been large from the start.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -57,28 +58,28 @@ class StepResult:
     Attributes:
       step: its number, from 1.
       loss: mean log loss of its batch, before the update.
-      logits: ``[batch]`` before the update.
-      labels: ``[batch]``.
+      logits, labels: ``[batch]``, sharded by samples; logits before the update.
       used: for each sharded storage the share of its capacity that the batch needed.
     """
 
     step: int
     loss: float
     logits: jax.Array
-    labels: np.ndarray
+    labels: jax.Array
     used: Mapping[str, float]
 
 
 def put_batch(batch: Batch, mesh: Mesh) -> DeviceBatch:
-    """Copies a checked batch to the devices, sharded by samples."""
+    """Copies a checked batch to the devices, sharded by samples.
+
+    In a run of several processes each gives its own part, and all get the whole batch.
+    """
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def put(array):
         # 64-bit ids stay what they are; elsewhere JAX would cut them to 32 bits.
         with jax.enable_x64(array.dtype == np.int64):
-            return jax.make_array_from_callback(
-                array.shape, sharding, lambda index: array[index]
-            )
+            return jax.make_array_from_process_local_data(sharding, array)
 
     ids = {name: put(value) for name, value in batch.ids.items()}
     weights = {name: put(value) for name, value in batch.weights.items()}
@@ -161,25 +162,36 @@ class Trainer:
         dataset: Dataset,
         steps: int,
         check: Callable[[Batch], Batch] | None = None,
+        stop: Callable[[int], bool] = lambda step: False,
     ) -> Iterator[StepResult]:
         """Trains up to step ``steps``, from wherever the state is.
 
-        Batches are made and checked in the background while the devices work.
+        Batches are made and checked in the background while the devices work. In a run
+        of several processes each makes its own part of every batch.
 
         Args:
           dataset: its batch ``step`` is a pure function of the step.
           steps: number of the last step.
           check: such as a ``data.BatchChecker``; None takes one that refuses bad ids.
+          stop: asked before each batch is made, with its step (from 0), whether to end
+            early; must answer alike in all processes.
         """
         check = check or self._strict_checker(dataset)
-        size = self.batch_size
-        batches = prefetch(
-            lambda step: check(dataset.train_batch(step, size)), self.step, steps
+        parts, part = jax.process_count(), jax.process_index()
+        size = self.batch_size // parts
+
+        def make_batch(step):
+            return check(dataset.train_batch(step * parts + part, size))
+
+        wanted = itertools.takewhile(
+            lambda step: not stop(step), range(self.step, steps)
         )
-        return self.train(batches)
+        return self.train(prefetch(make_batch, wanted))
 
     def train(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Applies checked batches in order; yields each step once it is certain.
+
+        In a run of several processes each gives its own part of every batch.
 
         When the iterator ends, early or not, ``state`` and ``step`` are those after the
         last batch taken; until then ``state`` may be ahead of what was yielded.
@@ -201,8 +213,11 @@ class Trainer:
                 self._land(flying)
 
     def _dispatch(self, batch: Batch) -> _Flight:
-        report = self.apply(self._put(batch, self.batch_size))
-        return _Flight(batch, report, self.embeddings.plan.capacities)
+        on_devices = self._put(batch, self.batch_size)
+        report = self.apply(on_devices)
+        return _Flight(
+            batch, on_devices.labels, report, self.embeddings.plan.capacities
+        )
 
     def apply(self, batch: DeviceBatch) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
@@ -211,9 +226,12 @@ class Trainer:
         return report
 
     def _put(self, batch: Batch, size: int) -> DeviceBatch:
+        """Copies this process's part of a batch of ``size`` samples."""
+        size //= jax.process_count()
         if len(batch) != size:
             raise ValueError(
-                f"batch has {len(batch)} samples, the plan is made for {size}"
+                f"batch has {len(batch)} samples, the plan is made for {size} in each "
+                "process"
             )
         return put_batch(batch, self.embeddings.mesh)
 
@@ -232,24 +250,25 @@ class Trainer:
                 )
             self._make_room(report.needed)
             flying.extend(map(self._dispatch, batches))
-        batch, report, capacities = flying.popleft()
+        _, labels, report, capacities = flying.popleft()
         self.step += 1
         return StepResult(
             step=self.step,
             loss=float(report.loss),
             logits=report.logits,
-            labels=batch.labels,
+            labels=labels,
             used={n: int(report.needed[n]) / have for n, have in capacities.items()},
         )
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, jax.Array]]:
         """Yields each checked batch with its ``[batch]`` logits.
 
-        A batch may be shorter than the plan's; it is padded with empty bags.
+        A batch may be shorter than the plan's; it is padded with empty bags. In a run
+        of several processes all give the same whole batches.
         """
         size = self.embeddings.plan.batch_size
         for batch in batches:
-            padded = self._put(_pad(batch, size), size)
+            padded = self._put(_own_part(batch, size), size)
             logits, needed = self._predict(
                 self.state.params, self.state.storages, padded
             )
@@ -286,6 +305,7 @@ class _Flight(NamedTuple):
     """A step that was dispatched, and the capacities it was compiled for."""
 
     batch: Batch
+    labels: jax.Array
     report: StepReport
     capacities: Mapping[str, int]
 
@@ -294,20 +314,22 @@ def _overflows(needed: Mapping[str, jax.Array], capacities: Mapping[str, int]) -
     return any(int(needed[name]) > have for name, have in capacities.items())
 
 
-def _pad(batch: Batch, size: int) -> Batch:
-    """The batch with empty samples behind it, up to ``size``."""
+def _own_part(batch: Batch, size: int) -> Batch:
+    """This process's part of a batch, which empty samples fill up to ``size``."""
     missing = size - len(batch)
-    if missing == 0:
-        return batch
+    part = size // jax.process_count()
+    first = part * jax.process_index()
 
-    def pad(array, value):
-        rows = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
-        return np.pad(array, rows, constant_values=value)
+    def cut(array, fill):
+        if missing:
+            rows = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
+            array = np.pad(array, rows, constant_values=fill)
+        return array[first : first + part]
 
     return dataclasses.replace(
         batch,
-        dense=pad(batch.dense, 0),
-        ids={name: pad(ids, PADDING_ID) for name, ids in batch.ids.items()},
-        labels=pad(batch.labels, 0),
-        weights={name: pad(value, 0) for name, value in batch.weights.items()},
+        dense=cut(batch.dense, 0),
+        ids={name: cut(ids, PADDING_ID) for name, ids in batch.ids.items()},
+        labels=cut(batch.labels, 0),
+        weights={name: cut(value, 0) for name, value in batch.weights.items()},
     )

@@ -7,16 +7,16 @@ from embark_jax.data import prefetch
 
 
 def test_items_come_in_order():
-    assert list(prefetch(lambda step: step * step, 3, 50)) == [
+    assert list(prefetch(lambda step: step * step, range(3, 50))) == [
         s * s for s in range(3, 50)
     ]
-    assert list(prefetch(str, 5, 5)) == []
+    assert list(prefetch(str, range(5, 5))) == []
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_stays_depth_items_ahead(depth):
     started = []
-    items = prefetch(lambda step: started.append(step) or step, 0, 20, depth)
+    items = prefetch(lambda step: started.append(step) or step, range(20), depth)
     for expected in range(20):
         assert next(items) == expected
         until = min(expected + depth, 19)
@@ -32,7 +32,7 @@ def test_an_exception_comes_where_its_item_would_have():
             raise RuntimeError("no batch 3")
         return step
 
-    items = prefetch(make, 0, 10)
+    items = prefetch(make, range(10))
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RuntimeError, match="no batch 3"):
         next(items)
@@ -45,7 +45,7 @@ def test_close_ends_the_thread_and_makes_no_more():
         made.append(threading.current_thread())
         return step
 
-    items = prefetch(make, 0, 10**9)
+    items = prefetch(make, range(10**9))
     assert [next(items), next(items)] == [0, 1]
     items.close()
     assert not made[0].is_alive()
@@ -61,6 +61,6 @@ def test_works_while_the_consumer_does():
             making.set()
         return step
 
-    items = prefetch(make, 0, 2)
+    items = prefetch(make, range(2))
     next(items)
     assert making.wait(timeout=10)

@@ -1,0 +1,38 @@
+"""What the command says when something goes wrong."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from rich.console import Console
+
+from embark_jax.config import ConfigError
+
+
+def mendable() -> tuple[type[Exception], ...]:
+    """The errors that are about what a user gave, not about this program."""
+    from embark_jax.data import DataError
+    from embark_jax.export import ExportError
+    from embark_jax.train.checkpoint import CheckpointError
+    from embark_jax.train.logs import LogError
+    from embark_jax.train.metrics import NonFiniteLogitError
+    from embark_jax.train.trainer import NonFiniteLossError
+
+    not_finite = NonFiniteLossError, NonFiniteLogitError
+    damaged = DataError, CheckpointError, LogError
+    return ConfigError, ExportError, OSError, *damaged, *not_finite
+
+
+def show(error: Exception) -> None:
+    """Prints one message if a user can mend it, else a traceback."""
+    if isinstance(error, mendable()):
+        complain(str(error))
+    else:
+        traceback.print_exception(error)
+
+
+def complain(message: str) -> None:
+    """Prints a message as it is, and that it is an error."""
+    Console(stderr=True).print("[red]error:[/red] ", end="")
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+"""Which process of a run this is, and where the others find each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+
+from embark_jax.config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The processes of a run, as one of them sees it.
+
+    Attributes:
+      host, port: where the supervisors meet; on the machine of process 0.
+      processes: how many there are.
+      process_id: of this one, from 0.
+
+    Raises:
+      ConfigError: if a number is out of range.
+    """
+
+    host: str
+    port: int
+    processes: int
+    process_id: int
+
+    def __post_init__(self):
+        problems = []
+        if not 0 < self.port < 2**16:
+            problems.append(f"--coordinator: port is {self.port}, must be 1 to 65535")
+        if self.processes < 1:
+            problems.append(f"--processes: is {self.processes}, must be at least 1")
+        elif not 0 <= self.process_id < self.processes:
+            problems.append(
+                f"--process-id: is {self.process_id}, must be 0 to "
+                f"{self.processes - 1} (--processes {self.processes})"
+            )
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+
+def find_cluster(
+    coordinator: str | None, processes: int | None, process_id: int | None
+) -> Cluster:
+    """The cluster that was given, or what JAX finds out from Slurm, Kubernetes or MPI.
+
+    Args:
+      coordinator: HOST:PORT on the machine of process 0.
+      processes: how many there are.
+      process_id: of this one.
+
+    Raises:
+      ConfigError: if something is neither given nor found, or makes no sense.
+    """
+    if None in (coordinator, processes, process_id):
+        # JAX has no public name for what jax.distributed.initialize() does first.
+        from jax._src.clusters import ClusterEnv
+
+        coordinator, processes, process_id, _ = (
+            ClusterEnv.auto_detect_unset_distributed_params(
+                coordinator, processes, process_id, None, None, None
+            )
+        )
+    if coordinator is None or processes is None or process_id is None:
+        given = {
+            "--coordinator": coordinator,
+            "--processes": processes,
+            "--process-id": process_id,
+        }
+        missing = [option for option, value in given.items() if value is None]
+        raise ConfigError(
+            f"{', '.join(missing)}: not given, and no cluster that JAX knows (Slurm, "
+            "Kubernetes, MPI) was found"
+        )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--coordinator: is {coordinator!r}, must be HOST:PORT")
+    return Cluster(host.strip("[]"), int(port), processes, process_id)
+
+
+def this_process_alone() -> Cluster:
+    """A cluster of one process, on this machine."""
+    return Cluster("localhost", free_port(), processes=1, process_id=0)
+
+
+def free_port() -> int:
+    """A port that nothing listened on a moment ago."""
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]

@@ -1,0 +1,70 @@
+"""What the supervisors of a run tell each other: JSON objects, one a line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import sys
+from typing import Any
+
+DEAD_PEER_S = 15
+"""After this long without a sign of life, a machine counts as gone."""
+_PROBE_S = 5
+REASON_BYTES = 8192
+"""Of a failure as JSON, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a process failed.
+
+    Attributes:
+      reason: in words.
+      symptom: whether the failure of another process may have caused it, as that of a
+        collective.
+      final: whether it would happen again, so that to start again is no use.
+    """
+
+    reason: str
+    symptom: bool = False
+    final: bool = False
+
+
+class Peer:
+    """The other end of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+        _notice_death(writer.get_extra_info("socket"))
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Sends a message; a peer that is gone is noticed by ``receive``."""
+        self._writer.write(json.dumps({"kind": kind, **values}).encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None once the peer is gone or talks nonsense."""
+        try:
+            message = json.loads(await self._reader.readline())
+        except (OSError, ValueError):  # also of a line that is empty or too long
+            return None
+        return message if isinstance(message, dict) and "kind" in message else None
+
+    async def aclose(self) -> None:
+        """Sends what is to be sent, and ends the connection."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def _notice_death(connection: socket.socket) -> None:
+    """Has the kernel probe the other machine: one that lost power says no goodbye."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":  # elsewhere after hours
+        tcp = socket.IPPROTO_TCP
+        connection.setsockopt(tcp, socket.TCP_KEEPIDLE, _PROBE_S)
+        connection.setsockopt(tcp, socket.TCP_KEEPINTVL, _PROBE_S)
+        connection.setsockopt(tcp, socket.TCP_KEEPCNT, DEAD_PEER_S // _PROBE_S - 1)
+        connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, DEAD_PEER_S * 1000)

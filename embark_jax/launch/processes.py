@@ -1,0 +1,92 @@
+"""What the processes of a run do together once JAX runs; alone, next to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from embark_jax.config import ConfigError, ExperimentConfig
+from embark_jax.launch.worker import WorkerOptions
+from embark_jax.train.checkpoint import differences
+
+
+def join(options: WorkerOptions, config: ExperimentConfig) -> None:
+    """Makes this process one of several of JAX's, before it uses any device.
+
+    On CPU, collectives go through Gloo; on GPUs, through NCCL.
+
+    Raises:
+      ConfigError: if the mesh does not span all devices of all processes.
+    """
+    devices, processes = config.mesh.devices, options.processes
+    if devices % processes:
+        raise ConfigError(
+            f"mesh: has {devices} devices (mesh.nodes {config.mesh.nodes} × "
+            f"mesh.gpus_per_node {config.mesh.gpus_per_node}), must be a multiple of "
+            f"the {processes} processes"
+        )
+    if processes > 1:
+        jax.config.update("jax_num_cpu_devices", devices // processes)
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(options.coordinator, processes, options.process_id)
+        if jax.device_count() != devices:
+            raise ConfigError(
+                f"mesh: has {devices} devices, the {processes} processes have "
+                f"{jax.device_count()}: a mesh must span them all"
+            )
+    mine = config.model_dump(mode="json")
+    if found := differences(of_process_0(mine), mine, "for process 0"):
+        raise ConfigError("\n".join(["all processes must have one config:", *found]))
+
+
+def of_process_0(value: Any) -> Any:
+    """The JSON-like value that process 0 gave, in all processes."""
+    if jax.process_count() == 1:
+        return value
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(mine))))
+    # Only what process 0 gives is looked at, but all must give as much.
+    text = multihost_utils.broadcast_one_to_all(np.resize(mine, size))
+    return json.loads(np.asarray(text).tobytes())
+
+
+def total(counts: Mapping[str, int]) -> dict[str, int]:
+    """Sums over all processes, of counts with the same names."""
+    if jax.process_count() == 1:
+        return dict(counts)
+    with jax.enable_x64(True):
+        mine = np.array(list(counts.values()), np.int64)
+        all_counts = np.asarray(multihost_utils.process_allgather(mine))
+    return dict(zip(counts, map(int, all_counts.sum(axis=0)), strict=True))
+
+
+@contextlib.contextmanager
+def stopping_on_sigterm() -> Iterator[Callable[[int], bool]]:
+    """Lets a run end well when SIGTERM announces the end of its machine.
+
+    Yields:
+      A function of a step, to be asked before each, that says whether to stop there;
+      all processes are told to stop at the same one, whichever got the signal.
+    """
+    asked = threading.Event()
+    several = jax.process_count() > 1
+    if not several:  # else JAX handles the signal, since its initialization
+        before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        yield (
+            multihost_utils.reached_preemption_sync_point
+            if several
+            else lambda step: asked.is_set()
+        )
+    finally:
+        if not several:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,219 @@
+"""Watches over the process that trains: starts it, ends it, starts it again.
+
+A process that waits in a collective cannot look after itself, so each has a supervisor:
+a small parent that uses no device and outlives it. As soon as one process fails, all
+supervisors end theirs and say why, so that nothing waits for a peer that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from embark_jax.launch.cluster import Cluster
+from embark_jax.launch.messages import REASON_BYTES, Failure, Peer
+from embark_jax.launch.rendezvous import (
+    JOIN_TIMEOUT_S,
+    RETURN_TIMEOUT_S,
+    Rendezvous,
+)
+from embark_jax.launch.worker import ENVIRONMENT_VARIABLE, WorkerOptions
+
+GOODBYE_S = 5
+"""For all members to hear how the run ended."""
+RETRY_S = 0.2
+"""Between calls at a coordinator that is not there yet."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """How an attempt ended: well if there is no reason."""
+
+    reason: str | None = None
+    restart: bool = False
+
+
+class Supervisor:
+    """Runs a command in its place of a cluster, to the end of the run.
+
+    Args:
+      cluster: of the run.
+      run: its name, the same for all its processes.
+      command: makes the process that trains, which is a ``launch.Worker``.
+      max_restarts: how often all processes start again after a failure of any.
+      say: shows a message to the user.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        run: str,
+        command: Sequence[str],
+        max_restarts: int,
+        say: Callable[[str], None],
+    ):
+        self._cluster = cluster
+        self._run = run
+        self._command = command
+        self._max_restarts = max_restarts
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+
+    def supervise(self) -> int:
+        """Returns the exit status: 0 if all processes of the run ended well.
+
+        Raises:
+          OSError: if the coordinator's port cannot be had.
+        """
+        try:
+            return asyncio.run(self._supervise())
+        except asyncio.CancelledError:  # SIGTERM before there was a process
+            return 128 + signal.SIGTERM
+
+    async def _supervise(self) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGTERM, self._pass_on_sigterm, task
+        )
+        if self._cluster.process_id != 0:
+            return await self._attempts()
+        rendezvous = Rendezvous(self._run, self._cluster.processes, self._max_restarts)
+        server = await rendezvous.listen(self._cluster.port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(rendezvous.serve())
+                status = await self._attempts()
+                await asyncio.wait({serving}, timeout=GOODBYE_S)
+                serving.cancel()
+            return status
+        finally:
+            server.close()
+
+    async def _attempts(self) -> int:
+        for attempt in range(self._max_restarts + 1):
+            outcome = await self._attempt(
+                RETURN_TIMEOUT_S if attempt else JOIN_TIMEOUT_S
+            )
+            if outcome.reason is None:
+                return 0
+            if not outcome.restart or attempt == self._max_restarts:
+                self._say(f"ended: {outcome.reason}")
+                return 1
+            self._say(
+                f"{outcome.reason}; starting again from the last checkpoint "
+                f"({attempt + 1} of {self._max_restarts})"
+            )
+        raise AssertionError("the last attempt is not followed by another")
+
+    async def _attempt(self, timeout_s: float) -> _Outcome:
+        cluster = self._cluster
+        where = f"{cluster.host}:{cluster.port}"
+        peer = await _reach(cluster, timeout_s)
+        if peer is None:
+            return _Outcome(f"no coordinator answered at {where} within {timeout_s} s")
+        async with contextlib.aclosing(peer):
+            peer.send(
+                "join",
+                run=self._run,
+                processes=cluster.processes,
+                process_id=cluster.process_id,
+            )
+            message = await peer.receive()
+            if message is not None and message["kind"] == "start":
+                message = await self._work(peer, message["attempt"], message["port"])
+        if message is None:
+            return _Outcome(f"process 0 is lost: {where} is gone", restart=True)
+        return _Outcome(message.get("reason"), message.get("restart", False))
+
+    async def _work(self, peer: Peer, attempt: int, port: int) -> dict | None:
+        """Has the work done; returns what the rendezvous says of it in the end."""
+        verdict = asyncio.create_task(peer.receive())
+        async with self._worker(attempt, port) as link:
+            ended = asyncio.create_task(self._failure(link))
+            await asyncio.wait({verdict, ended}, return_when="FIRST_COMPLETED")
+            if ended.done():
+                failure = ended.result()
+                if failure is None:
+                    peer.send("done")
+                else:
+                    peer.send("failed", failure=dataclasses.asdict(failure))
+            message = await verdict
+            ended.cancel()
+        return message
+
+    @contextlib.asynccontextmanager
+    async def _worker(self, attempt: int, port: int) -> AsyncIterator[socket.socket]:
+        """Starts the process, and kills it at the end."""
+        cluster = self._cluster
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            options = WorkerOptions(
+                coordinator=f"{cluster.host}:{port}",
+                processes=cluster.processes,
+                process_id=cluster.process_id,
+                resume=attempt > 0,
+                link=theirs.fileno(),
+            )
+            # The process inherits the mask: it lets SIGTERM in when it can handle it.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            try:
+                self._process = process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    env={**os.environ, ENVIRONMENT_VARIABLE: options.to_json()},
+                    pass_fds=[options.link],
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+            try:
+                yield mine
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+                self._process = None
+
+    async def _failure(self, link: socket.socket) -> Failure | None:
+        """Waits for the end of the process; why it failed, if it did."""
+        assert self._process is not None
+        status = await self._process.wait()
+        told = link.recv(REASON_BYTES, socket.MSG_DONTWAIT)
+        if told:
+            return Failure(**json.loads(told))
+        if status == 0:
+            return None
+        name = f"process {self._cluster.process_id}"
+        if status > 0:
+            return Failure(f"{name} ended with exit status {status}")
+        # JAX aborts a process whose coordinator is gone.
+        killer = signal.Signals(-status)
+        return Failure(
+            f"{name} was killed by {killer.name}", symptom=killer == signal.SIGABRT
+        )
+
+    def _pass_on_sigterm(self, task: asyncio.Task) -> None:
+        if self._process is None:
+            task.cancel()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+
+async def _reach(cluster: Cluster, timeout_s: float) -> Peer | None:
+    """A connection to the coordinator, which may not be there yet."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while True:
+                with contextlib.suppress(OSError):
+                    return Peer(
+                        *await asyncio.open_connection(cluster.host, cluster.port)
+                    )
+                await asyncio.sleep(RETRY_S)
+    return None
