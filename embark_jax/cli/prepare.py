@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import (
@@ -29,7 +30,13 @@ class OnBadLine(StrEnum):
 
 
 def prepare(
-    dataset: Annotated[str, typer.Argument(help="Such as criteo-kaggle.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="criteo-kaggle, criteo-1tb, avazu, taobao, movielens-100k, "
+            "movielens-1m, csv or parquet."
+        ),
+    ],
     raw: Annotated[Path, typer.Option(help="Folder of the files as downloaded.")],
     out: Annotated[
         Path, typer.Option(help="Folder to fill; one that was begun is gone on with.")
@@ -59,11 +66,27 @@ def prepare(
         int | None,
         typer.Option(min=1, help="Pieces of files at once; unless given, one a core."),
     ] = None,
+    multi_hot: Annotated[
+        bool, typer.Option("--multi-hot", help="criteo-1tb: bags as MLPerf's.")
+    ] = False,
+    label: Annotated[
+        str, typer.Option(help="csv, parquet: column of the label.")
+    ] = "label",
+    dense: Annotated[
+        list[str] | None, typer.Option(help="csv, parquet: a column of numbers.")
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(help="csv, parquet: a column of categories; unless given, all."),
+    ] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="csv, parquet: dense features as logarithms.")
+    ] = False,
 ) -> None:
     """Prepare a data set for training: ids, log counts, splits, memory-mapped files."""
     from embark_jax.config import ConfigError, nearest
     from embark_jax.data.prepare import run
-    from embark_jax.data.prepare.datasets import DATASETS
+    from embark_jax.data.prepare.datasets import DATASETS, Columns, Request
 
     if dataset not in DATASETS:
         raise ConfigError(f"dataset is {dataset!r}; {nearest(dataset, DATASETS)}")
@@ -75,12 +98,16 @@ def prepare(
         hashed=hashed,
         on_bad_line=on_bad_line.value,
     )
+    made_from: dict[str, Any] = {"dataset": dataset, "multi_hot": multi_hot}
+    columns = Columns(label, tuple(dense or ()), tuple(feature or ()), log)
+    if dataset in ("csv", "parquet"):
+        made_from["columns"] = dataclasses.asdict(columns)
     with _Stages() as stages:
         prepared = run.prepare(
-            known.recipe(raw),
+            known.recipe(Request(raw, columns, multi_hot)),
             out,
             options,
-            {"dataset": dataset},
+            made_from,
             workers=workers,
             progress=stages.update,
         )

@@ -20,20 +20,20 @@ from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.tsv import TabSeparated
 from embark_jax.tables import PADDING_ID, FeatureSpec
 
-_USER_HEADER = (
+USER_HEADER = (
     "user_id:token",
     "age:token",
     "gender:token",
     "occupation:token",
     "zip_code:token",
 )
-_ITEM_HEADER = (
+ITEM_HEADER = (
     "item_id:token",
     "movie_title:token_seq",
     "release_year:token",
     "class:token_seq",
 )
-_RATING_HEADER = ("user_id:token", "item_id:token", "rating:float", "timestamp:float")
+RATING_HEADER = ("user_id:token", "item_id:token", "rating:float", "timestamp:float")
 
 _REMEDY = "`embark data movielens-100k` fetches a good copy"
 _SPLIT_SEED = 0
@@ -75,9 +75,9 @@ class MovieLens100K:
         ratings: int = 100_000,
     ):
         folder = movielens_100k_folder() if folder is None else Path(folder)
-        users = TabSeparated(folder / "ml-100k.user", _USER_HEADER, _REMEDY)
-        items = TabSeparated(folder / "ml-100k.item", _ITEM_HEADER, _REMEDY)
-        rated = TabSeparated(folder / "ml-100k.inter", _RATING_HEADER, _REMEDY)
+        users = TabSeparated(folder / "ml-100k.user", USER_HEADER, _REMEDY)
+        items = TabSeparated(folder / "ml-100k.item", ITEM_HEADER, _REMEDY)
+        rated = TabSeparated(folder / "ml-100k.inter", RATING_HEADER, _REMEDY)
         user_rows, item_rows = users.keys("user_id:token"), items.keys("item_id:token")
         user = rated.lookups("user_id:token", user_rows, users.path)
         item = rated.lookups("item_id:token", item_rows, items.path)

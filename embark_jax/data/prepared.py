@@ -37,8 +37,8 @@ class PreparedData:
     """
 
     def __init__(self, folder: Path, *, seed: int = 0):
-        self._folder = Path(folder)
-        self.manifest = manifests.load(self._folder)
+        self.folder = Path(folder)
+        self.manifest = manifests.load(self.folder)
         self._seed = seed
         self.table_rows = self.manifest.table_rows
         self.features = tuple(
@@ -47,7 +47,7 @@ class PreparedData:
         self.dense_features = len(self.manifest.dense)
         self.train_samples = self.manifest.rows("train")
         if not self.train_samples:
-            raise DataError(f"{self._folder}: has no training samples")
+            raise DataError(f"{self.folder}: has no training samples")
         self._blocks = _blocks(self.manifest, "train")
         # One of each is in use at a time; a batch at a border meets two windows.
         self._order = functools.lru_cache(maxsize=1)(self._make_order)
@@ -118,7 +118,7 @@ class PreparedData:
         return columns | {_ROW: np.arange(start, start + size)}
 
     def _open_part(self, file: str) -> pa.RecordBatchFileReader:
-        path = self._folder / file
+        path = self.folder / file
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
         except (OSError, pa.ArrowInvalid) as error:
@@ -145,7 +145,7 @@ class PreparedData:
             row = int(columns[_ROW][sample])
             for part in self.manifest.parts[split]:
                 if row < part.rows:
-                    return f"{self._folder / part.file}, row {row}"
+                    return f"{self.folder / part.file}, row {row}"
                 row -= part.rows
             raise IndexError(sample)
 

@@ -6,18 +6,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from embark_jax.data.prepare import criteo
+from embark_jax.data.prepare import avazu, criteo, movielens, tables, taobao
 from embark_jax.data.prepare.recipe import Recipe
+from embark_jax.data.prepare.tables import Columns
+
+
+class Request(NamedTuple):
+    """What a recipe is made for.
+
+    Attributes:
+      raw: folder of the files.
+      columns: of one's own tables.
+      multi_hot: whether Criteo's terabyte is made multi-hot.
+    """
+
+    raw: Path
+    columns: Columns
+    multi_hot: bool = False
 
 
 class Known(NamedTuple):
-    """A data set: its recipe for a folder of raw files, and the usual split."""
+    """A data set: its recipe, and the split that is usual for it."""
 
-    recipe: Callable[[Path], Recipe]
-    split: Literal["time", "random"]
+    recipe: Callable[[Request], Recipe]
+    split: Literal["time", "random"] = "random"
 
 
 DATASETS = {
-    "criteo-kaggle": Known(criteo.kaggle, "time"),
-    "criteo-1tb": Known(criteo.terabyte, "time"),
+    "criteo-kaggle": Known(lambda ask: criteo.kaggle(ask.raw), "time"),
+    "criteo-1tb": Known(lambda ask: criteo.terabyte(ask.raw, ask.multi_hot), "time"),
+    "avazu": Known(lambda ask: avazu.avazu(ask.raw)),
+    "taobao": Known(lambda ask: taobao.taobao(ask.raw), "time"),
+    "movielens-100k": Known(lambda ask: movielens.movielens_100k(ask.raw)),
+    "movielens-1m": Known(lambda ask: movielens.movielens_1m(ask.raw)),
+    "csv": Known(lambda ask: tables.csv(ask.raw, ask.columns)),
+    "parquet": Known(lambda ask: tables.parquet(ask.raw, ask.columns)),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -55,17 +55,25 @@ class Layout:
 
     Attributes:
       columns: in their order; at least one is required, so that no empty line passes.
-      separator: one byte between them, such as a tab.
-      header: whether the first line holds the names of the columns.
+      separator: between them: one byte, such as a tab, or "::".
+      header: what the first line must say; () is no such line.
       quotes: whether a value may be in double quotes.
       encoding: of the text.
+      missing: how a value that is not there is written.
     """
 
     columns: tuple[Column, ...]
     separator: str = "\t"
-    header: bool = False
+    header: tuple[str, ...] = ()
     quotes: bool = False
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    missing: tuple[str, ...] = ("",)
+
+
+def with_header(columns: Sequence[Column], separator: str, **options) -> Layout:
+    """A layout whose header is the names of its columns."""
+    names = tuple(column.name for column in columns)
+    return Layout(tuple(columns), separator, names, **options)
 
 
 class BadLine(NamedTuple):
@@ -91,6 +99,11 @@ def parse(chunk: Chunk, layout: Layout, on_bad_line: OnBadLine = "error") -> Par
     text = chunk.text
     if layout.encoding == "latin-1":
         text = text.decode("latin-1").encode("utf-8")
+    if layout.separator == "::":
+        text, layout = (
+            text.replace(b"::", b"\t"),
+            dataclasses.replace(layout, separator="\t"),
+        )
     tables, bad = [_parse(b"", layout)], []
     for found in _search(text, lambda part: _parse(part, layout)):
         if isinstance(found, pa.Table):
@@ -110,8 +123,8 @@ def describe(chunk: Chunk, bad: BadLine) -> str:
 def check_header(line: bytes, layout: Layout) -> str | None:
     """What is wrong with the first line of a file that has a header."""
     found = line.decode(layout.encoding, "replace").rstrip("\r\n")
-    expected = [column.name for column in layout.columns]
-    names = [name.strip('"') for name in found.split(layout.separator)]
+    expected = list(layout.header)
+    names = [name.strip().strip('"') for name in found.split(layout.separator)]
     if names == expected:
         return None
     return f"header is {names}, must be {expected}"
@@ -189,7 +202,7 @@ def _read(text: bytes, layout: Layout) -> pa.Table:
         ),
         pyarrow.csv.ConvertOptions(
             column_types={column.name: _TYPES[column.kind][0] for column in columns},
-            null_values=[""],
+            null_values=list(layout.missing),
             strings_can_be_null=True,
         ),
     )

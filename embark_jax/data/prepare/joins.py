@@ -1,0 +1,50 @@
+"""Tables that fit in memory, joined to samples by key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embark_jax.data.batch import DataError
+from embark_jax.data.prepare.delimited import Layout
+from embark_jax.data.prepare.recipe import DelimitedFile, Position
+
+
+class SideTable:
+    """What is known of each user, say.
+
+    Args:
+      path: text, whose bad lines are errors.
+      layout: of it.
+      key: a column whose values are different.
+
+    Raises:
+      DataError: if the file cannot be read or a line is bad, or two have one key.
+    """
+
+    def __init__(self, path: Path, layout: Layout, key: str):
+        pieces = DelimitedFile(path, layout).pieces(Position())
+        tables = [piece.read("error")[0] for piece in pieces]
+        if not tables:
+            raise DataError(f"{path}: is empty")
+        self.path, self._key = path, key
+        self.table = pa.concat_tables(tables).combine_chunks()
+        counts = self.table[key].value_counts()
+        for value, count in zip(*counts.flatten(), strict=True):
+            if count.as_py() > 1:
+                raise DataError(f"{path}: {key} {value.as_py()!r} has {count} lines")
+
+    def rows_of(self, keys: pa.ChunkedArray, *, required: bool) -> pa.Table:
+        """The row of each key; nothing where there is none, unless required.
+
+        Raises:
+          DataError: if a required key is not there.
+        """
+        options = pc.SetLookupOptions(self.table[self._key].combine_chunks())
+        places = pc.call_function("index_in", [keys], options)
+        if required and places.null_count:
+            key = keys.filter(places.is_null())[0].as_py()
+            raise DataError(f"{self.path}: has no {self._key} {key!r}, which is used")
+        return self.table.take(places)

@@ -1,0 +1,292 @@
+"""Every data set from files like those that users download, against what they say."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax.data import BatchChecker, DataError, MovieLens100K, PreparedData
+from embark_jax.data.files import read_arrow
+from embark_jax.data.prepare import avazu, movielens, tables, taobao
+from embark_jax.data.prepare.run import Options, prepare
+
+AVAZU_SAMPLE = Path("/work/shared/data/avazu_sample.csv")
+
+
+def prepared(recipe, out: Path, split: str = "random", **options) -> PreparedData:
+    prepare(recipe, out, Options(split=split, **options), {})
+    return PreparedData(out)
+
+
+def samples(data: PreparedData, split: str) -> list[dict]:
+    """Samples in the order of the files, with values in the place of ids."""
+    keys = {}
+    for table in data.table_rows:
+        known = read_arrow(data.folder / "vocabulary" / f"{table}.arrow")
+        keys[table] = [None, "rare", *known["key"].to_pylist()]
+    found = []
+    check = BatchChecker(data.features, data.table_rows, data.dense_features)
+    for batch in map(check, data.in_file_order(split, 7)):
+        for i in range(len(batch)):
+            sample = {"label": float(batch.labels[i])}
+            for name, value in zip(data.manifest.dense, batch.dense[i], strict=True):
+                sample[f"dense {name}"] = float(value)
+            for f in data.features:
+                bag = [keys[f.table][k] for k in batch.ids[f.name][i] if k >= 0]
+                sample[f.name] = bag[0] if f.hotness == 1 and bag else bag
+            found.append(sample)
+    return found
+
+
+def everything(data: PreparedData) -> list[dict]:
+    return [s for split in data.manifest.parts for s in samples(data, split)]
+
+
+def write_rows(path: Path, header, rows, separator=",", encoding="utf-8") -> None:
+    lines = [header, *rows] if header else rows
+    text = "".join(separator.join(map(str, line)) + "\n" for line in lines)
+    path.write_text(text, encoding)
+
+
+def test_avazu(tmp_path):
+    names = [column.name for column in avazu.LAYOUT.columns]
+    rng, rows = np.random.default_rng(0), []
+    for i in range(100):
+        hexes = [f"{n:08x}" for n in rng.integers(2**32, size=9)]
+        hour = 14102100 + 100 * (i // 24) + i % 24
+        tail = [1, 0, 15706, 320, 50, 1722, 0, 35, -1, 79]
+        rows.append([10**19 + i, i % 2, hour, 1005, 0, *hexes, *tail])
+    write_rows(tmp_path / "train", names, rows)
+    (tmp_path / "train.gz").write_bytes(
+        gzip.compress((tmp_path / "train").read_bytes())
+    )
+    (tmp_path / "train").unlink()
+    data = prepared(avazu.avazu(tmp_path), tmp_path / "out", split="time")
+    assert (len(data.features), data.dense_features) == (21, 1)
+    found = samples(data, "train")
+    assert len(found) == 90
+    for sample, row in zip(found, rows, strict=False):
+        assert sample["label"] == row[1]
+        assert sample["dense hour"] == pytest.approx(row[2] % 100 / 23)
+        assert sample["device_ip"] == int(row[12], 16)
+        assert [sample["C20"], sample["C21"]] == [-1, 79]
+    assert [len(samples(data, s)) for s in ("test", "validation")] == [5, 5]
+
+
+def test_avazu_real_sample(tmp_path):
+    if not AVAZU_SAMPLE.exists():
+        pytest.skip(f"{AVAZU_SAMPLE} is not here: samples of real data are not ours")
+    text = AVAZU_SAMPLE.read_text().rstrip("\n") + "\n"
+    (tmp_path / "train.csv").write_text(text)
+    data = prepared(avazu.avazu(tmp_path), tmp_path / "out", split="time")
+    rows = list(csv.DictReader(text.splitlines()))
+    for sample, row in zip(samples(data, "train"), rows, strict=False):
+        for name in avazu.CATEGORIES:
+            base = 16 if name.startswith(("site", "app")) else 10
+            base = 16 if name in ("device_id", "device_ip", "device_model") else base
+            assert sample[name] == int(row[name], base)
+    assert sum(data.manifest.rows(split) for split in data.manifest.parts) == len(rows)
+
+
+def test_a_wrong_header(tmp_path):
+    write_rows(tmp_path / "train.csv", ["id", "clicks"], [[1, 2]])
+    message = r"train\.csv, line 1: header is \['id', 'clicks'\], must be \['id', 'cl"
+    with pytest.raises(DataError, match=message):
+        prepared(avazu.avazu(tmp_path), tmp_path / "out")
+
+
+GENRE_FLAGS = {"Toy Story (1995)": (3, 4, 5), "L'année (1961)": (8,), "unknown": ()}
+ITEM_TITLES = {title: str(i) for i, title in enumerate(GENRE_FLAGS, 1)}
+ITEM_YEARS = ["1995", "1961", None]
+
+
+def movielens_folder(folder: Path, kind: str) -> list[tuple]:
+    """Writes 60 ratings; returns user, item, stars and time of each."""
+    rng = np.random.default_rng(0)
+    ratings = [
+        (int(u), int(i), int(s), 881250949 + n)
+        for n, (u, i, s) in enumerate(rng.integers([1, 1, 1], [3, 4, 6], (60, 3)))
+    ]
+    users = [(1, 24, "M", "writer", "85711"), (2, 53, "F", "other", "T8H1N")]
+    genres = [[movielens.GENRES_100K[g] for g in f] for f in GENRE_FLAGS.values()]
+    if kind == "100k":
+        write_rows(folder / "u.data", None, ratings, "\t")
+        write_rows(folder / "u.user", None, users, "|")
+        items = []
+        for (title, number), year, flags in zip(
+            ITEM_TITLES.items(), ITEM_YEARS, GENRE_FLAGS.values(), strict=True
+        ):
+            date = f"01-Jan-{year}" if year else ""
+            marks = [int(g in flags) for g in range(19)]
+            items.append((number, title, date, "", "http://x", *marks))
+        write_rows(folder / "u.item", None, items, "|", "latin-1")
+    else:
+        write_rows(folder / "ratings.dat", None, ratings, "::")
+        users = [(u, gender, age, work, code) for u, age, gender, work, code in users]
+        write_rows(folder / "users.dat", None, users, "::")
+        items = [
+            (n, title if "(" in title else "None (1999)", "|".join(names) or "Drama")
+            for (title, n), names in zip(ITEM_TITLES.items(), genres, strict=True)
+        ]
+        write_rows(folder / "movies.dat", None, items, "::", "latin-1")
+    return ratings
+
+
+@pytest.mark.parametrize("kind", ["100k", "1m"])
+def test_movielens(tmp_path, kind):
+    ratings = movielens_folder(tmp_path, kind)
+    recipe = {"100k": movielens.movielens_100k, "1m": movielens.movielens_1m}[kind]
+    found = everything(prepared(recipe(tmp_path), tmp_path / "out"))
+    assert len(found) == 60
+    ages, genders = {1: 24, 2: 53}, {1: "M", 2: "F"}
+    genres = [["Animation", "Children's", "Comedy"], ["Drama"]]
+    genres.append([] if kind == "100k" else ["Drama"])
+    years = [*ITEM_YEARS[:2], None if kind == "100k" else "1999"]
+    expected = sorted(
+        (
+            float(stars >= 4),
+            str(user),
+            str(item),
+            ages[user],
+            genders[user],
+            genres[item - 1],
+            str(years[item - 1]),
+        )
+        for user, item, stars, _ in ratings
+    )
+    assert expected == sorted(
+        (
+            s["label"],
+            s["user"],
+            s["item"],
+            s["age"],
+            s["gender"],
+            s["genres"],
+            str(s["release_year"]),
+        )
+        for s in found
+    )
+
+
+def test_movielens_with_an_unknown_user(tmp_path):
+    movielens_folder(tmp_path, "100k")
+    with (tmp_path / "u.data").open("a") as file:
+        file.write("9\t1\t5\t881250949\n")
+    message = r"u\.user: has no user '9', which is used"
+    with pytest.raises(DataError, match=message):
+        prepared(movielens.movielens_100k(tmp_path), tmp_path / "out")
+
+
+def test_movielens_twice_the_same_user(tmp_path):
+    movielens_folder(tmp_path, "100k")
+    with (tmp_path / "u.user").open("a") as file:
+        file.write("1|24|M|writer|85711\n")
+    with pytest.raises(DataError, match=r"u\.user: user '1' has 2 lines"):
+        movielens.movielens_100k(tmp_path)
+
+
+def test_movielens_real(movielens_folder, tmp_path):
+    found = prepared(movielens.movielens_100k(movielens_folder), tmp_path / "out")
+    whole = MovieLens100K(movielens_folder)
+    rows = found.table_rows
+    # Ids 0 and 1 stand for missing and rare values; random 8:1:1 of 100,000.
+    assert rows["user"] == whole.table_rows["user"] + 2
+    assert rows["gender"] == 2 + 2
+    assert rows["genres"] == 19 + 2
+    total = {split: found.manifest.rows(split) for split in found.manifest.parts}
+    assert sum(total.values()) == 100_000
+    assert abs(total["test"] - 10_000) < 500
+    labels = [batch.labels for s in total for batch in found.in_file_order(s, 10_000)]
+    assert np.concatenate(labels).sum() == 34_174 + 21_201
+
+
+def test_taobao(tmp_path):
+    header = [column.name for column in taobao.SAMPLES.columns]
+    day = 86_400
+    rows = [
+        (1, taobao.LAST_DAY_S - day, 7, "430548_1007", 1, 0),
+        (2, taobao.LAST_DAY_S, 8, "430539_1007", 0, 1),
+        (3, taobao.LAST_DAY_S - 1, 8, "430539_1007", 0, 1),
+    ]
+    write_rows(tmp_path / "raw_sample.csv", header, rows)
+    ads = [(7, 20, 30, 40, "NULL", 99.5), (8, 21, 31, 41, 51, 1)]
+    write_rows(tmp_path / "ad_feature.csv", [c.name for c in taobao.ADS.columns], ads)
+    names = [column.name for column in taobao.USERS.columns]
+    users = [(1, 0, 8, 2, 4, "", 3, 0, ""), (3, 0, 8, 2, 5, 1, 3, 0, 2)]
+    # The file as it is has a blank behind its last name.
+    write_rows(tmp_path / "user_profile.csv", [*names[:-1], f"{names[-1]} "], users)
+    data = prepared(taobao.taobao(tmp_path), tmp_path / "out", split="time")
+    first, second = samples(data, "train")
+    assert (first["label"], second["label"]) == (0, 1)
+    assert (first["user"], first["adgroup_id"], first["pid"]) == (1, 7, rows[0][3])
+    assert (first["cate_id"], first["brand"]) == (20, None)
+    assert first["dense price"] == pytest.approx(math.log(100.5))
+    assert (first["age_level"], first["pvalue_level"]) == (4, None)
+    assert (second["brand"], second["age_level"]) == (51, 5)
+    (last,) = samples(data, "test")
+    assert last["adgroup_id"] == 8
+    assert last["user"] == "rare"  # no training sample has this user
+    assert last["age_level"] is None  # nor is it described
+    assert data.manifest.rows("validation") == 0
+    assert list(data.validation_batches(4)) == []
+
+
+def test_csv_of_ones_own(tmp_path):
+    rows = [(i % 2, i, "" if i == 3 else f'"a, {i % 3}"', i % 5) for i in range(40)]
+    write_rows(tmp_path / "b.csv", ["clicked", "n", "word", "m"], rows[20:])
+    write_rows(tmp_path / "a.csv", ["clicked", "n", "word", "m"], rows[:20])
+    columns = tables.Columns("clicked", dense=("n",), log=True)
+    data = prepared(tables.csv(tmp_path, columns), tmp_path / "out", split="time")
+    found = samples(data, "train")
+    assert len(found) == 36
+    for sample, (label, number, word, other) in zip(found, rows, strict=False):
+        assert sample["label"] == label
+        assert sample["dense n"] == pytest.approx(math.log(1 + number))
+        assert sample["word"] == (word.strip('"') or None)
+        assert sample["m"] == str(other)
+
+
+def test_parquet_with_bags(tmp_path):
+    table = pa.table(
+        {
+            "label": [0.0, 1.0, 1.0, 0.0, 1.0],
+            "x": [1, None, 3, 4, 5],
+            "one": ["a", "b", None, "a", "a"],
+            "bag": [[5, 6], [], None, [7], [5, 5, 6]],
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    columns = tables.Columns("label", dense=("x",))
+    out = tmp_path / "out"
+    data = prepared(tables.parquet(tmp_path, columns), out, split="time")
+    assert len(data.manifest.parts["train"]) == 3
+    found = samples(data, "train")
+    assert [s["dense x"] for s in found] == [1, 0, 3, 4, 5]
+    assert [s["one"] for s in found] == ["a", "b", None, "a", "a"]
+    assert [s["bag"] for s in found] == [[5, 6], [], [], [7], [5, 5, 6]]
+    assert [(f.hotness, f.pooling) for f in data.features] == [(1, "mean"), (3, "mean")]
+
+
+def test_columns_that_are_not_there_or_no_categories(tmp_path):
+    write_rows(tmp_path / "a.csv", ["label", "word"], [(1, "x")])
+    with pytest.raises(DataError, match=r"no column 'wrod'; did you mean word\?"):
+        tables.csv(tmp_path, tables.Columns("label", features=("wrod",)))
+    with pytest.raises(DataError, match="no column is left for features"):
+        tables.csv(tmp_path, tables.Columns("label", dense=("word",)))
+    with pytest.raises(DataError, match=r"has no \*\.parquet"):
+        tables.parquet(tmp_path, tables.Columns("label"))
+    pq.write_table(pa.table({"label": [1], "f": [1.5]}), tmp_path / "a.parquet")
+    recipe = tables.parquet(tmp_path, tables.Columns("label"))
+    message = r"a\.parquet: column f: type is double, must be integers or text"
+    with pytest.raises(DataError, match=message):
+        prepared(recipe, tmp_path / "out")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match=r"a\.parquet: "):
+        tables.parquet(tmp_path, tables.Columns("label"))
