@@ -251,6 +251,8 @@ class ExperimentConfig(Config):
     embedding: EmbeddingConfig = EmbeddingConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     train: TrainConfig = TrainConfig()
+    sweep: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = None
+    """By dotted key the values that ``embark sweep`` tries, in all combinations."""
 
     @model_validator(mode="after")
     def _batch_divides(self):

@@ -127,7 +127,8 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
     """A copy of the mapping with one ``dotted.key=value`` applied."""
     key, equals, text = override.partition("=")
-    keys = key.split(".")
+    section, dot, inner = key.partition(".")
+    keys = [section, inner] if dot and section == "sweep" else key.split(".")
     if not (equals and all(keys)):
         raise ConfigError("must read dotted.key=value, such as train.steps=100")
     _, holder = _locate(keys[:-1])

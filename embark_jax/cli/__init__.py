@@ -16,6 +16,7 @@ from embark_jax.cli import (
     plan,
     plot,
     simulate,
+    sweep,
     train,
 )
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
+app.command()(sweep.sweep)
 app.command()(train.evaluate)
 app.command()(plot.plot)
 app.command()(export.export)

@@ -13,6 +13,7 @@ from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.errors import complain, mendable, show
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.config import ConfigError
 from embark_jax.launch.cluster import find_cluster, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
 from embark_jax.launch.worker import Worker
@@ -82,6 +83,11 @@ def train(
             "processes"
         )
     config = config_io.load(config_file, overrides or ())
+    if config.sweep:
+        raise ConfigError(
+            f"sweep lists values of {', '.join(config.sweep)}: run embark sweep, or "
+            "add sweep=null to train without them"
+        )
     worker = Worker.of_this_process()
     if supervised and worker is None:
         if distributed:

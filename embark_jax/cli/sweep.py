@@ -1,0 +1,45 @@
+"""``embark sweep``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embark_jax import config_io
+from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.host_memory import keep_freed_memory
+
+
+def sweep(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(help="Holds a folder a run; default runs/NAME-sweep-TIME."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue the sweep in --workdir; finished runs are kept."
+        ),
+    ] = False,
+) -> None:
+    """Train with every combination of the values that a config's sweep lists.
+
+    In the config, or as KEY=VALUE: sweep.seed=[0,1,2] sweep.train.steps=[100,200]
+    """
+    if resume and workdir is None:
+        raise typer.BadParameter("--resume needs the --workdir of the sweep")
+    config = config_io.load(config_file, overrides or ())
+    keep_freed_memory()
+    from embark_jax.sweep import read_points, run_sweep
+
+    points = read_points(config_file, overrides or ())
+    if workdir is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        workdir = Path("runs") / f"{config.name}-sweep-{stamp}"
+    run_sweep(points, workdir, resume, console)
+    say(f"everything is in {workdir}")

@@ -1,0 +1,192 @@
+"""Several runs of one config: every combination of the values that it lists."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from embark_jax import config_io, experiment, run
+from embark_jax.config import ConfigError, ExperimentConfig
+from embark_jax.train.logs import FILE_NAME, read_metrics
+from embark_jax.train.metrics import NonFiniteLogitError
+from embark_jax.train.trainer import NonFiniteLossError
+
+RESULTS = "results.csv"
+SHOWN = {"test_auc": "test AUC", "test_log_loss": "test log loss"}
+REPEATS = "seed"
+"""Runs that differ in it alone share a line of the table, with mean and spread."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+      values: what it sets, by dotted key.
+      config: with that set.
+    """
+
+    values: Mapping[str, Any]
+    config: ExperimentConfig
+
+    @property
+    def folder(self) -> str:
+        """Name of its workdir, such as "seed=0,train.steps=100"."""
+        named = ",".join(f"{key}={_text(value)}" for key, value in self.values.items())
+        return named.replace("/", "-")
+
+
+def read_points(path: Path, overrides: Sequence[str] = ()) -> list[Point]:
+    """Every combination of the values in a config's ``sweep``, the last key fastest.
+
+    Args:
+      path, overrides: as ``config_io.load`` takes them.
+
+    Raises:
+      ConfigError: if ``sweep`` lists nothing or a value twice, or a combination is no
+        valid config.
+    """
+    swept = config_io.load(path, overrides).sweep
+    if not swept:
+        raise ConfigError(
+            f"{path}: sweep lists no values, must be such as "
+            "sweep: {seed: [0, 1, 2], train.steps: [100, 200]}"
+        )
+    points = []
+    for combination in itertools.product(*swept.values()):
+        values = dict(zip(swept, combination, strict=True))
+        changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        config = config_io.load(path, [*overrides, "sweep=null", *changes])
+        points.append(Point(values, config))
+    folders = [point.folder for point in points]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise ConfigError(f"{path}: sweep lists {folder} twice")
+    return points
+
+
+def run_sweep(
+    points: Sequence[Point], workdir: Path, resume: bool, console: Console
+) -> list[dict[str, Any]]:
+    """Trains one point after the other, each in a folder of its own in ``workdir``.
+
+    A run whose loss is no longer finite counts as diverged, and the sweep goes on.
+
+    Args:
+      points: of ``read_points``.
+      workdir: also gets ``results.csv``, after each run anew.
+      resume: keep the finished runs there, and continue an unfinished one.
+      console: where the runs and, at the end, a table of them are shown.
+
+    Returns:
+      For each point, up to the one that SIGTERM ended, its folder, values, and
+      test metrics, or "diverged" with the error.
+
+    Raises:
+      FileExistsError: if ``workdir`` holds something and ``resume`` is false.
+      ConfigError: if a folder in it holds a run of another config.
+      DataError, CheckpointError, LogError: as ``run.train`` does.
+    """
+    if not resume and workdir.exists() and any(workdir.iterdir()):
+        raise FileExistsError(
+            f"{workdir} is not empty: pass --resume to continue the sweep in it, or "
+            "another --workdir"
+        )
+    for point in points:
+        _check_same(point, workdir / point.folder)
+    largest = max((p.config for p in points), key=lambda config: config.mesh.devices)
+    experiment.make_host_devices(largest)
+    workdir.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = []
+    for number, point in enumerate(points, 1):
+        console.rule(f"run {number} of {len(points)}: {point.folder}")
+        record = _trained(point, workdir / point.folder, console)
+        if record is None:
+            break
+        results.append({"folder": point.folder, **point.values, **record})
+        _write(results, workdir / RESULTS)
+    console.print(summary(points, results))
+    return results
+
+
+def summary(points: Sequence[Point], results: Sequence[Mapping[str, Any]]) -> Table:
+    """A line a setting; with several seeds, mean ± standard deviation over them."""
+    keys = list(points[0].values)
+    repeated = REPEATS in keys
+    keys = [key for key in keys if key != REPEATS]
+    table = Table(*keys, title="mean ± standard deviation" if repeated else None)
+    for heading in ("runs", *SHOWN.values()) if repeated else SHOWN.values():
+        table.add_column(heading, justify="right")
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for point, result in zip(points, results, strict=False):
+        setting = _text([point.values[key] for key in keys])
+        groups.setdefault(setting, []).append(result)
+    for members in groups.values():
+        cells = [_text(members[0][key]) for key in keys]
+        if repeated:
+            cells.append(str(len(members)))
+        table.add_row(*cells, *(_mean_and_spread(members, key) for key in SHOWN))
+    return table
+
+
+def _mean_and_spread(results: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [result[key] for result in results if result.get(key) is not None]
+    diverged = sum("diverged" in result for result in results)
+    parts = []
+    if values:
+        parts.append(f"{np.mean(values):.5f}")
+    if len(values) > 1:
+        parts.append(f"± {np.std(values, ddof=1):.5f}")
+    if diverged:
+        parts.append(f"{diverged} diverged" if len(results) > 1 else "diverged")
+    return " ".join(parts) or "–"
+
+
+def _check_same(point: Point, folder: Path) -> None:
+    path = folder / "config.yaml"
+    if path.exists() and config_io.load(path) != point.config:
+        raise ConfigError(
+            f"{folder} holds a run of another config: sweep into another --workdir"
+        )
+
+
+def _trained(point: Point, folder: Path, console: Console) -> dict[str, Any] | None:
+    """The metrics of a finished run, or of one that is now run to its end; None if
+    SIGTERM ended it before."""
+    if (folder / FILE_NAME).exists():
+        records = read_metrics(folder)
+        if records and records[-1].get("final"):
+            console.print("finished earlier")
+            return _metrics(records[-1])
+    try:
+        record = run.train(point.config, folder, folder.exists(), console)
+    except (NonFiniteLossError, NonFiniteLogitError) as error:
+        console.print(f"diverged: {error}", markup=False, highlight=False)
+        return {"diverged": str(error).partition("\n")[0]}
+    return None if record is None else _metrics(record)
+
+
+def _metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: record[key] for key in record if key not in ("step", "final")}
+
+
+def _write(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    columns = dict.fromkeys(key for result in results for key in result)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(columns))
+        writer.writeheader()
+        writer.writerows(results)
+
+
+def _text(value: Any) -> str:
+    """As a config has it, but names without quotes."""
+    return value if isinstance(value, str) else json.dumps(value)

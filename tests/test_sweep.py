@@ -1,0 +1,166 @@
+"""Sweeps: which runs they are made of, what is kept, and what the table says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embark_jax import config_io, run, sweep
+from embark_jax.config import ConfigError
+from embark_jax.train.trainer import NonFiniteLossError
+from tests import runs
+from tests.runs import embark
+
+CONFIG = """\
+name: tiny
+data: {kind: synthetic, dense_features: 2, train_samples: 256, test_samples: 64}
+model: {kind: dlrm, bottom: [4], top: [1]}
+embedding: {dim: 4, tables: {user: {rows: 50}}}
+train: {batch_size: 32, steps: 2}
+"""
+SWEPT = ("sweep.seed=[0, 1]", "sweep.embedding.optimizer.learning_rate=[0.5, 1e-3]")
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    return runs.write_config(tmp_path, CONFIG)
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[str]:
+    """Names of the folders that a training in name only was asked for; its AUC is
+    0.5 plus a tenth of the seed, and the smaller rate diverges with seed 1."""
+    folders = []
+
+    def train(config, workdir, resume, console):
+        assert resume == workdir.exists()
+        folders.append(workdir.name)
+        workdir.mkdir(exist_ok=True)
+        config_io.save(config, workdir / "config.yaml")
+        if config.seed == 1 and config.embedding.optimizer.learning_rate == 1e-3:
+            raise NonFiniteLossError("loss is nan at step 2\nthe batch: ...")
+        record = {"test_auc": 0.5 + config.seed / 10, "test_log_loss": 0.7}
+        line = json.dumps({"step": 2, "final": True} | record)
+        (workdir / "metrics.jsonl").write_text(line + "\n")
+        return {"final": True} | record
+
+    monkeypatch.setattr(run, "train", train)
+    return folders
+
+
+def rows(workdir: Path) -> list[dict[str, str]]:
+    with (workdir / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_run_is_a_training_with_its_values(config, tmp_path):
+    config.write_text(CONFIG + "sweep: {seed: [3, 4], model.bottom: [[8, 4]]}\n")
+    workdir = tmp_path / "sweep"
+    outcome = embark("sweep", config, "train.steps=1", "--workdir", workdir)
+    assert (outcome.code, outcome.err) == (0, "")
+    results = rows(workdir)
+    assert [(row["seed"], row["model.bottom"]) for row in results] == [
+        *(("3", "[8, 4]"), ("4", "[8, 4]"))
+    ]
+    for row in results:
+        folder = workdir / row["folder"]
+        expected = config_io.load(
+            config,
+            [
+                *("sweep=null", "train.steps=1", f"seed={row['seed']}"),
+                f"model.bottom={row['model.bottom']}",
+            ],
+        )
+        assert config_io.load(folder / "config.yaml") == expected
+        assert float(row["test_auc"]) == runs.final(folder)["test_auc"]
+    aucs = [float(row["test_auc"]) for row in results]
+    mean, spread = np.mean(aucs), abs(aucs[0] - aucs[1]) / 2**0.5
+    assert f"│ [8, 4] │ 2 │ {mean:.5f} ± {spread:.5f} │" in " ".join(
+        outcome.out.split()
+    )
+
+
+def test_finished_runs_are_kept_and_diverged_ones_tried_again(
+    config, trained, tmp_path
+):
+    workdir = tmp_path / "sweep"
+    outcome = embark("sweep", config, *SWEPT, "--workdir", workdir)
+    assert outcome.code == 0
+    assert trained == [
+        f"seed={seed},embedding.optimizer.learning_rate={rate}"
+        for seed in (0, 1)
+        for rate in (0.5, 0.001)
+    ]
+    table = " ".join(outcome.out.split())
+    assert "│ 0.5 │ 2 │ 0.55000 ± 0.07071 │" in table
+    assert "│ 0.001 │ 2 │ 0.50000 1 diverged │" in table
+    before = rows(workdir)
+    assert before[-1]["diverged"] == "loss is nan at step 2"
+    assert before[-1]["test_auc"] == ""
+
+    del trained[:]
+    again = embark("sweep", config, *SWEPT, "--workdir", workdir)
+    assert again.code == 1
+    assert "is not empty: pass --resume" in again.err
+    assert not trained
+    again = embark("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
+    assert again.code == 0
+    assert trained == ["seed=1,embedding.optimizer.learning_rate=0.001"]
+    assert rows(workdir) == before
+
+
+def test_a_folder_with_another_config_is_refused(config, trained, tmp_path):
+    workdir = tmp_path / "sweep"
+    assert embark("sweep", config, *SWEPT, "--workdir", workdir).code == 0
+    del trained[:]
+    args = ("train.steps=3", "--workdir", workdir, "--resume")
+    outcome = embark("sweep", config, *SWEPT, *args)
+    assert outcome.code == 1
+    assert "holds a run of another config" in outcome.err
+    assert not trained
+
+
+def test_a_run_that_was_told_to_end_ends_the_sweep(config, monkeypatch, tmp_path):
+    folders = []
+    monkeypatch.setattr(run, "train", lambda _, workdir, *__: folders.append(workdir))
+    outcome = embark("sweep", config, *SWEPT, "--workdir", tmp_path / "sweep")
+    assert outcome.code == 0
+    assert len(folders) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "sweep lists no values"),
+        (["sweep.seed=[]"], "sweep.seed: [] given"),
+        (["sweep.seed=3"], "sweep.seed: 3 given, must be a list"),
+        (["sweep.seed=[1, 1]"], "sweep lists seed=1 twice"),
+        (["sweep.train.stebs=[1]"], "unknown key; did you mean steps?"),
+        (["sweep.seed=[0, -1]"], "seed: -1 given"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run(config, overrides, expected):
+    with pytest.raises(ConfigError) as caught:
+        sweep.read_points(config, overrides)
+    assert expected in str(caught.value)
+
+
+def test_train_refuses_a_sweep(config, tmp_path):
+    outcome = embark("train", config, *SWEPT, "--workdir", tmp_path / "run")
+    assert outcome.code == 1
+    assert "run embark sweep, or add sweep=null" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_gin_lists_the_same_values(tmp_path, config):
+    gin = tmp_path / "tiny.gin"
+    gin.write_text(
+        "ExperimentConfig.data = @SyntheticConfig()\n"
+        "ExperimentConfig.sweep = {'seed': [0, 1], 'train.steps': [5]}\n"
+    )
+    overrides = ["sweep.seed=[0, 1]", "sweep.train.steps=[5]"]
+    assert config_io.load(gin).sweep == config_io.load(config, overrides).sweep
