@@ -229,6 +229,9 @@ class TrainConfig(Config):
     micro_batches: PositiveInt = 1
     """Parts of a batch that go through the model one after the other, for batches
     beyond memory; the update is one, of all."""
+    dense: Literal["replicated", "zero1", "tensor"] = "replicated"
+    """How the dense model lies on the devices: ``zero1`` shards its optimizer state
+    over all, ``tensor`` its layers over the GPUs of a node."""
     steps: PositiveInt = 1000
     log_every: PositiveInt = 20
     eval_every: PositiveInt | None = None

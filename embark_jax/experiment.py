@@ -113,6 +113,7 @@ class Experiment:
             dense_optimizer=build_dense_optimizer(config.dense_optimizer),
             embedding_optimizer=build_embedding_optimizer(config.embedding.optimizer),
             micro_batches=config.train.micro_batches,
+            dense=config.train.dense,
             seed=config.seed,
         )
 

@@ -2,11 +2,18 @@
 
 Parameters are float32. ``compute_dtype`` is what the operands of a matrix product are
 rounded to; sums, and everything between the products, stay float32.
+
+A parameter that several devices may hold parts of names the axis to split it along, as
+``split`` in its metadata: products that follow each other are split by columns and rows
+in turn, so that only every second one ends in a sum over devices
+(https://arxiv.org/abs/1909.08053).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -66,15 +73,35 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class Linear(nnx.Module):
-    """``x @ w + b``: ``[batch, inputs]`` to ``[batch, outputs]``, both float32."""
+    """``x @ w + b``: ``[batch, inputs]`` to ``[batch, outputs]``, both float32.
+
+    Args:
+      inputs, outputs: widths.
+      split: how parts of it may lie on several devices.
+      compute_dtype: of the matrix product's operands.
+      rngs: its ``params`` stream draws the weights.
+    """
 
     def __init__(
-        self, inputs: int, outputs: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        split: Literal["columns", "rows"] | None = None,
+        compute_dtype: DTypeLike,
+        rngs: nnx.Rngs,
     ):
-        self.w = nnx.Param(_linear_init(rngs.params(), (inputs, outputs)))
+        w_split: dict[str, Any] = {}
+        b_split: dict[str, Any] = {}
+        if split is not None:
+            w_split["split"] = 1 if split == "columns" else 0
+        if split == "columns":
+            b_split["split"] = 0
+        self.w = nnx.Param(_linear_init(rngs.params(), (inputs, outputs)), **w_split)
         bound = inputs**-0.5
         self.b = nnx.Param(
-            jax.random.uniform(rngs.params(), (outputs,), minval=-bound, maxval=bound)
+            jax.random.uniform(rngs.params(), (outputs,), minval=-bound, maxval=bound),
+            **b_split,
         )
         self.compute_dtype = jnp.dtype(compute_dtype)
 
@@ -103,8 +130,13 @@ class MLP(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.layers = nnx.List(
-            Linear(fan_in, fan_out, compute_dtype=compute_dtype, rngs=rngs)
-            for fan_in, fan_out in zip((inputs, *widths), widths, strict=False)
+            Linear(
+                *(fan_in, fan_out),
+                split="rows" if i % 2 else "columns",
+                compute_dtype=compute_dtype,
+                rngs=rngs,
+            )
+            for i, (fan_in, fan_out) in enumerate(itertools.pairwise((inputs, *widths)))
         )
         self.last_relu = last_relu
 
@@ -133,8 +165,8 @@ class LowRankCross(nnx.Module):
     def __init__(
         self, width: int, rank: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
     ):
-        self.v = nnx.Param(xavier_normal(rngs.params(), (width, rank)))
-        self.w = nnx.Param(xavier_normal(rngs.params(), (rank, width)))
+        self.v = nnx.Param(xavier_normal(rngs.params(), (width, rank)), split=1)
+        self.w = nnx.Param(xavier_normal(rngs.params(), (rank, width)), split=0)
         self.b = nnx.Param(jnp.zeros(width))
         self.compute_dtype = jnp.dtype(compute_dtype)
 

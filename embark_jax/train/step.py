@@ -10,12 +10,20 @@ import jax.numpy as jnp
 import optax
 from embark_kernels import RowOptimizer
 from flax import nnx
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import (
     EmbeddingCollection,
     OptimizerState,
     Storages,
+)
+from embark_jax.train.dense_parallelism import (
+    DenseParallelism,
+    optimizer_shardings,
+    param_shardings,
+    sample_sharding,
+    update_shardings,
 )
 from embark_jax.train.gradients import DeviceBatch, gradients, route
 
@@ -27,7 +35,7 @@ class TrainState(NamedTuple):
       step: ``[]`` int32 steps applied so far.
       halted: ``[]`` bool; once set, steps change nothing until the loop clears it, so
         that steps already in flight behind a refused one wait for its replay.
-      params: of the dense model, float32, replicated.
+      params: of the dense model, float32.
       dense_state: of the dense optimizer.
       storages: of the embedding tables.
       embedding_state: of the embedding optimizer.
@@ -63,23 +71,26 @@ def init_state(
     dense_optimizer: optax.GradientTransformation,
     embedding_optimizer: RowOptimizer,
     key: jax.Array,
+    dense: DenseParallelism = "replicated",
 ) -> TrainState:
     """The state before the first step; each device creates its own part.
 
     Args:
-      model: its parameters are taken over and replicated.
+      model: its parameters are taken over.
       collection: the embedding tables.
       dense_optimizer, embedding_optimizer: what the step will use.
       key: a JAX random key for the tables.
+      dense: how the dense model lies on the devices.
     """
     replicated = NamedSharding(collection.mesh, PartitionSpec())
-    params = jax.device_put(nnx.state(model, nnx.Param), replicated)
-    dense_state = jax.jit(dense_optimizer.init, out_shardings=replicated)(params)
+    params = nnx.state(model, nnx.Param)
+    lie, state_lies = _dense_shardings(params, collection, dense_optimizer, dense)
+    params = jax.device_put(params, lie)
     return TrainState(
         step=jax.device_put(jnp.zeros((), jnp.int32), replicated),
         halted=jax.device_put(jnp.zeros((), bool), replicated),
         params=params,
-        dense_state=dense_state,
+        dense_state=jax.jit(dense_optimizer.init, out_shardings=state_lies)(params),
         storages=collection.init(key),
         embedding_state=collection.init_optimizer(embedding_optimizer),
     )
@@ -90,6 +101,7 @@ def abstract_state(
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
     embedding_optimizer: RowOptimizer,
+    dense: DenseParallelism = "replicated",
 ) -> TrainState:
     """Shapes and shardings of ``init_state``'s result; nothing is allocated.
 
@@ -101,25 +113,38 @@ def abstract_state(
         return init_state(model, collection, dense_optimizer, embedding_optimizer, key)
 
     shapes = jax.eval_shape(create)
+    replicated = NamedSharding(collection.mesh, PartitionSpec())
+    shardings = TrainState._make(
+        [
+            *(replicated, replicated),
+            *_dense_shardings(shapes.params, collection, dense_optimizer, dense),
+            collection.shardings,
+            collection.state_shardings(embedding_optimizer),
+        ]
+    )
     return jax.tree.map(
         lambda shape, sharding: jax.ShapeDtypeStruct(
             shape.shape, shape.dtype, sharding=sharding
         ),
         shapes,
-        state_shardings(shapes, collection),
+        shardings,
     )
 
 
-def state_shardings(state: TrainState, collection: EmbeddingCollection) -> TrainState:
-    """Sharding of every array of the state."""
-    replicated = NamedSharding(collection.mesh, PartitionSpec())
-    storages = collection.shardings
-    embedding_state = {
-        name: dict.fromkeys(each, storages[name])
-        for name, each in state.embedding_state.items()
-    }
-    dense = jax.tree.map(lambda _: replicated, state)
-    return dense._replace(storages=storages, embedding_state=embedding_state)
+def _dense_shardings(
+    params: Any,
+    collection: EmbeddingCollection,
+    optimizer: optax.GradientTransformation,
+    dense: DenseParallelism,
+) -> tuple[Any, Any]:
+    """Of the parameters, and of their optimizer's state."""
+    mesh = collection.mesh
+    updated = update_shardings(dense, params, mesh)
+    state = jax.eval_shape(optimizer.init, params)
+    return (
+        param_shardings(dense, params, mesh),
+        optimizer_shardings(optimizer, state, updated, mesh),
+    )
 
 
 def make_train_step(
@@ -129,6 +154,7 @@ def make_train_step(
     embedding_optimizer: RowOptimizer,
     state: TrainState,
     micro_batches: int = 1,
+    dense: DenseParallelism = "replicated",
 ) -> Callable[[TrainState, DeviceBatch], tuple[TrainState, StepReport]]:
     """The jitted step; its state argument is donated.
 
@@ -141,15 +167,21 @@ def make_train_step(
       collection: the embedding tables.
       dense_optimizer: an optax optimizer of the dense parameters.
       embedding_optimizer: the rule for touched rows.
-      state: of ``init_state``, or anything of its shape.
+      state: of ``init_state`` or ``abstract_state``.
       micro_batches: parts of a batch that go through the model one after the other;
         the collection's plan is for one of them.
+      dense: how the dense model lies on the devices, as in ``state``.
     """
     graph, _, rest = nnx.split(model, nnx.Param, ...)
+    updated = update_shardings(dense, state.params, collection.mesh)
+    by_sample = sample_sharding(dense, collection.mesh)
 
     def losses_of(params, embeddings, batch):
-        logits = nnx.merge(graph, params, rest)(batch.dense, embeddings)
-        return optax.sigmoid_binary_cross_entropy(logits, batch.labels), logits
+        inputs = batch.dense, embeddings
+        inputs = lax.with_sharding_constraint(inputs, by_sample)
+        logits = nnx.merge(graph, params, rest)(*inputs)
+        logits, labels = lax.with_sharding_constraint((logits, batch.labels), by_sample)
+        return optax.sigmoid_binary_cross_entropy(logits, labels), logits
 
     def train_step(state, batch):
         routes = route(collection, batch, micro_batches)
@@ -162,10 +194,13 @@ def make_train_step(
             batch,
             micro_batches,
         )
-        updates, dense_state = dense_optimizer.update(
-            found.dense, state.dense_state, state.params
+        gradient, params = lax.with_sharding_constraint(
+            (found.dense, state.params), (updated, updated)
         )
-        params = optax.apply_updates(state.params, updates)
+        updates, dense_state = dense_optimizer.update(
+            gradient, state.dense_state, params
+        )
+        params = optax.apply_updates(params, updates)
 
         # Optimizers of rows accumulate squares.
         squares = jax.tree.map(jnp.square, found.embeddings)
@@ -202,7 +237,7 @@ def make_train_step(
     report = StepReport._make([replicated, replicated, replicated, by_batch])
     return jax.jit(
         train_step,
-        out_shardings=(state_shardings(state, collection), report),
+        out_shardings=(jax.tree.map(lambda each: each.sharding, state), report),
         donate_argnums=0,
     )
 

@@ -32,6 +32,7 @@ from embark_jax.data import (
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import grow
 from embark_jax.tables import PADDING_ID
+from embark_jax.train.dense_parallelism import DenseParallelism
 from embark_jax.train.gradients import DeviceBatch
 from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.step import (
@@ -97,6 +98,7 @@ class Trainer:
       micro_batches: parts of a batch that go through the model one after the other,
         for batches beyond memory. The plan is for one part; rows and parameters are
         updated once a batch.
+      dense: how the dense model lies on the devices.
       seed: of the initial tables.
 
     Attributes:
@@ -116,6 +118,7 @@ class Trainer:
         dense_optimizer: optax.GradientTransformation,
         embedding_optimizer: RowOptimizer,
         micro_batches: int = 1,
+        dense: DenseParallelism = "replicated",
         seed: int = 0,
     ):
         self._model = model
@@ -123,6 +126,7 @@ class Trainer:
         self.embedding_optimizer = embedding_optimizer
         self.batch_size = embeddings.plan.batch_size * micro_batches
         self._micro_batches = micro_batches
+        self._dense: DenseParallelism = dense
         self.recompilations = 0
         self.step = 0
         self.state = init_state(
@@ -131,6 +135,7 @@ class Trainer:
             dense_optimizer,
             embedding_optimizer,
             jax.random.key(seed),
+            dense,
         )
         self._use(embeddings)
 
@@ -143,6 +148,7 @@ class Trainer:
             self.embedding_optimizer,
             self.state,
             self._micro_batches,
+            self._dense,
         )
         self._predict = make_predict_step(self._model, embeddings)
 

@@ -18,7 +18,7 @@ from embark_jax.data import Batch, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement, Plan
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.step import TrainState, state_shardings
+from embark_jax.train.step import TrainState
 from embark_jax.train.trainer import NonFiniteLossError, Trainer
 
 BATCH, DENSE, ROWS = 32, 2, 64
@@ -91,7 +91,7 @@ def compiled() -> tuple[Trainer, TrainState]:
 
 def at_the_start(compiled: tuple[Trainer, TrainState]) -> Trainer:
     trainer, initial = compiled
-    shardings = state_shardings(trainer.state, trainer.embeddings)
+    shardings = jax.tree.map(lambda each: each.sharding, trainer.state)
     trainer.restore(jax.device_put(initial, shardings))
     return trainer
 

@@ -1,0 +1,103 @@
+"""How parameters of the dense model and their optimizer state lie on the devices.
+
+Each way is nothing but shardings: the step constrains its arrays to them, and XLA finds
+the collectives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embark_jax.planner import MESH_AXES
+
+DenseParallelism = Literal["replicated", "zero1", "tensor"]
+"""Of the dense model:
+
+- replicated: every device holds all parameters and all of the optimizer state.
+- zero1: as replicated, but each device holds and updates its part of the optimizer
+  state: gradients are reduce-scattered, new parameters all-gathered (ZeRO stage 1,
+  https://arxiv.org/abs/1910.02054).
+- tensor: the devices of a node hold parts of the layers, split by columns and rows in
+  turn, and compute them for all samples of their node (Megatron-LM,
+  https://arxiv.org/abs/1909.08053).
+
+An array with no axis that divides by the devices stays replicated.
+"""
+
+
+def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
+    """Sharding of each parameter, where it lies between steps.
+
+    Args:
+      kind: which.
+      params: ``nnx.state(model, nnx.Param)``, arrays or shapes.
+      mesh: of the devices.
+    """
+    if kind != "tensor":
+        return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
+    variables, structure = _variables(params)
+    devices = mesh.shape["gpu"]
+    return structure.unflatten(
+        NamedSharding(
+            mesh,
+            PartitionSpec(*[None] * split, "gpu")
+            if split is not None and variable[...].shape[split] % devices == 0
+            else PartitionSpec(),
+        )
+        for variable in variables
+        for split in [variable.get_metadata().get("split")]
+    )
+
+
+def update_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
+    """Sharding in which each parameter is updated, and in which its optimizer state
+    lies; arguments as of ``param_shardings``."""
+    if kind != "zero1":
+        return param_shardings(kind, params, mesh)
+
+    def of(param):
+        divisible = [n if n % mesh.size == 0 else 0 for n in param.shape]
+        if not any(divisible):
+            return NamedSharding(mesh, PartitionSpec())
+        axis = divisible.index(max(divisible))
+        return NamedSharding(mesh, PartitionSpec(*[None] * axis, MESH_AXES))
+
+    return jax.tree.map(of, params)
+
+
+def optimizer_shardings(
+    optimizer: optax.GradientTransformation, state: Any, updated: Any, mesh: Mesh
+) -> Any:
+    """Sharding of each array of an optimizer's state: that of its parameter.
+
+    Args:
+      optimizer: of the parameters.
+      state: its own, arrays or shapes.
+      updated: of ``update_shardings``.
+      mesh: of the devices.
+    """
+    return optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        state,
+        updated,
+        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+    )
+
+
+def sample_sharding(kind: DenseParallelism, mesh: Mesh) -> NamedSharding:
+    """Of what goes into the model: over the devices that have samples of their own."""
+    return NamedSharding(mesh, PartitionSpec("node" if kind == "tensor" else MESH_AXES))
+
+
+def _variables(params: Any) -> tuple[list[nnx.Variable], Any]:
+    """The variables, each of one array, and the structure with an array for each."""
+    variables = jax.tree.leaves(
+        params, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    return variables, jax.tree.structure(params)

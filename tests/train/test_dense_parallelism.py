@@ -1,0 +1,112 @@
+"""The dense model replicated or in parts: the same losses, and really in parts."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from embark_kernels import Adagrad
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from embark_jax import fleet, models
+from embark_jax.data import SyntheticClicks
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.planner import plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.train.trainer import Trainer
+from tests.train.models import bytes_per_device
+
+TABLES = (TableSpec("a", 300, 8), TableSpec("b", 40, 8))
+FEATURES = (FeatureSpec("fa", "a", hotness=3), FeatureSpec("fb", "b"))
+STEPS, BATCH, DENSE = 20, 64, 5
+DATA = SyntheticClicks(
+    *(TABLES, FEATURES),
+    dense_features=DENSE,
+    train_samples=STEPS * BATCH,
+    test_samples=BATCH,
+)
+
+
+def make_trainer(dense, micro_batches=1):
+    planned = plan(TABLES, FEATURES, fleet.dgx_h100(2, 4), BATCH // micro_batches)
+    embeddings = EmbeddingCollection(planned, planned.make_mesh())
+    model = models.DLRMDCNv2(
+        *(embeddings.output_shapes, DENSE),
+        bottom=(16, 8),
+        top=(16, 8, 1),
+        cross_layers=2,
+        cross_rank=8,
+        rngs=nnx.Rngs(0),
+    )
+    return Trainer(
+        *(model, embeddings),
+        dense_optimizer=optax.sgd(0.05, momentum=0.9),
+        embedding_optimizer=Adagrad(0.1),
+        micro_batches=micro_batches,
+        dense=dense,
+    )
+
+
+def losses(trainer, steps=STEPS):
+    return [result.loss for result in trainer.fit(DATA, steps)]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return losses(make_trainer("replicated"))
+
+
+@pytest.mark.parametrize(
+    ("dense", "parts"), [("zero1", 1), ("tensor", 1), ("tensor", 2)]
+)
+def test_losses_are_those_of_a_replicated_model(dense, parts, expected):
+    found = losses(make_trainer(dense, parts))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def sizes(arrays):
+    """Bytes of arrays on one device, and of all of them."""
+    return bytes_per_device(arrays), sum(
+        leaf.nbytes for leaf in jax.tree.leaves(arrays)
+    )
+
+
+def test_zero1_shards_the_optimizer_state_alone():
+    trainer = make_trainer("zero1")
+    losses(trainer, 1)
+    mine, whole = sizes(trainer.state.dense_state)
+    assert mine < 1.2 * whole / 8  # the logit's bias is on all devices
+    mine, whole = sizes(trainer.state.params)
+    assert mine == whole
+
+
+def test_tensor_shards_layers_inside_a_node():
+    trainer = make_trainer("tensor")
+    losses(trainer, 1)
+    specs = {
+        "/".join(map(str, path)): leaf[...].sharding.spec
+        for path, leaf in nnx.to_flat_state(trainer.state.params)
+    }
+    columns, rows, everywhere = (
+        PartitionSpec(None, "gpu"),
+        PartitionSpec("gpu"),
+        PartitionSpec(),
+    )
+    assert specs["bottom/layers/0/w"] == specs["cross/0/v"] == columns
+    assert specs["bottom/layers/1/w"] == specs["cross/0/w"] == rows
+    assert specs["bottom/layers/0/b"] == rows
+    assert specs["bottom/layers/1/b"] == specs["cross/0/b"] == everywhere
+
+
+def test_checkpoints_load_into_another_layout(tmp_path, expected):
+    with Checkpointer(tmp_path, {}, keep=None) as checkpoints:
+        first = make_trainer("zero1")
+        losses(first, 10)
+        checkpoints.save(first.state, 10, first.embeddings, {})
+        for dense in ("replicated", "tensor"):
+            second = make_trainer(dense)
+            layout = jax.tree.map(lambda each: each.sharding, second.state)
+            second.restore(checkpoints.restore(second.state, second.embeddings)[0])
+            assert jax.tree.map(lambda each: each.sharding, second.state) == layout
+            np.testing.assert_allclose(losses(second), expected[10:], rtol=1e-4)
