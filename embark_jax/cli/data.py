@@ -17,6 +17,7 @@ from embark_jax.planner.access import Statistics
 
 app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
+app.command("synth")(prepare.synth)
 
 
 @app.command("movielens-100k")

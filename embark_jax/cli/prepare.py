@@ -1,11 +1,11 @@
-"""``embark data prepare``."""
+"""``embark data prepare`` and ``embark data synth``."""
 
 from __future__ import annotations
 
 import dataclasses
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import (
@@ -16,7 +16,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from embark_jax.cli.arguments import console, say
+from embark_jax.cli.arguments import ZipfExponent, console, say
+from embark_jax.config import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from embark_jax.data.manifest import Manifest
+
+
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Pieces at once; unless given, one a core."),
+]
 
 
 class Split(StrEnum):
@@ -62,10 +72,7 @@ def prepare(
         OnBadLine,
         typer.Option(help="Stop at the first bad line, or leave them out and count."),
     ] = OnBadLine.error,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Pieces of files at once; unless given, one a core."),
-    ] = None,
+    workers: Workers = None,
     multi_hot: Annotated[
         bool, typer.Option("--multi-hot", help="criteo-1tb: bags as MLPerf's.")
     ] = False,
@@ -84,7 +91,6 @@ def prepare(
     ] = False,
 ) -> None:
     """Prepare a data set for training: ids, log counts, splits, memory-mapped files."""
-    from embark_jax.config import ConfigError, nearest
     from embark_jax.data.prepare import run
     from embark_jax.data.prepare.datasets import DATASETS, Columns, Request
 
@@ -112,15 +118,74 @@ def prepare(
             progress=stages.update,
         )
     manifest = prepared.manifest
-    rows = sum(manifest.table_rows.values())
-    say(
-        ", ".join(f"{manifest.rows(split):,} {split}" for split in manifest.parts)
-        + f" samples, {rows:,} rows of {len(manifest.table_rows)} tables: {out}"
-    )
+    _say_what(manifest, out)
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
         for line in prepared.skipped[:5]:
             say(f"  {line}")
+
+
+def synth(
+    model: Annotated[
+        str,
+        typer.Option(help="List of tables: a file, or a name in configs/models/."),
+    ],
+    rows: Annotated[int, typer.Option(min=1, help="Training samples.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to fill; one that was begun is gone on with.")
+    ],
+    test_rows: Annotated[
+        int | None, typer.Option(min=1, help="Test samples; unless given, a tenth.")
+    ] = None,
+    zipf: ZipfExponent = None,
+    scale: Annotated[
+        float, typer.Option(min=0.0, help="Share of the rows of each table.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of samples and teacher.")] = 0,
+    workers: Workers = None,
+) -> None:
+    """Make prepared data for a model: power-law ids, labels of a planted teacher."""
+    from embark_jax.data import SyntheticClicks
+    from embark_jax.data.prepare import synthetic
+    from embark_jax.planner.table_list import read_table_list
+
+    path = Path(model)
+    if not path.is_file():
+        path = Path("configs", "models", f"{model}.yaml")
+    if not path.is_file():
+        known = [each.stem for each in path.parent.glob("*.yaml")]
+        raise ConfigError(f"model is {model!r}, no file; {nearest(model, known)}")
+    listed = read_table_list(path.read_text("utf-8"))
+    tables, features = listed.specs()
+    tables = [
+        dataclasses.replace(table, rows=max(1, round(table.rows * scale)))
+        for table in tables
+    ]
+    exponent = zipf if zipf is not None else listed.zipf_exponent or 0.0
+    dense = listed.dense.features if listed.dense else 0
+    made_from = {
+        "tables": [[table.name, table.rows] for table in tables],
+        "features": [dataclasses.asdict(feature) for feature in features],
+        "dense_features": max(1, dense),
+        "zipf_exponent": exponent,
+        "train_samples": rows,
+        "test_samples": test_rows or max(1, rows // 10),
+        "seed": seed,
+    }
+    options = {k: v for k, v in made_from.items() if k not in ("tables", "features")}
+    data = SyntheticClicks(tables, features, **options)
+    with _Stages() as stages:
+        manifest = synthetic.write(
+            data, out, made_from, workers=workers, progress=stages.update
+        )
+    _say_what(manifest, out)
+
+
+def _say_what(manifest: Manifest, out: Path) -> None:
+    samples = [f"{manifest.rows(split):,} {split}" for split in manifest.parts]
+    rows = sum(manifest.table_rows.values())
+    tables = len(manifest.table_rows)
+    say(f"{', '.join(samples)} samples, {rows:,} rows of {tables} tables: {out}")
 
 
 class _Stages:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from scipy.special import expit, ndtri
@@ -125,6 +126,12 @@ class SyntheticClicks:
         """The whole test set once; the last batch may be shorter."""
         for batch, _ in self._test_samples(batch_size):
             yield batch
+
+    def batch(self, split: Literal["train", "test"], start: int, count: int) -> Batch:
+        """``count`` samples of a split from sample ``start`` on."""
+        total = {"train": self.train_samples, "test": self.test_samples}[split]
+        number = {"train": _TRAIN, "test": _TEST}[split]
+        return self._samples(number, start, count, total)[0]
 
     def bayes_auc(self) -> float:
         """AUC of the teacher's own logits on the test set."""

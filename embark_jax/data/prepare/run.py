@@ -88,7 +88,7 @@ def prepare(
     sizes = {raw.path.name: raw.path.stat().st_size for raw in recipe.raw}
     made_from = {**made_from, **dataclasses.asdict(options), "raw": sizes}
     work = out / ".work"
-    if finished := _claim(out, work, made_from):
+    if finished := claim(out, work, made_from):
         return Prepared(finished)
     workers = workers or os.cpu_count() or 1
     total = sum(sizes.values())
@@ -122,7 +122,7 @@ def prepare(
     return Prepared(manifest, examples)
 
 
-def _claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | None:
+def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | None:
     """Takes the folder for this data set; gives its manifest if it is finished."""
     made_from, started = json.loads(json.dumps(made_from)), work / "made_from.json"
     finished = None

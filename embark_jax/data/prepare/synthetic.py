@@ -1,0 +1,113 @@
+"""Synthetic clicks as prepared data, to time and test input without real data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from embark_jax.data import manifest as manifests
+from embark_jax.data.batch import Batch
+from embark_jax.data.files import write_json
+from embark_jax.data.manifest import LABEL, Manifest, Part, PreparedFeature
+from embark_jax.data.pipeline import in_order
+from embark_jax.data.prepare.run import claim
+from embark_jax.data.synthetic import SyntheticClicks
+
+_Split = Literal["train", "test"]
+PART_BYTES = 64 * 2**20
+
+
+def write(
+    data: SyntheticClicks,
+    out: Path,
+    made_from: Mapping[str, Any],
+    *,
+    workers: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> Manifest:
+    """Writes all samples of a synthetic data set, or goes on with that.
+
+    Args:
+      data: without weights, which the files do not hold.
+      out: new, or left by a run with the same ``made_from``.
+      made_from: what makes the samples what they are; kept in the manifest.
+      workers: parts at once; None is one a core.
+      progress: is told the parts that are done.
+
+    Raises:
+      DataError: if ``out`` holds something else.
+      ValueError: if a feature is weighted.
+    """
+    for feature in data.features:
+        if feature.weighted:
+            raise ValueError(f"feature {feature.name!r} is weighted, must not be")
+    work = out / ".work"
+    if finished := claim(out, work, made_from):
+        return finished
+    manifest = Manifest.of(
+        made_from=made_from,
+        dense=tuple(f"x{i}" for i in range(data.dense_features)),
+        features={
+            f.name: PreparedFeature(table=f.table, hotness=f.hotness, pooling=f.pooling)
+            for f in data.features
+        },
+        table_rows=data.table_rows,
+    )
+    sizes: dict[_Split, int] = {
+        "train": data.train_samples,
+        "test": data.test_samples,
+    }
+    rows = max(1, PART_BYTES // manifests.BLOCK_BYTES) * manifest.block_rows
+    jobs: list[tuple[_Split, int, int]] = [
+        (split, number, min(rows, size - start))
+        for split, size in sizes.items()
+        for number, start in enumerate(range(0, size, rows))
+    ]
+
+    def make(job: tuple[_Split, int, int]) -> Part:
+        split, number, count = job
+        file = f"{split}/{number:06}.arrow"
+        done = work / f"{split}-{number:06}.json"
+        if done.exists():
+            return Part(**json.loads(done.read_text()))
+        batch = data.batch(split, number * rows, count)
+        table = _table(batch, manifest)
+        part = manifests.write_part(out, file, table, manifest.block_rows)
+        write_json(done, part.model_dump())
+        return part
+
+    workers = workers or os.cpu_count() or 1
+    parts = {"train": [], "validation": [], "test": []}
+    made = in_order(make, jobs, workers=workers, depth=workers)
+    for number, (part, (split, _, _)) in enumerate(zip(made, jobs, strict=True), 1):
+        parts[split].append(part)
+        progress("write", number, len(jobs))
+    manifest = manifest.model_copy(
+        update={
+            "parts": {split: tuple(found) for split, found in parts.items()},
+            "bayes_auc": data.bayes_auc(),
+        }
+    )
+    manifest.save(out)
+    shutil.rmtree(work)
+    return manifest
+
+
+def _table(batch: Batch, manifest: Manifest) -> pa.Table:
+    schema = manifest.schema()
+    columns = [pa.array(batch.labels), *map(pa.array, batch.dense.T.copy())]
+    for name, bags in batch.ids.items():
+        ids, type_ = pa.array(np.ascontiguousarray(bags).ravel()), schema.field(name)
+        if pa.types.is_fixed_size_list(type_.type):
+            ids = pa.FixedSizeListArray.from_arrays(ids, bags.shape[1])
+        columns.append(ids)
+    names = itertools.chain((LABEL, *manifest.dense), manifest.features)
+    return pa.table(dict(zip(names, columns, strict=True)), schema)
