@@ -94,6 +94,8 @@ class TableConfig(Config):
     column_shards: PositiveInt | None = None
     devices: tuple[NonNegativeInt, ...] | None = None
     """Owner of each shard, row shard by row shard."""
+    exchange: Literal["flat", "hierarchical"] | None = None
+    """Directly between all devices, or inside nodes first."""
 
 
 class FeatureConfig(Config):

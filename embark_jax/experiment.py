@@ -209,7 +209,11 @@ def _make_plan(
 ) -> Plan:
     forced = {
         name: ForcedPlacement(
-            each.cluster, each.row_shards, each.column_shards, each.devices
+            each.cluster,
+            each.row_shards,
+            each.column_shards,
+            each.devices,
+            each.exchange,
         )
         for name, each in config.embedding.tables.items()
     }

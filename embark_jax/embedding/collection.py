@@ -13,13 +13,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
-from embark_jax.embedding.exchange import largest_over_devices
+from embark_jax.embedding.exchange import (
+    FlatExchange,
+    HierarchicalExchange,
+    largest_over_devices,
+)
 from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import StorageRoute, update_block
 from embark_jax.embedding.unique import UniqueBased
-from embark_jax.planner import MESH_AXES, Plan
+from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.wire import FLOAT32, Wire
 
 Storages = dict[str, jax.Array]
@@ -77,11 +81,7 @@ class EmbeddingCollection:
         self._route_specs = self._specs_of_routes(BATCH)
         self._clusters: dict[str, Cluster] = {
             name: _make_cluster(
-                index_storage(storage, plan.features, plan.devices),
-                plan.capacities.get(name, 0),
-                plan.batch_size // plan.devices,
-                wire,
-                choose(implementation, storage.width),
+                plan, storage, wire, choose(implementation, storage.width)
             )
             for name, storage in self._storages.items()
         }
@@ -332,19 +332,19 @@ class EmbeddingCollection:
 
 
 def _make_cluster(
-    index: StorageIndex,
-    capacity: int,
-    batch: int,
-    wire: Wire,
-    implementation: Implementation,
+    plan: Plan, storage: Storage, wire: Wire, implementation: Implementation
 ) -> Cluster:
-    match index.storage.cluster:
-        case "dp":
-            return DataParallel(index, batch, implementation)
-        case "rb":
-            return ReductionBased(index, capacity, batch, wire, implementation)
-        case "ub":
-            return UniqueBased(index, capacity, wire, implementation)
+    index = index_storage(storage, plan.features, plan.devices)
+    batch = plan.batch_size // plan.devices
+    if storage.cluster == "dp":
+        return DataParallel(index, batch, implementation)
+    capacity = plan.capacities[storage.name]
+    exchange = FlatExchange(index.pieces)
+    if storage.kind.hierarchical:
+        exchange = HierarchicalExchange(index.pieces, plan.nodes, plan.gpus_per_node)
+    if storage.cluster == "ub":
+        return UniqueBased(index, exchange, capacity, wire, implementation)
+    return ReductionBased(index, exchange, capacity, batch, wire, implementation)
 
 
 def _mean_factor(

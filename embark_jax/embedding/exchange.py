@@ -1,24 +1,125 @@
-"""Collectives that carry ids, rows and gradients between devices."""
+"""Collectives that carry ids, rows and gradients between devices.
+
+An exchange between all devices is flat, one all-to-all, or hierarchical: first inside
+each node, to the GPU of the destination's rank, then between the GPUs of equal rank of
+all nodes. Hierarchical messages between nodes are ``gpus_per_node`` times fewer and
+larger, and partial sums are added up inside the node before they leave it (EMBark,
+https://doi.org/10.1145/3640457.3688111).
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from embark_jax.embedding.pieces import Pieces, merge_in_nodes
+from embark_jax.embedding.wire import decode, encode
 from embark_jax.planner import MESH_AXES
+from embark_jax.planner.wire import WireFormat
 
 
-def exchange(values: jax.Array) -> jax.Array:
-    """Sends ``values[d]`` to device d; row s of the result came from device s.
+class Exchange(Protocol):
+    """How the ids, rows, sums and gradients of one storage travel. ``devices`` counts
+    all of the mesh, in its order; ``wire`` is the format in which float32 rows travel,
+    if there is another device."""
 
-    Args:
-      values: ``[devices, ...]``, local to each device of the mesh.
+    def swap(self, values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
+        """Sends ``values[d]`` to device d; row s of the result came from device s.
+
+        Args:
+          values: ``[devices, ...]``, local to each device of the mesh.
+          wire: float32 takes any values as they are.
+        """
+        ...
+
+    def sums_to_requesters(self, sums: jax.Array, wire: WireFormat) -> jax.Array:
+        """Partial sums ``[devices, batch, places, width]`` that this device pooled for
+        each device, to sums ``[batch, outputs, width]`` of its own batch."""
+        ...
+
+    def gradients_to_owners(self, gradients: jax.Array, wire: WireFormat) -> jax.Array:
+        """Gradients ``[batch, outputs, width]`` of this device's batch, to those of its
+        pieces in the batches of all, ``[devices, batch, places, width]``."""
+        ...
+
+
+class FlatExchange:
+    """One all-to-all between all devices; see ``Exchange``."""
+
+    def __init__(self, pieces: Pieces):
+        self.pieces = pieces
+
+    def swap(self, values, wire: WireFormat = "float32"):
+        return _all_to_all(values, MESH_AXES, 0, wire)
+
+    def sums_to_requesters(self, sums, wire):
+        return self.pieces.add_up(self.swap(sums, wire))
+
+    def gradients_to_owners(self, gradients, wire):
+        return self.swap(self.pieces.hand_out(gradients), wire)
+
+
+class HierarchicalExchange:
+    """An all-to-all inside each node, and one along each rail; see ``Exchange``.
+
+    Sums are exchanged inside the node and then added, not reduce-scattered: so a device
+    sends its own pieces only, where it would send zeros for those of the other GPUs.
     """
-    if values.shape[0] == 1:
+
+    def __init__(self, pieces: Pieces, nodes: int, gpus_per_node: int):
+        self.shape = (nodes, gpus_per_node)
+        self.places = pieces.places
+        self.merging = merge_in_nodes(pieces, gpus_per_node)
+
+    def swap(self, values, wire: WireFormat = "float32"):
+        staged = values.reshape(*self.shape, *values.shape[1:])
+        staged = _inside_node(staged, wire)
+        return _along_rail(staged, wire).reshape(values.shape)
+
+    def sums_to_requesters(self, sums, wire):
+        staged = _inside_node(sums.reshape(*self.shape, *sums.shape[1:]), wire)
+        gpu, place = jnp.divmod(_of_this_node(self.merging.parts), self.places)
+        # [node places, parts, nodes, batch, width]
+        parts = staged.at[:, gpu, :, place].get(mode="fill", fill_value=0)
+        merged = parts.sum(axis=1).transpose(1, 2, 0, 3)
+        return self.merging.pieces.add_up(_along_rail(merged, wire))
+
+    def gradients_to_owners(self, gradients, wire):
+        received = _along_rail(self.merging.pieces.hand_out(gradients), wire)
+        place = _of_this_node(self.merging.place)
+        # [nodes, batch, gpus, places, width]
+        spread = received.at[:, :, place].get(mode="fill", fill_value=0)
+        staged = _inside_node(spread.transpose(0, 2, 1, 3, 4), wire)
+        return staged.reshape(-1, *staged.shape[2:])
+
+
+def _inside_node(staged: jax.Array, wire: WireFormat) -> jax.Array:
+    """``[nodes, gpus, ...]`` to each GPU of the node its part of axis 1."""
+    return _all_to_all(staged, MESH_AXES[1], 1, wire)
+
+
+def _along_rail(staged: jax.Array, wire: WireFormat) -> jax.Array:
+    """``[nodes, ...]`` to the GPU of the same rank of each node."""
+    return _all_to_all(staged, MESH_AXES[0], 0, wire)
+
+
+def _all_to_all(
+    values: jax.Array, devices: str | tuple[str, ...], axis: int, wire: WireFormat
+) -> jax.Array:
+    if values.shape[axis] == 1:
         return values
-    return lax.all_to_all(values, MESH_AXES, split_axis=0, concat_axis=0, tiled=True)
+    received = lax.all_to_all(
+        encode(values, wire), devices, split_axis=axis, concat_axis=axis, tiled=True
+    )
+    return decode(received, wire)
+
+
+def _of_this_node(each: jax.typing.ArrayLike) -> jax.Array:
+    return jnp.asarray(each)[lax.axis_index(MESH_AXES[0])]
 
 
 def gather(values: jax.Array) -> jax.Array:

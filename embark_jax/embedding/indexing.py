@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from embark_jax.embedding.pieces import Pieces, number_pieces
 from embark_jax.planner import Storage
 from embark_jax.tables import FeatureSpec
 
@@ -69,13 +70,10 @@ class StorageIndex:
       columns: id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
       output_row_shards: ``[outputs]`` row shards of the table.
-      output_first_shard: ``[outputs]`` where its shards begin in the next two arrays.
-      shard_owner, shard_first_slot: ``[shards]`` device and slot of each shard, listed
-        output by output.
-      shard_piece: ``[shards]`` index of (output, row shard) among its owner's: a
-        *piece* is what an owner pools for one output.
-      piece_output: ``[devices, pieces]`` the output of each piece; ``outputs`` where a
-        device has fewer pieces than the fullest.
+      output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
+        next array.
+      pieces: of all devices: one for each shard, output by output.
+      shard_first_slot: ``[shards]`` where each shard begins in its owner's block.
       output_dim: ``[outputs]`` dim of the table.
     """
 
@@ -87,10 +85,8 @@ class StorageIndex:
     entry_output: np.ndarray
     output_row_shards: np.ndarray
     output_first_shard: np.ndarray
-    shard_owner: np.ndarray
+    pieces: Pieces
     shard_first_slot: np.ndarray
-    shard_piece: np.ndarray
-    piece_output: np.ndarray
     output_dim: np.ndarray
 
     @property
@@ -102,10 +98,6 @@ class StorageIndex:
         return len(self.output_row_shards)
 
     @property
-    def pieces(self) -> int:
-        return self.piece_output.shape[1]
-
-    @property
     def slots(self) -> int:
         return self.storage.slots_per_device
 
@@ -113,15 +105,6 @@ class StorageIndex:
     def hotness(self) -> tuple[int, ...]:
         """Entries of each output; they follow each other in a sample."""
         return tuple(np.bincount(self.entry_output).tolist())
-
-    @property
-    def one_piece_an_output(self) -> bool:
-        """Whether no device holds two row shards of an output."""
-        return all(
-            len(np.unique(mine)) == len(mine)
-            for each in self.piece_output
-            for mine in [each[each < self.outputs]]
-        )
 
     @property
     def column_sharded(self) -> bool:
@@ -139,21 +122,19 @@ class StorageIndex:
         """
         row_shards = self.output_row_shards[self.entry_output][None]
         shard = self.output_first_shard[self.entry_output][None]
+        shard_owner = self.pieces.owner
         with jax.enable_x64(ids.dtype == jnp.int64):
             ids = ids[:, self.entry_column]
             valid = ids >= 0
             if (row_shards == 1).all():  # all is static but the row
                 local_row = ids.astype(jnp.int32)
-                owner, first_slot = (
-                    self.shard_owner[shard],
-                    self.shard_first_slot[shard],
-                )
+                owner, first_slot = shard_owner[shard], self.shard_first_slot[shard]
             else:
                 row_shards = jnp.asarray(row_shards, ids.dtype)
                 row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
                 local_row = (ids // row_shards).astype(jnp.int32)
                 shard = jnp.asarray(shard) + row_shard
-                owner = jnp.asarray(self.shard_owner)[shard]
+                owner = jnp.asarray(shard_owner)[shard]
                 first_slot = jnp.asarray(self.shard_first_slot)[shard]
         owner = jnp.where(valid, owner, self.devices)
         slot = jnp.where(valid, first_slot + local_row, self.slots)
@@ -206,17 +187,6 @@ def index_storage(
     first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
     shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
     shard_owner = np.concatenate(owners).astype(np.int32)
-    shard_piece = np.zeros_like(shard_owner)
-    piece_output: list[list[int]] = [[] for _ in range(devices)]
-    for shard, (owner, output) in enumerate(
-        zip(shard_owner, shard_output, strict=True)
-    ):
-        shard_piece[shard] = len(piece_output[owner])
-        piece_output[owner].append(output)
-    pieces = max(map(len, piece_output))
-    padded = [
-        each + [len(output_tables)] * (pieces - len(each)) for each in piece_output
-    ]
     return StorageIndex(
         storage,
         devices,
@@ -226,10 +196,8 @@ def index_storage(
         entry_output=np.array(entry_output, np.int32),
         output_row_shards=row_shards,
         output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
-        shard_owner=shard_owner,
+        pieces=number_pieces(shard_output, shard_owner, devices, len(output_tables)),
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),
-        shard_piece=shard_piece,
-        piece_output=np.array(padded, np.int32),
         output_dim=np.array(
             [placements[table].table.dim for table, _ in output_tables], np.float32
         ),

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from embark_kernels import (
     Implementation,
     RowGroups,
@@ -21,10 +20,9 @@ from embark_kernels import (
 from jax import lax
 
 from embark_jax.embedding.cluster import RowGradients
-from embark_jax.embedding.exchange import exchange
+from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
-from embark_jax.embedding.wire import exchange_rows
 from embark_jax.planner.wire import Wire
 
 
@@ -51,12 +49,14 @@ class ReductionBased:
     def __init__(
         self,
         index: StorageIndex,
+        exchange: Exchange,
         capacity: int,
         batch: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
+        self.exchange = exchange
         self.capacity = capacity
         self.batch = batch
         self.wire = wire
@@ -65,12 +65,12 @@ class ReductionBased:
     def route(self, ids, weights):
         index = self.index
         shard, owner, slot = index.expand(ids)
-        piece = jnp.asarray(index.shard_piece)[shard]
+        place = jnp.asarray(index.pieces.place)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
-        bag, bags = sample * index.pieces + piece, self.batch * index.pieces
+        bag, bags = sample * index.pieces.places + place, self._bags
         # Entries of a sample come output by output, and so do the pieces of an owner:
         # they are in order already, but where an owner pools an output in several.
-        keep = index.one_piece_an_output
+        keep = index.pieces.one_an_output
         buckets = bucket_by_owner(
             owner.reshape(-1),
             index.devices,
@@ -86,7 +86,7 @@ class ReductionBased:
         if weights is not None:
             weight = picked(weights[:, index.entry_column], 0)
             sent.append(lax.bitcast_convert_type(weight, jnp.int32))
-        received = exchange(jnp.stack(sent, axis=-1))
+        received = self.exchange.swap(jnp.stack(sent, axis=-1))
         received_slot, received_bag = received[..., 0], received[..., 1]
         received_weight = None
         if weights is not None:
@@ -108,30 +108,24 @@ class ReductionBased:
         return route.touched.row
 
     def lookup(self, block, route):
-        index = self.index
-        bags = self.batch * index.pieces
         sums = sum_bags(
             block,
             route.slot,
             route.bag,
-            bags,
+            self._bags,
             route.weight,
             implementation=self.implementation,
         )
-        shape = (index.devices, self.batch, index.pieces, block.shape[1])
-        return self._add_row_shards(exchange_rows(sums.reshape(shape), self.wire.rows))
+        sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
+        return self.exchange.sums_to_requesters(sums, self.wire.rows)
 
     def row_gradients(self, gradients, route):
-        index = self.index
-        width = gradients.shape[-1]
-        sent = pick(gradients.transpose(1, 0, 2), jnp.asarray(index.piece_output))
-        sent = sent.transpose(0, 2, 1, 3)  # [devices, batch, pieces, width]
-        received = exchange_rows(sent, self.wire.gradients).reshape(-1, width)
-        bags = self.batch * index.pieces
-        requester = jnp.arange(index.devices, dtype=jnp.int32)[:, None]
+        received = self.exchange.gradients_to_owners(gradients, self.wire.gradients)
+        bags = self._bags
+        requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]
         source = jnp.where(route.bag < bags, requester * bags + route.bag, -1)
         rows = sum_groups(
-            received,
+            received.reshape(-1, received.shape[-1]),
             route.touched,
             source.reshape(-1),
             None if route.weight is None else route.weight.reshape(-1),
@@ -147,22 +141,15 @@ class ReductionBased:
         inverse = jnp.full(entries, route.position.size, jnp.int32)
         inverse = inverse.at[route.position.reshape(-1)].set(places, mode="drop")
         return mean_square_over_column_shards(
-            self.index, rows.gradient, route.touched, route.position, inverse
+            self.index,
+            self.exchange,
+            rows.gradient,
+            route.touched,
+            route.position,
+            inverse,
         )
 
-    def _add_row_shards(self, received: jax.Array) -> jax.Array:
-        """``[devices, batch, pieces, width]`` partial sums to ``[batch, outputs, …]``.
-
-        Outputs with equally many row shards are summed together, so that the program
-        grows with the different shard counts of a plan, not with its tables.
-        """
-        index = self.index
-        order, sums = [], []
-        for count in np.unique(index.output_row_shards):
-            outputs = np.flatnonzero(index.output_row_shards == count)
-            shard = index.output_first_shard[outputs][:, None] + np.arange(count)
-            parts = received[index.shard_owner[shard], :, index.shard_piece[shard]]
-            order.append(outputs)
-            sums.append(parts.sum(axis=1))  # [outputs, batch, width]
-        joined = jnp.concatenate(sums)[np.argsort(np.concatenate(order))]
-        return joined.transpose(1, 0, 2)
+    @property
+    def _bags(self) -> int:
+        """Bags that a device pools for each device."""
+        return self.batch * self.index.pieces.places

@@ -1,4 +1,4 @@
-"""What RB and UB share: the exchange of ids, and grouping what arrives by row."""
+"""What RB and UB share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import RowGroups
 
-from embark_jax.embedding.exchange import exchange
+from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 
 
@@ -17,6 +17,7 @@ def pick(values: jax.Array, position: jax.Array, fill: float = 0) -> jax.Array:
 
 def mean_square_over_column_shards(
     index: StorageIndex,
+    exchange: Exchange,
     gradient: jax.Array,
     touched: RowGroups,
     position: jax.Array,
@@ -28,7 +29,7 @@ def mean_square_over_column_shards(
     know all column shards of an id, add the parts up, and send the total to the owners.
 
     Args:
-      index: of the storage.
+      index, exchange: of the storage.
       gradient: ``[rows, width]`` summed row gradients of this device.
       touched: the rows, grouped from what this device received.
       position: ``[devices, capacity]`` entry of this device behind each place it sent.
@@ -38,13 +39,13 @@ def mean_square_over_column_shards(
       ``[rows]``.
     """
     part = pick((gradient**2).sum(axis=1), touched.group).reshape(position.shape)
-    returned = exchange(part).reshape(-1)
+    returned = exchange.swap(part).reshape(-1)
     entry_part = pick(returned, inverse).reshape(-1, index.entries)
     columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
     columns = columns.at[:, index.entry_column].add(entry_part)
     dim = index.output_dim[index.entry_output][None]
     entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
-    mean = exchange(pick(entry_mean, position)).reshape(-1)
+    mean = exchange.swap(pick(entry_mean, position)).reshape(-1)
     # Equal for all entries of a row, but zero for those nobody asked about.
     rows = jnp.zeros(gradient.shape[0], mean.dtype)
     return rows.at[touched.group].max(mean, mode="drop")

@@ -20,11 +20,10 @@ from embark_kernels import (
 )
 
 from embark_jax.embedding.cluster import RowGradients
-from embark_jax.embedding.exchange import exchange
+from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.routing import unique_by_owner
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
-from embark_jax.embedding.wire import exchange_rows
 from embark_jax.planner.wire import Wire
 
 
@@ -52,11 +51,13 @@ class UniqueBased:
     def __init__(
         self,
         index: StorageIndex,
+        exchange: Exchange,
         capacity: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
+        self.exchange = exchange
         self.capacity = capacity
         self.wire = wire
         self.implementation: Implementation = implementation
@@ -71,7 +72,7 @@ class UniqueBased:
             index.slots,
             self.capacity,
         )
-        received_slot = exchange(buckets.slot).reshape(-1)
+        received_slot = self.exchange.swap(buckets.slot).reshape(-1)
         implementation, places = self.implementation, buckets.position.size
         route = UniqueRoute(
             received_slot,
@@ -90,7 +91,7 @@ class UniqueBased:
         index = self.index
         width = block.shape[1]
         owned = pick(block, route.slot).reshape(index.devices, -1, width)
-        rows = exchange_rows(owned, self.wire.rows)
+        rows = self.exchange.swap(owned, self.wire.rows)
         return pooled_lookup(
             rows.reshape(-1, width),
             route.inverse,
@@ -110,7 +111,7 @@ class UniqueBased:
             implementation=self.implementation,
         )
         sent = sent.reshape(index.devices, -1, width)
-        received = exchange_rows(sent, self.wire.gradients).reshape(-1, width)
+        received = self.exchange.swap(sent, self.wire.gradients).reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         rows = sum_groups(
             received, route.touched, places, implementation=self.implementation
@@ -122,6 +123,7 @@ class UniqueBased:
             return None
         return mean_square_over_column_shards(
             self.index,
+            self.exchange,
             rows.gradient,
             route.touched,
             route.position,

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from embark_jax.embedding.exchange import exchange
 from embark_jax.planner.wire import SCALE_BYTES, VALUE_BYTES, WireFormat
 
 _VALUES = {
@@ -19,18 +18,6 @@ _VALUES = {
     "float8_e4m3": jnp.float8_e4m3fn,
 }
 _BITS = {1: jnp.uint8, 2: jnp.uint16}
-
-
-def exchange_rows(rows: jax.Array, wire: WireFormat) -> jax.Array:
-    """``exchange`` of float32 rows, which travel in the format ``wire``.
-
-    Args:
-      rows: ``[devices, ..., width]``, local to each device of the mesh.
-      wire: if there is another device.
-    """
-    if rows.shape[0] == 1:
-        return rows
-    return decode(exchange(encode(rows, wire)), wire)
 
 
 def encode(rows: jax.Array, wire: WireFormat) -> jax.Array:

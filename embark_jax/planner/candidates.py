@@ -9,7 +9,7 @@ import numpy as np
 
 from embark_jax.planner.cost import CostModel
 from embark_jax.planner.memory import Memory
-from embark_jax.planner.storage import Cluster, Placement
+from embark_jax.planner.storage import Cluster, Exchange, Placement
 from embark_jax.planner.workload import Shape, TableUse, Workload
 from embark_jax.tables import TableSpec
 
@@ -26,11 +26,13 @@ class ForcedPlacement:
     row_shards: int | None = None
     column_shards: int | None = None
     devices: tuple[int, ...] | None = None
+    exchange: Exchange | None = None
 
     @property
     def sharded(self) -> bool:
         """Whether it only makes sense for a table that is not replicated."""
-        return (self.row_shards, self.column_shards, self.devices) != (None,) * 3
+        fixed = self.row_shards, self.column_shards, self.devices, self.exchange
+        return fixed != (None,) * 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,10 +104,11 @@ def shapes(
             continue
         for column_shards in _column_splits(use, force):
             for row_shards in _row_splits(use, force, devices, column_shards):
-                shape = Shape(use, cluster, row_shards, column_shards)
                 forced = force.row_shards is not None or force.devices is not None
-                if forced or shape.shards <= devices:
-                    yield shape
+                if not forced and row_shards * column_shards > devices:
+                    continue
+                exchange = force.exchange or "flat"
+                yield Shape(use, cluster, row_shards, column_shards, exchange)
 
 
 def _column_splits(use: TableUse, force: ForcedPlacement) -> list[int]:
@@ -140,5 +143,6 @@ def forced_problems(
         if rows is None:
             rows = max(1, len(force.devices or ()) // columns)
         owners = (0,) * (rows * columns) if force.devices is None else force.devices
-    cluster = force.cluster or "rb"
-    return Placement(table, cluster, rows, columns, owners).problems(devices)
+    cluster, exchange = force.cluster or "rb", force.exchange or "flat"
+    placement = Placement(table, cluster, rows, columns, owners, exchange)
+    return placement.problems(devices)

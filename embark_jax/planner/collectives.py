@@ -10,17 +10,19 @@ the ids: 64-bit ids become a device and a slot before they travel.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from embark_jax.planner import traffic
 from embark_jax.planner.storage import StorageKind
-from embark_jax.planner.wire import Wire
+from embark_jax.planner.wire import Wire, WireFormat
 
 FLAG_BYTES = 1
 """Of a truth value in XLA."""
 
 CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
+Reach = Literal["fleet", "node", "rail"]
+"""Between whom: all devices, those of a node, or those of equal rank of all nodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +33,11 @@ class Collective:
       kind: which.
       phase: of the step, in which it runs.
       carries: what.
-      fixed_bytes, piece_bytes, id_bytes: its buffer has so many bytes, and so many for
-        each (output, row shard) of the device that holds the most, and for each id of
-        the capacity.
+      fixed_bytes, piece_bytes, node_piece_bytes, id_bytes: its buffer has so many
+        bytes, and so many for each (output, row shard) of the device that holds the
+        most, for each output of the node that holds parts of the most, and for each id
+        of the capacity.
+      reach: between which devices it is.
     """
 
     kind: CollectiveKind
@@ -41,16 +45,15 @@ class Collective:
     carries: str
     fixed_bytes: float = 0.0
     piece_bytes: float = 0.0
+    node_piece_bytes: float = 0.0
     id_bytes: float = 0.0
-
-    def buffer_bytes(self, pieces: float, capacity: float) -> float:
-        """Of one device."""
-        return self.fixed_bytes + pieces * self.piece_bytes + capacity * self.id_bytes
+    reach: Reach = "fleet"
 
 
 def storage_collectives(
     storage: StorageKind,
-    devices: int,
+    nodes: int,
+    gpus_per_node: int,
     device_batch: int,
     row_wise: bool,
     wire: Wire,
@@ -59,47 +62,53 @@ def storage_collectives(
 
     Args:
       storage: its kind.
-      devices: in the fleet.
-      device_batch: samples of each.
+      nodes, gpus_per_node: of the fleet.
+      device_batch: samples of each device.
       row_wise: whether the optimizer needs mean squares of whole rows.
       wire: the formats in which rows and gradients travel.
     """
+    devices = nodes * gpus_per_node
     if devices == 1 or storage.cluster == "dp":
         return
+    stages: Sequence[Reach] = ("fleet",)
+    if storage.hierarchical:
+        stages = ("node",) * (gpus_per_node > 1) + ("rail",) * (nodes > 1)
+
+    def by_ids(phase: str, carries: str, id_bytes: float) -> Iterator[Collective]:
+        for reach in stages:
+            yield Collective(
+                "all_to_all", phase, carries, id_bytes=id_bytes, reach=reach
+            )
+
+    def by_pieces(phase: str, carries: str, form: WireFormat) -> Iterator[Collective]:
+        for reach in stages:
+            to, unit = devices, "piece_bytes"
+            if reach == "rail":
+                to, unit = nodes, "node_piece_bytes"
+            each_bytes = traffic.piece_buffer_bytes(
+                storage.width, device_batch, to, form
+            )
+            described = Collective("all_to_all", phase, carries, reach=reach)
+            yield dataclasses.replace(described, **{unit: each_bytes})
+
     values = ["slots"]
     if storage.cluster == "rb":
         values += ["bags", "weights"] if storage.weighted else ["bags"]
-    yield Collective(
-        *("all_to_all", "id exchange", ", ".join(values)),
-        id_bytes=traffic.id_buffer_bytes(len(values), devices),
-    )
-    there, back = wire.rows, wire.gradients
+    values_bytes = traffic.id_buffer_bytes(len(values), devices)
+    yield from by_ids("id exchange", ", ".join(values), values_bytes)
     if storage.cluster == "rb":
-        place = (storage.width, device_batch, devices)
-        yield Collective(
-            *("all_to_all", "row exchange", "partial sums"),
-            piece_bytes=traffic.piece_buffer_bytes(*place, there),
-        )
-        yield Collective(
-            *("all_to_all", "gradient exchange", "bag gradients"),
-            piece_bytes=traffic.piece_buffer_bytes(*place, back),
-        )
+        yield from by_pieces("row exchange", "partial sums", wire.rows)
+        yield from by_pieces("gradient exchange", "bag gradients", wire.gradients)
     else:
         place = (storage.width, devices)
-        yield Collective(
-            *("all_to_all", "row exchange", "rows"),
-            id_bytes=traffic.row_buffer_bytes(*place, there),
-        )
-        yield Collective(
-            *("all_to_all", "gradient exchange", "row gradients"),
-            id_bytes=traffic.row_buffer_bytes(*place, back),
-        )
+        rows_bytes = traffic.row_buffer_bytes(*place, wire.rows)
+        yield from by_ids("row exchange", "rows", rows_bytes)
+        rows_bytes = traffic.row_buffer_bytes(*place, wire.gradients)
+        yield from by_ids("gradient exchange", "row gradients", rows_bytes)
     if storage.split and row_wise:
+        squares_bytes = traffic.id_buffer_bytes(1, devices)
         for carries in ("squares of column shards", "squares of rows"):
-            yield Collective(
-                *("all_to_all", "square exchange", carries),
-                id_bytes=traffic.id_buffer_bytes(1, devices),
-            )
+            yield from by_ids("square exchange", carries, squares_bytes)
 
 
 def dense_collectives(

@@ -6,13 +6,15 @@ A cost model is anything with the attributes of ``CostModel``. It prices
   differ;
 - what every device does for a table, wherever its shards are (``everywhere_ms``);
 - each storage: a fixed part, and so much for each piece and each id of its exchange
-  buffers, which are as large on every device as on its fullest (``storage_price``).
+  buffers, which are as large on every device as on its fullest, or in its fullest node
+  (``storage_price``).
 
 The predicted time of a step is then ::
 
     max over devices (sum of owner_ms of its shards)
     + sum over tables of everywhere_ms
-    + sum over storages of (fixed_ms + piece_ms × most pieces + id_ms × capacity)
+    + sum over storages of (fixed_ms + piece_ms × most pieces
+                            + node_piece_ms × most of a node + id_ms × capacity)
 
 which treats phases as one after the other: nothing overlaps, so it is the time of the
 embeddings' share of a step at most; the dense layers are not in it.
@@ -29,13 +31,12 @@ import numpy as np
 from embark_jax.planner import traffic
 from embark_jax.planner.collectives import (
     Collective,
-    CollectiveKind,
     replicated_collectives,
     storage_collectives,
     summed_whole,
 )
 from embark_jax.planner.rates import Rates
-from embark_jax.planner.storage import Cluster, StorageKind
+from embark_jax.planner.storage import Cluster, Exchange, StorageKind
 from embark_jax.planner.work import Unit, Work
 from embark_jax.planner.workload import Shape, Workload
 
@@ -47,11 +48,13 @@ class StoragePrice:
     Attributes:
       fixed_ms: if any table lies in it.
       piece_ms: for each (lane, row shard) of the device that holds the most.
+      node_piece_ms: for each lane of the node that holds shards for the most.
       id_ms: for each id that a device can send to another: the capacity.
     """
 
     fixed_ms: float = 0.0
     piece_ms: float = 0.0
+    node_piece_ms: float = 0.0
     id_ms: float = 0.0
 
 
@@ -64,6 +67,11 @@ class CostModel(Protocol):
     @property
     def clusters(self) -> tuple[Cluster, ...]:
         """Those it can price."""
+        ...
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Those of RB between which it sees a difference."""
         ...
 
     def storage_price(self, storage: StorageKind) -> StoragePrice: ...
@@ -92,28 +100,38 @@ class ProgramModel:
     def clusters(self) -> tuple[Cluster, ...]:
         return ("dp", "rb", "ub")
 
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        fleet = self.workload.fleet
+        staged = fleet.nodes > 1 and fleet.gpus_per_node > 1
+        return ("flat", "hierarchical") if staged else ("flat",)
+
     def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
         """What the exchanges of a storage ask of every device, for a unit of each."""
         workload = self.workload
         if storage.cluster == "dp":
-            yield "storage", self._latency("id exchange", "touched rows", "all_reduce")
-            yield (
-                "storage",
-                self._latency("gradient exchange", "row gradients", "all_reduce"),
-            )
+            for phase, carries in (
+                ("id exchange", "touched rows"),
+                ("gradient exchange", "row gradients"),
+            ):
+                summed = Collective("all_reduce", phase, carries)
+                yield "storage", self._latency(summed)
             return
         for each in storage_collectives(
             storage,
-            workload.devices,
+            workload.fleet.nodes,
+            workload.fleet.gpus_per_node,
             workload.device_batch,
             workload.row_wise,
             workload.wire,
         ):
-            yield "storage", self._latency(each.phase, each.carries, each.kind)
+            yield "storage", self._latency(each)
             if each.fixed_bytes:
                 yield "storage", self._moved(each, each.fixed_bytes)
             if each.piece_bytes:
                 yield "piece", self._moved(each, each.piece_bytes)
+            if each.node_piece_bytes:
+                yield "node_piece", self._moved(each, each.node_piece_bytes)
             if each.id_bytes:
                 yield "id", self._moved(each, each.id_bytes)
         # A place of capacity for each device: what arrives is grouped by row, and has a
@@ -179,7 +197,7 @@ class ProgramModel:
         ms = dict.fromkeys(get_args(Unit), 0.0)
         for unit, work in self.storage_work(storage):
             ms[unit] += float(self.work_ms(work))
-        return StoragePrice(ms["storage"], ms["piece"], ms["id"])
+        return StoragePrice(ms["storage"], ms["piece"], ms["node_piece"], ms["id"])
 
     def owner_ms(self, shape: Shape) -> np.ndarray:
         total_ms = np.zeros(shape.row_shards)
@@ -197,16 +215,18 @@ class ProgramModel:
         return rates.memory_ms(work.memory_bytes) + link_ms + work.latency_ms
 
     def link_bytes(self, work: Work) -> traffic.LinkBytes:
-        """What a device sends, in a flat exchange over all devices."""
+        """What a device sends."""
         if work.collective is None:
             return traffic.LinkBytes(0.0, 0.0)
         fleet = self.workload.fleet
+        nodes = 1 if work.reach == "node" else fleet.nodes
+        gpus_per_node = 1 if work.reach == "rail" else fleet.gpus_per_node
         sent_bytes = {
             "all_to_all": traffic.all_to_all_bytes,
             "all_reduce": traffic.all_reduce_bytes,
             "all_gather": traffic.all_gather_bytes,
         }[work.collective]
-        return sent_bytes(work.buffer_bytes, fleet.nodes, fleet.gpus_per_node)
+        return sent_bytes(work.buffer_bytes, nodes, gpus_per_node)
 
     def _moved(self, collective: Collective, buffer_bytes: float) -> Work:
         return Work(
@@ -214,13 +234,23 @@ class ProgramModel:
             collective.carries,
             traffic.buffer_memory_bytes(buffer_bytes),
             collective.kind,
+            collective.reach,
             buffer_bytes,
         )
 
-    def _latency(self, phase: str, what: str, kind: CollectiveKind) -> Work:
+    def _latency(self, collective: Collective) -> Work:
         rates = Rates(self.workload.fleet)
-        latency_us = rates.exchange_us if kind == "all_to_all" else rates.reduce_us
-        return Work(phase, what, collective=kind, latency_ms=latency_us / 1e3)
+        latency_us = rates.reduce_us
+        if collective.kind == "all_to_all":
+            inside = collective.reach == "node"
+            latency_us = rates.node_exchange_us if inside else rates.exchange_us
+        return Work(
+            collective.phase,
+            collective.carries,
+            collective=collective.kind,
+            reach=collective.reach,
+            latency_ms=latency_us / 1e3,
+        )
 
 
 def _grouping_bytes(ids: float) -> float:
@@ -248,6 +278,10 @@ class EmbarkModel:
     @property
     def clusters(self) -> tuple[Cluster, ...]:
         return ("rb",)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return ("flat",)
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         return StoragePrice()

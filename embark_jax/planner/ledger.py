@@ -19,9 +19,12 @@ class Ledger:
 
     Attributes:
       pieces, certain, expected, rows: ``[storages, devices]`` of what devices own.
+      node_pieces: ``[storages, nodes]`` of hierarchical ones: lanes that a node has
+        shards for.
       owner_ms: ``[devices]`` time for the own shards.
-      piece_ms, id_ms, fixed_ms: ``[storages]`` prices.
-      piece_bytes, id_bytes, row_bytes: ``[storages]`` memory of a unit of each.
+      piece_ms, node_piece_ms, id_ms, fixed_ms: ``[storages]`` prices.
+      piece_bytes, node_piece_bytes, id_bytes, row_bytes: ``[storages]`` memory of a
+        unit of each.
     """
 
     def __init__(
@@ -38,6 +41,9 @@ class Ledger:
         shape = (len(storages), devices)
         self.pieces, self.rows = np.zeros(shape), np.zeros(shape)
         self.certain, self.expected = np.zeros(shape), np.zeros(shape)
+        fleet = memory.workload.fleet
+        self.gpus_per_node = fleet.gpus_per_node
+        self.node_pieces = np.zeros((len(storages), fleet.nodes))
         self.tables = np.zeros(len(storages), int)
         self.owner_ms = np.zeros(devices)
         self.everywhere_ms = 0.0
@@ -45,8 +51,12 @@ class Ledger:
         prices = [model.storage_price(storage) for storage in storages]
         self.fixed_ms = np.array([price.fixed_ms for price in prices])
         self.piece_ms = np.array([price.piece_ms for price in prices])
+        self.node_piece_ms = np.array([price.node_piece_ms for price in prices])
         self.id_ms = np.array([price.id_ms for price in prices])
         self.piece_bytes = np.array([memory.piece_bytes(each) for each in storages])
+        self.node_piece_bytes = np.array(
+            [memory.node_piece_bytes(each) for each in storages]
+        )
         self.id_bytes = np.array([memory.id_bytes(each) for each in storages])
         self.row_bytes = np.array([memory.row_bytes(each.width) for each in storages])
         self._index = {storage: s for s, storage in enumerate(storages)}
@@ -71,11 +81,25 @@ class Ledger:
         ):
             np.add.at(total, owners, times * each[row_shards])
         np.add.at(self.pieces[s], owners, times * candidate.pieces)
+        if self.storages[s].hierarchical:
+            pieces = self.of_nodes(candidate, owners)
+            self.node_pieces[s] += times * pieces
+
+    def of_nodes(self, candidate: Candidate, owners: np.ndarray) -> np.ndarray:
+        """``[nodes]`` lanes that each node has a shard for, of a table whose shards lie
+        on ``owners``."""
+        columns = candidate.shape.column_shards
+        held = np.zeros((self.node_pieces.shape[1], columns), bool)
+        held[owners // self.gpus_per_node, np.arange(len(owners)) % columns] = True
+        return candidate.pieces * held.sum(axis=1)
 
     def copy(self) -> Ledger:
         """An account of its own with the same entries."""
         other = copy.copy(self)
-        for name in ("pieces", "rows", "certain", "expected", "tables", "owner_ms"):
+        for name in (
+            *("pieces", "node_pieces", "rows", "certain", "expected"),
+            *("tables", "owner_ms"),
+        ):
             setattr(other, name, getattr(self, name).copy())
         return other
 
@@ -94,6 +118,7 @@ class Ledger:
         storages = (
             self.fixed_ms * (self.tables > 0)
             + self.piece_ms * self.pieces.max(axis=1)
+            + self.node_piece_ms * self.node_pieces.max(axis=1)
             + self.id_ms * self.capacity
         )
         return float(storages.sum()) + self.everywhere_ms
@@ -111,6 +136,7 @@ class Ledger:
         storages = (
             self.row_bytes * self.rows.max(axis=1)
             + self.piece_bytes * self.pieces.max(axis=1)
+            + self.node_piece_bytes * self.node_pieces.max(axis=1)
             + self.id_bytes * self.capacity
         )
         return float(storages.sum()) + self.everywhere_bytes

@@ -46,6 +46,15 @@ class Memory:
             storage.width, workload.device_batch, workload.devices
         )
 
+    def node_piece_bytes(self, storage: StorageKind) -> float:
+        """The same of a node, where its devices add up theirs."""
+        if storage.cluster != "rb" or not storage.hierarchical:
+            return 0.0
+        workload = self.workload
+        return 2 * traffic.piece_buffer_bytes(
+            storage.width, workload.device_batch, workload.fleet.nodes
+        )
+
     def id_bytes(self, storage: StorageKind) -> float:
         """A place of capacity for each device: its route, its row gradient, and in UB
         its row, to send and received."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.collectives import CollectiveKind
+from embark_jax.planner.collectives import CollectiveKind, Reach
 from embark_jax.planner.cost import ProgramModel
 from embark_jax.planner.predict import account
 from embark_jax.planner.storage import Placement, StorageKind
@@ -29,6 +29,7 @@ class Phase:
       what: is moved.
       storage: for which.
       collective: that carries it, if it travels.
+      reach: between which devices.
       buffer_bytes: of that collective, the same on every device.
       memory_bytes, node_link_bytes, network_bytes: ``[devices]`` that each moves in its
         memory, sends inside its node and to other nodes.
@@ -40,6 +41,7 @@ class Phase:
     what: str
     storage: StorageKind
     collective: CollectiveKind | None
+    reach: Reach
     buffer_bytes: float
     memory_bytes: np.ndarray
     node_link_bytes: np.ndarray
@@ -71,12 +73,21 @@ def phases(
     ledger = account(placements, features, workload, model)
     everywhere = np.ones(devices)
     parts: list[Phase] = []
-    for storage, pieces, capacity in zip(
-        ledger.storages, ledger.pieces.max(axis=1), ledger.capacity, strict=True
+    for storage, pieces, node_pieces, capacity in zip(
+        ledger.storages,
+        ledger.pieces.max(axis=1),
+        ledger.node_pieces.max(axis=1),
+        ledger.capacity,
+        strict=True,
     ):
         if capacities is not None:
             capacity = capacities.get(storage.name, 0)
-        units = {"storage": 1.0, "piece": pieces, "id": capacity}
+        units = {
+            "storage": 1.0,
+            "piece": pieces,
+            "node_piece": node_pieces,
+            "id": capacity,
+        }
         for unit, work in model.storage_work(storage):
             parts.append(_phase(model, storage, work, units[unit] * everywhere))
     for placement in placements:
@@ -92,7 +103,7 @@ def phases(
             parts.append(_phase(model, shape.storage, own, everywhere))
     merged: dict[tuple, Phase] = {}
     for part in parts:
-        key = (part.storage, part.name, part.what, part.collective)
+        key = (part.storage, part.name, part.what, part.collective, part.reach)
         merged[key] = _add(merged[key], part) if key in merged else part
     return tuple(merged.values())
 
@@ -107,6 +118,7 @@ def _phase(
         work.what,
         storage,
         work.collective,
+        work.reach,
         work.buffer_bytes * float(times.max()),
         work.memory_bytes * times,
         sent.node_link * times,

@@ -47,6 +47,12 @@ class Rates:
         return efficiency.launch_us + hop_us
 
     @property
+    def node_exchange_us(self) -> float:
+        """The same of an all-to-all inside each node."""
+        efficiency = self.fleet.efficiency
+        return efficiency.launch_us + efficiency.node_hop_us
+
+    @property
     def reduce_us(self) -> float:
         """Latency of an all-reduce: a launch, and a tree over nodes and over the GPUs
         of each, up and down."""

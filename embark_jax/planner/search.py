@@ -245,6 +245,7 @@ class Search:
                 candidate.shape.row_shards,
                 candidate.shape.column_shards,
                 tuple(map(int, owners)),
+                candidate.shape.exchange,
                 self._reason(i, candidate, owners.tolist()),
             )
             for i, (table, candidate, owners) in enumerate(

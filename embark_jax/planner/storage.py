@@ -3,23 +3,24 @@
 All shards of one cluster and one width lie in one *storage*, an array of
 ``[devices × slots_per_device, width]`` in which device d's block holds its shards one
 after the other; tables that need other exchanges than the rest, because they are split
-by columns or their ids have weights, lie apart. A plan of any shape so becomes a few
-uniformly sharded arrays, with one gather and one update a device each; that also fuses
-tables. A storage is as large on every device as on its fullest: this padding is the
-price of imbalance.
+by columns, their ids have weights, or the plan says so, lie apart. A plan of any shape
+so becomes a few uniformly sharded arrays, with one gather and one update a device each;
+that also fuses tables. A storage is as large on every device as on its fullest: this
+padding is the price of imbalance.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from embark_jax.tables import FeatureSpec, TableSpec
 
 Cluster = Literal["dp", "rb", "ub"]
+Exchange = Literal["flat", "hierarchical"]
 
 
 class StorageKind(NamedTuple):
@@ -31,26 +32,35 @@ class StorageKind(NamedTuple):
       split: whether their tables are split by columns. Their rows are then in pieces,
         and optimizers of whole rows need an exchange that other storages do not.
       weighted: whether weights travel with their ids: in RB, where owners pool.
+      hierarchical: whether what travels does so inside nodes first, then between GPUs
+        of equal rank, or directly between any two devices.
     """
 
     cluster: Cluster
     width: int
     split: bool = False
     weighted: bool = False
+    hierarchical: bool = False
 
     @property
     def name(self) -> str:
         """Such as "rb_128" or "rb_64_split"."""
         name = f"{self.cluster}_{self.width}"
-        return name + "_split" * self.split + "_weighted" * self.weighted
+        name += "_split" * self.split + "_weighted" * self.weighted
+        return name + "_hierarchical" * self.hierarchical
 
 
 def storage_kind(
-    cluster: Cluster, dim: int, column_shards: int, weighted: bool
+    cluster: Cluster, dim: int, column_shards: int, weighted: bool, exchange: Exchange
 ) -> StorageKind:
     """Of a table of ``dim`` columns; ``weighted`` if some of its ids have weights."""
-    travels = weighted and cluster == "rb"
-    return StorageKind(cluster, dim // column_shards, column_shards > 1, travels)
+    return StorageKind(
+        cluster,
+        dim // column_shards,
+        split=column_shards > 1,
+        weighted=weighted and cluster == "rb",
+        hierarchical=exchange == "hierarchical",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Placement:
       cluster: "dp" replicates it; "rb" pools at the owner, "ub" at the requester.
       row_shards, column_shards: how many pieces its rows and columns are split into.
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
+      exchange: how its ids, rows and gradients travel; "flat" for "dp".
       reason: why the planner chose this, for the report.
     """
 
@@ -73,6 +84,7 @@ class Placement:
     row_shards: int = 1
     column_shards: int = 1
     devices: tuple[int, ...] = ()
+    exchange: Exchange = "flat"
     reason: str = ""
 
     @property
@@ -101,7 +113,14 @@ class Placement:
                 f"{name}: row_shards is {self.row_shards}, must be at most its "
                 f"{self.table.rows} rows"
             )
+        if self.exchange not in get_args(Exchange):
+            found.append(
+                f"{name}: exchange is {self.exchange!r}, must be one of "
+                f"{', '.join(get_args(Exchange))}"
+            )
         if self.cluster == "dp":
+            if self.exchange != "flat":
+                found.append(f"{name}: cluster dp is replicated, takes no exchange")
             if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
                 found.append(f"{name}: cluster dp is replicated, takes no shards")
             return found
@@ -171,6 +190,7 @@ def lay_out(
             placement.table.dim,
             placement.column_shards,
             placement.table.name in weighted,
+            placement.exchange,
         )
         groups.setdefault(kind, []).append(placement)
     storages = []

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from embark_jax.planner.collectives import CollectiveKind
+from embark_jax.planner.collectives import CollectiveKind, Reach
 
-Unit = Literal["storage", "piece", "id"]
+Unit = Literal["storage", "piece", "node_piece", "id"]
 """What work of a storage is counted by: once if any table lies in it, for each piece of
-the device that holds the most, for each id of its capacity."""
+the device or the node that holds the most, for each id of its capacity."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Work:
       memory_bytes: read and written in device memory; ``[row_shards]`` where the owners
         of row shards differ in it.
       collective: that carries it, if it travels.
+      reach: between which devices.
       buffer_bytes: of that collective, on one device.
       latency_ms: of that collective, whatever its size.
     """
@@ -32,5 +33,6 @@ class Work:
     what: str
     memory_bytes: float | np.ndarray = 0.0
     collective: CollectiveKind | None = None
+    reach: Reach = "fleet"
     buffer_bytes: float = 0.0
     latency_ms: float = 0.0

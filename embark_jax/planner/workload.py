@@ -11,7 +11,13 @@ import numpy as np
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
-from embark_jax.planner.storage import Cluster, Placement, StorageKind, storage_kind
+from embark_jax.planner.storage import (
+    Cluster,
+    Exchange,
+    Placement,
+    StorageKind,
+    storage_kind,
+)
 from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -118,12 +124,14 @@ def table_use(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A cluster and a split of a table: a candidate, before it has a place."""
+    """A cluster, a split and an exchange of a table: a candidate, before it has a
+    place."""
 
     use: TableUse
     cluster: Cluster
     row_shards: int = 1
     column_shards: int = 1
+    exchange: Exchange = "flat"
 
     @property
     def width(self) -> int:
@@ -132,7 +140,9 @@ class Shape:
     @property
     def storage(self) -> StorageKind:
         use = self.use
-        return storage_kind(self.cluster, use.dim, self.column_shards, use.weighted)
+        return storage_kind(
+            self.cluster, use.dim, self.column_shards, use.weighted, self.exchange
+        )
 
     @property
     def shards(self) -> int:
@@ -191,4 +201,5 @@ def shape_of(
         placement.cluster,
         placement.row_shards,
         placement.column_shards,
+        placement.exchange,
     )

@@ -100,4 +100,4 @@ def _placement(table: TableSpec, planned: Mapping[str, Any]) -> Placement:
     if len(widths) != 1 or len(owners) != len(rows) * len(columns):
         raise ValueError(f"table {table.name!r}: its shards are no even grid: {shards}")
     devices = tuple(owners[corner] for corner in sorted(owners))
-    return Placement(table, "rb", len(rows), len(columns), devices, reason)
+    return Placement(table, "rb", len(rows), len(columns), devices, reason=reason)

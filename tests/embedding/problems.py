@@ -23,7 +23,7 @@ from embark_jax.planner import Placement, Plan, Wire, lay_out
 from embark_jax.planner.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 
-MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (3, 1)]
+MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (8, 1), (3, 1)]
 # A large eps keeps a wrong gradient scale visible: Adagrad alone would hide it.
 OPTIMIZERS = [
     SGD(0.5),
@@ -59,7 +59,11 @@ def placements(tables: tuple[TableSpec, ...], devices: int):
                     st.integers(0, devices - 1),
                     min_size=nm[0] * nm[1],
                     max_size=nm[0] * nm[1],
-                ).map(lambda owners: Placement(table, cluster, *nm, tuple(owners)))
+                ).flatmap(
+                    lambda owners: st.sampled_from(["flat", "hierarchical"]).map(
+                        lambda way: Placement(table, cluster, *nm, tuple(owners), way)
+                    )
+                )
             )
 
         return st.just(Placement(table, "dp")) | sharded("rb") | sharded("ub")

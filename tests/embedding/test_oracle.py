@@ -42,6 +42,29 @@ def test_any_plan_equals_the_reference(problem):
     check(problem)
 
 
+@pytest.mark.parametrize("mesh", [(1, 8), (2, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_hierarchical_exchange(cluster, mesh):
+    """Beside a flat one: row shards within a node, across nodes, twice on a device;
+    column shards, weights and a sequence."""
+    tables = [TableSpec("across", 29, 8), TableSpec("inside", 7, 4)]
+    features = [
+        FeatureSpec("bag", "across", 4, "mean", weighted=True),
+        FeatureSpec("sequence", "across", 3, "none"),
+        FeatureSpec("inside", hotness=2),
+        FeatureSpec("flat", "flat", 2),
+    ]
+    placed = [
+        Placement(tables[0], cluster, 4, 2, (7, 0, 3, 7, 7, 1, 2, 6), "hierarchical"),
+        Placement(tables[1], cluster, 3, 1, (4, 5, 4), "hierarchical"),
+        Placement(TableSpec("flat", 9, 4), cluster, 2, 1, (1, 6)),
+    ]
+    planned = make_plan(features, placed, *mesh, 16)
+    names = {storage.name for storage in planned.storages}
+    assert len({name for name in names if name.endswith("_hierarchical")}) == 2
+    check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=6))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("cluster", ["rb", "ub"])
 def test_3d_shards_of_a_shared_table(cluster, optimizer):

@@ -51,7 +51,10 @@ def moved_bytes(planned) -> int:
     for storage in planned.storages:
         if not storage.replicated:
             index = index_storage(storage, planned.features, planned.devices)
-            places = planned.capacities[storage.name] + index.pieces * BATCH_PER_DEVICE
+            places = (
+                planned.capacities[storage.name]
+                + index.pieces.places * BATCH_PER_DEVICE
+            )
             total += planned.devices * places * storage.width * 4
     return total
 

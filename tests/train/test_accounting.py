@@ -47,7 +47,7 @@ OPTIMIZERS = {
     "rowwise_adagrad": RowwiseAdagrad(0.1),
     "adam": LazyAdam(0.1),
 }
-MESHES = [(1, 8), (2, 4), (4, 2)]
+MESHES = [(2, 4), (4, 2), (1, 8), (2, 4), (8, 1)]
 FORMATS = ("float32", "float32", "bfloat16", "float16", "float8_e4m3")
 # What becomes of the collectives after they are chosen does not matter here.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -99,8 +99,13 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
             row_shards = rng.integers(1, min(table.rows, devices) + 1)
             split = (int(row_shards), int(rng.choice([1, 2])))
         owners = rng.integers(0, devices, math.prod(split)) if cluster != "dp" else ()
+        exchange = "flat"
+        if cluster != "dp":
+            exchange = str(rng.choice(["flat", "hierarchical"]))
         tables.append(table)
-        placements.append(Placement(table, cluster, *split, tuple(map(int, owners))))
+        placements.append(
+            Placement(table, cluster, *split, tuple(map(int, owners)), exchange)
+        )
     capacities = {
         storage.name: int(rng.integers(1, 20))
         for storage in lay_out(placements, features, devices)
@@ -148,19 +153,24 @@ def request(seed: int) -> tuple[Plan, str, Wire, set[str]]:
 
 def test_the_plans_need_every_collective():
     found = {
-        (part.storage.cluster, part.collective, part.what)
+        (part.storage.cluster, part.collective, part.what, part.reach)
         for seed in range(PLANS)
         for part in predicted(*request(seed)[:3])
     }
-    squares = ("squares of column shards", "squares of rows")
-    sharded = {("all_to_all", what) for what in squares}
+    squares = {"squares of column shards", "squares of rows"}
+    exchanged = {
+        "rb": {"slots, bags", "slots, bags, weights", "partial sums", "bag gradients"},
+        "ub": {"slots", "rows", "row gradients"},
+    }
+    summed = [("all_reduce", "touched rows"), ("all_reduce", "row gradients")]
     assert found == {
-        *(("dp", kind, "touched rows") for kind in ("all_reduce", "all_gather")),
-        ("dp", "all_reduce", "row gradients"),
-        *((cluster, *each) for cluster in ("rb", "ub") for each in sharded),
-        *(("rb", "all_to_all", "slots, bags" + more) for more in ("", ", weights")),
-        *(("rb", "all_to_all", each) for each in ("partial sums", "bag gradients")),
-        *(("ub", "all_to_all", each) for each in ("slots", "rows", "row gradients")),
+        *(("dp", *each, "fleet") for each in [*summed, ("all_gather", "touched rows")]),
+        *(
+            (cluster, "all_to_all", each, reach)
+            for cluster, values in exchanged.items()
+            for each in values | squares
+            for reach in ("fleet", "node", "rail")
+        ),
     }
 
 
