@@ -39,7 +39,11 @@ class LinkBytes:
 
 
 def all_to_all_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> LinkBytes:
-    """A flat exchange of a buffer with an equal part for every device."""
+    """An exchange of a buffer with an equal part for every device.
+
+    A stage of a hierarchical exchange is one on a single node, or on nodes of a single
+    GPU.
+    """
     devices = nodes * gpus_per_node
     return LinkBytes(
         node_link=buffer_bytes * (gpus_per_node - 1) / devices,
@@ -68,43 +72,6 @@ def all_gather_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> Lin
     """
     reduced = all_reduce_bytes(buffer_bytes, nodes, gpus_per_node)
     return LinkBytes(reduced.node_link / 2, reduced.network / 2)
-
-
-def rail_exchange_bytes(
-    buffer_bytes: float, kept: float, nodes: int, gpus_per_node: int
-) -> LinkBytes:
-    """A hierarchical exchange of a buffer with an equal part for every device.
-
-    Inside the node each part goes to the GPU whose rank is the destination's: that one
-    is on the destination's rail. What the GPUs of a node have for one destination is
-    merged there, and travels between nodes among GPUs of equal rank, in one message for
-    each other node (EMBark's hierarchical communication: HugeCTR,
-    ``HugeCTR/embedding``; https://doi.org/10.1145/3640457.3688111).
-
-    Args:
-      buffer_bytes: of each device, before merging.
-      kept: what merging leaves, as a share: of partial sums the different bags of a
-        node's pieces among all its pieces, of ids made unique the different ones; 1
-        where they are but laid side by side.
-      nodes, gpus_per_node: of the fleet.
-    """
-    return LinkBytes(
-        node_link=buffer_bytes * (gpus_per_node - 1) / gpus_per_node,
-        network=kept * buffer_bytes * (nodes - 1) / nodes,
-    )
-
-
-def merged_on_rails_bytes(buffer_bytes: float, kept: float) -> float:
-    """In memory, of merging what the GPUs of a node have for a rail: read, written."""
-    return (1 + kept) * buffer_bytes
-
-
-def exchange_messages(
-    nodes: int, gpus_per_node: int, hierarchical: bool
-) -> tuple[int, int]:
-    """Messages that a device sends in an exchange, inside its node and to others."""
-    inside, others = gpus_per_node - 1, nodes - 1
-    return inside, others if hierarchical else others * gpus_per_node
 
 
 def id_buffer_bytes(values_per_id: int, devices: int) -> float:

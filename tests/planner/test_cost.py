@@ -1,16 +1,20 @@
 """Each term of the cost model, worked by hand."""
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from embark_jax import fleet
-from embark_jax.planner import traffic
+from embark_jax.planner import Placement, phases, predict, traffic
+from embark_jax.planner.candidates import weigh
 from embark_jax.planner.cost import EmbarkModel, ProgramModel
 from embark_jax.planner.memory import Memory
-from embark_jax.planner.storage import StorageKind
-from embark_jax.planner.workload import Shape, TableUse, Workload
+from embark_jax.planner.predict import account
+from embark_jax.planner.storage import Exchange, StorageKind
+from embark_jax.planner.workload import Shape, TableUse, Workload, shape_of
+from embark_jax.tables import FeatureSpec, TableSpec
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
@@ -35,23 +39,6 @@ def test_a_sum_over_devices_goes_around_twice():
 
 def test_a_gather_goes_around_once():
     assert traffic.all_gather_bytes(800, 2, 4) == traffic.LinkBytes(700, 100)
-
-
-def test_an_exchange_along_rails():
-    # 800 bytes, 100 for each of 2 × 4 devices. Of the 4 ranks' parts one is its own,
-    # 3 · 200 go to the others; of the 2 nodes' parts one stays. Merging leaves a half.
-    assert traffic.rail_exchange_bytes(800, 0.5, 2, 4) == traffic.LinkBytes(600, 200)
-    assert traffic.rail_exchange_bytes(800, 1.0, 4, 2) == traffic.LinkBytes(400, 600)
-    # Nothing merged: between nodes as much as a flat exchange, in fewer messages.
-    flat = traffic.all_to_all_bytes(800, 4, 2)
-    assert traffic.rail_exchange_bytes(800, 1.0, 4, 2).network == flat.network
-    assert traffic.exchange_messages(4, 2, hierarchical=False) == (1, 6)
-    assert traffic.exchange_messages(4, 2, hierarchical=True) == (1, 3)
-    # In a single node it is the flat exchange; without NVLink, too.
-    for nodes, gpus in ((1, 8), (8, 1)):
-        flat = traffic.all_to_all_bytes(800, nodes, gpus)
-        assert traffic.rail_exchange_bytes(800, 1.0, nodes, gpus) == flat
-    assert traffic.merged_on_rails_bytes(800, 0.25) == 1000
 
 
 def test_buffers_and_memory():
@@ -94,6 +81,52 @@ def test_the_price_of_a_ub_storage():
     assert price.id_ms == pytest.approx(expected_us / 1e3)
     assert price.piece_ms == 0
     assert price.fixed_ms == pytest.approx(3 * 15 / 1e3)
+
+
+def test_the_price_of_a_hierarchical_storage():
+    flat = MODEL.storage_price(StorageKind("rb", 16))
+    price = MODEL.storage_price(StorageKind("rb", 16, hierarchical=True))
+    # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
+    # memory; of a piece of a node 1280 bytes, half of which leave it: 0.64 + 5.12.
+    assert price.piece_ms == pytest.approx(2 * (1.92 + 20.48) / 1e3)
+    assert price.node_piece_ms == pytest.approx(2 * (0.64 + 5.12) / 1e3)
+    # The 64 bytes of an id are sent twice: 48 bytes inside, 32 between nodes.
+    more_us = (0.024 + 0.256 + 0.032 + 0.256) - (0.032 + 0.256)
+    assert price.id_ms - flat.id_ms == pytest.approx(more_us / 1e3)
+    # Three exchanges inside, of 11 µs, and three between nodes.
+    assert price.fixed_ms == pytest.approx(3 * (11 + 15) / 1e3)
+
+
+def test_pieces_of_a_node_are_counted_once():
+    table, feature = TableSpec("t", 1000, 16), FeatureSpec("t")
+    # Column shard 0 on both nodes, 1 twice on the second.
+    placed = [Placement(table, "rb", 2, 2, (0, 4, 5, 6), "hierarchical")]
+    ledger = account(placed, [feature], WORKLOAD, MODEL)
+    assert ledger.node_pieces.tolist() == [[1, 2]]
+    assert ledger.pieces.tolist() == [[1, 0, 0, 0, 1, 1, 1, 0]]
+    candidate = weigh(
+        shape_of(placed[0], [feature], WORKLOAD), WORKLOAD, MODEL, Memory(WORKLOAD)
+    )
+    ledger.add(candidate, np.array(placed[0].devices), times=-1)
+    assert not ledger.node_pieces.any()
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 16])
+def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes):
+    """8 features of 10 ids each of one table over all GPUs."""
+    machines = fleet.dgx_h100(nodes)
+    workload = Workload(machines, 65_536, 1.1)
+    table, devices = TableSpec("t", 100_000_000, 128), tuple(range(machines.devices))
+    features = [FeatureSpec(f"f{i}", "t", 10) for i in range(8)]
+    sent_bytes, step_ms = {}, {}
+    for exchange in get_args(Exchange):
+        placed = [Placement(table, "rb", len(devices), 1, devices, exchange)]
+        model = ProgramModel(workload)
+        parts = phases(placed, features, workload, model)
+        sent_bytes[exchange] = sum(part.network_bytes.max() for part in parts)
+        step_ms[exchange] = predict(placed, features, workload, model).step_ms
+    assert sent_bytes["flat"] > 4 * sent_bytes["hierarchical"]
+    assert step_ms["flat"] > step_ms["hierarchical"]
 
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
@@ -173,6 +206,10 @@ def test_memory():
     assert memory.row_bytes(16) == 4 * 17
     assert memory.piece_bytes(StorageKind("rb", 16)) == 2 * 5120
     assert memory.piece_bytes(StorageKind("ub", 16)) == 0
+    staged = StorageKind("rb", 16, hierarchical=True)
+    assert memory.piece_bytes(staged) == 2 * 5120
+    assert memory.node_piece_bytes(staged) == 2 * 1280
+    assert memory.node_piece_bytes(StorageKind("rb", 16)) == 0
     # Five values and a row gradient of 64 bytes for each of 8 devices; a row, twice.
     assert memory.id_bytes(StorageKind("rb", 16)) == 5 * 4 * 8 + 512
     assert memory.id_bytes(StorageKind("rb", 16, weighted=True)) == 6 * 4 * 8 + 512
