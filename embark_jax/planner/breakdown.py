@@ -39,7 +39,11 @@ def break_down(
     parts = phases(placements, features, workload, model)
     shapes = [shape_of(placement, features, workload) for placement in placements]
     to_owner, from_owner = _useful_bytes(placements, shapes, workload, model)
-    exchanged = sum(p.buffer_bytes for p in parts if p.collective == "all_to_all")
+    exchanged = sum(
+        part.buffer_bytes
+        for part in parts
+        if part.collective == "all_to_all" and part.reach != "rail"
+    )
     reduced = sum(
         float((p.node_link_bytes + p.network_bytes).max())
         for p in parts
@@ -75,6 +79,10 @@ def _table_ms(
         (
             ledger.piece_ms * ledger.pieces.max(axis=1),
             [float(shape.use.lanes * shape.shards) for shape in shapes],
+        ),
+        (
+            ledger.node_piece_ms * ledger.node_pieces.max(axis=1),
+            [float(shape.use.lanes * shape.column_shards) for shape in shapes],
         ),
         (
             ledger.id_ms * ledger.capacity,
@@ -114,7 +122,7 @@ def _useful_bytes(
             unit_bytes[kind] = [
                 (unit, work.phase, work.buffer_bytes / devices)
                 for unit, work in model.storage_work(kind)
-                if work.collective == "all_to_all"
+                if work.collective == "all_to_all" and work.reach != "rail"
             ]
         ids = shape.likely_ids(workload) if placement.devices else np.zeros(0)
         counts = {"id": ids, "piece": np.full(len(ids), shape.use.lanes)}

@@ -20,7 +20,8 @@ class Breakdown:
         tables share are divided by their ids and pooled rows.
       to_owner_bytes, from_owner_bytes: ``[devices]`` that each device sends a device
         for the shards it owns, and gets back, without any padding.
-      padded_bytes: that each device really sends each other.
+      padded_bytes: that each device really sends each other. Of a hierarchical
+        exchange these are the bytes of its first stage, inside the node.
       reduced_bytes: that each device sends for sums over all devices.
     """
 

@@ -58,7 +58,9 @@ def split(shape: Shape, owners: Sequence[int], fleet: Fleet) -> str:
     where = f"over {devices} devices" if devices > 1 else "on one device"
     if fleet.nodes > 1 and devices > 1:
         where = f"{where} of {nodes} nodes" if nodes > 1 else "inside a node"
-    return f"{'- and '.join(ways)}-wise {where}"
+    how = ", added up inside each" if nodes > 1 else ", added up there"
+    added = shape.cluster == "rb" and shape.exchange == "hierarchical"
+    return f"{'- and '.join(ways)}-wise {where}{how * added}"
 
 
 def _comparison(mine: np.ndarray, other: Shape, model: ProgramModel) -> tuple[str, str]:
@@ -99,6 +101,10 @@ def _demand(shape: Shape, model: ProgramModel) -> np.ndarray:
     counts = {
         "storage": 1.0,
         "piece": shape.use.lanes * shape.shards / devices,
+        "node_piece": shape.use.lanes
+        * shape.column_shards
+        * shape.nodes_each(workload.fleet.gpus_per_node)
+        / workload.fleet.nodes,
         "id": sent_ids * shape.column_shards / devices,
     }
     parts = [(counts[unit], work) for unit, work in model.storage_work(shape.storage)]

@@ -148,6 +148,11 @@ class Shape:
     def shards(self) -> int:
         return self.row_shards * self.column_shards
 
+    def nodes_each(self, gpus_per_node: int) -> int:
+        """Nodes at least that hold row shards of one column shard, each of which lies
+        on another device."""
+        return -(-self.row_shards // gpus_per_node)
+
     @functools.cached_property
     def shard_rows(self) -> np.ndarray:
         """``[row_shards]`` rows that each row shard holds."""

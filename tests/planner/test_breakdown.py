@@ -34,12 +34,17 @@ def workload(nodes=2, gpus=2, optimizer="sgd"):
     return Workload(fleet.dgx_h100(nodes, gpus), 80, 1.1, 1.25, optimizer)
 
 
+@pytest.mark.parametrize("exchange", ["flat", "hierarchical"])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-def test_phases_and_tables_add_up_to_the_step(optimizer):
+def test_phases_and_tables_add_up_to_the_step(optimizer, exchange):
     circumstances = workload(optimizer=optimizer)
     model = ProgramModel(circumstances)
-    found = break_down(PLACEMENTS, FEATURES, circumstances, model)
-    predicted = predict(PLACEMENTS, FEATURES, circumstances, model)
+    placed = [
+        *PLACEMENTS[:1],
+        *(dataclasses.replace(p, exchange=exchange) for p in PLACEMENTS[1:]),
+    ]
+    found = break_down(placed, FEATURES, circumstances, model)
+    predicted = predict(placed, FEATURES, circumstances, model)
     by_phase = np.sum([*found.phase_ms.values()], axis=0)
     np.testing.assert_allclose(by_phase, predicted.device_ms)
     assert sum(found.table_ms.values()) == pytest.approx(predicted.step_ms)
@@ -141,6 +146,9 @@ def test_every_table_of_a_plan_has_its_reason():
         forced={"ub": ForcedPlacement("ub"), "rb": ForcedPlacement("rb", 2)},
     )
     reasons = {p.table.name: p.reason for p in planned.placements}
+    staged = ForcedPlacement(row_shards=16, exchange="hierarchical")
+    on_nodes = plan(TABLES, FEATURES, fleet.dgx_h100(2), 80, forced={"rb": staged})
+    assert "16 devices of 2 nodes, added up inside" in on_nodes.placements[1].reason
     assert reasons["ub"].startswith("forced, ")
     assert reasons["rb"].startswith("forced, row-wise")
     assert all(reasons.values())
