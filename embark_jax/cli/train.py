@@ -70,7 +70,7 @@ def train(
     ] = 0,
 ) -> None:
     """Train a model and evaluate it on the test set."""
-    if not distributed and any((coordinator, processes, process_id)):
+    if not distributed and ((coordinator, processes, process_id) != (None, None, None)):
         raise typer.BadParameter(
             "--coordinator, --processes and --process-id go with --distributed"
         )

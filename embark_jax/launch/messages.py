@@ -10,9 +10,9 @@ import socket
 import sys
 from typing import Any
 
-DEAD_PEER_S = 15
+DEAD_PEER_S = 10
 """After this long without a sign of life, a machine counts as gone."""
-_PROBE_S = 5
+_PROBES = 2
 REASON_BYTES = 8192
 """Of a failure as JSON, at most."""
 
@@ -63,8 +63,8 @@ def _notice_death(connection: socket.socket) -> None:
     """Has the kernel probe the other machine: one that lost power says no goodbye."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":  # elsewhere after hours
-        tcp = socket.IPPROTO_TCP
-        connection.setsockopt(tcp, socket.TCP_KEEPIDLE, _PROBE_S)
-        connection.setsockopt(tcp, socket.TCP_KEEPINTVL, _PROBE_S)
-        connection.setsockopt(tcp, socket.TCP_KEEPCNT, DEAD_PEER_S // _PROBE_S - 1)
+        tcp, every_s = socket.IPPROTO_TCP, DEAD_PEER_S // (_PROBES + 1)
+        connection.setsockopt(tcp, socket.TCP_KEEPIDLE, every_s)
+        connection.setsockopt(tcp, socket.TCP_KEEPINTVL, every_s)
+        connection.setsockopt(tcp, socket.TCP_KEEPCNT, _PROBES)
         connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, DEAD_PEER_S * 1000)

@@ -18,7 +18,7 @@ from embark_jax.launch.messages import Failure, Peer
 
 JOIN_TIMEOUT_S = 300
 """For all to come the first time: schedulers may start them minutes apart."""
-RETURN_TIMEOUT_S = 20
+RETURN_TIMEOUT_S = 15
 """For all to come back after a failure; one that was lost as a new process."""
 SETTLE_S = 2
 """For the cause of a failure that may be a symptom of another one."""

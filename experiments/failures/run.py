@@ -1,0 +1,255 @@
+"""Kills processes of a run at random moments, and compares how each run ends.
+
+See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from embark_jax import config_io, experiment
+from embark_jax.launch.cluster import free_port
+from embark_jax.train.checkpoint import Checkpointer
+
+HERE = Path(__file__).parent
+CONFIG = HERE / "config.yaml"
+PORT = 7777
+RUN_TIMEOUT_S = 900
+"""Generous, as other programs may use the machine."""
+
+
+class Hosts:
+    """Where the processes run: on this host, or each in a network namespace.
+
+    Namespaces have interfaces and addresses of their own, as hosts have; a bridge
+    connects them.
+    """
+
+    def __init__(self, processes: int, namespaces: bool):
+        self.processes = processes
+        self._namespaces = namespaces
+
+    def __enter__(self) -> Hosts:
+        if self._namespaces:
+            ip("link add embark-br type bridge")
+            ip("link set embark-br up")
+            for i in range(self.processes):
+                ip(f"netns add embark{i}")
+                ip(f"link add embark-v{i} type veth peer name eth0 netns embark{i}")
+                ip(f"link set embark-v{i} master embark-br up")
+                ip(f"-n embark{i} address add 10.77.0.{i + 1}/24 dev eth0")
+                ip(f"-n embark{i} link set eth0 up")
+                ip(f"-n embark{i} link set lo up")
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._namespaces:
+            for i in range(self.processes):
+                ip(f"netns delete embark{i}")
+            ip("link delete embark-br")
+
+    def coordinator(self) -> str:
+        return f"10.77.0.1:{PORT}" if self._namespaces else f"localhost:{free_port()}"
+
+    def prefix(self, i: int) -> list[str]:
+        return f"ip netns exec embark{i}".split() if self._namespaces else []
+
+    def cut_off(self, i: int) -> None:
+        """Takes the cable out of a host."""
+        ip(f"link set embark-v{i} down")
+
+    def reconnect(self, i: int) -> None:
+        ip(f"link set embark-v{i} up")
+
+
+def ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True)
+
+
+class Run:
+    """The supervisors of one run."""
+
+    def __init__(self, hosts: Hosts, workdir: Path, cache: Path, restarts: int):
+        self.workdir = workdir
+        workdir.mkdir()
+        coordinator = hosts.coordinator()
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        command = [sys.executable, "-c", "from embark_jax.cli import main; main()"]
+        command += ["train", str(CONFIG), "--workdir", str(workdir), "--resume"]
+        command += ["--max-restarts", str(restarts), "--distributed"]
+        command += ["--coordinator", coordinator, "--processes", str(hosts.processes)]
+        self.processes = [
+            subprocess.Popen(
+                [*hosts.prefix(i), *command, "--process-id", str(i)],
+                env=environment,
+                stdout=self.log(i).open("w"),
+                stderr=subprocess.STDOUT,
+            )
+            for i in range(hosts.processes)
+        ]
+
+    def log(self, i: int) -> Path:
+        return self.workdir / f"process-{i}.log"
+
+    def workers(self) -> list[int | None]:
+        """The process that trains, of each supervisor; None where there is none."""
+        return [child_of(process.pid) for process in self.processes]
+
+    def step(self) -> int:
+        """The last that is logged."""
+        with contextlib.suppress(OSError):
+            lines = (self.workdir / "metrics.jsonl").read_text().split("\n")[:-1]
+            return max((json.loads(line)["step"] for line in lines), default=0)
+        return 0
+
+    def finish(self) -> list[int]:
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        try:
+            return [p.wait(deadline - time.monotonic()) for p in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def final(self) -> dict:
+        last = (self.workdir / "metrics.jsonl").read_text().splitlines()[-1]
+        record = json.loads(last)
+        assert record["final"]
+        return {name: record[name] for name in ("test_auc", "test_log_loss")}
+
+
+def child_of(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if children else None
+    return None
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1] != "Z"
+    return False
+
+
+def seconds_until(condition) -> float:
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > RUN_TIMEOUT_S:
+            raise TimeoutError
+        time.sleep(0.005)
+    return time.monotonic() - start
+
+
+def kill(run: Run, victim: int, moment_s: float) -> dict | None:
+    """Kills a process that trains; None if the run has ended before the moment."""
+    seconds_until(lambda: None not in run.workers())
+    time.sleep(moment_s)
+    workers = run.workers()
+    if None in workers or any(p.poll() is not None for p in run.processes):
+        return None
+    step = run.step()
+    os.kill(workers[victim], signal.SIGKILL)
+    ended_s = seconds_until(lambda: not any(map(alive, workers)))
+    statuses = run.finish()
+    reason = f"process {victim} was killed by SIGKILL"
+    return {
+        "victim": victim,
+        "moment_s": round(moment_s, 2),
+        "step": step,
+        "all_ended_s": round(ended_s, 3),
+        "statuses": statuses,
+        "reason_in_logs": [
+            reason in run.log(i).read_text() for i in range(len(run.processes))
+        ],
+        **run.final(),
+    }
+
+
+class Loader:
+    """Loads checkpoints, on one device whatever they were written on."""
+
+    def __init__(self):
+        config = config_io.load(CONFIG, ["mesh.nodes=1"])
+        self._setup = experiment.build(config)
+        self._trainer = self._setup.trainer()
+
+    def load_all(self, folder: Path) -> list[int]:
+        """The steps of all complete checkpoints; raises if one cannot be loaded."""
+        with Checkpointer(folder, self._setup.identity, keep=None) as checkpoints:
+            for step in checkpoints.steps:
+                state, _ = checkpoints.restore(
+                    self._trainer.state, self._trainer.embeddings, step
+                )
+                self._trainer.restore(state)
+                assert self._trainer.step == step
+            return checkpoints.steps
+
+
+def trials(hosts: Hosts, kills: int, folder: Path, seed: int) -> Iterator[dict]:
+    """The undisturbed run, then one for each kill."""
+    loader, rng, cache = Loader(), random.Random(seed), folder / "compiled"
+    run = Run(hosts, folder / "warm-up", cache, 0)  # compiles for those that follow
+    assert run.finish() == [0] * hosts.processes, run.log(0).read_text()
+    run = Run(hosts, folder / "undisturbed", cache, 0)
+    seconds_until(lambda: None not in run.workers())
+    start = time.monotonic()
+    assert run.finish() == [0] * hosts.processes
+    whole_s = time.monotonic() - start
+    yield {"undisturbed_s": round(whole_s, 2), **run.final()}
+    done = 0
+    for attempt in range(10 * kills):
+        run = Run(hosts, folder / f"kill-{attempt}", cache, 1)
+        record = kill(run, done % hosts.processes, rng.uniform(0, whole_s))
+        if record is None:
+            run.finish()
+            continue
+        record["loaded"] = len(loader.load_all(run.workdir / "checkpoints"))
+        yield record
+        done += 1
+        if done == kills:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--namespaces", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    options = parser.parse_args()
+    records = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Hosts(options.processes, options.namespaces) as hosts,
+    ):
+        for record in trials(hosts, options.kills, Path(folder), options.seed):
+            print(json.dumps(record), flush=True)
+            records.append(record)
+            undisturbed, *killed = records
+            result = {
+                "processes": options.processes,
+                "namespaces": options.namespaces,
+                "undisturbed": undisturbed,
+                "kills": killed,
+            }
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
