@@ -57,8 +57,8 @@ class Experiment:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on to belong to this experiment.
 
-        Plan, mesh and batch size are not in it: any may change on resume. The seed is:
-        order and split of the data are a function of it.
+        Plan and mesh are not in it: they may change. The seed is: order and split of
+        the data are a function of it.
         """
         config = self.config
         return {
@@ -77,6 +77,14 @@ class Experiment:
             "model": config.model.model_dump(mode="json", exclude={"compute_dtype"}),
             "embedding_optimizer": config.embedding.optimizer.kind,
             "dense_optimizer": config.dense_optimizer.kind,
+        }
+
+    @property
+    def data_order(self) -> dict[str, Any]:
+        """What a run that resumes must agree on too: a step must mean the same data."""
+        return {
+            "data": self.config.data.model_dump(mode="json", exclude={"path"}),
+            "train": {"batch_size": self.config.train.batch_size},
         }
 
     def checker(self) -> BatchChecker:

@@ -76,7 +76,9 @@ def train(
 
     trainer, check = setup.trainer(), setup.checker()
     with Checkpointer(
-        workdir / "checkpoints", setup.identity, config.train.keep_checkpoints
+        workdir / "checkpoints",
+        setup.identity | setup.data_order,
+        config.train.keep_checkpoints,
     ) as checkpoints:
         if resume:
             step = _resume(trainer, check, checkpoints)

@@ -331,10 +331,12 @@ def test_a_run_is_not_overwritten(config, earlier):
 def test_another_model_is_not_resumed(config, earlier):
     changes = ["embedding.dim=8", "model.bottom=[8, 8]", "seed=1"]
     changes += ["embedding.optimizer.kind=adam", "dense_optimizer.kind=sgd"]
+    changes += ["train.batch_size=32", "data.train_samples=2048"]
     outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
     assert_refused(outcome)
     assert outcome.err.splitlines() == [
-        f"error: {earlier}/checkpoints/6: belongs to another model:",
+        f"error: {earlier}/checkpoints/6: belongs to another experiment:",
+        "  data.train_samples is 4096 in the checkpoint, 2048 here",
         "  dense_optimizer is adagrad in the checkpoint, sgd here",
         "  embedding_optimizer is rowwise_adagrad in the checkpoint, adam here",
         "  model.bottom is [8, 4] in the checkpoint, [8, 8] here",
@@ -342,6 +344,7 @@ def test_another_model_is_not_resumed(config, earlier):
         "  tables.city.dim is 4 in the checkpoint, 8 here",
         "  tables.item.dim is 4 in the checkpoint, 8 here",
         "  tables.user.dim is 4 in the checkpoint, 8 here",
+        "  train.batch_size is 64 in the checkpoint, 32 here",
     ]
 
 

@@ -40,7 +40,8 @@ class Checkpointer:
     Args:
       folder: holds one subfolder a checkpoint, named by its step.
       identity: JSON-like description of what a checkpoint must agree on to be loaded:
-        seed, tables, features, model, optimizers; not plan or mesh.
+        seed, tables, features, model, optimizers; not plan or mesh. What is saved may
+        have more keys than what is asked for.
       keep: how many to keep; older ones are deleted, and what a killed write left.
         None only reads, and changes nothing in the folder.
     """
@@ -116,9 +117,10 @@ class Checkpointer:
         """
         step = chosen_step(self._folder, self.steps, step)
         run = self._read(step, run=ocp.args.JsonRestore())["run"]
-        if found := differences(run["identity"], self._identity, "in the checkpoint"):
+        saved = {key: run["identity"].get(key) for key in self._identity}
+        if found := differences(saved, self._identity, "in the checkpoint"):
             raise CheckpointError(
-                f"{self._folder / str(step)}: belongs to another model:\n  "
+                f"{self._folder / str(step)}: belongs to another experiment:\n  "
                 + "\n  ".join(found)
             )
         dense = {"params": state.params, "dense_state": state.dense_state}

@@ -137,7 +137,8 @@ def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
     ):
         checkpoints.restore(None, None)
     assert (
-        str(caught.value) == f"{folder / '4'}: belongs to another model:\n  {message}"
+        str(caught.value)
+        == f"{folder / '4'}: belongs to another experiment:\n  {message}"
     )
 
 
