@@ -10,8 +10,9 @@ from embark_jax.planner.table_list import DenseNet, TableList
 def experiment_of(listed: TableList) -> dict[str, Any]:
     """The mapping that an experiment config with this model would be.
 
-    The data are synthetic. Features are sum-pooled, and columns of pooled rows are not
-    averaged: what ``pool_stride`` stands for is the simulator's alone.
+    The data are synthetic. Bags are averaged, not summed: a sum of 200 rows of a small
+    table is too large to train from; what is looked up and travels is the same. Columns
+    of pooled rows are not averaged: ``pool_stride`` is for the simulator alone.
     """
     tables, features = listed.specs()
     data = {"kind": "synthetic", "zipf_exponent": listed.zipf_exponent}
@@ -23,7 +24,8 @@ def experiment_of(listed: TableList) -> dict[str, Any]:
         "embedding": {
             "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in tables},
             "features": {
-                f.name: {"table": f.table, "hotness": f.hotness} for f in features
+                f.name: {"table": f.table, "hotness": f.hotness, "pooling": "mean"}
+                for f in features
             },
             "optimizer": {"kind": optimizer},
         },

@@ -175,10 +175,12 @@ def _merged_model(
         *_unknown("tables", embedding.tables, list(dataset.table_rows)),
         *_unknown("features", embedding.features, own),
         *(
-            f"embedding.features.{name}.{key}: is the dataset's to say"
-            for name, feature in embedding.features.items()
+            f"embedding.features.{feature.name}.{key}: is {getattr(mine, key)!r}, the "
+            f"dataset says {getattr(feature, key)!r}"
+            for feature in dataset.features
+            if (mine := embedding.features.get(feature.name))
             for key in ("table", "weighted")
-            if getattr(feature, key)
+            if getattr(mine, key) and getattr(mine, key) != getattr(feature, key)
         ),
     ]
     if problems:

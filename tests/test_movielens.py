@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.sparse
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from embark_jax.data import MovieLens100K
 from embark_jax.planner import Plan
 from tests import runs
 
-CONFIG = Path(__file__).parent.parent / "configs" / "movielens_100k.yaml"
+ROOT = Path(__file__).parent.parent
+CONFIG = ROOT / "configs" / "movielens_100k.yaml"
+
+
+@pytest.fixture(scope="module")
+def baseline():
+    """The module of the experiment, which is a script beside others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "experiments" / "movielens")
+        return importlib.import_module("linear")
 
 
 def trained(workdir, folder, *overrides):
@@ -41,8 +47,8 @@ def auc(movielens_folder, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("run") / "1x1", movielens_folder)[1]
 
 
-def test_deep_model_beats_logistic_regression(auc, movielens_folder):
-    linear = logistic_regression_auc(MovieLens100K(movielens_folder))
+def test_deep_model_beats_logistic_regression(auc, movielens_folder, baseline):
+    linear = baseline.fit(MovieLens100K(movielens_folder))["test_auc"]
     assert 0.76 < linear < 0.78  # else it is not a baseline worth beating
     assert auc >= 0.775
     assert auc >= linear + 0.008
@@ -53,37 +59,3 @@ def test_sharding_does_not_change_the_accuracy(auc, movielens_folder, tmp_path):
     plan, sharded_auc = trained(tmp_path / "2x4", movielens_folder, *mesh)
     assert any(placement.cluster != "dp" for placement in plan.placements)
     assert sharded_auc == pytest.approx(auc, abs=0.002)
-
-
-def logistic_regression_auc(data):
-    """Test AUC of scikit-learn's, on the same samples and features.
-
-    The strength of its regularization is the best one for the validation samples.
-    """
-    train = linear_inputs(data, [data.train_batch(0, data.train_samples)])
-    validation = linear_inputs(data, data.validation_batches(1000))
-    test = linear_inputs(data, data.test_batches(1000))
-    models = [
-        LogisticRegression(C=c, max_iter=1000).fit(*train) for c in (0.1, 0.3, 1.0, 3.0)
-    ]
-    best = max(models, key=lambda model: linear_auc(model, *validation))
-    return linear_auc(best, *test)
-
-
-def linear_inputs(data, batches):
-    """Dense features beside one column for each row of a table, and labels."""
-    inputs, labels = [], []
-    for batch in batches:
-        columns = [scipy.sparse.csr_array(batch.dense)]
-        for name, ids in batch.ids.items():
-            sample, place = np.nonzero(ids >= 0)
-            ones, rows = np.ones(len(sample)), ids[sample, place]
-            shape = (len(ids), data.table_rows[name])
-            columns.append(scipy.sparse.csr_array((ones, (sample, rows)), shape))
-        inputs.append(scipy.sparse.hstack(columns, format="csr"))
-        labels.append(batch.labels)
-    return scipy.sparse.vstack(inputs, format="csr"), np.concatenate(labels)
-
-
-def linear_auc(model, inputs, labels):
-    return roc_auc_score(labels, model.decision_function(inputs))

@@ -1,0 +1,126 @@
+"""The configs that users start from: each says what it is, plans, and trains."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+from embark_jax import experiment
+from embark_jax.config import ExperimentConfig, MovieLens100KConfig
+from embark_jax.config_io import load
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "configs"
+TABLE_LISTS = sorted((CONFIGS / "models").glob("*.yaml"))
+EXPERIMENTS = sorted(
+    path
+    for pattern in ("*.yaml", "*.gin", "experiments/*/*.yaml", "experiments/*/*.gin")
+    for path in CONFIGS.glob(pattern)
+)
+YAML = [path for path in EXPERIMENTS if path.suffix == ".yaml"]
+GIN = [path for path in EXPERIMENTS if path.suffix == ".gin"]
+STEPS = 10
+# Narrow layers, which compile and run fast; tables keep their dims.
+NARROW = {
+    "dlrm_dcnv2": ["model.bottom=[8]", "model.top=[1]", "model.cross_rank=2"],
+    "dlrm": ["model.top=[1]"],
+    "dcn": ["model.deep=[8]"],
+    "wide_deep": ["model.deep=[8]"],
+    "deepfm": ["model.deep=[8]"],
+    "tbsm": [],
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(CONFIGS))
+
+
+def header(path: Path) -> dict[str, str]:
+    """The comment that a file opens with, by the words before its colons."""
+    lines = path.read_text().splitlines()
+    found = {}
+    for line in lines[: lines.index("")]:
+        if label := re.match(r"# (\w+): +", line):
+            key = label[1]
+            found[key] = line[label.end() :]
+        else:
+            found[key] += f" {line.removeprefix('#').strip()}"
+    return found
+
+
+def command(path: Path) -> str:
+    return f"embark train {path.relative_to(ROOT)}"
+
+
+def stand_in(path: Path) -> list[str]:
+    """The overrides with which its header says to try a config without its data."""
+    tried = header(path).get("Try", command(path))
+    assert tried.startswith(command(path))
+    return tried.removeprefix(command(path)).split()
+
+
+def train(config: ExperimentConfig) -> None:
+    """Ten steps."""
+    setup = experiment.build(config)
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
+        results = setup.trainer().fit(setup.dataset, STEPS, setup.checker())
+        losses = [result.loss for result in results]
+    assert len(losses) == STEPS
+    assert all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+def test_every_experiment_says_what_it_is_and_how_to_run_it(path):
+    load(path)
+    said = header(path)
+    assert {"What", "Source", "Run", "Needs", "Expect", "Override"} <= said.keys()
+    assert said["Run"] == command(path)
+
+
+def test_three_datasets_have_a_twin_in_gin():
+    assert len(GIN) >= 3
+
+
+@pytest.mark.parametrize("path", GIN, ids=name_of)
+def test_every_gin_config_equals_its_yaml_twin(path):
+    assert load(path) == load(path.with_suffix(".yaml"))
+
+
+@pytest.mark.parametrize("path", YAML, ids=name_of)
+def test_every_experiment_plans_for_its_fleet(path, movielens_folder):
+    changes = [change for change in stand_in(path) if "scale" not in change]
+    config = load(path, changes)
+    if isinstance(config.data, MovieLens100KConfig):
+        config = load(path, [*changes, f"data.path={movielens_folder}"])
+    planned = experiment.build(config).plan
+    assert planned.devices == config.mesh.devices
+    assert {place.table.name for place in planned.placements} >= set(
+        config.embedding.tables
+    )
+
+
+@pytest.mark.parametrize("path", YAML, ids=name_of)
+def test_every_experiment_trains(path, movielens_folder):
+    changes = stand_in(path)
+    if load(path).data.kind == "synthetic":
+        changes = ["scale=0.001"]
+    elif isinstance(load(path).data, MovieLens100KConfig):
+        changes = [f"data.path={movielens_folder}"]
+    config = load(path)
+    gpus = min(2, config.mesh.gpus_per_node)  # more of them say no more here
+    narrow = [*NARROW[config.model.kind], f"mesh.gpus_per_node={gpus}"]
+    train(load(path, [*changes, *narrow]))
+
+
+@pytest.mark.parametrize("path", TABLE_LISTS, ids=name_of)
+def test_one_table_of_each_kind_of_a_list_trains(path, tmp_path):
+    # Hundreds of equal tables only take longer to compile, and the largest lists need
+    # gigabytes at 0.001.
+    few = tmp_path / path.name
+    few.write_text(re.sub(r"\bcount: \d+, ", "", path.read_text()))
+    changes = ["scale=0.0001", *NARROW[load(few).model.kind]]
+    train(load(few, changes))
