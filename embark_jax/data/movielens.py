@@ -62,6 +62,9 @@ class MovieLens100K:
       ratings: how many ml-100k.inter must have: nothing else would show that it was
         cut between two lines.
 
+    Attributes:
+      titles: of each row of table "item".
+
     Raises:
       DataError: if a file is missing or any row of it breaks a rule; no row is skipped.
     """
@@ -134,6 +137,8 @@ class MovieLens100K:
             feature = FeatureSpec("earlier_items", "item", earlier_items, "none")
             self.features = (*self.features, feature)
         self.dense_features = dense.shape[1]
+        # Ids follow the order of the file, in which no item is there twice.
+        self.titles = tuple(items.column("movie_title:token_seq"))
         self.train_samples = len(self._train)
         # An epoch is shuffled once, not at each of its batches.
         self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -147,10 +148,12 @@ class Plan:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=REPORT_COLUMNS)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
+        text = io.StringIO()  # plain, also in a terminal and in a notebook
+        console = Console(
+            file=text, width=REPORT_COLUMNS, force_terminal=False, force_jupyter=False
+        )
+        console.print(self)
+        return text.getvalue()
 
     def _repr_html_(self) -> str:
         from embark_jax.planner.html import fragment

@@ -61,6 +61,7 @@ def test_every_sample_says_what_its_line_says(tiny, tmp_path):
     item_ids = {"5": [0, 0], "6": [1, 0], "7": [2, 1]}
     genres = {"5": [0, 1, 2], "6": [3, -1, -1], "7": [4, 2, -1]}
     words = {"5": [0, -1, -1], "6": [1, 2, -1], "7": [1, 0, 2]}  # toy, four, rooms
+    titles = dict(line.split("\t")[:2] for line in ITEMS.splitlines()[1:])
     times = []
     for batch in (tiny.train_batch(0, 24), *tiny.test_batches(2)):
         for i in range(len(batch)):
@@ -71,6 +72,7 @@ def test_every_sample_says_what_its_line_says(tiny, tmp_path):
             assert [ids["item"], ids["release_year"]] == [[k] for k in item_ids[item]]
             assert ids["genres"] == genres[item]
             assert ids["title_words"] == words[item]
+            assert tiny.titles[ids["item"][0]] == titles[item]
             assert batch.labels[i] == (int(stars) >= 4)
             times.append((float(users[user][1]), float(time), *batch.dense[i]))
     # The dense features are one increasing linear map of age and time.
