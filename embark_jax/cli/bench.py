@@ -44,6 +44,23 @@ def step(
     _show(result, as_json)
 
 
+@app.command("input")
+def input_pipeline(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    samples: Annotated[int, typer.Option(min=1, help="Of a round.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Whose median is taken.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Time the input pipeline alone, to hold against the train step."""
+    config = config_io.load(config_file, overrides or ())
+    from embark_jax.bench.input import measure_input
+
+    with Console(stderr=True).status("reading"):
+        result = measure_input(config, rounds, samples)
+    _show(result, as_json)
+
+
 @app.command()
 def calibrate(
     out: Annotated[

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from embark_jax import config_io
 from embark_jax.cli import prepare
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.config import ExperimentConfig, PreparedConfig
 from embark_jax.planner.access import Statistics
 
 app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
@@ -39,7 +40,10 @@ def movielens_100k(
 
 @app.command("stats")
 def stats(
-    config_file: ConfigFile,
+    config_file: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="YAML or gin file, or prepared folder."),
+    ],
     overrides: Overrides = None,
     samples: Annotated[
         int,
@@ -51,11 +55,17 @@ def stats(
         Path | None, typer.Option(help="Write them as JSON, for embark plan --stats.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw accesses by rank, such as into a .png.")
+        Path | None,
+        typer.Option(help="Draw accesses and hotness, such as into a .png."),
     ] = None,
 ) -> None:
     """Show how often rows are looked up, and how long bags are."""
-    config = config_io.load(config_file, overrides or ())
+    if config_file.is_dir():
+        if overrides:
+            raise typer.BadParameter("a prepared folder takes no KEY=VALUE")
+        config = ExperimentConfig(data=PreparedConfig(path=config_file))
+    else:
+        config = config_io.load(config_file, overrides or ())
     from embark_jax.dataset import sample_accesses
 
     found = sample_accesses(
@@ -70,9 +80,9 @@ def stats(
         out.write_text(found.to_json())
         say(f"statistics are in {out}")
     if plot is not None:
-        from embark_jax.planner.figures import rank_frequency
+        from embark_jax.planner.figures import accesses
 
-        rank_frequency(found).savefig(plot)
+        accesses(found).savefig(plot)
         say(f"plot is in {plot}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embark_jax.planner import summary
@@ -15,34 +16,51 @@ if TYPE_CHECKING:
 
 MOST_CURVES = 12
 """Of the tables with the most accesses; more cannot be told apart."""
+MOST_BARS = 30
 
 
-def rank_frequency(statistics: Statistics) -> Figure:
-    """Share of accesses that each row takes, from the most frequent row on."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+def accesses(statistics: Statistics) -> Figure:
+    """How often rows are looked up, by rank and in sum, and how long bags are."""
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    by_rank, in_sum, hotness = figure.subplots(1, 3)
     drawn = sorted(
         (item for item in statistics.tables.items() if item[1].histogram.accesses),
         key=lambda item: -item[1].histogram.accesses,
     )
     for name, table in drawn[:MOST_CURVES]:
-        rows, accesses = np.array(table.histogram.bins, np.float64).T
-        share = accesses / rows / table.histogram.accesses
+        rows, counts = np.array(table.histogram.bins, np.float64).T
         last = np.cumsum(rows)
+        share = counts / rows / table.histogram.accesses
         label = f"{name}: {table.zipf_exponent:.2f}"
         # Each bin from its first rank to its last.
-        axes.loglog(
-            np.stack([last - rows + 1, last], axis=1).ravel(),
-            np.repeat(share, 2),
-            label=label,
-        )
+        ranks = np.stack([last - rows + 1, last], axis=1).ravel()
+        by_rank.loglog(ranks, np.repeat(share, 2), label=label)
+        reached = np.concatenate([[0], np.cumsum(counts) / table.histogram.accesses])
+        in_sum.plot(np.concatenate([[0], last / table.rows]), reached)
     left_out = len(drawn) - MOST_CURVES
     title = "table: Zipf exponent" + (f", {left_out} more" if left_out > 0 else "")
-    axes.legend(title=title, fontsize="small")
-    axes.set_xlabel("rank of the row")
-    axes.set_ylabel("share of the table's accesses")
-    axes.set_title(f"Accesses in {statistics.samples:,} samples")
+    by_rank.legend(title=title, fontsize="small")
+    by_rank.set(xlabel="rank of the row", ylabel="share of the table's accesses")
+    in_sum.set(xlabel="hottest rows, share of the table", ylabel="share of accesses")
+    in_sum.set_xscale("symlog", linthresh=1e-4)
+    _draw_hotness(hotness, statistics)
+    figure.suptitle(f"Accesses in {statistics.samples:,} samples")
     return figure
+
+
+def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
+    """Longest and mean bag of the features with the most ids."""
+    hottest = sorted(
+        statistics.features.items(), key=lambda item: -item[1].mean_hotness
+    )[:MOST_BARS]
+    names = [name for name, _ in hottest]
+    most = [feature.max_hotness for _, feature in hottest]
+    mean = [feature.mean_hotness for _, feature in hottest]
+    axes.barh(names, most, color="lightgrey", label="most")
+    axes.barh(names, mean, height=0.5, label="mean")
+    axes.invert_yaxis()
+    axes.set(xlabel="ids a bag")
+    axes.legend(fontsize="small")
 
 
 def device_loads(plan: Plan) -> Figure:

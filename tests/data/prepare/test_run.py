@@ -182,6 +182,11 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     stats = embark("data", "stats", config)
     assert (stats.code, stats.err) == (0, "")
     assert "Bags of 160 samples" in stats.out
+    plot = tmp_path / "plot.png"
+    stats = embark("data", "stats", out, "--plot", plot)
+    assert (stats.code, stats.err) == (0, "")
+    assert "Bags of 172 samples" in stats.out
+    assert plot.read_bytes().startswith(b"\x89PNG")
     shutil.rmtree(out / "test")
     refused = embark("train", config, "--workdir", tmp_path / "run2")
     assert refused.code == 1
