@@ -244,6 +244,13 @@ def predicted_ms(out: str) -> float:
     return float(found)
 
 
+def test_help_says_what_to_run_first():
+    outcome = embark("--help")
+    assert outcome.code == 0
+    (first,) = re.findall(r"embark train (\S+)", outcome.out)
+    assert (Path(__file__).parent.parent / first).is_file()
+
+
 def test_doctor_shows_devices_and_versions():
     outcome = embark("doctor")
     assert (outcome.code, outcome.err) == (0, "")

@@ -21,7 +21,8 @@ from embark_jax.cli import (
 )
 
 app = typer.Typer(
-    help="Sharded embedding tables and recommendation models, in JAX.",
+    help="Sharded embedding tables and recommendation models, in JAX.\n\n"
+    "A first run, on any computer: embark train configs/quickstart.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

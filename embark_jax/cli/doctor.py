@@ -7,7 +7,7 @@ import platform
 
 from rich.table import Table
 
-from embark_jax.cli.arguments import console
+from embark_jax.cli.arguments import console, say
 
 
 def doctor() -> None:
@@ -27,7 +27,11 @@ def doctor() -> None:
         devices.add_row(*kind, str(kinds.count(kind)))
     console.print(devices)
 
+    if kinds[0][0] == "cpu":
+        say("A CPU is made to look like as many devices as a config's mesh has.")
+
     kernels = Table("kernels", "usable", "why not", title="Kernels")
     for name, reason in embark_kernels.availability().items():
         kernels.add_row(name, "no" if reason else "yes", reason)
     console.print(kernels)
+    say("A config chooses by embedding.kernels: xla (unless given), auto, or a name.")
