@@ -234,6 +234,8 @@ class TrainConfig(Config):
     dense: Literal["replicated", "zero1", "tensor"] = "replicated"
     """How the dense model lies on the devices: ``zero1`` shards its optimizer state
     over all, ``tensor`` its layers over the GPUs of a node."""
+    overlap: bool = False
+    """Whether the route of a batch is made during the step before it."""
     steps: PositiveInt = 1000
     log_every: PositiveInt = 20
     eval_every: PositiveInt | None = None

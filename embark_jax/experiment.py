@@ -122,6 +122,7 @@ class Experiment:
             embedding_optimizer=build_embedding_optimizer(config.embedding.optimizer),
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
+            overlap=config.train.overlap,
             seed=config.seed,
         )
 

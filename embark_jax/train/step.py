@@ -155,8 +155,9 @@ def make_train_step(
     state: TrainState,
     micro_batches: int = 1,
     dense: DenseParallelism = "replicated",
-) -> Callable[[TrainState, DeviceBatch], tuple[TrainState, StepReport]]:
-    """The jitted step; its state argument is donated.
+    overlap: bool = False,
+) -> Callable:
+    """The jitted step ``(state, batch) -> (state, report)``; its state is donated.
 
     A step is applied as a whole or not at all: not if the batch overflows a capacity
     (ids would be missing), nor if the loss or an update is not finite, nor while
@@ -171,6 +172,8 @@ def make_train_step(
       micro_batches: parts of a batch that go through the model one after the other;
         the collection's plan is for one of them.
       dense: how the dense model lies on the devices, as in ``state``.
+      overlap: the step is ``(state, batch, routes, following) -> (state, report,
+        routes of following)``; the routes it is given are donated, too.
     """
     graph, _, rest = nnx.split(model, nnx.Param, ...)
     updated = update_shardings(dense, state.params, collection.mesh)
@@ -183,8 +186,7 @@ def make_train_step(
         logits, labels = lax.with_sharding_constraint((logits, batch.labels), by_sample)
         return optax.sigmoid_binary_cross_entropy(logits, labels), logits
 
-    def train_step(state, batch):
-        routes = route(collection, batch, micro_batches)
+    def apply_batch(state, batch, routes):
         found = gradients(
             losses_of,
             collection,
@@ -232,14 +234,25 @@ def make_train_step(
         needed = collection.needed(routes)
         return new_state, StepReport(applied, found.loss, needed, found.logits)
 
+    def train_step(state, batch):
+        routes = route(collection, batch, micro_batches)
+        # As opaque as routes that were made a step ahead, so that both ways compile to
+        # the same arithmetic.
+        return apply_batch(state, batch, lax.optimization_barrier(routes))
+
+    def overlapped_step(state, batch, routes, following):
+        state, report = apply_batch(state, batch, routes)
+        return state, report, route(collection, following, micro_batches)
+
     by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
     replicated = NamedSharding(collection.mesh, PartitionSpec())
     report = StepReport._make([replicated, replicated, replicated, by_batch])
-    return jax.jit(
-        train_step,
-        out_shardings=(jax.tree.map(lambda each: each.sharding, state), report),
-        donate_argnums=0,
-    )
+    out_shardings = jax.tree.map(lambda each: each.sharding, state), report
+    if overlap:
+        return jax.jit(
+            overlapped_step, out_shardings=(*out_shardings, None), donate_argnums=(0, 2)
+        )
+    return jax.jit(train_step, out_shardings=out_shardings, donate_argnums=0)
 
 
 def _all_finite(arrays: Any) -> jax.Array:

@@ -35,6 +35,7 @@ from embark_jax.tables import PADDING_ID
 from embark_jax.train.dense_parallelism import DenseParallelism
 from embark_jax.train.gradients import DeviceBatch
 from embark_jax.train.metrics import EvalAccumulator, Metrics
+from embark_jax.train.overlap import OverlappedStep
 from embark_jax.train.step import (
     StepReport,
     TrainState,
@@ -99,6 +100,7 @@ class Trainer:
         for batches beyond memory. The plan is for one part; rows and parameters are
         updated once a batch.
       dense: how the dense model lies on the devices.
+      overlap: whether the route of a batch is made during the step before it.
       seed: of the initial tables.
 
     Attributes:
@@ -119,6 +121,7 @@ class Trainer:
         embedding_optimizer: RowOptimizer,
         micro_batches: int = 1,
         dense: DenseParallelism = "replicated",
+        overlap: bool = False,
         seed: int = 0,
     ):
         self._model = model
@@ -127,6 +130,7 @@ class Trainer:
         self.batch_size = embeddings.plan.batch_size * micro_batches
         self._micro_batches = micro_batches
         self._dense: DenseParallelism = dense
+        self._overlap = overlap
         self.recompilations = 0
         self.step = 0
         self.state = init_state(
@@ -141,7 +145,7 @@ class Trainer:
 
     def _use(self, embeddings: EmbeddingCollection) -> None:
         self.embeddings = embeddings
-        self._step = make_train_step(
+        step = make_train_step(
             self._model,
             embeddings,
             self._dense_optimizer,
@@ -149,7 +153,12 @@ class Trainer:
             self.state,
             self._micro_batches,
             self._dense,
+            self._overlap,
         )
+        if self._overlap:
+            self._step = OverlappedStep(step, embeddings, self._micro_batches)
+        else:
+            self._step = lambda state, batch, following: step(state, batch)
         self._predict = make_predict_step(self._model, embeddings)
 
     def _make_room(self, needed: Mapping[str, jax.Array]) -> bool:
@@ -206,29 +215,46 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is that
             before it.
         """
+        waiting: deque[_Copied] = deque()
         flying: deque[_Flight] = deque()
         try:
             for batch in batches:
-                flying.append(self._dispatch(batch))
+                waiting.append(self._copy(batch))
+                if len(waiting) > self._overlap:
+                    flying.append(self._dispatch(waiting))
                 if len(flying) > STEPS_IN_FLIGHT:
                     yield self._land(flying)
+            while waiting:
+                flying.append(self._dispatch(waiting))
             while flying:
                 yield self._land(flying)
+        except NonFiniteLossError:
+            waiting.clear()
+            raise
         finally:
+            while waiting:
+                flying.append(self._dispatch(waiting))
             while flying:
                 self._land(flying)
 
-    def _dispatch(self, batch: Batch) -> _Flight:
-        on_devices = self._put(batch, self.batch_size)
-        report = self.apply(on_devices)
+    def _copy(self, batch: Batch) -> _Copied:
+        return _Copied(batch, self._put(batch, self.batch_size))
+
+    def _dispatch(self, waiting: deque[_Copied]) -> _Flight:
+        """Starts the step of the first that waits."""
+        batch, on_devices = waiting.popleft()
+        following = waiting[0].on_devices if waiting else None
+        report = self.apply(on_devices, following)
         return _Flight(
             batch, on_devices.labels, report, self.embeddings.plan.capacities
         )
 
-    def apply(self, batch: DeviceBatch) -> StepReport:
+    def apply(
+        self, batch: DeviceBatch, following: DeviceBatch | None = None
+    ) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
         nor does ``step`` count. ``train`` is what trains."""
-        self.state, report = self._step(self.state, batch)
+        self.state, report = self._step(self.state, batch, following)
         return report
 
     def _put(self, batch: Batch, size: int) -> DeviceBatch:
@@ -255,7 +281,9 @@ class Trainer:
                     "\n  " + "\n  ".join(feature_statistics(batches[0]))
                 )
             self._make_room(report.needed)
-            flying.extend(map(self._dispatch, batches))
+            again = deque(map(self._copy, batches))
+            while again:
+                flying.append(self._dispatch(again))
         _, labels, report, capacities = flying.popleft()
         self.step += 1
         return StepResult(
@@ -305,6 +333,13 @@ class Trainer:
     def _clear_halt(self) -> None:
         halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
         self.state = self.state._replace(halted=halted)
+
+
+class _Copied(NamedTuple):
+    """A batch, and its copy on the devices."""
+
+    batch: Batch
+    on_devices: DeviceBatch
 
 
 class _Flight(NamedTuple):

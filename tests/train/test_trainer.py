@@ -56,7 +56,9 @@ class Clicks:
         yield self.train_batch(1001, batch_size - 5)
 
 
-def make_trainer(capacities=AMPLE, model=None, dense_optimizer=None) -> Trainer:
+def make_trainer(
+    capacities=AMPLE, model=None, dense_optimizer=None, overlap=False
+) -> Trainer:
     plan = Plan(FEATURES, PLACED, 2, 2, BATCH, capacities)
     embeddings = EmbeddingCollection(plan, plan.make_mesh())
     shapes = embeddings.output_shapes
@@ -65,6 +67,7 @@ def make_trainer(capacities=AMPLE, model=None, dense_optimizer=None) -> Trainer:
         embeddings,
         dense_optimizer=dense_optimizer or optax.sgd(0.1, momentum=0.9),
         embedding_optimizer=Adagrad(0.1),
+        overlap=overlap,
         seed=1,
     )
 
@@ -127,6 +130,33 @@ def test_an_overflow_changes_no_bit(trainer, wide_from):
     assert 1 <= tight.recompilations <= 3
     assert_equal_states(snapshot(tight), snapshot(trainer))
     assert trainer.recompilations == 0
+
+
+@pytest.mark.parametrize("capacities", [AMPLE, {"rb_2_split": 16, "ub_4": 1}])
+def test_overlap_changes_no_bit(trainer, capacities):
+    """Nor with stops, steps that are replayed, or a loop that is left early."""
+    data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
+    overlapped = make_trainer(capacities, overlap=True)
+    list(overlapped.fit(data, 2))
+    for result in overlapped.fit(data, 8):
+        if result.step == 3:
+            break
+    assert 3 < overlapped.step < 8
+    list(trainer.fit(data, overlapped.step))
+    assert_equal_states(snapshot(overlapped), snapshot(trainer))
+    assert losses(overlapped.fit(data, 8)) == losses(trainer.fit(data, 8))
+    assert_equal_states(snapshot(overlapped), snapshot(trainer))
+    assert (overlapped.recompilations > 0) == (capacities != AMPLE)
+
+
+def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
+    _, states = undisturbed
+    overlapped = make_trainer(overlap=True)
+    with pytest.raises(NonFiniteLossError, match="at step 6, "):
+        list(overlapped.fit(Clicks(spoil=spoil_at(6, dense=HUGE)), 10))
+    assert_equal_states(snapshot(overlapped), states[5])
+    list(overlapped.fit(Clicks(), 10))
+    assert_equal_states(snapshot(overlapped), states[10])
 
 
 def test_capacities_grow_no_more_than_needed():
