@@ -16,7 +16,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import chunks, criteo
 from embark_jax.data.prepare.run import Options, prepare
 
-SAMPLE = Path("/work/shared/data/criteo_kaggle_sample.csv")
+SAMPLE = Path(__file__).parents[4] / "shared" / "data" / "criteo_kaggle_sample.csv"
 
 
 def made_up_lines(count: int, seed: int = 0) -> list[str]:

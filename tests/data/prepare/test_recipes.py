@@ -17,7 +17,7 @@ from embark_jax.data.files import read_arrow
 from embark_jax.data.prepare import avazu, movielens, tables, taobao
 from embark_jax.data.prepare.run import Options, prepare
 
-AVAZU_SAMPLE = Path("/work/shared/data/avazu_sample.csv")
+AVAZU_SAMPLE = Path(__file__).parents[4] / "shared" / "data" / "avazu_sample.csv"
 
 
 def prepared(recipe, out: Path, split: str = "random", **options) -> PreparedData:
