@@ -1,0 +1,193 @@
+"""Compiles the train step of one published model for H100s that are not there, and
+prints what the compiler says beside what the plan says, as JSON.
+
+    python experiments/compile_at_scale/compile.py MODEL NODES [GPUS_PER_NODE]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from program import Collective, collectives
+
+from embark_jax import fleet, planner
+from embark_jax.config import EmbeddingOptimizerConfig
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.experiment import build_embedding_optimizer
+from embark_jax.models import DLRMDCNv2
+from embark_jax.planner import MESH_AXES, Plan, ProgramModel, TableList, phases
+from embark_jax.planner.collectives import dense_collectives
+from embark_jax.planner.traffic import all_reduce_bytes
+from embark_jax.train.step import DeviceBatch, abstract_state, make_train_step
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "configs" / "models"
+TARGET = ROOT / "tests" / "gpu_compile" / "h100.textproto"
+LARGEST_INT32 = 2**31 - 1
+
+
+def absent_mesh(nodes: int, gpus_per_node: int) -> Mesh:
+    """A mesh of H100s that are not there."""
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=TARGET.read_text(),
+        topology=f"1x{nodes}x{gpus_per_node}",
+    )
+    devices = np.array(topology.devices).reshape(nodes, gpus_per_node)
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def abstract_batch(plan: Plan, mesh: Mesh, dense_features: int) -> DeviceBatch:
+    by_sample = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    rows = {table.name: table.rows for table in plan.tables}
+
+    def of(shape, dtype=jnp.float32):
+        shape = (plan.batch_size, *shape)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
+
+    ids = {
+        f.name: of(
+            (f.hotness,), jnp.int64 if rows[f.table] > LARGEST_INT32 else jnp.int32
+        )
+        for f in plan.features
+    }
+    return DeviceBatch(of((dense_features,)), ids, {}, of(()))
+
+
+def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
+    """The compiled step and the shapes of its state."""
+    dense = listed.dense
+    assert dense is not None
+    collection = EmbeddingCollection(plan, mesh)
+    model = DLRMDCNv2(
+        collection.output_shapes,
+        dense.features,
+        bottom=dense.bottom,
+        top=dense.top,
+        cross_layers=dense.cross_layers,
+        cross_rank=dense.cross_rank,
+        rngs=nnx.Rngs(0),
+    )
+    optimizer = EmbeddingOptimizerConfig(kind=listed.optimizer or "rowwise_adagrad")
+    optimizers = optax.adagrad(0.01), build_embedding_optimizer(optimizer)
+    state = abstract_state(model, collection, *optimizers)
+    step = make_train_step(model, collection, *optimizers, state)
+    batch = abstract_batch(plan, mesh, dense.features)
+    with jax.enable_x64(any(i.dtype == jnp.int64 for i in batch.ids.values())):
+        return step.lower(state, batch).compile(), state
+
+
+def bytes_per_device(arrays: Any) -> int:
+    return sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(arrays)
+    )
+
+
+def planned_traffic(
+    plan: Plan, listed: TableList, machines: fleet.Fleet, parameters: int
+) -> dict[str, Any]:
+    """Buffers of a device, and bytes that it sends, by the cost model."""
+    workload = listed.workload(machines, plan.batch_size)
+    model = ProgramModel(workload)
+    parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
+    by_kind: dict[str, float] = defaultdict(float)
+    inside = between = 0.0
+    for part in parts:
+        if part.collective is not None:
+            by_kind[part.collective.replace("_", "-")] += part.buffer_bytes
+        inside += float(part.node_link_bytes.max())
+        between += float(part.network_bytes.max())
+    arrays = len(plan.features)
+    for each in dense_collectives(
+        parameters, arrays, len(plan.capacities), plan.devices
+    ):
+        by_kind["all-reduce"] += each.fixed_bytes
+        sent = all_reduce_bytes(each.fixed_bytes, plan.nodes, plan.gpus_per_node)
+        inside, between = inside + sent.node_link, between + sent.network
+    return {
+        "buffer_bytes": dict(by_kind),
+        "inside_bytes": inside,
+        "between_bytes": between,
+    }
+
+
+def compiled_traffic(found: list[Collective], gpus_per_node: int) -> dict[str, Any]:
+    """Bytes a device sends, and by how much of them the schedule computes meanwhile."""
+    by_kind: dict[str, float] = defaultdict(float)
+    inside = between = overlapped = 0.0
+    for each in found:
+        by_kind[each.kind] += each.buffer_bytes
+        near, far = each.node_bytes(gpus_per_node)
+        inside, between = inside + near, between + far
+        overlapped += each.buffer_bytes if each.between else 0
+    total = sum(by_kind.values())
+    return {
+        "collectives": len(found),
+        "buffer_bytes": dict(by_kind),
+        "inside_bytes": inside,
+        "between_bytes": between,
+        "overlapped_share": overlapped / total if total else 0.0,
+    }
+
+
+def case(
+    name: str, nodes: int, gpus_per_node: int = 8, batch: int | None = None
+) -> dict[str, Any]:
+    """Plans and compiles."""
+    listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
+    machines = fleet.Fleet(fleet.dgx_h100().device, nodes, gpus_per_node)
+    workload = listed.workload(machines, batch)
+    plan = planner.plan(
+        *listed.specs(),
+        machines,
+        workload.batch_size,
+        zipf_exponent=workload.zipf_exponent,
+        optimizer=workload.optimizer,
+    )
+    start = time.perf_counter()
+    mesh = absent_mesh(nodes, gpus_per_node)
+    compiled, state = compile_step(listed, plan, mesh)
+    seconds = time.perf_counter() - start
+    memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert plan.prediction is not None
+    return {
+        "model": listed.name,
+        "devices": plan.devices,
+        "batch_size": plan.batch_size,
+        "compile_s": seconds,
+        "hlo_bytes": len(hlo),
+        "compiled_memory": {
+            "arguments_bytes": memory.argument_size_in_bytes,
+            "temporaries_bytes": memory.temp_size_in_bytes,
+            "aliased_bytes": memory.alias_size_in_bytes,
+            "tables_bytes": bytes_per_device((state.storages, state.embedding_state)),
+        },
+        "planned_memory": plan.prediction.device_bytes[0],
+        "compiled": compiled_traffic(collectives(hlo), gpus_per_node),
+        "planned": planned_traffic(plan, listed, machines, parameters),
+        "clusters": sorted(storage.name for storage in plan.storages),
+        "versions": {p: version(p) for p in ("jax", "jaxlib", "flax")},
+    }
+
+
+if __name__ == "__main__":
+    name, *sizes = sys.argv[1:]
+    print(json.dumps(case(name, *map(int, sizes))))

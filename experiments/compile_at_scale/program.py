@@ -1,0 +1,121 @@
+"""Reads a compiled program: its collectives, who takes part in them, and what the
+schedule puts between their start and their end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+KINDS = "all-to-all|all-reduce|all-gather|reduce-scatter|ragged-all-to-all"
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
+COLLECTIVE = re.compile(rf"^(?P<shapes>.+?) (?P<kind>{KINDS})(?P<start>-start)?\(")
+DONE = re.compile(r"-done\((?:[^%)]*)%?(?P<started>[\w.\-]+)\)")
+SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
+IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+MESH = re.compile(r"replica_groups=mesh\[([^\]]+)\]\s*\{([^}]*)\}")
+AXIS = re.compile(r"'(\w+)'=(\d+)")
+COMPUTES = re.compile(r" (?:fusion|custom-call|dot|convolution|sort|while|call)\(")
+BYTES = {"pred": 1, "u8": 1, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of the program.
+
+    Attributes:
+      kind: such as ``all-to-all``.
+      buffer_bytes: of one device: what it sends, of an all-gather what it receives.
+      group: devices that take part together, the first of the groups.
+      between: instructions that compute, which the schedule puts between its start and
+        its end; 0 of one that is not asynchronous.
+    """
+
+    kind: str
+    buffer_bytes: int
+    group: tuple[int, ...]
+    between: int
+
+    def node_bytes(self, gpus_per_node: int) -> tuple[float, float]:
+        """Bytes that a device sends inside its node, and to other nodes.
+
+        Of an all-to-all to each its part. Of the others in rings that pass every device
+        once: the links between nodes are shared by the devices of a node.
+        """
+        nodes = len({device // gpus_per_node for device in self.group})
+        devices = len(self.group)
+        if self.kind.endswith("all-to-all"):
+            inside = devices // nodes - 1
+            part = self.buffer_bytes / devices
+            return part * inside, part * (devices - inside - 1)
+        rounds = 2 if self.kind == "all-reduce" else 1
+        moved = rounds * self.buffer_bytes * (devices - 1) / devices
+        across = rounds * self.buffer_bytes * (nodes - 1) / nodes * nodes / devices
+        return (moved, across) if devices > nodes else (0.0, moved)
+
+
+def collectives(hlo: str) -> list[Collective]:
+    """Those of a scheduled program, in its order."""
+    found: list[Collective] = []
+    for lines in _computations(hlo):
+        waiting: dict[str, int] = {}  # start -> place in `found`
+        for name, rest in lines:
+            if match := COLLECTIVE.match(rest):
+                found.append(_collective(match, rest))
+                if match["start"]:
+                    waiting[name] = len(found) - 1
+            elif (done := DONE.search(rest)) and done["started"] in waiting:
+                del waiting[done["started"]]
+            elif COMPUTES.search(rest):
+                for place in waiting.values():
+                    each = found[place]
+                    found[place] = dataclasses.replace(each, between=each.between + 1)
+    return found
+
+
+def _computations(hlo: str) -> Iterator[list[tuple[str, str]]]:
+    """The named instructions of each computation."""
+    lines: list[tuple[str, str]] = []
+    for line in hlo.splitlines():
+        if line.startswith("}"):
+            yield lines
+            lines = []
+        elif match := INSTRUCTION.match(line):
+            lines.append((match["name"], match["rest"]))
+
+
+def _collective(match: re.Match, rest: str) -> Collective:
+    operands = [
+        BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)
+        for dtype, dims in SHAPE.findall(match["shapes"])
+    ]
+    if match["start"] and match["kind"] != "all-reduce":  # operands, then results
+        operands = operands[len(operands) // 2 :]
+    return Collective(match["kind"], sum(operands), _group(rest), between=0)
+
+
+def _group(rest: str) -> tuple[int, ...]:
+    """The first of its replica groups."""
+    if match := IOTA.search(rest):
+        groups, dims, order = (
+            [int(n) for n in part.split(",")] if part else None
+            for part in match.groups()
+        )
+        devices = np.arange(math.prod(dims)).reshape(dims)
+        if order is not None:
+            devices = devices.transpose(order)
+        return tuple(map(int, devices.reshape(groups)[0]))
+    if match := LISTED.search(rest):
+        first = match[1].split("}")[0].strip("{")
+        return tuple(int(n) for n in first.split(","))
+    if match := MESH.search(rest):
+        axes = {name: int(size) for name, size in AXIS.findall(match[1])}
+        together = re.findall(r"'(\w+)'", match[2])
+        devices = np.arange(math.prod(axes.values())).reshape(list(axes.values()))
+        first = tuple(slice(None) if name in together else 0 for name in axes)
+        return tuple(map(int, devices[first].reshape(-1)))
+    raise ValueError(f"a collective without replica groups: {rest[:200]}")
