@@ -36,7 +36,7 @@ from embark_jax.planner.collectives import (
     summed_whole,
 )
 from embark_jax.planner.rates import Rates
-from embark_jax.planner.storage import Cluster, Exchange, StorageKind
+from embark_jax.planner.storage import Cluster, StorageKind
 from embark_jax.planner.work import Unit, Work
 from embark_jax.planner.workload import Shape, Workload
 
@@ -69,11 +69,6 @@ class CostModel(Protocol):
         """Those it can price."""
         ...
 
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """Those of RB between which it sees a difference."""
-        ...
-
     def storage_price(self, storage: StorageKind) -> StoragePrice: ...
 
     def owner_ms(self, shape: Shape) -> np.ndarray:
@@ -99,12 +94,6 @@ class ProgramModel:
     @property
     def clusters(self) -> tuple[Cluster, ...]:
         return ("dp", "rb", "ub")
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        fleet = self.workload.fleet
-        staged = fleet.nodes > 1 and fleet.gpus_per_node > 1
-        return ("flat", "hierarchical") if staged else ("flat",)
 
     def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
         """What the exchanges of a storage ask of every device, for a unit of each."""
@@ -278,10 +267,6 @@ class EmbarkModel:
     @property
     def clusters(self) -> tuple[Cluster, ...]:
         return ("rb",)
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return ("flat",)
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         return StoragePrice()

@@ -19,7 +19,7 @@ from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.cost import StoragePrice
 from embark_jax.planner.rates import Rates
 from embark_jax.planner.search import Search
-from embark_jax.planner.storage import Cluster, Exchange, Placement, StorageKind
+from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.workload import Shape, Workload
 from embark_jax.simulator.embark_step import (
     FLOAT_BYTES,
@@ -128,10 +128,6 @@ class SystemModel:
             memory_bytes=self.gpus * fleet.device.memory_bytes,
         )
         return dataclasses.replace(fleet, device=whole, gpus_per_node=1)
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return ("flat",)
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         return StoragePrice()
