@@ -122,7 +122,7 @@ DLRMDCNv2Config.cross_rank = 3
         "  TranConfig.steps: a.gin, line 6: unknown class TranConfig; did you mean "
         "TrainConfig?",
         "  data: @SynthticConfig() given, must be @SyntheticConfig() or "
-        "@MovieLens100KConfig()",
+        "@MovieLens100KConfig() or @PreparedConfig()",
         "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
         "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig()",
         "  mesh: @TrainConfig() given, must be @MeshConfig()",
