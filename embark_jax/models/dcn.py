@@ -55,18 +55,7 @@ class DCN(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits.
-
-        Args:
-          dense: ``[batch, dense_features]`` float32.
-          embeddings: for each feature ``[batch, dim]`` float32, in any order.
-
-        Returns:
-          ``[batch]`` float32.
-
-        Raises:
-          ValueError: if a feature is missing, unknown or of another shape.
-        """
+        """Logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
         x = x0
         for layer in self.cross:

@@ -70,18 +70,7 @@ class DeepFM(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits.
-
-        Args:
-          dense: ``[batch, dense_features]`` float32.
-          embeddings: for each feature ``[batch, dim]`` float32, in any order.
-
-        Returns:
-          ``[batch]`` float32.
-
-        Raises:
-          ValueError: if a feature is missing, unknown or of another shape.
-        """
+        """Logits; see ``interface`` for shapes and errors."""
         linear, vectors = self.first_order(dense, in_order(embeddings, self.dims))
         vectors = [v for v in vectors if v.shape[1]]
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]

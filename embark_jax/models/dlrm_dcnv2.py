@@ -62,18 +62,7 @@ class DLRMDCNv2(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits.
-
-        Args:
-          dense: ``[batch, dense_features]`` float32.
-          embeddings: for each feature ``[batch, dim]`` float32, in any order.
-
-        Returns:
-          ``[batch]`` float32.
-
-        Raises:
-          ValueError: if a feature is missing, unknown or of another shape.
-        """
+        """Logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate(
             [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1
         )

@@ -2,7 +2,8 @@
 
 A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
 dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
-hotness, dim]`` of a sequence, and returns logits ``[batch]`` float32.
+hotness, dim]`` of a sequence, in any order, and returns logits ``[batch]`` float32. It
+raises ``ValueError`` if a feature is missing, unknown or of another shape.
 """
 
 from __future__ import annotations

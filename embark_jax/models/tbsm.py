@@ -90,19 +90,7 @@ class TBSM(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits.
-
-        Args:
-          dense: ``[batch, dense_features]`` float32.
-          embeddings: for each feature ``[batch, dim]`` float32, of a sequence
-            ``[batch, length, dim]``, in any order.
-
-        Returns:
-          ``[batch]`` float32.
-
-        Raises:
-          ValueError: if a feature is missing, unknown or of another shape.
-        """
+        """Logits; see ``interface`` for shapes and errors."""
         check_embeddings(embeddings, self.shapes)
         vectors = self._event_vectors(dense, embeddings)
         past, candidate = vectors[:, :-1], vectors[:, -1]

@@ -52,17 +52,6 @@ class WideDeep(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits.
-
-        Args:
-          dense: ``[batch, dense_features]`` float32.
-          embeddings: for each feature ``[batch, dim]`` float32, in any order.
-
-        Returns:
-          ``[batch]`` float32.
-
-        Raises:
-          ValueError: if a feature is missing, unknown or of another shape.
-        """
+        """Logits; see ``interface`` for shapes and errors."""
         wide, vectors = self.wide(dense, in_order(embeddings, self.dims))
         return wide + self.deep(jnp.concatenate([dense, *vectors], axis=1))[:, 0]

@@ -48,14 +48,6 @@ class LargeShards:
     size: float
     upper = np.inf
 
-    def alike(self, other: Rule) -> bool:
-        """Whether the other says almost the same."""
-        return (
-            isinstance(other, LargeShards)
-            and other.load == self.load
-            and abs(other.size / self.size - 1) < ALIKE
-        )
-
     def constraints(self, program: Program, variable: int) -> Any:
         """``[2, variables]``, to be at least zero: level − size × how many fit;
         devices × how many fit − shards of this size."""
@@ -78,44 +70,37 @@ class LargeShards:
 class Chance:
     """Capacities hold ids that are expected, and what chance may add; for few ids that
     is more than the slack (``capacities.padded_ids``). With a capacity for at most
-    ``expected`` ids, each id expected takes at least as much room as there. The
-    variable is whether the capacity is for more.
+    ``size`` ids, each id expected takes at least as much room as there. The variable is
+    whether the capacity is for more.
 
     Attributes:
-      storage: which.
-      expected: ids, in the program's units.
+      load: of ids, which of the program's.
+      size: expected ids, in the program's units.
     """
 
-    storage: int
-    expected: float
+    load: int
+    size: float
     upper = 1.0
-
-    def alike(self, other: Rule) -> bool:
-        """Whether the other says almost the same."""
-        return (
-            isinstance(other, Chance)
-            and other.storage == self.storage
-            and abs(other.expected / self.expected - 1) < ALIKE
-        )
 
     def constraints(self, program: Program, variable: int) -> Any:
         """``[2, variables]``, to be at least zero: level − mean of the ids with the
         room that they take, unless there are more; level − capacity, if there are."""
         more, zero = np.array([variable]), np.zeros(1, int)
-        load = IDS * len(program.used) + self.storage
-        level = (zero, program.level[[load]], 1.0)
-        mine = np.flatnonzero(program.storage == self.storage)
+        level = (zero, program.level[[self.load]], 1.0)
+        mine = np.flatnonzero(program.load(IDS) == self.load)
         expected = program.expected[mine] / program.empty.devices
-        beyond = room_for(self.expected * program.unit[IDS]) - program.empty.slack
+        beyond = room_beyond_slack(program, self.size)
         share = program.total[IDS][mine] / program.empty.devices + beyond * expected
+        # If there are more, nothing is asked: no solution expects as many as all groups
+        # at their most.
         most = np.zeros(len(program.counts))
         np.maximum.at(most, program.group[mine], expected)
-        any_ms = beyond * float(most @ program.counts)
-        capacity = (beyond + program.empty.slack) * self.expected
+        waived = beyond * float(most @ program.counts)
+        capacity = (beyond + program.empty.slack) * self.size
         return sparse.vstack(
             [
                 program.matrix(
-                    1, level, (np.zeros_like(mine), mine, -share), (zero, more, any_ms)
+                    1, level, (np.zeros_like(mine), mine, -share), (zero, more, waived)
                 ),
                 program.matrix(1, level, (zero, more, -capacity)),
             ]
@@ -125,9 +110,24 @@ class Chance:
 Rule = LargeShards | Chance
 
 
-def room_for(expected_ids: float) -> float:
-    """Places of a capacity for each of so many ids, if chance decides."""
-    return 1 + DEVIATIONS / np.sqrt(max(expected_ids, 1e-9))
+def alike(one: Rule, other: Rule) -> bool:
+    """Whether two rules say almost the same."""
+    return (
+        type(one) is type(other)
+        and one.load == other.load
+        and abs(one.size / other.size - 1) < ALIKE
+    )
+
+
+def room_beyond_slack(program: Program, expected: float) -> float:
+    """Places of a capacity for each of so many expected ids, above those of the slack.
+
+    Args:
+      program: whose slack and units they are.
+      expected: ids, more than none.
+    """
+    chance = 1 + DEVIATIONS / np.sqrt(expected * program.unit[IDS])
+    return max(chance - program.empty.slack, 0.0)
 
 
 def new_rules(program: Program, choice: Relaxation) -> list[Rule]:
@@ -145,7 +145,8 @@ def new_rules(program: Program, choice: Relaxation) -> list[Rule]:
                 found += _large_shards(program, choice, kind, int(load), mine, share)
             if matters[load] and kind == IDS:
                 found += _chances(program, choice, int(load), mine, share)
-    return [new for new in found if not any(map(new.alike, program.rules))]
+    known = program.rules
+    return [new for new in found if not any(alike(new, each) for each in known)]
 
 
 def _large_shards(
@@ -178,7 +179,9 @@ def _chances(
 ) -> Iterator[Chance]:
     """That of one load of ids, ``share[mine]`` of whose candidates each device has."""
     expected = float(program.expected[mine] @ share[mine])
-    beyond = room_for(expected * program.unit[IDS]) - program.empty.slack
-    least = float(program.total[IDS][mine] @ share[mine]) + beyond * expected
-    if expected > 0 and least > choice.levels[load] * (1 + 1e-6):
-        yield Chance(load - IDS * len(program.used), ABOVE * expected)
+    if not expected:
+        return
+    least = float(program.total[IDS][mine] @ share[mine])
+    least += room_beyond_slack(program, expected) * expected
+    if least > choice.levels[load] * (1 + 1e-6):
+        yield Chance(load, ABOVE * expected)
