@@ -133,3 +133,17 @@ def compilations() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(collector)
         logger.propagate = propagate
+
+
+def assert_refused(outcome: Outcome, *expected: str) -> None:
+    """One message, which has all that is expected in it, and no traceback."""
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("error: ") == 1
+    for text in expected:
+        assert text in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def truncate(path: Path) -> None:
+    path.write_text(path.read_text()[:100])

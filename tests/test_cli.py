@@ -17,7 +17,7 @@ from embark_jax.train.checkpoint import CheckpointError
 from embark_jax.train.metrics import NonFiniteLogitError
 from embark_jax.train.trainer import NonFiniteLossError
 from tests import runs
-from tests.runs import embark
+from tests.runs import assert_refused, embark, truncate
 
 ONE_DEVICE = ("mesh.nodes=1", "mesh.gpus_per_node=1")
 
@@ -45,16 +45,6 @@ def earlier(trained, tmp_path):
     before = runs.snapshot(workdir)
     yield workdir
     assert runs.snapshot(workdir) == before
-
-
-def assert_refused(outcome: runs.Outcome, *expected: str) -> None:
-    """One message, which has all that is expected in it, and no traceback."""
-    assert outcome.code == 1
-    assert outcome.err.startswith("error: ")
-    assert outcome.err.count("error: ") == 1
-    for text in expected:
-        assert text in outcome.err
-    assert "Traceback" not in outcome.err
 
 
 def test_a_run_leaves_all_it_should(trained):
@@ -179,71 +169,6 @@ def test_a_checkpoint_evaluates_to_the_final_metrics(
         assert value == pytest.approx(expected[name], rel=tolerance, **slack)
 
 
-def test_plan_writes_what_it_shows(config, tmp_path):
-    out = tmp_path / "plan.json"
-    outcome = embark("plan", config, "embedding.tables.city.cluster=rb", "--out", out)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "2 × 4 devices, batch 64" in outcome.out
-    plan = Plan.from_json(out.read_text())
-    assert {p.table.name: p.cluster for p in plan.placements} == {
-        **{"user": "rb", "item": "ub", "city": "rb"}
-    }
-
-
-def test_plan_is_for_the_fleet_of_the_config(config):
-    overrides = ("mesh.nodes=8", "mesh.gpus_per_node=8", "train.batch_size=64")
-    outcome = embark("plan", config, "fleet=dgx-h100", *overrides)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "8 × 8 devices, batch 64" in outcome.out
-    gpus = predicted_ms(outcome.out)
-    assert gpus < predicted_ms(embark("plan", config, *overrides).out)
-    wrong = embark("plan", config, "fleet=dgx-h10")
-    assert_refused(wrong, "fleet is 'dgx-h10'", "did you mean dgx-h100?")
-
-
-def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
-    models = Path(__file__).parent.parent / "configs" / "models"
-    page = tmp_path / "plan.html"
-    listed = ("plan", "--tables", models / "dlrm_dcnv2.yaml", "--nodes", "2")
-    outcome = embark(*listed, "--all", "--html", page)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "2 × 8 devices" in outcome.out
-    assert all(re.search(rf"^ +t{i} ", outcome.out, re.M) for i in range(26))
-    assert page.read_text().startswith("<!DOCTYPE html>")
-
-
-def test_options_for_table_lists_are_no_options_of_a_config(config):
-    outcome = embark("plan", config, "--nodes", "8")
-    assert outcome.code == 2
-    assert "with a CONFIG write" in outcome.err
-
-
-def test_statistics_of_the_data_are_planned_with(config, tmp_path):
-    stats, plot = tmp_path / "stats.json", tmp_path / "ranks.png"
-    outputs = ("--out", stats, "--plot", plot)
-    outcome = embark("data", "stats", config, "--samples", "1000", *outputs)
-    assert (outcome.code, outcome.err) == (0, "")
-    # 15 batches of 64; bags of items hold 1 to 4 ids; a city of 20 rows.
-    assert "Bags of 960 samples" in outcome.out
-    assert re.search(r"items +│ +2\.[3-7]\d │ +4 │", outcome.out)
-    assert re.search(r"city +│ +20 │ +20 │ +960 │", outcome.out)
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    full = embark("plan", config, "--json")
-    half = embark("plan", config, "--json", "--stats", stats)
-    assert half.code == 0
-    assert json.loads(half.out)["step_ms"] < json.loads(full.out)["step_ms"]
-
-    other = embark("plan", config, "embedding.tables.city.rows=21", "--stats", stats)
-    assert_refused(other, "table 'city' has 20 rows, the model's 21")
-    truncate(stats)
-    assert_refused(embark("plan", config, "--stats", stats), "not statistics of")
-
-
-def predicted_ms(out: str) -> float:
-    (found,) = re.findall(r"([0-9.]+) ms a step", out)
-    return float(found)
-
-
 def test_help_says_what_to_run_first():
     outcome = embark("--help")
     assert outcome.code == 0
@@ -256,10 +181,6 @@ def test_doctor_shows_devices_and_versions():
     assert (outcome.code, outcome.err) == (0, "")
     assert re.search(r"cpu\s+│ cpu\s+│ 8", outcome.out)
     assert re.search(r"embark_jax\s+│ 0\.1\.0", outcome.out)
-
-
-def truncate(path: Path) -> None:
-    path.write_text(path.read_text()[:100])
 
 
 def edit(path: Path, **changes) -> None:

@@ -7,16 +7,16 @@ add up to the batch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection, Routes, Storages
-from embark_jax.planner import MESH_AXES
+from embark_jax.planner import MESH_AXES, Plan
 
 
 class DeviceBatch(NamedTuple):
@@ -26,6 +26,31 @@ class DeviceBatch(NamedTuple):
     ids: Mapping[str, jax.Array]
     weights: Mapping[str, jax.Array]
     labels: jax.Array
+
+
+def abstract_batch(
+    plan: Plan, mesh: Mesh, dense_features: int, wide: Collection[str] = ()
+) -> DeviceBatch:
+    """Shapes and shardings of a batch; nothing is allocated.
+
+    Args:
+      plan: its features and batch size.
+      mesh: of the plan.
+      dense_features: columns of ``dense``.
+      wide: features whose ids are int64, not int32.
+    """
+    by_sample = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+
+    def of(shape, dtype=jnp.float32) -> Any:
+        shape = (plan.batch_size, *shape)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
+
+    ids = {
+        f.name: of((f.hotness,), jnp.int64 if f.name in wide else jnp.int32)
+        for f in plan.features
+    }
+    weights = {f.name: of((f.hotness,)) for f in plan.features if f.weighted}
+    return DeviceBatch(of((dense_features,)), ids, weights, of(()))
 
 
 class Gradients(NamedTuple):

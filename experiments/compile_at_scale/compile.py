@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 from program import Collective, collectives
 
 from embark_jax import fleet, planner
@@ -33,7 +32,8 @@ from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import MESH_AXES, Plan, ProgramModel, TableList, phases
 from embark_jax.planner.collectives import dense_collectives
 from embark_jax.planner.traffic import all_reduce_bytes
-from embark_jax.train.step import DeviceBatch, abstract_state, make_train_step
+from embark_jax.train.gradients import abstract_batch
+from embark_jax.train.step import abstract_state, make_train_step
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "configs" / "models"
@@ -51,23 +51,6 @@ def absent_mesh(nodes: int, gpus_per_node: int) -> Mesh:
     )
     devices = np.array(topology.devices).reshape(nodes, gpus_per_node)
     return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
-
-
-def abstract_batch(plan: Plan, mesh: Mesh, dense_features: int) -> DeviceBatch:
-    by_sample = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    rows = {table.name: table.rows for table in plan.tables}
-
-    def of(shape, dtype=jnp.float32):
-        shape = (plan.batch_size, *shape)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
-
-    ids = {
-        f.name: of(
-            (f.hotness,), jnp.int64 if rows[f.table] > LARGEST_INT32 else jnp.int32
-        )
-        for f in plan.features
-    }
-    return DeviceBatch(of((dense_features,)), ids, {}, of(()))
 
 
 def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
@@ -88,8 +71,10 @@ def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
     optimizers = optax.adagrad(0.01), build_embedding_optimizer(optimizer)
     state = abstract_state(model, collection, *optimizers)
     step = make_train_step(model, collection, *optimizers, state)
-    batch = abstract_batch(plan, mesh, dense.features)
-    with jax.enable_x64(any(i.dtype == jnp.int64 for i in batch.ids.values())):
+    large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
+    wide = {f.name for f in plan.features if f.table in large}
+    batch = abstract_batch(plan, mesh, dense.features, wide)
+    with jax.enable_x64(bool(wide)):
         return step.lower(state, batch).compile(), state
 
 

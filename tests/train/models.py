@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 import jax
-import jax.numpy as jnp
 import optax
 from embark_kernels import RowOptimizer
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import Plan
-from embark_jax.train.gradients import DeviceBatch
+from embark_jax.train.gradients import abstract_batch
 from embark_jax.train.step import abstract_state, make_train_step
 
 DENSE_FEATURES = 13
@@ -57,23 +55,8 @@ def compile_step(
     dense_optimizer = optax.adagrad(0.01)
     state = abstract_state(model, collection, dense_optimizer, optimizer)
     step = make_train_step(model, collection, dense_optimizer, optimizer, state)
-    return step.lower(state, abstract_batch(plan, mesh)).compile(), state
-
-
-def abstract_batch(plan: Plan, mesh: Mesh, wide: Collection[str] = ()) -> DeviceBatch:
-    """Shapes of a batch with int32 ids, int64 of ``wide`` features."""
-    by_sample = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-
-    def of(shape, dtype=jnp.float32):
-        shape = (plan.batch_size, *shape)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
-
-    ids = {
-        f.name: of((f.hotness,), jnp.int64 if f.name in wide else jnp.int32)
-        for f in plan.features
-    }
-    weights = {f.name: of((f.hotness,)) for f in plan.features if f.weighted}
-    return DeviceBatch(of((DENSE_FEATURES,)), ids, weights, of(()))
+    batch = abstract_batch(plan, mesh, DENSE_FEATURES)
+    return step.lower(state, batch).compile(), state
 
 
 def bytes_per_device(arrays) -> int:

@@ -37,8 +37,9 @@ from embark_jax.planner import (
 from embark_jax.planner.collectives import dense_collectives
 from embark_jax.planner.memory import Memory
 from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.gradients import abstract_batch
 from embark_jax.train.step import abstract_state, make_train_step
-from tests.train.models import DENSE_FEATURES, abstract_batch, bytes_per_device
+from tests.train.models import DENSE_FEATURES, bytes_per_device
 
 PLANS = 32
 OPTIMIZERS = {
@@ -190,7 +191,7 @@ def compile_and_predict(
     step = make_train_step(*settings, state, micro_batches)
     whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(whole, mesh, wide)
+        batch = abstract_batch(whole, mesh, DENSE_FEATURES, wide)
     compiled = step.lower(state, batch).compile(compiler_options=compiler_options)
 
     # The gradients of the dense layers are one operand an array, the checks one a
