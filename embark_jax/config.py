@@ -239,7 +239,8 @@ class TrainConfig(Config):
     steps: PositiveInt = 1000
     log_every: PositiveInt = 20
     eval_every: PositiveInt | None = None
-    """None evaluates only at the end."""
+    """On the validation set, or the test set of data that have none; None evaluates
+    only at the end, on the test set."""
     checkpoint_every: PositiveInt | None = None
     """None writes only the last checkpoint."""
     keep_checkpoints: PositiveInt = 3

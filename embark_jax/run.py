@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rich.table import Column, Table
 
 from embark_jax import config_io, experiment
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import BatchChecker
+from embark_jax.data import Batch, BatchChecker
 from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, stopping_on_sigterm, total
 from embark_jax.planner import Plan
@@ -167,9 +167,10 @@ def _train(
                     save()
                 return
             if options.eval_every and stop % options.eval_every == 0:
-                record = _test_record(setup, trainer)
+                split, batches = _held_out(setup)
+                record = _record(setup, trainer, split, batches)
                 log.write(stop, record)
-                _say(progress.console, f"step {stop:,}: {_shown_test(record)}")
+                _say(progress.console, f"step {stop:,}: {_shown_split(record, split)}")
             if stop == options.steps or (
                 options.checkpoint_every and stop % options.checkpoint_every == 0
             ):
@@ -261,18 +262,29 @@ def evaluate_checkpoint(
 
 def _result(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
     """The test metrics, and the best that any model could reach."""
-    record = _test_record(setup, trainer)
+    batches = setup.dataset.test_batches(setup.plan.batch_size)
+    record = _record(setup, trainer, "test", batches)
     bayes_auc = setup.dataset.bayes_auc()
     return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
 
 
-def _test_record(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
-    """Metrics over the whole test set."""
+def _held_out(setup: Experiment) -> tuple[str, Iterator[Batch]]:
+    """What is looked at during training: the validation set, or, of data that have
+    none, the test set."""
+    size = setup.plan.batch_size
+    if (batches := setup.dataset.validation_batches(size)) is not None:
+        return "validation", batches
+    return "test", setup.dataset.test_batches(size)
+
+
+def _record(
+    setup: Experiment, trainer: Trainer, split: str, batches: Iterator[Batch]
+) -> dict[str, Any]:
+    """Metrics over a whole split, whose name is in theirs."""
     check = setup.checker()
-    batches = map(check, setup.dataset.test_batches(setup.plan.batch_size))
-    metrics = dataclasses.asdict(trainer.evaluate(batches))
-    record = {f"test_{name}": value for name, value in metrics.items()}
-    return record | _counts("test_bad_ids", check.bad_ids)
+    metrics = dataclasses.asdict(trainer.evaluate(map(check, batches)))
+    record = {f"{split}_{name}": value for name, value in metrics.items()}
+    return record | _counts(f"{split}_bad_ids", check.bad_ids)
 
 
 def _counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:
@@ -322,8 +334,8 @@ def _shown(record: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _shown_test(record: Mapping[str, Any]) -> str:
-    auc = record["test_auc"]
-    return f"test loss {record['test_log_loss']:.5f}" + (
+def _shown_split(record: Mapping[str, Any], split: str) -> str:
+    auc = record[f"{split}_auc"]
+    return f"{split} loss {record[f'{split}_log_loss']:.5f}" + (
         "" if auc is None else f"  AUC {auc:.5f}"
     )

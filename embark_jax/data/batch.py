@@ -44,7 +44,7 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """Training and test samples in a deterministic order.
+    """Training, validation and test samples in a deterministic order.
 
     The batch of a training step is a pure function of the dataset, its seed and the
     step, so that the step number alone is the data position of a checkpoint. Sample i
@@ -74,6 +74,11 @@ class Dataset(Protocol):
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """The batch of training step ``step`` (from 0); wraps around in epochs."""
+        ...
+
+    def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """The whole validation set once; the last batch may be shorter. None if the
+        data have no such set."""
         ...
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:

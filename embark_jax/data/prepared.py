@@ -68,8 +68,10 @@ class PreparedData:
             position += size
         return self._batch(_join(pieces), "train")
 
-    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The whole validation set once; the last batch may be shorter."""
+    def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """The whole validation set once, or None; the last batch may be shorter."""
+        if not self.manifest.rows("validation"):
+            return None
         return self.in_file_order("validation", batch_size)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:

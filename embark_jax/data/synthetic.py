@@ -122,6 +122,9 @@ class SyntheticClicks:
         batch, _ = self._samples(_TRAIN, start, batch_size, self.train_samples)
         return batch
 
+    def validation_batches(self, batch_size: int) -> None:
+        """None: samples of one stream are as good as those of another."""
+
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
         """The whole test set once; the last batch may be shorter."""
         for batch, _ in self._test_samples(batch_size):

@@ -15,12 +15,15 @@ Records = Sequence[Mapping[str, Any]]
 """Of one run, as ``logs.read_metrics`` gives them."""
 
 CAPACITY = "capacity_used/"
+MARKERS = {"validation": "o", "test": "x"}
+"""Of the splits that are evaluated."""
 
 
 def run_curves(runs: Mapping[str, Records]) -> Figure:
     """Loss, AUC, throughput and fill of the exchange buffers by step.
 
-    Lines are the training batches since the record before, dots the whole test set.
+    Lines are the training batches since the record before, dots the whole validation
+    set, and crosses the whole test set.
     Of several runs the fullest buffer is drawn, of one run each.
 
     Args:
@@ -30,9 +33,10 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
     loss, auc, speed, fill = figure.subplots(2, 2, sharex=True).ravel()
     for color, records in zip(_colors(len(runs)), runs.values(), strict=True):
         _line(loss, records, "loss", color)
-        _dots(loss, records, "test_log_loss", color)
         _line(auc, records, "train_auc", color)
-        _dots(auc, records, "test_auc", color)
+        for split, marker in MARKERS.items():
+            _dots(loss, records, f"{split}_log_loss", color, marker)
+            _dots(auc, records, f"{split}_auc", color, marker)
         _line(speed, records, "samples_per_s", color)
         if len(runs) > 1:
             fullest = [_fullest(record) for record in records]
@@ -73,8 +77,11 @@ def _legend(names: Sequence[str]) -> list[Line2D]:
         for color, name in zip(_colors(len(names)), names, strict=True)
     ]
     training = Line2D([], [], color="black", lw=1, label="training")
-    test = Line2D([], [], color="black", ls="", marker="o", label="test")
-    return [*runs, training, test]
+    held_out = [
+        Line2D([], [], color="black", ls="", marker=marker, label=split)
+        for split, marker in MARKERS.items()
+    ]
+    return [*runs, training, *held_out]
 
 
 def _fullest(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,5 +102,5 @@ def _line(
     axes.plot(*_points(records, key), color=color, lw=1, label=label)
 
 
-def _dots(axes: Axes, records: Records, key: str, color: Any) -> None:
-    axes.plot(*_points(records, key), color=color, ls="", marker="o", ms=4)
+def _dots(axes: Axes, records: Records, key: str, color: Any, marker: str) -> None:
+    axes.plot(*_points(records, key), color=color, ls="", marker=marker, ms=4)

@@ -124,9 +124,13 @@ def test_the_other_splits_are_in_order(folder, batch_size):
     found = list(map(numbers, data.test_batches(batch_size)))
     assert list(itertools.chain(*found)) == list(range(26))
     assert {len(batch) for batch in found[:-1]} <= {batch_size}
-    assert list(itertools.chain(*map(numbers, data.validation_batches(3)))) == [
-        *range(5)
-    ]
+    validation = map(numbers, data.validation_batches(3) or ())
+    assert list(itertools.chain(*validation)) == [*range(5)]
+
+
+def test_data_may_have_no_validation_set(tmp_path):
+    data = PreparedData(write(tmp_path, {"train": (8,), "validation": (), "test": ()}))
+    assert data.validation_batches(4) is None
 
 
 def test_samples_say_where_they_lie(folder):

@@ -12,8 +12,9 @@ from embark_jax.train.figures import run_curves
 RUN = [
     {"step": 10, "loss": 0.7, "train_auc": None, "samples_per_s": None},
     {"step": 20, "loss": 0.6, "train_auc": 0.6, "samples_per_s": 100.0},
-    {"step": 20, "test_log_loss": 0.65, "test_auc": 0.55},
+    {"step": 20, "validation_log_loss": 0.65, "validation_auc": 0.55},
     {"step": 30, "loss": math.inf, "train_auc": 0.7, "samples_per_s": 200.0},
+    {"step": 30, "test_log_loss": 0.66, "test_auc": 0.54},
 ]
 
 
@@ -31,11 +32,11 @@ def drawn(axes) -> list[tuple[list, list]]:
 def test_a_run_is_drawn_with_every_storage():
     figure = run_curves({"a": with_capacity(RUN, rb_4=0.5, ub_4=0.9)})
     loss, auc, speed, fill = figure.axes
-    (steps, values), test = drawn(loss)
+    (steps, values), validation, test = drawn(loss)
     assert steps == [10, 20, 30]
     np.testing.assert_array_equal(values, [0.7, 0.6, math.nan])
-    assert test == ([20], [0.65])
-    assert drawn(auc) == [([20, 30], [0.6, 0.7]), ([20], [0.55])]
+    assert (validation, test) == (([20], [0.65]), ([30], [0.66]))
+    assert drawn(auc) == [([20, 30], [0.6, 0.7]), ([20], [0.55]), ([30], [0.54])]
     assert drawn(speed) == [([20, 30], [100, 200])]
     assert [values for _, values in drawn(fill)] == [[0.5] * 3, [0.9] * 3]
     shown = [text.get_text() for text in fill.get_legend().get_texts()]
@@ -51,7 +52,7 @@ def test_of_several_runs_each_has_a_color_and_its_fullest_storage(number):
     assert [values for _, values in drawn(fill)] == [[each] * 3 for each in used]
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
-    assert texts == [*runs, "training", "test"]
+    assert texts == [*runs, "training", "validation", "test"]
     colors = [str(handle.get_color()) for handle in legend.get_lines()[:number]]
     assert len(set(colors)) == number
 

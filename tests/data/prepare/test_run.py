@@ -176,9 +176,20 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
         "embedding: {dim: 4}\n"
         "train: {batch_size: 16, steps: 4}\n",
     )
-    trained = embark("train", config, "--workdir", tmp_path / "run")
+    every = "train.eval_every=2"
+    trained = embark("train", config, every, "--workdir", tmp_path / "run")
     assert (trained.code, trained.err) == (0, "")
-    assert runs.final(tmp_path / "run")["test_samples"] == 14
+    # The validation set is looked at on the way, and the test set once.
+    validation = [
+        (each["step"], each["validation_samples"])
+        for each in runs.records(tmp_path / "run")
+        if "validation_auc" in each
+    ]
+    assert validation == [(2, 14), (4, 14)]
+    tested = [each for each in runs.records(tmp_path / "run") if "test_auc" in each]
+    assert tested == [runs.final(tmp_path / "run")]
+    assert tested[0]["test_samples"] == 14
+    assert "step 2: validation loss 0." in trained.out
     stats = embark("data", "stats", config)
     assert (stats.code, stats.err) == (0, "")
     assert "Bags of 160 samples" in stats.out
