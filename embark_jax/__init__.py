@@ -4,32 +4,82 @@ Tables, features and a fleet make a plan; the plan makes an ``EmbeddingCollectio
 with a Flax model and two optimizers that makes a ``Trainer``.
 """
 
-from embark_kernels import SGD as SGD
-from embark_kernels import Adagrad as Adagrad
-from embark_kernels import LazyAdam as LazyAdam
-from embark_kernels import RowwiseAdagrad as RowwiseAdagrad
+import pkgutil
+from typing import TYPE_CHECKING
 
-from embark_jax import fleet as fleets
-from embark_jax import models as models
-from embark_jax import simulator as simulator
-from embark_jax.config import ExperimentConfig as ExperimentConfig
-from embark_jax.config_io import load as load_config
-from embark_jax.data import Batch as Batch
-from embark_jax.data import BatchChecker as BatchChecker
-from embark_jax.data import MovieLens100K as MovieLens100K
-from embark_jax.data import SyntheticClicks as SyntheticClicks
-from embark_jax.dataset import sample_accesses as sample_accesses
-from embark_jax.embedding.collection import EmbeddingCollection as EmbeddingCollection
-from embark_jax.embedding.logical import export_table as export_table
-from embark_jax.fleet import Fleet as Fleet
-from embark_jax.planner import ForcedPlacement as ForcedPlacement
-from embark_jax.planner import Plan as Plan
-from embark_jax.planner import Statistics as Statistics
-from embark_jax.planner import Wire as Wire
-from embark_jax.planner import figures as figures
-from embark_jax.planner import plan as plan
-from embark_jax.planner import read_table_list as read_table_list
-from embark_jax.tables import FeatureSpec as FeatureSpec
-from embark_jax.tables import TableSpec as TableSpec
-from embark_jax.train.metrics import evaluate as evaluate
-from embark_jax.train.trainer import Trainer as Trainer
+if TYPE_CHECKING:
+    from embark_kernels import SGD as SGD
+    from embark_kernels import Adagrad as Adagrad
+    from embark_kernels import LazyAdam as LazyAdam
+    from embark_kernels import RowwiseAdagrad as RowwiseAdagrad
+
+    from embark_jax import fleet as fleets
+    from embark_jax import models as models
+    from embark_jax import simulator as simulator
+    from embark_jax.config import ExperimentConfig as ExperimentConfig
+    from embark_jax.config_io import load as load_config
+    from embark_jax.data import Batch as Batch
+    from embark_jax.data import BatchChecker as BatchChecker
+    from embark_jax.data import MovieLens100K as MovieLens100K
+    from embark_jax.data import SyntheticClicks as SyntheticClicks
+    from embark_jax.dataset import sample_accesses as sample_accesses
+    from embark_jax.embedding.collection import (
+        EmbeddingCollection as EmbeddingCollection,
+    )
+    from embark_jax.embedding.logical import export_table as export_table
+    from embark_jax.fleet import Fleet as Fleet
+    from embark_jax.planner import ForcedPlacement as ForcedPlacement
+    from embark_jax.planner import Plan as Plan
+    from embark_jax.planner import Statistics as Statistics
+    from embark_jax.planner import Wire as Wire
+    from embark_jax.planner import figures as figures
+    from embark_jax.planner import plan as plan
+    from embark_jax.planner import read_table_list as read_table_list
+    from embark_jax.tables import FeatureSpec as FeatureSpec
+    from embark_jax.tables import TableSpec as TableSpec
+    from embark_jax.train.metrics import evaluate as evaluate
+    from embark_jax.train.trainer import Trainer as Trainer
+
+_PLACES = {
+    "SGD": "embark_kernels:SGD",
+    "Adagrad": "embark_kernels:Adagrad",
+    "LazyAdam": "embark_kernels:LazyAdam",
+    "RowwiseAdagrad": "embark_kernels:RowwiseAdagrad",
+    "fleets": "embark_jax.fleet",
+    "models": "embark_jax.models",
+    "simulator": "embark_jax.simulator",
+    "ExperimentConfig": "embark_jax.config:ExperimentConfig",
+    "load_config": "embark_jax.config_io:load",
+    "Batch": "embark_jax.data:Batch",
+    "BatchChecker": "embark_jax.data:BatchChecker",
+    "MovieLens100K": "embark_jax.data:MovieLens100K",
+    "SyntheticClicks": "embark_jax.data:SyntheticClicks",
+    "sample_accesses": "embark_jax.dataset:sample_accesses",
+    "EmbeddingCollection": "embark_jax.embedding.collection:EmbeddingCollection",
+    "export_table": "embark_jax.embedding.logical:export_table",
+    "Fleet": "embark_jax.fleet:Fleet",
+    "ForcedPlacement": "embark_jax.planner:ForcedPlacement",
+    "Plan": "embark_jax.planner:Plan",
+    "Statistics": "embark_jax.planner:Statistics",
+    "Wire": "embark_jax.planner:Wire",
+    "figures": "embark_jax.planner.figures",
+    "plan": "embark_jax.planner:plan",
+    "read_table_list": "embark_jax.planner:read_table_list",
+    "FeatureSpec": "embark_jax.tables:FeatureSpec",
+    "TableSpec": "embark_jax.tables:TableSpec",
+    "evaluate": "embark_jax.train.metrics:evaluate",
+    "Trainer": "embark_jax.train.trainer:Trainer",
+}
+"""Where each public name is. It is imported when first asked for: JAX takes seconds,
+and planning, reading data and watching over processes do without."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str):
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = pkgutil.resolve_name(_PLACES[name])
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_PLACES})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import embark_jax
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "embark_jax"
@@ -105,11 +108,28 @@ def test_kernels_know_nothing_of_the_rest(path):
     assert not [name for name, _ in imports(path) if name.startswith("embark_jax")]
 
 
-def test_the_package_root_only_imports():
+def test_type_checkers_know_the_public_names():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    docstring, *statements = tree.body
-    assert isinstance(docstring, ast.Expr)
-    assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in statements)
+    seen = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module != "typing"
+        for alias in node.names
+    }
+    places = embark_jax._PLACES
+    assert seen == {name: place.replace(":", ".") for name, place in places.items()}
+    assert all(hasattr(embark_jax, name) for name in places)
+    assert places.keys() <= set(dir(embark_jax))
+    assert not hasattr(embark_jax, "Trainr")
+
+
+@pytest.mark.parametrize("module", ["", ".cli", ".launch.supervisor", ".launch.worker"])
+def test_jax_is_not_imported_before_it_is_needed(module):
+    program = f"import embark_jax{module}, sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not JAX_PACKAGES & set(run.stdout.split())
 
 
 @pytest.mark.parametrize("path", [*MODULES, *KERNELS], ids=name_of)

@@ -14,7 +14,6 @@ from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.config import ConfigError, nearest
-from embark_jax.dataset import blaming
 
 app = typer.Typer(
     help="Measure this machine: medians after a warm-up.", no_args_is_help=True
@@ -115,6 +114,7 @@ def kernels(
     from embark_kernels import SHAPES
 
     from embark_jax.bench.kernels import measure_kernels, tune_kernels
+    from embark_jax.dataset import blaming
 
     for name in shapes or ():
         if name not in SHAPES:

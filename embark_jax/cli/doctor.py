@@ -12,14 +12,14 @@ from embark_jax.cli.arguments import console, say
 
 def doctor() -> None:
     """Show versions, devices, and which kernels are usable here."""
-    import embark_kernels
-    import jax
-
     versions = Table("package", "version", title="Versions")
     versions.add_row("python", platform.python_version())
     for package in ("embark_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
         versions.add_row(package, importlib.metadata.version(package))
     console.print(versions)
+
+    import embark_kernels
+    import jax
 
     devices = Table("platform", "kind", "count", title="Devices")
     kinds = [(device.platform, device.device_kind) for device in jax.devices()]

@@ -81,6 +81,45 @@ def ip(arguments: str) -> None:
     subprocess.run(["ip", *arguments.split()], check=True)
 
 
+def train_command(workdir: Path, devices: int) -> list[str]:
+    command = [sys.executable, "-c", "from embark_jax.cli import main; main()"]
+    command += ["train", str(CONFIG), f"mesh.nodes={devices}"]
+    return [*command, "--workdir", str(workdir), "--resume"]
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    """Those that are logged, by step; a last line that is cut short is left out."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = (workdir / "metrics.jsonl").read_text().split("\n")[:-1]
+        records = map(json.loads, lines)
+        return {each["step"]: each["loss"] for each in records if "loss" in each}
+    return {}
+
+
+def result(workdir: Path, expected: dict[int, float]) -> dict[str, float]:
+    """How a run ended, and how far its losses are from those of another."""
+    record = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record.get("final"), f"{workdir}: has not ended"
+    found = losses(workdir)
+    assert found.keys() == expected.keys()
+    return {
+        "test_auc": record["test_auc"],
+        "test_log_loss": record["test_log_loss"],
+        "largest_loss_difference": max(
+            abs(found[step] / expected[step] - 1) for step in found
+        ),
+    }
+
+
 class Run:
     """The supervisors of one run."""
 
@@ -88,20 +127,13 @@ class Run:
         self.workdir = workdir
         workdir.mkdir()
         coordinator = hosts.coordinator()
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        command = [sys.executable, "-c", "from embark_jax.cli import main; main()"]
-        command += ["train", str(CONFIG), "--workdir", str(workdir), "--resume"]
+        command = train_command(workdir, hosts.processes)
         command += ["--max-restarts", str(restarts), "--distributed"]
         command += ["--coordinator", coordinator, "--processes", str(hosts.processes)]
         self.processes = [
             subprocess.Popen(
                 [*hosts.prefix(i), *command, "--process-id", str(i)],
-                env=environment,
+                env=environment(cache),
                 stdout=self.log(i).open("w"),
                 stderr=subprocess.STDOUT,
             )
@@ -115,13 +147,6 @@ class Run:
         """The process that trains, of each supervisor; None where there is none."""
         return [child_of(process.pid) for process in self.processes]
 
-    def step(self) -> int:
-        """The last that is logged."""
-        with contextlib.suppress(OSError):
-            lines = (self.workdir / "metrics.jsonl").read_text().split("\n")[:-1]
-            return max((json.loads(line)["step"] for line in lines), default=0)
-        return 0
-
     def finish(self) -> list[int]:
         deadline = time.monotonic() + RUN_TIMEOUT_S
         try:
@@ -130,11 +155,9 @@ class Run:
             for process in self.processes:
                 process.kill()
 
-    def final(self) -> dict:
-        last = (self.workdir / "metrics.jsonl").read_text().splitlines()[-1]
-        record = json.loads(last)
-        assert record["final"]
-        return {name: record[name] for name in ("test_auc", "test_log_loss")}
+    def finish_well(self) -> None:
+        statuses = self.finish()
+        assert statuses == [0] * len(statuses), self.log(0).read_text()
 
 
 def child_of(pid: int) -> int | None:
@@ -166,7 +189,7 @@ def kill(run: Run, victim: int, moment_s: float) -> dict | None:
     workers = run.workers()
     if None in workers or any(p.poll() is not None for p in run.processes):
         return None
-    step = run.step()
+    step = max(losses(run.workdir), default=0)
     os.kill(workers[victim], signal.SIGKILL)
     ended_s = seconds_until(lambda: not any(map(alive, workers)))
     statuses = run.finish()
@@ -180,7 +203,6 @@ def kill(run: Run, victim: int, moment_s: float) -> dict | None:
         "reason_in_logs": [
             reason in run.log(i).read_text() for i in range(len(run.processes))
         ],
-        **run.final(),
     }
 
 
@@ -205,23 +227,37 @@ class Loader:
 
 
 def trials(hosts: Hosts, kills: int, folder: Path, seed: int) -> Iterator[dict]:
-    """The undisturbed run, then one for each kill."""
+    """One process with as many devices; the undisturbed run; then one for each kill."""
     loader, rng, cache = Loader(), random.Random(seed), folder / "compiled"
+    alone = folder / "alone"
+    subprocess.run(
+        train_command(alone, hosts.processes), env=environment(cache), check=True
+    )
+    yield {"one_process": result(alone, losses(alone))}
+
+    Run(hosts, folder / "compiling", cache, 0).finish_well()
     run = Run(hosts, folder / "undisturbed", cache, 0)
     seconds_until(lambda: None not in run.workers())
     start = time.monotonic()
-    assert run.finish() == [0] * hosts.processes, run.log(0).read_text()
+    run.finish_well()
     whole_s = time.monotonic() - start
-    yield {"undisturbed_s": round(whole_s, 2), **run.final()}
+    expected = losses(run.workdir)
+    yield {
+        "undisturbed": {
+            "seconds": round(whole_s, 2),
+            **result(run.workdir, losses(alone)),
+        }
+    }
     done = 0
     for attempt in range(10 * kills):
         run = Run(hosts, folder / f"kill-{attempt}", cache, 1)
         record = kill(run, done % hosts.processes, rng.uniform(0, whole_s))
         if record is None:
-            run.finish()
+            run.finish_well()
             continue
+        record |= result(run.workdir, expected)
         record["loaded"] = len(loader.load_all(run.workdir / "checkpoints"))
-        yield record
+        yield {"kill": record}
         done += 1
         if done == kills:
             return
@@ -235,22 +271,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
-    records = []
+    kills: list[dict] = []
+    record = {"processes": options.processes, "namespaces": options.namespaces}
     with (
         tempfile.TemporaryDirectory() as folder,
         Hosts(options.processes, options.namespaces) as hosts,
     ):
-        for record in trials(hosts, options.kills, Path(folder), options.seed):
-            print(json.dumps(record), flush=True)
-            records.append(record)
-            undisturbed, *killed = records
-            result = {
-                "processes": options.processes,
-                "namespaces": options.namespaces,
-                "undisturbed": undisturbed,
-                "kills": killed,
-            }
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+        for found in trials(hosts, options.kills, Path(folder), options.seed):
+            print(json.dumps(found), flush=True)
+            if "kill" in found:
+                kills.append(found["kill"])
+            else:
+                record |= found
+            text = json.dumps({**record, "kills": kills}, indent=1)
+            options.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -11,18 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import embark_jax
 from embark_jax.launch.cluster import free_port
 
-# Without what the package imports for its users: a second and more for each process.
-LIGHT = f"""
-import sys, types
-package = sys.modules["embark_jax"] = types.ModuleType("embark_jax")
-package.__path__ = {list(embark_jax.__path__)}
-"""
-SUPERVISE = (
-    LIGHT
-    + """
+SUPERVISE = """
+import sys
 from embark_jax.launch.cluster import Cluster
 from embark_jax.launch.supervisor import Supervisor
 
@@ -32,17 +24,13 @@ command = [sys.executable, "-c", program]
 say = lambda text: print("says:", text, flush=True)
 sys.exit(Supervisor(cluster, run, command, int(restarts), say).supervise())
 """
-)
-WORK = (
-    LIGHT
-    + """
-import os, signal, time
+WORK = """
+import os, signal, sys, time
 from embark_jax.launch.worker import Worker
 worker = Worker.of_this_process()
 me, again = worker.options.process_id, worker.options.resume
 print("works", os.getpid(), "again" if again else "anew", flush=True)
 """
-)
 FOREVER = WORK + "time.sleep(1000)"
 SECONDS = 30
 """That everything must have ended in, whatever happens."""
