@@ -139,6 +139,9 @@ class EmbeddingConfig(Config):
     capacity_slack: PositiveFloat = 1.25
     """Exchange buffers hold this multiple of what the statistics expect."""
     wire: WireConfig = WireConfig()
+    ragged: bool = False
+    """Whether ids and rows of UB tables whose exchange is flat travel without padding:
+    on GPUs; elsewhere they travel padded, with the same results."""
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
     """Of lookups and updates; ``auto`` is the best that runs here."""
 

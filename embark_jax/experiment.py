@@ -106,6 +106,8 @@ class Experiment:
                 self.plan,
                 mesh,
                 wire=_wire(config),
+                # XLA has this collective for GPUs alone.
+                ragged=config.embedding.ragged and jax.default_backend() == "gpu",
                 implementation=_implementation(config),
             )
         with blaming("model"):

@@ -48,6 +48,8 @@ class EmbeddingCollection:
       plan: where everything lies.
       mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
       wire: the formats in which rows and gradients travel.
+      ragged: whether ids, rows and gradients of UB tables travel without padding, where
+        their exchange is flat; for GPUs alone.
       implementation: of lookups and updates: "xla", "mosaic_gpu", or None for the best
         that runs here; see ``embark_kernels.availability``.
 
@@ -62,6 +64,7 @@ class EmbeddingCollection:
         mesh: Mesh,
         *,
         wire: Wire = FLOAT32,
+        ragged: bool = False,
         implementation: str | None = "xla",
     ):
         if mesh.axis_names != MESH_AXES or mesh.devices.shape != (
@@ -75,13 +78,14 @@ class EmbeddingCollection:
         self.plan = plan
         self.mesh = mesh
         self.wire = wire
+        self.ragged = ragged
         self.implementation = implementation
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
         self._route_specs = self._specs_of_routes(BATCH)
         self._clusters: dict[str, Cluster] = {
             name: _make_cluster(
-                plan, storage, wire, choose(implementation, storage.width)
+                plan, storage, wire, ragged, choose(implementation, storage.width)
             )
             for name, storage in self._storages.items()
         }
@@ -90,7 +94,11 @@ class EmbeddingCollection:
     def with_plan(self, plan: Plan) -> EmbeddingCollection:
         """The same tables under another plan for the same mesh."""
         return EmbeddingCollection(
-            plan, self.mesh, wire=self.wire, implementation=self.implementation
+            plan,
+            self.mesh,
+            wire=self.wire,
+            ragged=self.ragged,
+            implementation=self.implementation,
         )
 
     @property
@@ -332,7 +340,11 @@ class EmbeddingCollection:
 
 
 def _make_cluster(
-    plan: Plan, storage: Storage, wire: Wire, implementation: Implementation
+    plan: Plan,
+    storage: Storage,
+    wire: Wire,
+    ragged: bool,
+    implementation: Implementation,
 ) -> Cluster:
     index = index_storage(storage, plan.features, plan.devices)
     batch = plan.batch_size // plan.devices
@@ -343,7 +355,8 @@ def _make_cluster(
     if storage.kind.hierarchical:
         exchange = HierarchicalExchange(index.pieces, plan.nodes, plan.gpus_per_node)
     if storage.cluster == "ub":
-        return UniqueBased(index, exchange, capacity, wire, implementation)
+        ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
+        return UniqueBased(index, exchange, ragged, capacity, wire, implementation)
     return ReductionBased(index, exchange, capacity, batch, wire, implementation)
 
 

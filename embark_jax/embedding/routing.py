@@ -20,13 +20,13 @@ class UniqueBuckets(NamedTuple):
       position: ``[devices, capacity]`` first entry that wants it; ``n`` where empty.
       inverse: ``[n]`` for each entry its place in the flattened buckets;
         ``devices * capacity`` where padded.
-      needed: ``[]`` unique slots of the fullest bucket; above capacity it overflowed.
+      count: ``[devices]`` unique slots for each owner; above capacity it overflowed.
     """
 
     slot: jax.Array
     position: jax.Array
     inverse: jax.Array
-    needed: jax.Array
+    count: jax.Array
 
 
 def unique_by_owner(
@@ -77,5 +77,5 @@ def unique_by_owner(
         jnp.where(filled, bucket_slot, slots),
         jnp.where(filled, bucket_position, n),
         inverse,
-        count.max(),
+        count,
     )

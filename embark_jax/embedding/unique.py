@@ -22,9 +22,10 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.ragged import Filled, announce, swap_filled
 from embark_jax.embedding.routing import unique_by_owner
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
-from embark_jax.planner.wire import Wire
+from embark_jax.planner.wire import Wire, WireFormat
 
 
 class UniqueRoute(NamedTuple):
@@ -35,6 +36,7 @@ class UniqueRoute(NamedTuple):
     returned: the entries grouped by those places.
     weight: ``[batch, entries]`` or None.
     position: ``[devices, capacity]`` first entry behind each place that was sent.
+    filled: places that hold an id, or None where all places travel.
     """
 
     slot: jax.Array
@@ -43,21 +45,33 @@ class UniqueRoute(NamedTuple):
     returned: RowGroups
     weight: jax.Array | None
     position: jax.Array
+    filled: Filled | None
 
 
 class UniqueBased:
-    """The UB cluster of one storage; see ``cluster.Cluster``."""
+    """The UB cluster of one storage; see ``cluster.Cluster``.
+
+    Args:
+      index: of the storage.
+      exchange: of all places, padded.
+      ragged: whether ids, rows and gradients of filled places travel alone instead.
+      capacity: places in which a device sends ids to one other.
+      wire: the formats in which rows and gradients travel.
+      implementation: of lookups and sums.
+    """
 
     def __init__(
         self,
         index: StorageIndex,
         exchange: Exchange,
+        ragged: bool,
         capacity: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
         self.exchange = exchange
+        self.ragged = ragged
         self.capacity = capacity
         self.wire = wire
         self.implementation: Implementation = implementation
@@ -72,7 +86,10 @@ class UniqueBased:
             index.slots,
             self.capacity,
         )
-        received_slot = self.exchange.swap(buckets.slot).reshape(-1)
+        filled = None
+        if self.ragged:
+            filled = announce(jnp.minimum(buckets.count, self.capacity))
+        received_slot = self._swap(buckets.slot, filled, empty=index.slots).reshape(-1)
         implementation, places = self.implementation, buckets.position.size
         route = UniqueRoute(
             received_slot,
@@ -81,8 +98,20 @@ class UniqueBased:
             group_targets(buckets.inverse, places, implementation=implementation),
             None if weights is None else weights[:, index.entry_column],
             buckets.position,
+            filled,
         )
-        return route, buckets.needed
+        return route, buckets.count.max()
+
+    def _swap(
+        self,
+        values: jax.Array,
+        filled: Filled | None,
+        wire: WireFormat = "float32",
+        empty: int = 0,
+    ) -> jax.Array:
+        if filled is None:
+            return self.exchange.swap(values, wire)
+        return swap_filled(values, filled, wire, empty)
 
     def touched(self, route):
         return route.touched.row
@@ -91,7 +120,8 @@ class UniqueBased:
         index = self.index
         width = block.shape[1]
         owned = pick(block, route.slot).reshape(index.devices, -1, width)
-        rows = self.exchange.swap(owned, self.wire.rows)
+        back = None if route.filled is None else route.filled.back
+        rows = self._swap(owned, back, self.wire.rows)
         return pooled_lookup(
             rows.reshape(-1, width),
             route.inverse,
@@ -111,7 +141,8 @@ class UniqueBased:
             implementation=self.implementation,
         )
         sent = sent.reshape(index.devices, -1, width)
-        received = self.exchange.swap(sent, self.wire.gradients).reshape(-1, width)
+        received = self._swap(sent, route.filled, self.wire.gradients)
+        received = received.reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         rows = sum_groups(
             received, route.touched, places, implementation=self.implementation

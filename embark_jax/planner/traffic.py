@@ -88,7 +88,8 @@ def piece_buffer_bytes(
 
 
 def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
-    """Of the exchange of unique rows in UB, a place of capacity; gradients alike."""
+    """Of the exchange of unique rows in UB, a place of capacity; gradients alike. A
+    ragged exchange has these buffers too, but sends what is filled of them alone."""
     return row_bytes(width, wire) * devices
 
 

@@ -93,7 +93,9 @@ def _collective(match: re.Match, rest: str) -> Collective:
         BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)
         for dtype, dims in SHAPE.findall(match["shapes"])
     ]
-    if match["start"] and match["kind"] != "all-reduce":  # operands, then results
+    if match["kind"] == "ragged-all-to-all":  # operands, sizes, offsets, the result
+        operands = operands[-1:]
+    elif match["start"] and match["kind"] != "all-reduce":  # operands, then results
         operands = operands[len(operands) // 2 :]
     return Collective(match["kind"], sum(operands), _group(rest), between=0)
 

@@ -43,6 +43,7 @@ class Problem:
     optimizer: RowOptimizer
     seed: int
     wire: Wire = FLOAT32
+    ragged: bool = False
 
 
 def placements(tables: tuple[TableSpec, ...], devices: int):
@@ -136,7 +137,11 @@ def solve(problem: Problem, implementation: str = "xla"):
     plan, optimizer = problem.plan, problem.optimizer
     mesh = plan.make_mesh()
     collection = EmbeddingCollection(
-        plan, mesh, wire=problem.wire, implementation=implementation
+        plan,
+        mesh,
+        wire=problem.wire,
+        ragged=problem.ragged,
+        implementation=implementation,
     )
     storages = collection.init(jax.random.key(problem.seed))
     state = collection.init_optimizer(optimizer)

@@ -38,10 +38,13 @@ def compile_step(
     bottom,
     top,
     rank: int,
+    ragged: bool = False,
     implementation: str = "xla",
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
-    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
+    collection = EmbeddingCollection(
+        plan, mesh, ragged=ragged, implementation=implementation
+    )
     model = DLRMDCNv2(
         collection.output_shapes,
         DENSE_FEATURES,

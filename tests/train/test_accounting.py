@@ -125,7 +125,9 @@ def compiled_collectives(hlo: str) -> Counter:
             BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
             for dtype, dims in SHAPE.findall(match["shapes"])
         ]
-        if match["start"] and kind != "all_reduce":  # operands, then results
+        if kind == "ragged_all_to_all":  # operands, sizes, offsets, then the result
+            operands = operands[-1:]
+        elif match["start"] and kind != "all_reduce":  # operands, then results
             operands = operands[len(operands) // 2 :]
         if kind == "all_to_all":
             operands = [sum(operands)]
