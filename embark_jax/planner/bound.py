@@ -112,7 +112,7 @@ class Program:
     @property
     def size(self) -> int:
         """How many variables there are."""
-        return self.of_rules + len(self.rules)
+        return self.of_rules + sum(len(rule.uppers) for rule in self.rules)
 
     def load(self, kind: int) -> np.ndarray:
         """``[candidates]`` the load of this kind that each candidate adds to."""
@@ -212,8 +212,10 @@ class Program:
         """What is to be at most so much, and what is to be equal."""
         blocks = [-self._loads(crowding, shards=whole)]
         if whole:
-            for number, rule in enumerate(self.rules):
-                blocks.append(-rule.constraints(self, self.of_rules + number))
+            variable = self.of_rules
+            for rule in self.rules:
+                blocks.append(-rule.constraints(self, variable))
+                variable += len(rule.uppers)
         limits = np.zeros(sum(block.shape[0] for block in blocks))
         if np.isfinite(limit_bytes):
             shares = self._bytes()[None] / limit_bytes
@@ -226,7 +228,7 @@ class Program:
         upper = np.full(self.size, np.inf)
         upper[self.each] = self.counts[self.group]
         upper[self.taken] = upper[self.used] = 1
-        upper[self.of_rules :] = [rule.upper for rule in self.rules]
+        upper[self.of_rules :] = [each for rule in self.rules for each in rule.uppers]
         return upper
 
     def _relaxation(

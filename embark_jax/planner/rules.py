@@ -1,13 +1,14 @@
 """What the bound's program has to be told beside its means: rules for whole shards and
 for chance.
 
-Each rule has a variable of its own in the program. They are added for the sizes that a
+Each rule has variables of its own in the program. They are added for the sizes that a
 solution uses, as most sizes never matter.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ ABOVE = 1.15
 also holds for solutions near by."""
 SMALL_LOAD = 0.01
 """Share of the whole time below which a load is not looked at."""
+MOST_MIXES = 4
+"""Rules for large shards among others, of one load, that a solution adds at most."""
+FAR = 0.3
+"""Share above the ids of a solution: a rule that holds still higher is no better."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,7 @@ class LargeShards:
     kind: int
     load: int
     size: float
-    upper = np.inf
+    uppers = (np.inf,)
 
     def constraints(self, program: Program, variable: int) -> Any:
         """``[2, variables]``, to be at least zero: level − size × how many fit;
@@ -80,7 +85,7 @@ class Chance:
 
     load: int
     size: float
-    upper = 1.0
+    uppers = (1.0,)
 
     def constraints(self, program: Program, variable: int) -> Any:
         """``[2, variables]``, to be at least zero: level − mean of the ids with the
@@ -93,9 +98,7 @@ class Chance:
         share = program.total[IDS][mine] / program.empty.devices + beyond * expected
         # If there are more, nothing is asked: no solution expects as many as all groups
         # at their most.
-        most = np.zeros(len(program.counts))
-        np.maximum.at(most, program.group[mine], expected)
-        waived = beyond * float(most @ program.counts)
+        waived = beyond * _most(program, mine, expected)
         capacity = (beyond + program.empty.slack) * self.size
         return sparse.vstack(
             [
@@ -107,16 +110,90 @@ class Chance:
         )
 
 
-Rule = LargeShards | Chance
+@dataclasses.dataclass(frozen=True)
+class MixedShards:
+    """Beside a large shard a device has ids left for few others, however many pieces
+    are free: of shards of at least ``size``, those of at least ``large_size`` counted
+    ``1 + extra`` times, it holds no more than ``pieces``. This is so while pieces and
+    ids are few. The variables are whether pieces are more, and whether ids are.
+
+    Attributes:
+      storage: in which the shards are.
+      load: its ids, in the program.
+      pieces: of a device at most.
+      size, large_size: ids of a shard, in the program's units.
+      extra: what a large shard counts above others.
+    """
+
+    storage: int
+    load: int
+    pieces: int
+    size: float
+    large_size: float
+    extra: float
+    uppers = (1.0, 1.0)
+
+    @property
+    def least_ids(self) -> float:
+        """Of a device that holds more, with ``pieces`` shards at most."""
+        return min(
+            large * self.large_size
+            + self.size * max(0, int(self.pieces - large * (1 + self.extra) + 1))
+            for large in range(1, self.pieces + 1)
+        )
+
+    def constraints(self, program: Program, variable: int) -> Any:
+        """``[3, variables]``, to be at least zero: level of pieces − one more, and
+        level of ids − ``least_ids``, if there are more; what a device holds at most −
+        mean of the shards, unless there are more."""
+        zero = np.zeros(1, int)
+        more_pieces, more_ids = np.array([variable]), np.array([variable + 1])
+        mine = np.flatnonzero(program.load(IDS) == self.load)
+        shards = [program.per_shard[c][IDS] / program.unit[IDS] for c in mine]
+        held = [
+            (each >= self.size).sum() + self.extra * (each >= self.large_size).sum()
+            for each in shards
+        ]
+        share = np.array(held) * program.columns[mine] / program.empty.devices
+        waived = _most(program, mine, share)
+        pieces = (zero, program.level[[self.storage]], 1.0)
+        ids = (zero, program.level[[self.load]], 1.0)
+        return sparse.vstack(
+            [
+                program.matrix(1, pieces, (zero, more_pieces, -(self.pieces + 1.0))),
+                program.matrix(1, ids, (zero, more_ids, -self.least_ids)),
+                program.matrix(
+                    1,
+                    (zero, program.used[[self.storage]], float(self.pieces)),
+                    (np.zeros_like(mine), mine, -share),
+                    (zero, more_pieces, waived),
+                    (zero, more_ids, waived),
+                ),
+            ]
+        )
+
+
+Rule = LargeShards | Chance | MixedShards
 
 
 def alike(one: Rule, other: Rule) -> bool:
     """Whether two rules say almost the same."""
-    return (
-        type(one) is type(other)
-        and one.load == other.load
-        and abs(one.size / other.size - 1) < ALIKE
-    )
+    if type(one) is not type(other) or one.load != other.load:
+        return False
+    if isinstance(one, MixedShards) and isinstance(other, MixedShards):
+        return (
+            one.pieces == other.pieces
+            and abs(one.large_size / other.large_size - 1) < ALIKE
+            and abs(one.least_ids / other.least_ids - 1) < ALIKE / 2
+        )
+    return abs(one.size / other.size - 1) < ALIKE
+
+
+def _most(program: Program, mine: np.ndarray, share: np.ndarray) -> float:
+    """The sum of shares, if all tables take that of ``mine`` whose share is most."""
+    most = np.zeros(len(program.counts))
+    np.maximum.at(most, program.group[mine], share)
+    return float(most @ program.counts)
 
 
 def room_beyond_slack(program: Program, expected: float) -> float:
@@ -145,6 +222,7 @@ def new_rules(program: Program, choice: Relaxation) -> list[Rule]:
                 found += _large_shards(program, choice, kind, int(load), mine, share)
             if matters[load] and kind == IDS:
                 found += _chances(program, choice, int(load), mine, share)
+                found += _mixed_shards(program, choice, int(load), mine, share)
     known = program.rules
     return [new for new in found if not any(alike(new, each) for each in known)]
 
@@ -185,3 +263,49 @@ def _chances(
     least += room_beyond_slack(program, expected) * expected
     if least > choice.levels[load] * (1 + 1e-6):
         yield Chance(load, ABOVE * expected)
+
+
+def _mixed_shards(
+    program: Program,
+    choice: Relaxation,
+    load: int,
+    mine: np.ndarray,
+    share: np.ndarray,
+) -> list[MixedShards]:
+    """Those of one load of ids, ``share[mine]`` of whose candidates each device has:
+    such as are broken by much, and hold for more ids than there are."""
+    storage = load - IDS * len(program.used)
+    pieces, level = round(choice.levels[storage]), choice.levels[load]
+    if pieces < 2:
+        return []
+    shards = [program.per_shard[c][IDS] / program.unit[IDS] for c in mine]
+    share = share[mine] * program.columns[mine]
+    sizes: list[float] = []
+    for size in np.unique(np.concatenate(shards)):
+        if not sizes or size > (1 + ALIKE) * sizes[-1]:
+            sizes.append(float(size))
+    held = {
+        size: float(share @ [(each >= size).sum() for each in shards]) for size in sizes
+    }
+    found: list[tuple[float, MixedShards]] = []
+    for large_size, size in itertools.combinations_with_replacement(sizes[::-1], 2):
+        extra = min(
+            (
+                (pieces - large - others) / large
+                for large in range(1, min(pieces, int(level / large_size)) + 1)
+                for others in [
+                    min(pieces - large, int((level - large * large_size) / size))
+                ]
+            ),
+            default=0.0,
+        )
+        broken = held[size] + extra * held[large_size] - pieces
+        rule = MixedShards(storage, load, pieces, size, large_size, extra)
+        above = rule.least_ids / level - 1
+        if extra > 0 and broken > 1e-6 and above > 1e-4:
+            found.append((broken * min(above, FAR), rule))
+    best: list[MixedShards] = []
+    for _, rule in sorted(found, key=lambda each: -each[0]):
+        if len(best) < MOST_MIXES and not any(alike(rule, each) for each in best):
+            best.append(rule)
+    return best
