@@ -14,7 +14,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.files import read_arrow, write_arrow, write_json
 from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
 from embark_jax.data.pipeline import in_order
-from embark_jax.data.prepare.parsing import ParsedPart
+from embark_jax.data.prepare.parsing import SamplePart
 from embark_jax.data.prepare.recipe import TRAIN
 from embark_jax.data.prepare.vocabulary import (
     FIRST_ID,
@@ -28,9 +28,9 @@ from embark_jax.tables import FeatureSpec
 
 
 class PlacedPart(NamedTuple):
-    """A parsed part, and the split of each of its samples when called with them."""
+    """A part, and the split of each of its samples when called with them."""
 
-    part: ParsedPart
+    part: SamplePart
     splits: Callable[[pa.Table], np.ndarray]
 
 
@@ -65,7 +65,7 @@ def count(
       progress: is told the parts that are done.
     """
     counters = {f.table: ValueCounter(0 if hashed else max_rows) for f in features}
-    hotness = dict.fromkeys((f.name for f in features), 1)
+    hotness = {f.name: f.hotness for f in features}
 
     def count_part(placed: PlacedPart) -> dict[str, tuple[int, pa.Table | None]]:
         samples = placed.part.read()
@@ -74,7 +74,9 @@ def count(
         for feature in features:
             longest = _longest_bag(samples[feature.name].combine_chunks())
             table = None
-            if not hashed and not counters[feature.table].too_many:
+            # What a sequence repeats was counted where it was met.
+            counts = not hashed and feature.pooling != "none"
+            if counts and not counters[feature.table].too_many:
                 table = count_values(train[feature.name].combine_chunks())
             found[feature.name] = longest, table
         return found
@@ -137,7 +139,10 @@ def encode(
         for feature, spec in manifest.features.items():
             values = samples[feature].combine_chunks()
             ids = ids_of[spec.table](flat(values))
-            columns.append(_arrow_ids(values, ids, schema.field(feature).type))
+            if pa.types.is_list(values.type):
+                at_end = spec.pooling == "none"
+                ids = padded(values, ids, spec.stored_hotness, at_end).ravel()
+            columns.append(_arrow_ids(ids, schema.field(feature).type))
         encoded, splits = pa.table(columns, schema), placed.splits(samples)
         found = {}
         for number, split in enumerate(SPLITS):
@@ -162,12 +167,9 @@ def _longest_bag(values: pa.Array) -> int:
     return int(lengths.max(initial=1))
 
 
-def _arrow_ids(values: pa.Array, ids: np.ndarray, type_: pa.DataType) -> pa.Array:
-    hotness = type_.list_size if pa.types.is_fixed_size_list(type_) else 1
-    if pa.types.is_list(values.type):
-        ids = padded(values, ids, hotness).ravel()
-    if hotness == 1:
+def _arrow_ids(ids: np.ndarray, type_: pa.DataType) -> pa.Array:
+    if not pa.types.is_fixed_size_list(type_):
         return pa.array(ids).cast(type_)
     return pa.FixedSizeListArray.from_arrays(
-        pa.array(ids).cast(type_.value_type), hotness
+        pa.array(ids).cast(type_.value_type), type_.list_size
     )

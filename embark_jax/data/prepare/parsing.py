@@ -22,30 +22,39 @@ _META = b"embark"
 
 
 @dataclasses.dataclass(frozen=True)
-class ParsedPart:
-    """Typed samples of a piece of a raw file.
+class SamplePart:
+    """Typed samples.
 
     Attributes:
       path: of the Arrow file that holds them.
       file: number of the raw file.
       rows: samples.
+    """
+
+    path: Path
+    file: int
+    rows: int
+
+    def read(self) -> pa.Table:
+        """The samples: label, dense features, values of the features."""
+        return read_arrow(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedPart(SamplePart):
+    """Typed samples of a piece of a raw file.
+
+    Attributes:
       after: where the next piece of the raw file begins.
       progress: bytes of the raw file on disk up to there.
       skipped: bad lines that are left out.
       examples: some of them, in words.
     """
 
-    path: Path
-    file: int
-    rows: int
     after: Position
     progress: int
     skipped: int
     examples: tuple[str, ...]
-
-    def read(self) -> pa.Table:
-        """The samples: label, dense features, values of the features."""
-        return read_arrow(self.path)
 
 
 def parse(
@@ -98,6 +107,8 @@ class _Job(NamedTuple):
         path, piece = work
         columns, bad = piece.read(self.on_bad_line)
         samples = self.recipe.samples(columns, self.file)
+        if self.recipe.history:
+            samples = self.recipe.history.by_hash(samples)
         part = ParsedPart(
             path,
             self.file,

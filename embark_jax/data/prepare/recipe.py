@@ -24,6 +24,7 @@ from embark_jax.data.prepare.delimited import (
     describe,
     parse,
 )
+from embark_jax.data.prepare.history import History
 from embark_jax.tables import FeatureSpec
 
 SPLIT = "split"
@@ -137,12 +138,15 @@ class Recipe:
     Attributes:
       raw: its files, in the order of the samples.
       dense: names of the dense features.
-      features: in order; a bag's hotness is found in the data.
+      features: in order; a bag's hotness is found in the data, if it is more than
+        here.
       samples: from the columns of a piece and the number of its file to the label, the
         dense features (float32), and for each feature its values: uint32, int64, text,
-        or lists of these. Missing values are null. It may also give SPLIT.
+        or lists of these. Missing values are null. It may also give SPLIT, and what
+        the history needs.
       time_split: holds out the latest samples; None if the data set is in no order.
       bags_of_one_id: hotness of features that are made multi-hot when read.
+      history: makes features of what a user met before.
     """
 
     raw: Sequence[RawFile]
@@ -151,6 +155,7 @@ class Recipe:
     samples: Callable[[pa.Table, int], pa.Table]
     time_split: Split | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    history: History | None = None
 
     def __post_init__(self):
         names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]

@@ -1,4 +1,5 @@
-"""Raw files to prepared data, out of core and in three stages: parse, count, encode.
+"""Raw files to prepared data, out of core and in stages: parse, group if samples have a
+history, count, encode.
 
 What is finished is on disk, whole or not at all, and is not done again: a run that was
 stopped goes on. Memory follows a piece of a file and the vocabularies, not the data.
@@ -23,7 +24,8 @@ from embark_jax.data.files import write_json
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.prepare.delimited import OnBadLine
 from embark_jax.data.prepare.encoding import Counted, PlacedPart, count, encode
-from embark_jax.data.prepare.parsing import ParsedPart, parse
+from embark_jax.data.prepare.grouping import with_histories
+from embark_jax.data.prepare.parsing import ParsedPart, SamplePart, parse
 from embark_jax.data.prepare.recipe import Extent, Recipe, random_split
 
 Progress = Callable[[str, int, int], None]
@@ -101,7 +103,14 @@ def prepare(
             lambda done: progress("parse", done, total),
         )
     )
-    parts = _placed(recipe, options, parsed)
+    samples: Sequence[SamplePart] = parsed
+    if recipe.history:
+        folder = work / "grouped"
+        grouping = functools.partial(progress, "group")
+        samples = list(
+            with_histories(recipe.history, parsed, folder, workers, grouping)
+        )
+    parts = _placed(recipe, options, samples)
     counted = _count_once(recipe, parts, out, work, options, workers, progress)
     manifest = _manifest(recipe, counted, made_from, parsed)
     encoded = encode(
@@ -146,17 +155,17 @@ def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | Non
 
 
 def _placed(
-    recipe: Recipe, options: Options, parsed: Sequence[ParsedPart]
+    recipe: Recipe, options: Options, parts: Sequence[SamplePart]
 ) -> list[PlacedPart]:
     """Parts with what says in which split each of their samples is.
 
     Raises:
       DataError: if there are no samples, or their order says nothing of time.
     """
-    total = sum(part.rows for part in parsed)
+    total = sum(part.rows for part in parts)
     if not total:
         raise DataError(f"{recipe.raw[0].path}: has no samples")
-    last_file = sum(part.rows for part in parsed if part.file == len(recipe.raw) - 1)
+    last_file = sum(part.rows for part in parts if part.file == len(recipe.raw) - 1)
     extent = Extent(total, total - last_file)
     split = random_split if options.split == "random" else recipe.time_split
     if split is None:
@@ -166,7 +175,7 @@ def _placed(
         return split(samples, start, extent)
 
     placed, start = [], 0
-    for part in parsed:
+    for part in parts:
         placed.append(PlacedPart(part, functools.partial(splits, start=start)))
         start += part.rows
     return placed

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.delimited import Column, Layout, with_header
+from embark_jax.data.prepare.history import History
 from embark_jax.data.prepare.joins import SideTable
 from embark_jax.data.prepare.recipe import (
     SPLIT,
@@ -56,12 +57,21 @@ USERS = _layout(
 OF_SAMPLES = ("user", "adgroup_id", "pid")
 OF_ADS = tuple(column.name for column in ADS.columns[1:-1])
 OF_USERS = tuple(column.name for column in USERS.columns[1:])
+HISTORY = History(
+    "user",
+    "time_stamp",
+    {f"past_{column}": column for column in ("cate_id", "brand")},
+    length=20,
+)
+"""Of the ads that the user was shown, clicked or not; as many as TBSM reads of a user's
+behaviour (https://arxiv.org/abs/2008.11922)."""
 
 
 def taobao(raw: Path) -> Recipe:
     """Dense: the log of the price. Ads and users that are not described have missing
     values. By time, the last day is the test set, as in DIN
-    (https://arxiv.org/abs/1706.06978), and no sample is for validation."""
+    (https://arxiv.org/abs/1706.06978), and no sample is for validation. Sequences are
+    of HISTORY."""
     ads = SideTable(find(raw, "ad_feature.csv"), ADS, "adgroup_id")
     users = SideTable(find(raw, "user_profile.csv"), USERS, "userid")
 
@@ -74,7 +84,7 @@ def taobao(raw: Path) -> Recipe:
             {
                 LABEL: columns["clk"].cast(pa.float32()),
                 "price": np.log1p(prices).astype(np.float32),
-                **{name: columns[name] for name in OF_SAMPLES},
+                **{name: columns[name] for name in (*OF_SAMPLES, HISTORY.time)},
                 **{name: ad[name] for name in OF_ADS},
                 **{name: user[name] for name in OF_USERS},
                 SPLIT: np.where(late, TEST, TRAIN).astype(np.uint8),
@@ -84,7 +94,14 @@ def taobao(raw: Path) -> Recipe:
     return Recipe(
         raw=[DelimitedFile(find(raw, "raw_sample.csv"), SAMPLES)],
         dense=("price",),
-        features=tuple(map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS))),
+        features=(
+            *map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS)),
+            *(
+                FeatureSpec(name, of, HISTORY.length, "none")
+                for name, of in HISTORY.sequences.items()
+            ),
+        ),
         samples=samples,
         time_split=given_split,
+        history=HISTORY,
     )

@@ -113,11 +113,18 @@ class Vocabulary:
         return np.where(known, self._order[places] + FIRST_ID, RARE_ID)
 
 
-def padded(values: pa.ListArray, ids: np.ndarray, hotness: int) -> np.ndarray:
-    """``[bags, hotness]`` ids of bags, padded with -1, from those of all values."""
-    lengths = values.value_lengths().fill_null(0).to_numpy()
+def padded(
+    values: pa.ListArray, ids: np.ndarray, hotness: int, at_end: bool = False
+) -> np.ndarray:
+    """``[bags, hotness]`` ids of bags, padded with -1, from those of all values.
+
+    With ``at_end`` the padding is in front: the last event of every sequence is in the
+    last place.
+    """
+    lengths = values.value_lengths().fill_null(0).to_numpy()[:, None]
     bags = np.full((len(values), hotness), -1, ids.dtype)
-    bags[np.arange(hotness) < lengths[:, None]] = ids
+    place = np.arange(hotness)
+    bags[place >= hotness - lengths if at_end else place < lengths] = ids
     return bags
 
 

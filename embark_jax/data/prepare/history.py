@@ -1,0 +1,66 @@
+"""Sequences of what a user met before each sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Which sequences samples get.
+
+    Attributes:
+      user: a column of whole numbers; a sequence has samples of one user.
+      time: a column of numbers; a sequence has samples of earlier times only, not of
+        the same.
+      sequences: for each sequence the column whose past it is.
+      length: most events of a sequence.
+    """
+
+    user: str
+    time: str
+    sequences: Mapping[str, str]
+    length: int
+
+    def hashes(self, samples: pa.Table) -> np.ndarray:
+        """uint64 of the user of each sample."""
+        users = samples[self.user].to_numpy().astype(np.int64).view(np.uint64)
+        return splitmix64(users * GOLDEN_GAMMA)
+
+    def by_hash(self, samples: pa.Table) -> pa.Table:
+        """Samples in the order of their users' hashes, and else in their own."""
+        return samples.take(np.argsort(self.hashes(samples), kind="stable"))
+
+    def add_to(self, samples: pa.Table) -> pa.Table:
+        """All samples of some users, by user and time, with their sequences.
+
+        A sequence is a list, the latest event at its end. Samples of one user and time
+        keep their order.
+        """
+        user, time = samples[self.user].to_numpy(), samples[self.time].to_numpy()
+        order = np.lexsort([time, user])
+        samples, user, time = samples.take(order), user[order], time[order]
+        new_user = np.diff(user, prepend=user[:1] - 1) != 0
+        new_time = new_user | (np.diff(time, prepend=time[:1]) != 0)
+        # Events end before the first sample of this time, and begin with the user's.
+        ends = _latest(new_time)
+        starts = np.maximum(_latest(new_user), ends - self.length)
+        offsets = np.append(0, np.cumsum(ends - starts))
+        places = np.repeat(starts - offsets[:-1], ends - starts)
+        places += np.arange(len(places))
+        for name, column in self.sequences.items():
+            events = samples[column].combine_chunks().take(pa.array(places))
+            lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), events)
+            samples = samples.append_column(name, lists)
+        return samples
+
+
+def _latest(marks: np.ndarray) -> np.ndarray:
+    """For each place the last one up to it that is marked; the first is."""
+    return np.maximum.accumulate(np.where(marks, np.arange(len(marks)), 0))

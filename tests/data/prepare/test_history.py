@@ -1,0 +1,202 @@
+"""Sequences: of the same user, earlier, the last ones, and of nothing later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embark_jax import experiment
+from embark_jax.config_io import load
+from embark_jax.data import PreparedData
+from embark_jax.data.files import write_arrow
+from embark_jax.data.prepare import chunks, grouping, taobao
+from embark_jax.data.prepare.grouping import with_histories
+from embark_jax.data.prepare.history import History
+from embark_jax.data.prepare.parsing import SamplePart
+from embark_jax.data.prepare.run import Options, prepare
+from tests import runs
+from tests.data.prepare.test_recipes import samples, write_rows
+
+CONFIGS = sorted(
+    Path(__file__).parents[3].glob("configs/experiments/taobao_ads/*.yaml")
+)
+HISTORY = History("user", "time", {"past": "value", "past_number": "number"}, length=3)
+# Few users and times, so that many meet; each sample has a number of its own.
+SAMPLES = st.lists(
+    st.tuples(st.integers(-2, 2), st.integers(0, 6), st.sampled_from([None, 7, 8])),
+    max_size=40,
+)
+
+
+def table_of(rows) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    types = {"user": pa.int64(), "time": pa.int64(), "value": pa.int64()}
+    table = pa.table(columns, pa.schema(list(types.items())))
+    return table.append_column("number", pa.array(np.arange(len(rows))))
+
+
+def expected(rows) -> dict[int, list[int]]:
+    """For each sample the numbers of its events, found one by one."""
+    found = {}
+    for number, (user, time, _) in enumerate(rows):
+        earlier = [
+            (when, other)
+            for other, (who, when, _) in enumerate(rows)
+            if who == user and when < time
+        ]
+        found[number] = [other for _, other in sorted(earlier)][-HISTORY.length :]
+    return found
+
+
+def check(found: list[dict], rows) -> None:
+    """Each sample is there once, with the events it should have."""
+    assert {each["number"]: each["past_number"] for each in found} == expected(rows)
+    assert len(found) == len(rows)
+    for each in found:
+        user, time, value = rows[each["number"]]
+        assert (each["user"], each["time"], each["value"]) == (user, time, value)
+        assert each["past"] == [rows[event][2] for event in each["past_number"]]
+        for event in each["past_number"]:
+            assert rows[event][0] == user
+            assert rows[event][1] < time
+
+
+@given(SAMPLES)
+def test_events_are_the_last_of_the_same_user_at_earlier_times(rows):
+    check(HISTORY.add_to(table_of(rows)).to_pylist(), rows)
+
+
+@given(SAMPLES, st.integers(1, 9), st.integers(1, 9))
+def test_parts_do_not_matter(tmp_path_factory, rows, piece, size):
+    folder, whole, parts = tmp_path_factory.mktemp("parts"), table_of(rows), []
+    for number, first in enumerate(range(0, len(rows), piece)):
+        path = folder / f"{number}.arrow"
+        cut = HISTORY.by_hash(whole.slice(first, piece))
+        write_arrow(path, cut)
+        parts.append(SamplePart(path, 0, len(cut)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "PART_SAMPLES", size)
+        made = with_histories(HISTORY, parts, folder / "out", 2, lambda done, of: None)
+        found = [each.read().to_pylist() for each in made]
+    check([each for part in found for each in part], rows)
+    # All of a user are together.
+    users = [each["user"] for part in found for each in part]
+    groups = [{each["user"] for each in part} for part in found]
+    assert sum(map(len, groups)) == len(set(users))
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Taobao's files with 300 samples, not in order of time."""
+    folder, rng = tmp_path / "raw", np.random.default_rng(0)
+    folder.mkdir()
+    day = 86_400
+    clicks = rng.integers(0, 2, 300)
+    times = taobao.LAST_DAY_S - 3 * day + rng.integers(0, 4 * day // 600, 300) * 600
+    rows = zip(
+        rng.integers(1, 8, 300),
+        times,
+        rng.integers(1, 31, 300),
+        ["430548_1007"] * 300,
+        1 - clicks,
+        clicks,
+        strict=True,
+    )
+    header = [column.name for column in taobao.SAMPLES.columns]
+    write_rows(folder / "raw_sample.csv", header, rows)
+    # An ad's category is its number + 100; every third has no brand.
+    ads = [
+        (ad, ad + 100, 1, 1, "NULL" if ad % 3 == 0 else ad + 200, 9.5)
+        for ad in range(1, 31)
+    ]
+    names = [column.name for column in taobao.ADS.columns]
+    write_rows(folder / "ad_feature.csv", names, ads)
+    names = [column.name for column in taobao.USERS.columns]
+    write_rows(folder / "user_profile.csv", names, [(1, *[0] * 8)])
+    return folder
+
+
+def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(grouping, "PART_SAMPLES", 80)
+    out = tmp_path / "out"
+    prepare(taobao.taobao(raw), out, Options(split="time"), {}, workers=2)
+    data = PreparedData(out)
+    assert [f.hotness for f in data.features if f.pooling == "none"] == [20, 20]
+
+    shown: dict[int, list[tuple[int, int]]] = {}
+    text = (raw / "raw_sample.csv").read_text()
+    for line in text.splitlines()[1:]:
+        user, time, ad, *_ = line.split(",")
+        shown.setdefault(int(user), []).append((int(time), int(ad)))
+    for events in shown.values():
+        events.sort(key=lambda event: event[0])  # those of one time as in the file
+    remaining = {user: list(events) for user, events in shown.items()}
+    lengths = []
+    for split, late in (("train", False), ("test", True)):
+        for sample in samples(data, split):
+            user = sample["user"]
+            # Samples of a user are in order of time, so this is the next of them.
+            time, ad = remaining[user].pop(0)
+            assert sample["adgroup_id"] == ad
+            assert (time >= taobao.LAST_DAY_S) == late
+            before = [ad for when, ad in shown[user] if when < time][-20:]
+            assert sample["past_cate_id"] == [ad + 100 for ad in before]
+            assert sample["past_brand"] == [
+                None if ad % 3 == 0 else ad + 200 for ad in before
+            ]
+            lengths.append(len(before))
+    assert not any(remaining.values())
+    assert {0, 20} < set(lengths)
+
+    # Padding is in front: the latest event is always in the last place.
+    (batch,) = data.test_batches(300)
+    ids = batch.ids["past_cate_id"]
+    assert (np.diff((ids >= 0).astype(int), axis=1) >= 0).all()
+
+
+def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(grouping, "PART_SAMPLES", 80)
+
+    def run(out, progress):
+        prepare(taobao.taobao(raw), out, Options(split="time"), {}, progress=progress)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(stage, done, total):
+        if stage == "group" and done > 1:
+            raise StoppedError
+
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    run(whole, lambda stage, done, total: None)
+    with pytest.raises(StoppedError):
+        run(out, stop)
+    kept = sorted((out / ".work" / "grouped").iterdir())
+    assert kept
+    run(out, lambda stage, done, total: None)
+    assert list(runs.snapshot(out).values()) == list(runs.snapshot(whole).values())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_fit_what_is_prepared(raw, tmp_path, path):
+    prepare(taobao.taobao(raw), tmp_path / "out", Options(split="time"), {})
+    config = load(path, [f"data.path={tmp_path}/out", "train.batch_size=16"])
+    setup = experiment.build(config)
+    sequences = [f for f in setup.features if f.name.startswith("past_")]
+    assert len(sequences) == 2
+    if config.model.kind == "tbsm":
+        assert {f.pooling for f in sequences} == {"none"}
+        with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
+            trainer = setup.trainer()
+            results = list(trainer.fit(setup.dataset, 10, setup.checker()))
+            batches = map(setup.checker(), setup.dataset.test_batches(16))
+            tested = trainer.evaluate(batches)
+        assert np.isfinite([result.loss for result in results]).all()
+        assert tested.samples == setup.dataset.manifest.rows("test")
