@@ -19,6 +19,7 @@ LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
 IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 MESH = re.compile(r"replica_groups=mesh\[([^\]]+)\]\s*\{([^}]*)\}")
 AXIS = re.compile(r"'(\w+)'=(\d+)")
+NAMED = re.compile(r'op_name="([^"]*)"')
 COMPUTES = re.compile(r" (?:fusion|custom-call|dot|convolution|sort|while|call)\(")
 BYTES = {"pred": 1, "u8": 1, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8}
 
@@ -31,14 +32,14 @@ class Collective:
       kind: such as ``all-to-all``.
       buffer_bytes: of one device: what it sends, of an all-gather what it receives.
       group: devices that take part together, the first of the groups.
-      between: instructions that compute, which the schedule puts between its start and
-        its end; 0 of one that is not asynchronous.
+      between: what the instructions that compute are for, which the schedule puts
+        between its start and its end; none of one that is not asynchronous.
     """
 
     kind: str
     buffer_bytes: int
     group: tuple[int, ...]
-    between: int
+    between: tuple[str, ...]
 
     def node_bytes(self, gpus_per_node: int) -> tuple[float, float]:
         """Bytes that a device sends inside its node, and to other nodes.
@@ -73,7 +74,8 @@ def collectives(hlo: str) -> list[Collective]:
             elif COMPUTES.search(rest):
                 for place in waiting.values():
                     each = found[place]
-                    found[place] = dataclasses.replace(each, between=each.between + 1)
+                    between = (*each.between, _purpose(rest))
+                    found[place] = dataclasses.replace(each, between=between)
     return found
 
 
@@ -88,6 +90,12 @@ def _computations(hlo: str) -> Iterator[list[tuple[str, str]]]:
             lines.append((match["name"], match["rest"]))
 
 
+def _purpose(rest: str) -> str:
+    """The name that JAX gave an instruction; empty if XLA made it."""
+    named = NAMED.search(rest)
+    return named[1] if named else ""
+
+
 def _collective(match: re.Match, rest: str) -> Collective:
     operands = [
         BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)
@@ -97,7 +105,7 @@ def _collective(match: re.Match, rest: str) -> Collective:
         operands = operands[-1:]
     elif match["start"] and match["kind"] != "all-reduce":  # operands, then results
         operands = operands[len(operands) // 2 :]
-    return Collective(match["kind"], sum(operands), _group(rest), between=0)
+    return Collective(match["kind"], sum(operands), _group(rest), between=())
 
 
 def _group(rest: str) -> tuple[int, ...]:

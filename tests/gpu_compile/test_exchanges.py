@@ -1,61 +1,125 @@
-"""What travels how in steps that are compiled for H100s."""
+"""What travels how in steps that are compiled for H100s, and what is done meanwhile."""
+
+import functools
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from embark_kernels import RowwiseAdagrad
 
 from embark_jax import fleet
-from embark_jax.planner import ForcedPlacement, Plan, plan
+from embark_jax.planner import ForcedPlacement, plan
+from embark_jax.planner.storage import Exchange
 from embark_jax.tables import FeatureSpec, TableSpec
-from tests.gpu_compile.test_accounting import total_bytes
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import compile_step
 from tests.train.test_accounting import compiled_collectives
 
-TABLES = (
-    TableSpec("large", 3_000_000, 128),
-    TableSpec("small", 1_000_000, 128),
-    TableSpec("tiny", 100, 128),
-)
+FOLDER = Path(__file__).parents[2] / "experiments" / "compile_at_scale"
+GPUS_PER_NODE, BATCH_PER_DEVICE, WIDTH = 8, 1024, 128
 FEATURES = (
-    FeatureSpec("large", hotness=3),
-    FeatureSpec("small", hotness=2),
-    FeatureSpec("tiny", hotness=2),
+    FeatureSpec("reduced", hotness=3),
+    FeatureSpec("unique", hotness=2),
+    FeatureSpec("replicated", hotness=2),
 )
 
 
-def planned(nodes: int, large: ForcedPlacement, small: ForcedPlacement) -> Plan:
-    forced = {"large": large, "small": small, "tiny": ForcedPlacement("dp")}
+@pytest.fixture(scope="module")
+def collectives():
+    """Those of a compiled program: who takes part, and the work between start and
+    end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        yield importlib.import_module("program").collectives
+    del sys.modules["program"]
+
+
+@functools.cache
+def compiled(nodes: int, exchange: Exchange = "flat", ragged: bool = False):
+    """A step with a table of each cluster, two of them with a row shard a device."""
     machines = fleet.dgx_h100(nodes)
-    return plan(TABLES, FEATURES, machines, 1024 * machines.devices, forced=forced)
-
-
-def compiled(asked: Plan, ragged: bool = False):
-    mesh = h100_mesh(asked.nodes, asked.gpus_per_node)
-    layers = {"bottom": (512, 256, 128), "top": (1024, 512, 1), "rank": 64}
-    optimizer = RowwiseAdagrad(0.1)
-    return compile_step(asked, mesh, optimizer, **layers, ragged=ragged)[0]
+    devices = machines.devices
+    planned = plan(
+        [
+            TableSpec("reduced", 3_000_000, WIDTH),
+            TableSpec("unique", 1_000_000, WIDTH),
+            TableSpec("replicated", 100, WIDTH),
+        ],
+        FEATURES,
+        machines,
+        BATCH_PER_DEVICE * devices,
+        forced={
+            "reduced": ForcedPlacement("rb", devices, exchange=exchange),
+            "unique": ForcedPlacement("ub", devices, exchange=exchange),
+            "replicated": ForcedPlacement("dp"),
+        },
+    )
+    return compile_step(
+        planned,
+        h100_mesh(nodes),
+        RowwiseAdagrad(0.1),
+        bottom=(512, 256, 128),
+        top=(1024, 512, 1),
+        rank=64,
+        ragged=ragged,
+    )[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_ragged_exchange(nodes):
-    """In as many buffers of the same size as padded, and one of their sizes."""
-    devices = 8 * nodes
-    everywhere = ForcedPlacement("ub", devices)
-    asked = planned(nodes, everywhere, everywhere)
-    padded, ragged = compiled(asked), compiled(asked, ragged=True)
-    of_padded, of_ragged = (
-        compiled_collectives(each.as_text()) for each in (padded, ragged)
+def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
+    padded, ragged = compiled(nodes), compiled(nodes, ragged=True)
+    found = compiled_collectives(ragged.as_text())
+    unpadded = Counter({key: n for key, n in found.items() if "ragged" in key[0]})
+    assert unpadded.total() == 3  # ids, rows and their gradients
+    sizes = Counter({("all_to_all", 4 * nodes * GPUS_PER_NODE): 1})
+    in_their_place = Counter(
+        {("all_to_all", size): n for (_, size), n in unpadded.items()}
     )
-    exchanged = {
-        size: count for (kind, size), count in of_padded.items() if kind == "all_to_all"
-    }
-    assert sum(exchanged.values()) == 3  # ids, rows and their gradients
-    expected = {("ragged_all_to_all", size): n for size, n in exchanged.items()}
-    expected["all_to_all", 4 * devices] = 1
-    found = {key: n for key, n in of_ragged.items() if "all_to_all" in key[0]}
-    assert found == expected
-    assert total_bytes(of_ragged)["all_reduce"] == total_bytes(of_padded)["all_reduce"]
+    expected = compiled_collectives(padded.as_text())
+    assert found - unpadded - sizes == expected - in_their_place
+    assert in_their_place <= expected
     temporaries = [
         each.memory_analysis().temp_size_in_bytes for each in (padded, ragged)
     ]
     assert temporaries[1] <= temporaries[0]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_exchanges_and_dense_layers_overlap(nodes, collectives):
+    """In the schedule: while rows travel, the bottom layers and the lookups of
+    replicated tables; while their gradients do, or those of the dense layers are
+    summed, the backward pass of the others."""
+    found = collectives(compiled(nodes).as_text())
+    large = [each for each in found if each.buffer_bytes > 2**20]
+    assert [each.kind for each in large].count("all-to-all") == 4
+    assert all(each.between for each in large)
+    meanwhile = {
+        kind: {name for each in large if each.kind == kind for name in each.between}
+        for kind in ("all-to-all", "all-reduce")
+    }
+    embeddings = "jit(train_step)/shard_map/"
+    assert "jit(train_step)/jvp()/dot_general" in meanwhile["all-to-all"]
+    assert any(name.startswith(embeddings) for name in meanwhile["all-to-all"])
+    assert any(name.startswith(embeddings) for name in meanwhile["all-reduce"])
+
+
+def test_a_hierarchical_exchange_sends_fewer_bytes_between_nodes(collectives):
+    """Of partial sums and their gradients, with a row shard on each GPU, an eighth; ids
+    and unique rows take as many as flat."""
+    nodes, sent = 2, {}
+    everyone = tuple(range(nodes * GPUS_PER_NODE))
+    for exchange, groups in (
+        ("flat", [everyone]),
+        ("hierarchical", [everyone[:GPUS_PER_NODE], (0, GPUS_PER_NODE)]),
+    ):
+        found = collectives(compiled(nodes, exchange).as_text())
+        exchanged = [each for each in found if each.kind == "all-to-all"]
+        # Ids, rows and gradients of both tables.
+        assert Counter(each.group for each in exchanged) == dict.fromkeys(groups, 6)
+        between = [each.node_bytes(GPUS_PER_NODE)[1] for each in exchanged]
+        sent[exchange] = Counter(each for each in between if each)
+    sums_bytes = BATCH_PER_DEVICE * GPUS_PER_NODE * (nodes - 1) * WIDTH * 4
+    assert sent["flat"] - sent["hierarchical"] == {sums_bytes: 2}
+    assert sent["hierarchical"] - sent["flat"] == {sums_bytes / GPUS_PER_NODE: 2}
