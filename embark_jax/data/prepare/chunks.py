@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import gzip
 import zlib
@@ -46,13 +47,15 @@ def read_chunks(path: Path, start: int, first_line: int, size: int) -> Iterator[
     """The chunks of a file from an offset on, which begins a line.
 
     Raises:
-      DataError: if the file cannot be read, or its compressed data are cut or damaged.
+      DataError: if the file cannot be read, is UTF-16 text, or its compressed data are
+        cut or damaged.
     """
     chunk = Chunk(path, b"", start, first_line)
     try:
         with path.open("rb") as disk:
             file = _decompressed(disk)
-            file.seek(start)
+            chunk = Chunk(path, b"", max(start, _text_start(file, path)), first_line)
+            file.seek(chunk.start)
             while text := _whole_lines(file, size):
                 chunk = Chunk(path, text, chunk.end, chunk.next_line, disk.tell())
                 yield chunk
@@ -70,6 +73,14 @@ def _decompressed(disk: BinaryIO) -> BinaryIO:
     compressed = disk.read(2) == b"\x1f\x8b"
     disk.seek(0)
     return cast(BinaryIO, gzip.GzipFile(fileobj=disk)) if compressed else disk
+
+
+def _text_start(file: BinaryIO, path: Path) -> int:
+    """The offset behind the byte order mark that some programs write."""
+    mark = file.read(3)
+    if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path}, line 1: is UTF-16 text, must be UTF-8: convert it")
+    return 3 if mark == codecs.BOM_UTF8 else 0
 
 
 def _whole_lines(file: BinaryIO, size: int) -> bytes:

@@ -253,6 +253,17 @@ def test_csv_of_ones_own(tmp_path):
         assert sample["m"] == str(other)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.csv").write_text("label,word\n1,a\n0,b\n", "utf-8-sig")
+    recipe = tables.csv(tmp_path, tables.Columns("label"))
+    assert len(everything(prepared(recipe, tmp_path / "out"))) == 2
+    (tmp_path / "a.csv").write_text("label,word\n1,a\n", "utf-16")
+    with pytest.raises(
+        DataError, match=r"a\.csv, line 1: is UTF-16 text, must be UTF-8"
+    ):
+        tables.csv(tmp_path, tables.Columns("label"))
+
+
 def test_parquet_with_bags(tmp_path):
     table = pa.table(
         {
