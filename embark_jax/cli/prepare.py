@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +17,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from embark_jax import config_io
 from embark_jax.cli.arguments import ZipfExponent, console, say
-from embark_jax.config import ConfigError, nearest
+from embark_jax.config import ConfigError, ExperimentConfig, nearest
+from embark_jax.config_tables import experiment_of
 
 if TYPE_CHECKING:
     from embark_jax.data.manifest import Manifest
+    from embark_jax.planner import TableList
 
+TRAINING = "train.yaml"
+"""The config that is left beside made-up data."""
 
 Workers = Annotated[
     int | None,
@@ -179,6 +185,23 @@ def synth(
             data, out, made_from, workers=workers, progress=stages.update
         )
     _say_what(manifest, out)
+    config = _training(listed, path.stem, scale, out)
+    config_io.save(config, out / TRAINING)
+    say(f"to train on them: embark train {out / TRAINING}")
+
+
+def _training(
+    listed: TableList, name: str, scale: float, out: Path
+) -> ExperimentConfig:
+    """Training of a list's model on data that say themselves how large tables are; the
+    batch is scaled as they are."""
+    found = experiment_of(listed)
+    for table in found["embedding"]["tables"].values():
+        del table["rows"]
+    if listed.batch is not None:
+        found["train"]["batch_size"] = max(1, math.ceil(listed.batch * scale))
+    data = {"kind": "prepared", "path": out.resolve()}
+    return ExperimentConfig.model_validate(found | {"name": name, "data": data})
 
 
 def _say_what(manifest: Manifest, out: Path) -> None:

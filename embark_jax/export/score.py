@@ -10,6 +10,7 @@ Everything is computed in float32, whatever the model's ``compute_dtype``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -201,7 +202,11 @@ MODELS = {
 
 
 def main() -> None:
-    with np.load(sys.argv[1]) as samples:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("samples", help="the .npz file")
+    with np.load(parser.parse_args().samples) as samples:
         given: dict[str, dict[str, np.ndarray]] = {"ids": {}, "weights": {}}
         for key in samples.files:
             group, _, feature = key.partition("/")

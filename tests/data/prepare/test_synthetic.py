@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from embark_jax import config_io, experiment
 from embark_jax.data import PreparedData, SyntheticClicks
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import synthetic
@@ -50,7 +51,8 @@ def test_weights_are_refused(tmp_path):
 def test_the_command(tmp_path):
     tables = tmp_path / "model.yaml"
     tables.write_text(
-        "{zipf_exponent: 1.2, tables: [{rows: 9000, dim: 4, hotness: 3}]}"
+        "{zipf_exponent: 1.2, batch: 200, tables: [{rows: 9000, dim: 4, hotness: 3}], "
+        "dense: {features: 2, bottom: [4], top: [1], interaction: dot}}"
     )
     out = tmp_path / "out"
     options = ("--rows", "300", "--scale", "0.1", "--out", out)
@@ -58,6 +60,12 @@ def test_the_command(tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
     assert "300 train, 0 validation, 30 test samples, 900 rows of 1" in outcome.out
     assert PreparedData(out).train_batch(0, 300).ids["t0"].shape == (300, 3)
+    # The config beside them trains the list's model, with the rows of the data.
+    assert f"embark train {out / 'train.yaml'}\n" in outcome.out
+    setup = experiment.build(config_io.load(out / "train.yaml"))
+    assert [(t.rows, t.dim) for t in setup.tables] == [(900, 4)]
+    assert [(f.hotness, f.pooling) for f in setup.features] == [(3, "mean")]
+    assert (setup.plan.batch_size, setup.config.model.kind) == (20, "dlrm")
     again = embark("data", "synth", "--model", tables, *options, "--seed", "1")
     assert "was made with another seed; take another --out" in again.err
     unknown = embark("data", "synth", "--model", "t18", *options)
