@@ -16,10 +16,16 @@ from flax import nnx
 from embark_jax import models
 from embark_jax.data import Batch, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement, Plan
+from embark_jax.planner import Placement, Plan, Wire
+from embark_jax.planner.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.step import TrainState
-from embark_jax.train.trainer import NonFiniteLossError, Trainer
+from embark_jax.train.trainer import (
+    STEPS_IN_FLIGHT,
+    NonFiniteLossError,
+    Trainer,
+    put_batch,
+)
 
 BATCH, DENSE, ROWS = 32, 2, 64
 TABLES = (TableSpec("a", ROWS, 4), TableSpec("b", ROWS, 4))
@@ -57,16 +63,23 @@ class Clicks:
 
 
 def make_trainer(
-    capacities=AMPLE, model=None, dense_optimizer=None, overlap=False
+    capacities=AMPLE,
+    model=None,
+    dense_optimizer=None,
+    overlap=False,
+    placed=PLACED,
+    micro_batches=1,
+    wire=FLOAT32,
 ) -> Trainer:
-    plan = Plan(FEATURES, PLACED, 2, 2, BATCH, capacities)
-    embeddings = EmbeddingCollection(plan, plan.make_mesh())
+    plan = Plan(FEATURES, placed, 2, 2, BATCH // micro_batches, capacities)
+    embeddings = EmbeddingCollection(plan, plan.make_mesh(), wire=wire)
     shapes = embeddings.output_shapes
     return Trainer(
         model or models.DLRM(shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0)),
         embeddings,
         dense_optimizer=dense_optimizer or optax.sgd(0.1, momentum=0.9),
         embedding_optimizer=Adagrad(0.1),
+        micro_batches=micro_batches,
         overlap=overlap,
         seed=1,
     )
@@ -147,6 +160,36 @@ def test_overlap_changes_no_bit(trainer, capacities):
     assert losses(overlapped.fit(data, 8)) == losses(trainer.fit(data, 8))
     assert_equal_states(snapshot(overlapped), snapshot(trainer))
     assert (overlapped.recompilations > 0) == (capacities != AMPLE)
+
+
+def test_overlap_changes_no_bit_beside_all_else():
+    """Hierarchical exchanges of compressed rows, in micro-batches."""
+    placed = [dataclasses.replace(each, exchange="hierarchical") for each in PLACED]
+    trainer, overlapped = (
+        make_trainer(
+            {f"{name}_hierarchical": places for name, places in AMPLE.items()},
+            overlap=overlap,
+            placed=tuple(placed),
+            micro_batches=2,
+            wire=Wire("bfloat16", "float8_e4m3"),
+        )
+        for overlap in (False, True)
+    )
+    assert losses(overlapped.fit(Clicks(), 4)) == losses(trainer.fit(Clicks(), 4))
+    assert_equal_states(snapshot(overlapped), snapshot(trainer))
+
+
+def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
+    """When the first step is waited for, those behind it are on the devices."""
+    copied = []
+
+    def record(batch, mesh):
+        copied.append(batch)
+        return put_batch(batch, mesh)
+
+    monkeypatch.setattr("embark_jax.train.trainer.put_batch", record)
+    assert next(trainer.fit(Clicks(), 9)).step == 1
+    assert len(copied) == 1 + STEPS_IN_FLIGHT
 
 
 def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
