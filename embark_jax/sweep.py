@@ -123,7 +123,9 @@ def summary(points: Sequence[Point], results: Sequence[Mapping[str, Any]]) -> Ta
     keys = list(points[0].values)
     repeated = REPEATS in keys
     keys = [key for key in keys if key != REPEATS]
-    table = Table(*keys, title="mean ± standard deviation" if repeated else None)
+    table = Table(title="mean ± standard deviation" if repeated else None)
+    for key in keys:
+        table.add_column(key, overflow="fold")  # shown whole, however narrow
     for heading in ("runs", *SHOWN.values()) if repeated else SHOWN.values():
         table.add_column(heading, justify="right")
     groups: dict[str, list[Mapping[str, Any]]] = {}

@@ -14,7 +14,7 @@ from embark_jax.planner.access import Statistics
 if TYPE_CHECKING:
     from embark_jax.planner.plan import Plan
 
-MOST_CURVES = 12
+MOST_CURVES = 10
 """Of the tables with the most accesses; more cannot be told apart."""
 MOST_BARS = 30
 
