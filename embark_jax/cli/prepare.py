@@ -185,21 +185,19 @@ def synth(
             data, out, made_from, workers=workers, progress=stages.update
         )
     _say_what(manifest, out)
-    config = _training(listed, path.stem, scale, out)
+    config = _training(listed, path.stem, rows, out)
     config_io.save(config, out / TRAINING)
     say(f"to train on them: embark train {out / TRAINING}")
 
 
-def _training(
-    listed: TableList, name: str, scale: float, out: Path
-) -> ExperimentConfig:
-    """Training of a list's model on data that say themselves how large tables are; the
-    batch is scaled as they are."""
+def _training(listed: TableList, name: str, rows: int, out: Path) -> ExperimentConfig:
+    """Training of a list's model on data that say themselves how large tables are. An
+    epoch has a hundred steps at least."""
     found = experiment_of(listed)
     for table in found["embedding"]["tables"].values():
         del table["rows"]
     if listed.batch is not None:
-        found["train"]["batch_size"] = max(1, math.ceil(listed.batch * scale))
+        found["train"]["batch_size"] = min(listed.batch, math.ceil(rows / 100))
     data = {"kind": "prepared", "path": out.resolve()}
     return ExperimentConfig.model_validate(found | {"name": name, "data": data})
 

@@ -65,7 +65,7 @@ def test_the_command(tmp_path):
     setup = experiment.build(config_io.load(out / "train.yaml"))
     assert [(t.rows, t.dim) for t in setup.tables] == [(900, 4)]
     assert [(f.hotness, f.pooling) for f in setup.features] == [(3, "mean")]
-    assert (setup.plan.batch_size, setup.config.model.kind) == (20, "dlrm")
+    assert (setup.plan.batch_size, setup.config.model.kind) == (3, "dlrm")
     again = embark("data", "synth", "--model", tables, *options, "--seed", "1")
     assert "was made with another seed; take another --out" in again.err
     unknown = embark("data", "synth", "--model", "t18", *options)
