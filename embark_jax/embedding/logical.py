@@ -83,7 +83,8 @@ def export_array(
             rows = step(array, _shards(storage, placement, part), np.int64(first))
             for shard in rows.addressable_shards:
                 keep = min(chunk_rows, part - first)
-                local[shard.device][first : first + keep] = shard.data[:keep]
+                rows_here = np.asarray(shard.data)
+                local[shard.device][first : first + keep] = rows_here[:keep]
     arrays = [
         jax.device_put(
             value, jax.sharding.SingleDeviceSharding(d, memory_kind=HOST_MEMORY)

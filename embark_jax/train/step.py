@@ -85,7 +85,8 @@ def init_state(
     replicated = NamedSharding(collection.mesh, PartitionSpec())
     params = nnx.state(model, nnx.Param)
     lie, state_lies = _dense_shardings(params, collection, dense_optimizer, dense)
-    params = jax.device_put(params, lie)
+    # device_put would gather them from all processes, to compare them.
+    params = jax.jit(lambda params: params, out_shardings=lie)(params)
     return TrainState(
         step=jax.device_put(jnp.zeros((), jnp.int32), replicated),
         halted=jax.device_put(jnp.zeros((), bool), replicated),
