@@ -190,6 +190,29 @@ with worker.reporting(print, final=(ValueError,)):
         assert "ValueError: bad config" in text
 
 
+def test_an_error_of_a_thread_that_reads_data_ends_all(run):
+    imports = """
+import itertools
+from embark_jax.data.pipeline import prefetch
+"""
+    program = """
+def make_batch(step):
+    if (me, step) == (1, 3):
+        raise ValueError("sample 7 is damaged")
+    time.sleep(0.01)
+
+with worker.reporting(print, final=(ValueError,)):
+    for _ in prefetch(make_batch, itertools.count()):
+        pass
+"""
+    started = run(imports + WORK + program, restarts=2)
+    started.pids_of_workers()
+    statuses, said = started.end()
+    assert statuses == [1, 1]
+    for text in said:
+        assert text.endswith("ended: process 1: ValueError: sample 7 is damaged\n")
+
+
 def test_a_lost_supervisor_may_come_back(run):
     started = run(WORK + "again or time.sleep(1000)", restarts=1)
     started.pids_of_workers()

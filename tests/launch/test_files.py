@@ -1,0 +1,117 @@
+"""The launch files start what they say, as far as a machine without a cluster shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from embark_jax import cli, config_io
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "experiments" / "launch"
+CONFIG = ROOT / "configs" / "quickstart.yaml"
+SLURM = {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "8"}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Runs a launch file; returns what its ``embark`` and ``srun`` were given."""
+    for name in ("embark", "srun"):
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"\nenv | grep ^EMBARK_')
+        stub.chmod(0o755)
+
+    def start(file: str, *args, **environment) -> list[str]:
+        outcome = subprocess.run(
+            ["bash", LAUNCH / file, *map(str, args)],
+            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return outcome.stdout.splitlines()
+
+    return start
+
+
+def understood(arguments: list[str], workdir: str) -> dict:
+    """The options of ``embark train``, which must take them all and these for sure."""
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, TyperGroup)
+    assert arguments[:2] == ["embark", "train"]
+    params = group.commands["train"].make_context("train", arguments[2:]).params
+    assert params["distributed"]
+    assert params["resume"]
+    assert params["max_restarts"] == 3
+    assert params["workdir"] == Path(workdir)
+    return params
+
+
+def mesh(params: dict) -> tuple[int, int]:
+    found = config_io.load(CONFIG, params["overrides"]).mesh
+    return found.nodes, found.gpus_per_node
+
+
+def test_slurm(start, tmp_path):
+    workdir = tmp_path / "run"
+    said = start("slurm.sbatch", CONFIG, workdir, **SLURM)
+    command = said.index("embark")
+    assert said[0] == "srun"
+    assert f"--output={workdir}/process-%t.log" in said[:command]
+    assert mesh(understood(said[command:], str(workdir))) == (2, 8)
+    directives = (LAUNCH / "slurm.sbatch").read_text()
+    for name, value in (("nodes", 2), ("ntasks-per-node", 8), ("gpus-per-node", 8)):
+        assert f"#SBATCH --{name}={value}\n" in directives
+    assert workdir.is_dir()
+
+
+def test_by_hand(start, tmp_path, monkeypatch):
+    workdir = tmp_path / "run"
+    keys = ("mesh.nodes=2", "mesh.gpus_per_node=8")
+    said = start("by_hand.sh", CONFIG, workdir, "host0:7777", 2, 1, *keys)
+    for line in (line for line in said if line.startswith("EMBARK_")):
+        monkeypatch.setenv(*line.split("="))
+    arguments = [line for line in said if not line.startswith("EMBARK_")]
+    params = understood(arguments, str(workdir))
+    assert mesh(params) == (2, 8)
+    who = [params[name] for name in ("coordinator", "processes", "process_id")]
+    assert who == ["host0:7777", 2, 1]
+
+
+def test_by_hand_says_what_it_needs(start):
+    assert start("by_hand.sh", CONFIG) == []
+
+
+def test_jobset():
+    documents = list(yaml.safe_load_all((LAUNCH / "jobset.yaml").read_text()))
+    account, role, binding, jobset = documents
+    (job,) = jobset["spec"]["replicatedJobs"]
+    assert job["replicas"] == 1, "JAX numbers the pods of one job"
+    pods = job["template"]["spec"]
+    assert pods["completionMode"] == "Indexed"
+    spec = pods["template"]["spec"]
+    (container,) = spec["containers"]
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    params = understood(container["command"], "/runs/a")
+    assert pods["parallelism"] == pods["completions"]
+    assert mesh(params) == (pods["completions"], gpus)
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounted.keys() == {each["name"] for each in spec["volumes"]}
+    for path in (params["config_file"], params["workdir"]):
+        assert path.is_relative_to(mounted["runs"])
+    # What JAX asks the API server to find out who is who.
+    assert spec["serviceAccountName"] == account["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "embark"}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    allowed = {
+        (resource, verb)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {("pods", "list"), ("services", "list"), ("jobs", "get")} <= allowed
