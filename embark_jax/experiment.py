@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from embark_jax.config import (
 from embark_jax.data import BatchChecker, Dataset
 from embark_jax.dataset import batch_checker, blaming, read_dataset
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan
+from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner.dense import FLOAT_BYTES, DenseLoad, activation_bytes
+from embark_jax.planner.workload import STATE_VALUES
+from embark_jax.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.trainer import Trainer
 
@@ -157,7 +160,7 @@ def build(
     """
     dataset, tables, features = read_dataset(config)
     if plan_file is None:
-        planned = _make_plan(config, tables, features, statistics)
+        planned = _make_plan(config, dataset, tables, features, statistics)
     else:
         planned = _read_plan(plan_file, config, tables, features)
     return Experiment(config, dataset, tables, features, planned)
@@ -194,8 +197,18 @@ def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:
             )
 
 
-def workload(config: ExperimentConfig) -> Workload:
-    """What the config asks its plan to be made for."""
+def workload(
+    config: ExperimentConfig,
+    dataset: Dataset,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    statistics: Statistics = NO_STATISTICS,
+) -> Workload:
+    """What the config asks its plan to be made for.
+
+    Raises:
+      ConfigError: if its model does not suit the embeddings.
+    """
     zipf_exponent = 0.0
     if isinstance(config.data, SyntheticConfig):
         zipf_exponent = config.data.zipf_exponent
@@ -208,12 +221,33 @@ def workload(config: ExperimentConfig) -> Workload:
         zipf_exponent,
         config.embedding.capacity_slack,
         config.embedding.optimizer.kind,
-        wire=_wire(config),
+        statistics,
+        _wire(config),
+        _dense_load(config, dataset.dense_features, embedding_shapes(tables, features)),
+        config.train.micro_batches,
+        config.train.overlap,
+    )
+
+
+def _dense_load(
+    config: ExperimentConfig,
+    dense_features: int,
+    shapes: dict[str, tuple[int, ...]],
+) -> DenseLoad:
+    with blaming("model"):
+        model = models.footprint(config.model, shapes, dense_features)
+    pooled_bytes = FLOAT_BYTES * sum(map(math.prod, shapes.values()))
+    return DenseLoad(
+        model.parameters,
+        STATE_VALUES[config.dense_optimizer.kind][0],
+        activation_bytes(model.kept_bytes, pooled_bytes),
+        config.train.dense,
     )
 
 
 def _make_plan(
     config: ExperimentConfig,
+    dataset: Dataset,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics,
@@ -228,20 +262,9 @@ def _make_plan(
         )
         for name, each in config.embedding.tables.items()
     }
-    asked = workload(config)
+    asked = workload(config, dataset, tables, features, statistics)
     with blaming("embedding"):
-        return plan(
-            tables,
-            features,
-            asked.fleet,
-            asked.batch_size,
-            forced=forced,
-            zipf_exponent=asked.zipf_exponent,
-            capacity_slack=asked.capacity_slack,
-            optimizer=asked.optimizer,
-            statistics=statistics,
-            wire=asked.wire,
-        )
+        return plan_for(asked, tables, features, forced=forced)
 
 
 def _read_plan(

@@ -118,3 +118,15 @@ def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) ->
     problems += [f"table {name!r} is read by no feature" for name in sorted(unread)]
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def embedding_shapes(
+    tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+) -> dict[str, tuple[int, ...]]:
+    """Shape of each feature's embedding a sample: ``(dim,)``, or ``(hotness, dim)`` of
+    a sequence."""
+    dims = {table.name: table.dim for table in tables}
+    return {
+        f.name: (f.hotness, dims[f.table]) if f.pooling == "none" else (dims[f.table],)
+        for f in features
+    }

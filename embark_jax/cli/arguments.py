@@ -10,6 +10,7 @@ from rich.console import Console
 
 from embark_jax import fleet as fleets
 from embark_jax.fleet import Fleet
+from embark_jax.planner.wire import WireFormat
 from embark_jax.planner.workload import STATE_VALUES
 
 console = Console()
@@ -58,6 +59,17 @@ OptimizerName = Annotated[
         help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, or "
         "rowwise_adagrad."
     ),
+]
+WireRows = Annotated[
+    WireFormat | None,
+    typer.Option(
+        help="For --tables: format in which rows travel, as embedding.wire.rows of a "
+        "config; float32 unless given."
+    ),
+]
+WireGradients = Annotated[
+    WireFormat | None,
+    typer.Option(help="The same of gradients, as embedding.wire.gradients."),
 ]
 
 

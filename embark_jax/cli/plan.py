@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from embark_jax.cli.arguments import (
     OptimizerName,
     Overrides,
     TableListFile,
+    WireGradients,
+    WireRows,
     ZipfExponent,
     console,
     load_fleet,
@@ -38,6 +41,8 @@ def plan(
     batch: BatchSize = None,
     zipf: ZipfExponent = None,
     optimizer: OptimizerName = None,
+    wire_rows: WireRows = None,
+    wire_gradients: WireGradients = None,
     cost_model: Annotated[
         str | None,
         typer.Option(
@@ -67,11 +72,12 @@ def plan(
         statistics = Statistics.from_json(stats.read_text())
     start = time.perf_counter()
     if config_file is not None:
-        for_tables = (fleet, nodes, batch, zipf, optimizer, cost_model)
-        if any(option is not None for option in for_tables):
+        for_tables = (fleet, nodes, batch, zipf, optimizer, wire_rows, wire_gradients)
+        if any(option is not None for option in (*for_tables, cost_model)):
             raise typer.BadParameter(
-                "--fleet, --nodes, --batch, --zipf, --optimizer and --cost-model are "
-                "for --tables; with a CONFIG write fleet=dgx-h100 mesh.nodes=8, …"
+                "--fleet, --nodes, --batch, --zipf, --optimizer, --wire-rows, "
+                "--wire-gradients and --cost-model are for --tables; with a CONFIG "
+                "write fleet=dgx-h100 mesh.nodes=8 embedding.wire.rows=bfloat16, …"
             )
         config = config_io.load(config_file, overrides or ())
         from embark_jax import experiment
@@ -82,15 +88,12 @@ def plan(
         try:
             listed = planner.read_table_list(tables.read_text())
             machines = load_fleet(fleet, nodes)
-            workload = listed.workload(machines, batch, zipf, optimizer)
-            planned = planner.plan(
+            wire = planner.Wire(wire_rows or "float32", wire_gradients or "float32")
+            workload = listed.workload(machines, batch, zipf, optimizer, wire)
+            planned = planner.plan_for(
+                dataclasses.replace(workload, statistics=statistics),
                 *listed.specs(),
-                workload.fleet,
-                workload.batch_size,
-                zipf_exponent=workload.zipf_exponent,
-                optimizer=workload.optimizer,
                 cost_model=cost_model or "program",
-                statistics=statistics,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

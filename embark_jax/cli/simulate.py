@@ -117,7 +117,7 @@ def _job(built: Experiment) -> Job:
     return Job(
         built.tables,
         built.features,
-        experiment.workload(config),
+        experiment.workload(config, built.dataset, built.tables, built.features),
         network,
         layers.compute_dtype,
         config.dense_optimizer.kind,
@@ -127,14 +127,7 @@ def _job(built: Experiment) -> Job:
 def _program(job: Job, plan: Plan | None) -> Iterator[Simulation]:
     workload = job.workload
     if plan is None:
-        plan = planner.plan(
-            job.tables,
-            job.features,
-            workload.fleet,
-            workload.batch_size,
-            zipf_exponent=workload.zipf_exponent,
-            optimizer=workload.optimizer,
-        )
+        plan = planner.plan_for(workload, job.tables, job.features)
     yield simulator.simulate_program(job, plan.placements)
 
 

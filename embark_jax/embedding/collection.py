@@ -25,6 +25,7 @@ from embark_jax.embedding.row_updates import StorageRoute, update_block
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.wire import FLOAT32, Wire
+from embark_jax.tables import embedding_shapes
 
 Storages = dict[str, jax.Array]
 """By storage name: ``[devices * slots_per_device, width]`` float32; a replicated one
@@ -105,13 +106,7 @@ class EmbeddingCollection:
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each feature's embedding a sample: ``(dim,)``, or ``(hotness, dim)``
         of a sequence."""
-        dims = {table.name: table.dim for table in self.plan.tables}
-        return {
-            f.name: (f.hotness, dims[f.table])
-            if f.pooling == "none"
-            else (dims[f.table],)
-            for f in self.plan.features
-        }
+        return embedding_shapes(self.plan.tables, self.plan.features)
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:

@@ -5,5 +5,6 @@ from embark_jax.models.dcn import DCN as DCN
 from embark_jax.models.deepfm import DeepFM as DeepFM
 from embark_jax.models.dlrm import DLRM as DLRM
 from embark_jax.models.dlrm_dcnv2 import DLRMDCNv2 as DLRMDCNv2
+from embark_jax.models.footprint import footprint as footprint
 from embark_jax.models.tbsm import TBSM as TBSM
 from embark_jax.models.wide_deep import WideDeep as WideDeep

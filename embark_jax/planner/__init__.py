@@ -9,7 +9,7 @@ from embark_jax.planner.plan import MESH_AXES, Plan
 from embark_jax.planner.predict import predict
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.records import plan_record
-from embark_jax.planner.search import plan
+from embark_jax.planner.search import plan, plan_for
 from embark_jax.planner.storage import Placement, Storage, lay_out
 from embark_jax.planner.table_list import TableList, read_table_list
 from embark_jax.planner.wire import Wire
@@ -34,6 +34,7 @@ __all__ = [
     "lay_out",
     "phases",
     "plan",
+    "plan_for",
     "plan_record",
     "predict",
     "read_table_list",

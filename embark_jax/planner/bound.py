@@ -24,7 +24,7 @@ from scipy.optimize import linprog, milp
 
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.ledger import Ledger
-from embark_jax.planner.rules import IDS, OWNER, Rule, new_rules
+from embark_jax.planner.rules import IDS, OWNER, ROWS, Rule, new_rules
 
 RELATIVE_GAP = 5e-3
 """Between the bound and the best choice, at which whole numbers are good enough."""
@@ -143,8 +143,10 @@ class Program:
         """No plan takes less memory on every device."""
         at_most, limits, tables, counts = self._constraints(np.inf, False, 0.0)
         bounds = np.stack([np.zeros(self.size), self._upper()], axis=1)
-        found = linprog(self._bytes(), at_most, limits, tables, counts, bounds)
-        return float(found.fun)
+        return max(
+            linprog(moment, at_most, limits, tables, counts, bounds).fun + fixed
+            for moment, fixed in zip(self._bytes(), self.empty.fixed_bytes, strict=True)
+        )
 
     def relax(self, limit_bytes: float) -> Relaxation | None:
         """The optimum with fractions of tables; None if memory does not suffice.
@@ -218,9 +220,8 @@ class Program:
                 variable += len(rule.uppers)
         limits = np.zeros(sum(block.shape[0] for block in blocks))
         if np.isfinite(limit_bytes):
-            shares = self._bytes()[None] / limit_bytes
-            blocks.append(sparse.csr_matrix(shares))
-            limits = np.append(limits, 1.0)
+            blocks.append(sparse.csr_matrix(self._bytes() / limit_bytes))
+            limits = np.append(limits, 1 - self.empty.fixed_bytes / limit_bytes)
         return sparse.vstack(blocks).tocsr(), limits, self._tables(), self.counts
 
     def _upper(self) -> np.ndarray:
@@ -253,12 +254,25 @@ class Program:
         return cost
 
     def _bytes(self) -> np.ndarray:
+        """``[2, variables]`` memory at the two times of ``Ledger.bytes``, beside what
+        is fixed. The gradients of touched rows are as many as there are places, or rows
+        if those are fewer, of all tables of a storage: at least the sum over tables of
+        what each has fewer of, with both spread evenly."""
         empty = self.empty
-        row = np.zeros(self.size)
-        row[self.each] = [c.everywhere_bytes for c in self.candidates]
-        per_unit = np.concatenate([empty.piece_bytes, empty.id_bytes, empty.row_bytes])
-        row[self.level[:-1]] = per_unit * np.repeat(self.unit[:3], len(self.used))
-        return row
+        none = np.zeros(len(self.used))
+        dense = np.concatenate([none, empty.id_bytes, empty.row_bytes])
+        id_bytes = empty.id_bytes + empty.place_bytes
+        update = np.concatenate([empty.piece_bytes, id_bytes, empty.row_bytes])
+        places = self.total[IDS] * self.unit[IDS]
+        slots = self.total[ROWS] * self.unit[ROWS] / empty.devices
+        touched_bytes = empty.touched_bytes[self.storage] * np.minimum(places, slots)
+        rows = np.zeros((2, self.size))
+        rows[:, self.each] = [c.everywhere_bytes for c in self.candidates]
+        rows[1, self.each] += touched_bytes
+        rows[:, self.level[:-1]] = np.stack([dense, update]) * np.repeat(
+            self.unit[:3], len(self.used)
+        )
+        return rows
 
     def _tables(self) -> Any:
         """Every table takes a candidate."""

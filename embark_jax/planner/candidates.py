@@ -72,7 +72,7 @@ def weigh(
             shape,
             *(0, none, none, none, none),
             model.everywhere_ms(shape),
-            memory.replicated_bytes(shape.use),
+            memory.everywhere_bytes(shape),
         )
     certain, expected = shape.sent_ids(workload)
     return Candidate(
@@ -83,7 +83,7 @@ def weigh(
         shape.shard_rows,
         model.owner_ms(shape),
         model.everywhere_ms(shape),
-        0.0,
+        memory.everywhere_bytes(shape),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from embark_jax.planner import traffic
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.capacities import padded_ids
 from embark_jax.planner.cost import CostModel
@@ -23,8 +24,10 @@ class Ledger:
         shards for.
       owner_ms: ``[devices]`` time for the own shards.
       piece_ms, node_piece_ms, id_ms, fixed_ms: ``[storages]`` prices.
-      piece_bytes, node_piece_bytes, id_bytes, row_bytes: ``[storages]`` memory of a
-        unit of each.
+      row_bytes, id_bytes: ``[storages]`` memory held for a unit of each.
+      piece_bytes, node_piece_bytes, place_bytes, touched_bytes: the same, in the
+        update, of a unit of each, an id and a row that the batch touches.
+      fixed_bytes: ``[2]`` of any plan, in backward of dense layers and in the update.
     """
 
     def __init__(
@@ -58,6 +61,12 @@ class Ledger:
             [memory.node_piece_bytes(each) for each in storages]
         )
         self.id_bytes = np.array([memory.id_bytes(each) for each in storages])
+        self.place_bytes = np.array([memory.place_bytes(each) for each in storages])
+        self.touched_bytes = np.array(
+            [traffic.rows_bytes(1, each.width) for each in storages]
+        )
+        self.micro_batches = memory.workload.micro_batches
+        self.fixed_bytes = memory.dense_bytes + np.array([memory.activation_bytes, 0.0])
         self.row_bytes = np.array([memory.row_bytes(each.width) for each in storages])
         self._index = {storage: s for s, storage in enumerate(storages)}
 
@@ -132,11 +141,18 @@ class Ledger:
         return self.padded_ms() + float(self.owner_ms.max())
 
     def bytes(self) -> float:
-        """Allocated on every device."""
-        storages = (
-            self.row_bytes * self.rows.max(axis=1)
-            + self.piece_bytes * self.pieces.max(axis=1)
-            + self.node_piece_bytes * self.node_pieces.max(axis=1)
-            + self.id_bytes * self.capacity
+        """Allocated on every device, at the fuller of the two times."""
+        rows, capacity = self.rows.max(axis=1), self.capacity
+        held = self.row_bytes @ rows + self.id_bytes @ capacity + self.everywhere_bytes
+        places = capacity * self.devices
+        touched = np.minimum(places, rows)
+        if self.micro_batches > 1:  # of one, and the sum over all
+            touched = touched + np.minimum(self.micro_batches * places, rows)
+        update = (
+            self.piece_bytes @ self.pieces.max(axis=1)
+            + self.node_piece_bytes @ self.node_pieces.max(axis=1)
+            + self.place_bytes @ capacity
+            + self.touched_bytes @ touched
         )
-        return float(storages.sum()) + self.everywhere_bytes
+        moments = self.fixed_bytes + np.array([0.0, float(update)])
+        return float(held + moments.max())

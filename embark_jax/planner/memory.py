@@ -1,25 +1,38 @@
-"""Bytes that a plan takes in device memory, as its arrays are really allocated.
+"""Bytes that a step takes in device memory, as its arrays are really allocated.
 
 A storage is as large on every device as on its fullest, with its optimizer state; so
-are the buffers of its exchange.
+are the buffers of its exchange. What a step makes beside them is there at one of two
+times, and the larger of them counts:
+
+- in backward of the dense layers: all that they kept of forward, and its gradients;
+- in the update: row gradients of all storages, since no row is written before the whole
+  step is known to be finite; and the buffers in which they, or before them the rows,
+  travelled, of all storages, since their exchanges may be under way together.
+
+The rest is held from the beginning of the step to its end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from embark_jax.planner import traffic
 from embark_jax.planner.storage import StorageKind
-from embark_jax.planner.workload import TableUse, Workload
+from embark_jax.planner.workload import Shape, TableUse, Workload
 
 MEMORY_SHARE = 0.9
-"""Of a device's memory, for tables, optimizer state and exchange buffers; the rest is
-for the dense layers, the CUDA context and NCCL. (EMBark allows the tables alone 60 of
-an H100's 80 GB: HugeCTR, ``benchmarks/embedding_collection``.)"""
+"""Of a device's memory, that a step may take; the rest is for the CUDA context, NCCL,
+scratch of sorts and matrix products, and for gaps between arrays. JAX takes as much if
+XLA_PYTHON_CLIENT_MEM_FRACTION says so
+(https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
 
-INDEX_VALUES = 5
-"""int32 values that a route keeps for each place of an exchange: slot, bag (UB: group
-of the returned row), position, and of the grouping row and group."""
+PLACE_VALUES = 4
+"""int32 values that a route holds for each place of an exchange: the bag, the group of
+places for the same row, and of that the slot and how to reach it."""
+ENTRY_VALUES = 2
+"""The same for each id that a device pools itself: the slot or place that it reads, and
+its group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +45,58 @@ class Memory:
     def limit_bytes(self) -> float:
         return self.workload.fleet.device.memory_bytes * MEMORY_SHARE
 
+    @property
+    def dense_bytes(self) -> float:
+        """Parameters, optimizer state and gradients of the dense layers."""
+        return self.workload.dense.held_bytes(self.workload.fleet)
+
+    @property
+    def activation_bytes(self) -> float:
+        """What dense layers keep of forward, and its gradients."""
+        workload = self.workload
+        sample_bytes = workload.dense.sample_bytes(workload.fleet)
+        return sample_bytes * workload.device_batch
+
+    @property
+    def routed(self) -> int:
+        """Micro-batches whose routes are there at once."""
+        workload = self.workload
+        return workload.micro_batches * (2 if workload.overlap else 1)
+
     def row_bytes(self, width: int) -> float:
         """A slot: parameters and optimizer state."""
         per_parameter, per_row = self.workload.state_values
         return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
 
+    def id_bytes(self, storage: StorageKind) -> float:
+        """The route of a place of capacity for each device."""
+        if storage.cluster == "dp":
+            return 0.0
+        asked = storage.split and self.workload.row_wise  # squares come back the way
+        values = PLACE_VALUES + storage.weighted + asked
+        return self.routed * traffic.id_buffer_bytes(values, self.workload.devices)
+
+    def everywhere_bytes(self, shape: Shape) -> float:
+        """Of a table, on every device: its ids, their bags' pooled rows or the
+        gradients of those; if rows are pooled here, how; and if it is replicated, all
+        of it."""
+        use, workload = shape.use, self.workload
+        per_sample = use.hotness * (1 + use.weighted)
+        if shape.cluster != "rb":
+            per_sample += ENTRY_VALUES * use.hotness * shape.column_shards
+        ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
+        pooled_bytes = workload.micro_batches * traffic.rows_bytes(use.lanes, use.dim)
+        held = workload.device_batch * (ids_bytes + pooled_bytes)
+        return held + (self.replicated_bytes(use) if shape.cluster == "dp" else 0.0)
+
+    def replicated_bytes(self, use: TableUse) -> float:
+        """A whole table, and the buffer that its gradients are summed in."""
+        rows = min(use.rows, self.workload.batch_size * use.hotness)
+        gradients = traffic.replicated_gradient_bytes(rows, use.dim)
+        return use.rows * self.row_bytes(use.dim) + gradients
+
     def piece_bytes(self, storage: StorageKind) -> float:
-        """Partial sums to send and received, of a piece."""
+        """Partial sums, or gradients of them, to send and received, of a piece."""
         if storage.cluster != "rb":
             return 0.0
         workload = self.workload
@@ -55,18 +113,48 @@ class Memory:
             storage.width, workload.device_batch, workload.fleet.nodes
         )
 
-    def id_bytes(self, storage: StorageKind) -> float:
-        """A place of capacity for each device: its route, its row gradient, and in UB
-        its row, to send and received."""
-        if storage.cluster == "dp":
+    def place_bytes(self, storage: StorageKind) -> float:
+        """Rows of UB, or their gradients, to send and received, of a place of capacity
+        for each device."""
+        if storage.cluster != "ub":
             return 0.0
-        devices = self.workload.devices
-        index_bytes = traffic.id_buffer_bytes(INDEX_VALUES + storage.weighted, devices)
-        rows = 3 if storage.cluster == "ub" else 1
-        return index_bytes + rows * traffic.row_buffer_bytes(storage.width, devices)
+        return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
 
-    def replicated_bytes(self, use: TableUse) -> float:
-        """A whole table, and the buffer that its gradients are summed in."""
-        rows = min(use.rows, self.workload.batch_size * use.hotness)
-        gradients = traffic.replicated_gradient_bytes(rows, use.dim)
-        return use.rows * self.row_bytes(use.dim) + gradients
+    def shortage(self, needed_bytes: float, tables_bytes: float, forced: bool) -> str:
+        """What is short, by how much, where, and what would make it fit.
+
+        Args:
+          needed_bytes: on each device, at least.
+          tables_bytes: of that, tables and their optimizer state.
+          forced: whether some placement is.
+        """
+        workload, limit_bytes = self.workload, self.limit_bytes
+        fleet = workload.fleet
+        nodes = math.ceil(needed_bytes / limit_bytes * fleet.nodes)
+        remedies = [
+            f"{max(nodes, fleet.nodes + 1)} nodes or more",
+            f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device",
+        ]
+        # All but tables and dense parameters follows the batch.
+        fixed_bytes = tables_bytes + self.dense_bytes
+        if fixed_bytes < limit_bytes:
+            share = (limit_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
+            samples = math.floor(share * workload.device_batch) * fleet.devices
+            if samples:
+                remedies.append(f"a batch of about {samples:,}")
+        remedies.append("smaller tables")
+        if workload.optimizer != "sgd":
+            remedies.append("an optimizer with less state")
+        if forced:
+            remedies.append("fewer forced placements")
+        where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
+        parts_named = "tables, optimizer state and exchange buffers"
+        if self.dense_bytes:
+            parts_named = "tables, optimizer state, exchange buffers and dense layers"
+        return (
+            f"memory is short on {where}: {parts_named} need "
+            f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
+            f"{limit_bytes / 1e9:.2f} GB for them ({MEMORY_SHARE:.0%} of its memory), "
+            f"{(needed_bytes - limit_bytes) / 1e9:.2f} GB short; "
+            f"what would help: {', '.join(remedies)}"
+        )

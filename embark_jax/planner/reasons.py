@@ -32,7 +32,10 @@ def reason(
     why = [split(chosen, owners, model.workload.fleet)]
     mine, last = _demand(chosen, model), ""
     for other in others:
-        ratio, what = _comparison(mine, other, model)
+        compared = _comparison(mine, other, model)
+        if compared is None:
+            continue
+        ratio, what = compared
         name = other.cluster.upper()
         if what == last:  # such as "…; DP would move 89× the bytes, UB 3.1×"
             why[-1] += f", {name} {ratio}"
@@ -63,9 +66,12 @@ def split(shape: Shape, owners: Sequence[int], fleet: Fleet) -> str:
     return f"{'- and '.join(ways)}-wise {where}{how * added}"
 
 
-def _comparison(mine: np.ndarray, other: Shape, model: ProgramModel) -> tuple[str, str]:
+def _comparison(
+    mine: np.ndarray, other: Shape, model: ProgramModel
+) -> tuple[str, str] | None:
     """How much the other shape has of what it has most of, compared with mine; and
-    what that is."""
+    what that is. None if the other is faster by itself: then memory and balance of the
+    whole plan are the reason, which two shapes do not show."""
     memory = Memory(model.workload)
     if other.cluster == "dp":
         needed_bytes = memory.replicated_bytes(other.use)
@@ -75,7 +81,7 @@ def _comparison(mine: np.ndarray, other: Shape, model: ProgramModel) -> tuple[st
     with np.errstate(divide="ignore", invalid="ignore"):
         time, sent, touched = theirs / mine
     if time < 1:
-        return times(time), "by itself would take {} the time"
+        return None
     if sent >= NOTABLE and sent >= touched:
         return times(sent), "would move {} the bytes"
     if touched >= NOTABLE:

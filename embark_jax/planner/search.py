@@ -25,7 +25,7 @@ from embark_jax.planner.candidates import (
 from embark_jax.planner.capacities import capacities
 from embark_jax.planner.cost import CostModel, EmbarkModel, ProgramModel
 from embark_jax.planner.ledger import Ledger
-from embark_jax.planner.memory import MEMORY_SHARE, Memory
+from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS, Plan
 from embark_jax.planner.polish import polish
@@ -86,14 +86,26 @@ def plan(
       ValueError: if the model is inconsistent, a forced placement impossible, the
         statistics are of another model, or the tables do not fit the fleet.
     """
-    check_model(tables, features)
-    forced = dict(forced or {})
-    _check_request(tables, forced, fleet, batch)
-    if problems := statistics.problems(tables, features):
-        raise ValueError("; ".join(problems))
     workload = Workload(
         fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics, wire
     )
+    return plan_for(workload, tables, features, forced=forced, cost_model=cost_model)
+
+
+def plan_for(
+    workload: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    *,
+    forced: Mapping[str, ForcedPlacement] | None = None,
+    cost_model: str | CostModel = "program",
+) -> Plan:
+    """As ``plan``, for all that a workload knows: of the dense layers, too."""
+    check_model(tables, features)
+    forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
+    _check_request(tables, forced, fleet, batch)
+    if problems := workload.statistics.problems(tables, features):
+        raise ValueError("; ".join(problems))
     models: dict[str, CostModel] = {
         "program": ProgramModel(workload),
         "embark": EmbarkModel(workload),
@@ -141,7 +153,7 @@ class Search:
     ):
         self.tables, self.workload, self.model = tables, workload, model
         self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
-        memory = Memory(workload)
+        self.memory = memory = Memory(workload)
         uses = [table_use(table, features, workload) for table in tables]
         keys = list(zip(uses, self.forced, strict=True))
         self.members: dict[tuple[TableUse, ForcedPlacement], list[int]] = {}
@@ -195,10 +207,11 @@ class Search:
         """Limits of memory to plan for, from the fleet's own downwards: what fits in
         less is a plan too. All but the first do not depend on the fleet's, so that most
         plans for a little less memory are tried as well."""
-        yield self.empty.limit_bytes
-        steps = np.log(self.empty.limit_bytes / self.fair_share_bytes) // np.log(LIMIT)
+        limit_bytes, least_bytes = self.empty.limit_bytes, self.program.least_bytes()
+        yield limit_bytes
+        steps = np.log(limit_bytes / least_bytes) // np.log(LIMIT)
         for step in range(int(steps), -1, -1):
-            yield self.fair_share_bytes * LIMIT**step
+            yield least_bytes * LIMIT**step
 
     def _rounds(
         self, limit_bytes: float, prices: Sequence[float]
@@ -308,25 +321,8 @@ class Search:
 
     def _shortage(self, needed_bytes: float) -> str:
         """What is short, by how much, where, and what would make it fit."""
-        fleet, limit_bytes = self.workload.fleet, self.empty.limit_bytes
-        short_bytes = needed_bytes - limit_bytes
-        nodes = int(np.ceil(needed_bytes / limit_bytes * fleet.nodes))
-        remedies = [
-            f"{max(nodes, fleet.nodes + 1)} nodes or more",
-            f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device",
-            "smaller tables",
-        ]
-        if self.workload.optimizer != "sgd":
-            remedies.append("an optimizer with less state")
-        if any(force != ForcedPlacement() for force in self.forced):
-            remedies.append("fewer forced placements")
-        return (
-            f"memory is short on all devices 0..{fleet.devices - 1}: tables, optimizer "
-            f"state and exchange buffers need {needed_bytes / 1e9:.2f} GB on each, "
-            f"{fleet.device.name} has {limit_bytes / 1e9:.2f} GB for them "
-            f"({MEMORY_SHARE:.0%} of its memory), {short_bytes / 1e9:.2f} GB short; "
-            f"what would help: {', '.join(remedies)}"
-        )
+        forced = any(force != ForcedPlacement() for force in self.forced)
+        return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
 
 
 def _check_request(

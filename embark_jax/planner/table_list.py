@@ -15,6 +15,7 @@ Written in YAML or JSON, either the bare list of tables or a mapping with the li
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
@@ -23,7 +24,16 @@ from pydantic import Field, NonNegativeFloat
 from embark_jax import yaml_text
 from embark_jax.config import Config, ConfigError, nearest
 from embark_jax.fleet import Fleet
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.dense import (
+    NO_DENSE,
+    DenseLoad,
+    DenseNetwork,
+    dlrm,
+    dlrm_dcnv2,
+    embedding_width,
+)
+from embark_jax.planner.wire import FLOAT32, Wire
+from embark_jax.planner.workload import STATE_VALUES, Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 
 T = TypeVar("T")
@@ -59,6 +69,21 @@ class DenseNet(Config):
     interaction: Literal["concatenate", "dot"] = "concatenate"
     pool_stride: Count = 1
     """Neighbouring columns of the pooled rows that are averaged into one."""
+
+    def network(
+        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+    ) -> DenseNetwork:
+        """The layers, on top of these tables."""
+        if self.interaction == "dot":
+            return dlrm(len(features), self.features, self.bottom, self.top)
+        return dlrm_dcnv2(
+            embedding_width(tables, features) // self.pool_stride,
+            self.features,
+            self.bottom,
+            self.top,
+            self.cross_layers,
+            self.cross_rank,
+        )
 
 
 class TableList(Config):
@@ -99,15 +124,30 @@ class TableList(Config):
         batch: int | None = None,
         zipf_exponent: float | None = None,
         optimizer: str | None = None,
+        wire: Wire = FLOAT32,
     ) -> Workload:
         """On a fleet; what is given goes before the list. What neither says is 65,536
-        samples a step, uniform ids, row-wise Adagrad."""
+        samples a step, uniform ids, row-wise Adagrad. The dense layers take the
+        optimizer of the rows."""
+        optimizer = _first_given(optimizer, self.optimizer, "rowwise_adagrad")
+        dense = NO_DENSE
+        if self.dense is not None:
+            network = self.dense.network(*self.specs())
+            states = STATE_VALUES.get(dense_optimizer_of(optimizer), (0, 0))[0]
+            dense = DenseLoad(network.parameters, states, network.activation_bytes)
         return Workload(
             fleet,
             _first_given(batch, self.batch, 65_536),
             _first_given(zipf_exponent, self.zipf_exponent, 0.0),
-            optimizer=_first_given(optimizer, self.optimizer, "rowwise_adagrad"),
+            optimizer=optimizer,
+            wire=wire,
+            dense=dense,
         )
+
+
+def dense_optimizer_of(optimizer: str) -> str:
+    """Of the dense layers, where that of the rows is given."""
+    return optimizer.removeprefix("rowwise_")
 
 
 def _first_given(*values: T | None) -> T:

@@ -10,6 +10,7 @@ import numpy as np
 
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
+from embark_jax.planner.dense import NO_DENSE, DenseLoad
 from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
 from embark_jax.planner.storage import (
     Cluster,
@@ -36,13 +37,16 @@ class Workload:
 
     Attributes:
       fleet: the machines.
-      batch_size: global, samples a step.
+      batch_size: global, samples a step, or of one of its micro-batches.
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: exchange buffers hold this multiple of the expectation.
       optimizer: of the embedding rows.
       statistics: of a sample of the data; the power law is then for the tables that
         are not in it, and bags of features that are not in it are full.
       wire: the formats in which rows and gradients travel.
+      dense: the dense layers.
+      micro_batches: that a step takes one after the other.
+      overlap: whether a step also makes the routes of the next.
 
     Raises:
       ValueError: if the optimizer is unknown.
@@ -55,6 +59,9 @@ class Workload:
     optimizer: str = "rowwise_adagrad"
     statistics: Statistics = NO_STATISTICS
     wire: Wire = FLOAT32
+    dense: DenseLoad = NO_DENSE
+    micro_batches: int = 1
+    overlap: bool = False
 
     def __post_init__(self):
         if self.optimizer not in STATE_VALUES:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from embark_jax.config import ConfigError
 from embark_jax.fleet import Fleet
-from embark_jax.planner.table_list import TableList
+from embark_jax.planner.dense import DenseNetwork
+from embark_jax.planner.table_list import TableList, dense_optimizer_of
 from embark_jax.planner.workload import Workload
-from embark_jax.simulator.dense import DenseNetwork, DType, dlrm, dlrm_dcnv2
+from embark_jax.simulator.dense import DType
 from embark_jax.tables import FeatureSpec, TableSpec
 
 WIDE_ROWS = 2**32
@@ -66,25 +67,6 @@ def job_of_list(
         )
     tables, features = listed.specs()
     workload = listed.workload(fleet, batch, zipf_exponent, optimizer)
-    dense = listed.dense
-    if dense.interaction == "dot":
-        network = dlrm(len(features), dense.features, dense.bottom, dense.top)
-    else:
-        network = dlrm_dcnv2(
-            embedding_width(tables, features) // dense.pool_stride,
-            dense.features,
-            dense.bottom,
-            dense.top,
-            dense.cross_layers,
-            dense.cross_rank,
-        )
-    dense_optimizer = workload.optimizer.removeprefix("rowwise_")
+    dense_optimizer = dense_optimizer_of(workload.optimizer)
+    network = listed.dense.network(tables, features)
     return Job(tables, features, workload, network, "bfloat16", dense_optimizer)
-
-
-def embedding_width(
-    tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
-) -> int:
-    """Values of all pooled rows of a sample."""
-    dims = {table.name: table.dim for table in tables}
-    return sum(dims[feature.table] for feature in features)

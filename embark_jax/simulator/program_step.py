@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.cost import ProgramModel
+from embark_jax.planner.dense import DenseNetwork
 from embark_jax.planner.phases import Phase, phases
 from embark_jax.planner.rates import Rates
 from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.workload import Workload
-from embark_jax.simulator.dense import DenseNetwork, DType
+from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import MEMORY, TENSOR_CORES, Tasks
 from embark_jax.simulator.timeline import Task
 from embark_jax.tables import FeatureSpec

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from embark_jax.planner import traffic
+from embark_jax.planner.dense import DenseNetwork
 from embark_jax.planner.rates import Rates
-from embark_jax.simulator.dense import VALUE_BYTES, DenseNetwork, DType, product_ms
+from embark_jax.simulator.dense import VALUE_BYTES, DType, product_ms
 from embark_jax.simulator.timeline import LINKS, Resource, Task
 
 MEMORY: frozenset[Resource] = frozenset({"memory"})

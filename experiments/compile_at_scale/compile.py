@@ -1,11 +1,12 @@
 """Compiles the train step of one published model for H100s that are not there, and
 prints what the compiler says beside what the plan says, as JSON.
 
-    python experiments/compile_at_scale/compile.py MODEL NODES [GPUS_PER_NODE]
+    python experiments/compile_at_scale/compile.py MODEL NODES [GPUS_PER_NODE [BATCH]]
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -67,8 +68,9 @@ def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
         cross_rank=dense.cross_rank,
         rngs=nnx.Rngs(0),
     )
-    optimizer = EmbeddingOptimizerConfig(kind=listed.optimizer or "rowwise_adagrad")
-    optimizers = optax.adagrad(0.01), build_embedding_optimizer(optimizer)
+    kind: Any = listed.optimizer or "rowwise_adagrad"
+    rows = build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind))
+    optimizers = optax.adagrad(0.01), rows
     state = abstract_state(model, collection, *optimizers)
     step = make_train_step(model, collection, *optimizers, state)
     large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
@@ -139,13 +141,9 @@ def case(
     listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
     machines = fleet.Fleet(fleet.dgx_h100().device, nodes, gpus_per_node)
     workload = listed.workload(machines, batch)
-    plan = planner.plan(
-        *listed.specs(),
-        machines,
-        workload.batch_size,
-        zipf_exponent=workload.zipf_exponent,
-        optimizer=workload.optimizer,
-    )
+    with_adagrad = dataclasses.replace(workload.dense, states=1)
+    workload = dataclasses.replace(workload, dense=with_adagrad)
+    plan = planner.plan_for(workload, *listed.specs())
     start = time.perf_counter()
     mesh = absent_mesh(nodes, gpus_per_node)
     compiled, state = compile_step(listed, plan, mesh)

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import config, models
+from embark_jax.planner.dense import dlrm_dcnv2
 from tests.models import oracle
 
 BATCH, DENSE = 16, 5
@@ -331,3 +332,25 @@ def test_tbsm_names_all_that_is_wrong_with_its_history():
         models.TBSM(shapes, DENSE, history, bottom=(6,), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="history names no sequence feature"):
         models.TBSM(shapes, DENSE, {}, bottom=(6,), rngs=nnx.Rngs(0))
+
+
+def test_the_planner_knows_what_backward_needs():
+    """Its count of values for DLRM-DCNv2, against what is really kept."""
+    model_config = config.DLRMDCNv2Config(bottom=(5,), top=(7, 1), cross_rank=6)
+    found = models.footprint(model_config, {"a": (64,), "b": (128,)}, DENSE)
+    network = dlrm_dcnv2(192, DENSE, (5,), (7, 1), cross_layers=3, cross_rank=6)
+    biases = 5 + 7 + 1 + 3 * 197
+    assert found.parameters == network.parameters + biases
+    # Beside it dense features, masks of ReLUs, and inputs of that before a product; the
+    # logit is not kept.
+    left_out = 4 * DENSE + (5 + 7) + 4 * 7 - 4
+    assert found.kept_bytes == 4 * network.kept_values + left_out
+
+
+def test_the_footprint_of_every_model(case):
+    shapes, model_config, _ = case
+    found = models.footprint(model_config, shapes, DENSE)
+    params = nnx.state(build(shapes, model_config, "float32"), nnx.Param)
+    assert found.parameters == sum(leaf.size for leaf in jax.tree.leaves(params))
+    halved = model_config.model_copy(update={"compute_dtype": "bfloat16"})
+    assert 0 < models.footprint(halved, shapes, DENSE).kept_bytes < found.kept_bytes

@@ -200,23 +200,6 @@ def test_a_single_device_exchanges_nothing():
     assert alone.storage_price(StorageKind("dp", 8)).fixed_ms == 0
 
 
-def test_memory():
-    memory = Memory(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
-    assert memory.limit_bytes == 0.9e9
-    assert memory.row_bytes(16) == 4 * 17
-    assert memory.piece_bytes(StorageKind("rb", 16)) == 2 * 5120
-    assert memory.piece_bytes(StorageKind("ub", 16)) == 0
-    staged = StorageKind("rb", 16, hierarchical=True)
-    assert memory.piece_bytes(staged) == 2 * 5120
-    assert memory.node_piece_bytes(staged) == 2 * 1280
-    assert memory.node_piece_bytes(StorageKind("rb", 16)) == 0
-    # Five values and a row gradient of 64 bytes for each of 8 devices; a row, twice.
-    assert memory.id_bytes(StorageKind("rb", 16)) == 5 * 4 * 8 + 512
-    assert memory.id_bytes(StorageKind("rb", 16, weighted=True)) == 6 * 4 * 8 + 512
-    assert memory.id_bytes(StorageKind("ub", 16)) == 5 * 4 * 8 + 3 * 512
-    assert memory.replicated_bytes(USE) == 1000 * 36 + 240 * 36
-
-
 def test_embarks_formula():
     # W · B · h · d / n + R · B · d, B = 80: one node, and two.
     use = TableUse(rows=1000, dim=8, hotness=3, lanes=1)

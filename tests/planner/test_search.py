@@ -31,6 +31,8 @@ GAPS = {
     ("T510", 8): 0.05,
     ("T7", 8): 0.06,
 }
+SMALLER_BATCHES = {("T510", 1): 16_384}
+"""Of what hardly fits otherwise."""
 
 
 @st.composite
@@ -112,7 +114,7 @@ def test_plans_are_near_their_bound(name, nodes):
     planned = plan(
         *published.model(name),
         fleet.dgx_h100(nodes),
-        BATCH,
+        SMALLER_BATCHES.get((name, nodes), BATCH),
         zipf_exponent=published.ZIPF_EXPONENT,
     )
     assert planned.prediction.gap <= GAPS[name, nodes]
@@ -161,7 +163,7 @@ def test_what_does_not_fit_says_what_is_short():
     tables, features = published.model("T7")
     with pytest.raises(ValueError, match="short") as error:
         plan(tables, features, fleet.dgx_h100(), BATCH)
-    for part in ("devices 0..7", "72.00 GB", "GB short", "what would help", "nodes"):
+    for part in ("all 8 devices", "72.00 GB", "GB short", "what would help", "nodes"):
         assert part in str(error.value)
 
 

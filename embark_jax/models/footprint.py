@@ -1,0 +1,56 @@
+"""What a model takes of memory, found from shapes alone: nothing is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from embark_jax.config import AnyModelConfig
+from embark_jax.models.build import build
+
+
+class Footprint(NamedTuple):
+    """Attributes:
+    parameters: of all layers.
+    kept_bytes: of a sample, that backward needs of forward.
+    """
+
+    parameters: int
+    kept_bytes: int
+
+
+def footprint(
+    config: AnyModelConfig,
+    embedding_shapes: Mapping[str, tuple[int, ...]],
+    dense_features: int,
+) -> Footprint:
+    """Of the model that ``build`` makes; arguments and errors as there."""
+    model = nnx.eval_shape(
+        lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
+    )
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def forward(params, dense, embeddings):
+        return nnx.merge(graph, params, rest)(dense, embeddings)
+
+    def backward(*inputs):  # a pytree of what it needs of forward
+        return jax.vjp(forward, *inputs)[1]
+
+    def kept_bytes(batch: int) -> int:
+        embeddings = {n: _floats(batch, *s) for n, s in embedding_shapes.items()}
+        dense = _floats(batch, dense_features)
+        kept = jax.eval_shape(backward, params, dense, embeddings)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    # What does not grow with the batch are the parameters themselves.
+    return Footprint(parameters, kept_bytes(2) - kept_bytes(1))
+
+
+def _floats(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
