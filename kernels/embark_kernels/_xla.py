@@ -3,7 +3,8 @@
 Where compilers differ, so does the program. On CPU a fresh array costs more than the
 arithmetic on it, so sums are made a piece at a time, in loops whose working set stays
 in the cache, and no ``[entries, width]`` array is made. A GPU would pay for the launch
-of every turn of such a loop: there it is one gather that XLA fuses with the sum.
+of every turn of such a loop: there it is a few gathers that XLA fuses with their sums.
+One gather of all rows of long bags it would write out first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from jax import lax
 
 COLUMNS_AT_ONCE = 16
-"""Rows of a bag that a turn of a loop on CPU adds; their sum stays in registers."""
+"""Rows of a bag that a turn of a loop on CPU adds, or one gather elsewhere; their sum
+stays in registers."""
 COLUMNS_ALONE = 512
 """Columns up to which each bag has an expression of its own on CPU, so that its sum is
 made where it is used. With more, bags of a length share one, lest programs grow."""
@@ -45,8 +47,14 @@ def sum_columns(
         return joined if groups is alone else joined[:, np.argsort(order)]
 
     def all_columns(table, ids, weights):
-        rows = take(table, ids)
-        return (rows if weights is None else rows * weights[..., None]).sum(axis=2)
+        total = jnp.zeros((), jnp.float32)
+        for first in range(0, ids.shape[2], COLUMNS_AT_ONCE):
+            part = slice(first, first + COLUMNS_AT_ONCE)
+            rows = take(table, ids[..., part])
+            if weights is not None:
+                rows *= weights[..., part, None]
+            total += rows.sum(axis=2)
+        return total
 
     def a_few_columns(table, ids, weights):
         batch, bags, length = ids.shape

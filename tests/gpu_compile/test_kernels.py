@@ -61,6 +61,19 @@ def test_pooled_lookup_compiles(on_h100, width, dtype):
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
 
 
+def test_plain_xla_writes_no_gathered_rows(on_h100):
+    """Of a storage whose bags are of several lengths, some of them long."""
+    width, hotness = 128, (100,) * 25 + (50,) * 20 + (3,) * 30
+    compiled, kernels = compile_for(
+        lambda *args: pooled_lookup(*args, hotness=hotness, implementation="xla"),
+        on_h100((ROWS, width), jnp.float32),
+        on_h100((BATCH, sum(hotness)), jnp.int32),
+    )
+    assert kernels == 0
+    pooled_bytes = BATCH * len(hotness) * width * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * pooled_bytes
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     "optimizer",
