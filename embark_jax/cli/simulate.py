@@ -114,6 +114,11 @@ def _job(built: Experiment) -> Job:
             network = simulator.dlrm(
                 len(built.features), dense_features, layers.bottom, layers.top
             )
+        case _:
+            raise ConfigError(
+                f"model.kind is {layers.kind!r}, whose layers cannot be simulated; "
+                "those of dlrm_dcnv2 and dlrm can"
+            )
     return Job(
         built.tables,
         built.features,

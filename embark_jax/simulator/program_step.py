@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from embark_jax.planner.collectives import Reach
 from embark_jax.planner.cost import ProgramModel
 from embark_jax.planner.dense import DenseNetwork
 from embark_jax.planner.phases import Phase, phases
@@ -19,7 +20,13 @@ from embark_jax.planner.rates import Rates
 from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.workload import Workload
 from embark_jax.simulator.dense import DType
-from embark_jax.simulator.tasks import MEMORY, TENSOR_CORES, Tasks
+from embark_jax.simulator.tasks import (
+    MEMORY,
+    NETWORK,
+    NODE_LINK,
+    TENSOR_CORES,
+    Tasks,
+)
 from embark_jax.simulator.timeline import Task
 from embark_jax.tables import FeatureSpec
 
@@ -74,6 +81,19 @@ BACKWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
 }
 
 
+ROUTING = {"sort of ids", "id exchange", "sort of slots"}
+"""Stages that depend on ids alone: with overlap they are those of the next batch, and
+nothing in the step waits for them."""
+NEAR_FIRST: tuple[Reach, ...] = ("fleet", "node", "rail")
+FAR_FIRST: tuple[Reach, ...] = ("fleet", "rail", "node")
+"""The order of the stages of an exchange; gradients of sums go back the other way."""
+TRAVEL = {
+    "fleet": "travel",
+    "node": "travel inside nodes",
+    "rail": "travel along rails",
+}
+
+
 def program_tasks(
     placements: Sequence[Placement],
     features: Sequence[FeatureSpec],
@@ -87,11 +107,20 @@ def program_tasks(
     Args:
       placements: of all tables.
       features: of the model.
-      workload: fleet, batch, skew and optimizer.
+      workload: fleet, batch, skew and optimizer; whether the step makes the routes of
+        the next batch; and how the dense layers lie on the devices.
       network: the dense layers.
       dtype: that they compute in; their parameters and gradients are float32.
       dense_states: float32 values that their optimizer keeps for each parameter.
+
+    Raises:
+      ValueError: if the dense layers are split inside nodes: not known here yet.
     """
+    if workload.dense.parallelism == "tensor":
+        raise ValueError(
+            "train.dense is 'tensor', whose sums inside nodes a simulated step does not "
+            "have; simulate 'replicated' or 'zero1'"
+        )
     model = ProgramModel(workload)
     found: dict[StorageKind, dict[str, list[Phase]]] = {}
     for phase in phases(placements, features, workload, model):
@@ -101,36 +130,62 @@ def program_tasks(
     make = Tasks(Rates(workload.fleet))
     sharded = [storage for storage in sorted(found) if storage.cluster != "dp"]
     forward: list[Task] = []
+    routes = [] if workload.overlap else forward
     backward: list[Task] = []
     outputs: list[str] = []
     for storage in sorted(found):
         stages = found[storage]
         for stage, after in FORWARD[storage.cluster].items():
+            if workload.overlap and stage not in ROUTING:
+                after = [each for each in after if each not in ROUTING]
             waits = [f"{storage.name} {each}" for each in after]
-            forward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
+            tasks = routes if stage in ROUTING else forward
+            tasks += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
         outputs.append(forward[-1].name)
         for stage, after in BACKWARD[storage.cluster].items():
+            if workload.overlap:
+                after = [each for each in after if each not in ROUTING]
             waits = [DENSE, *(f"{storage.name} {each}" for each in after)]
             if stage == UPDATE:
-                waits += [APPLIED, *([CHECK] if sharded else [])]
+                checked = sharded and not workload.overlap
+                waits += [APPLIED, *([CHECK] if checked else [])]
             backward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
         if stages:
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
     if sharded:  # one maximum over devices for all their capacities
         sorts = [f"{storage.name} sort of ids" for storage in sharded]
         needed_bytes = FLOAT_BYTES * len(sharded)
-        forward.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
-    gradient_bytes = network.parameters * FLOAT_BYTES
-    # Gradient read, parameter and states read and written.
-    update_bytes = gradient_bytes * (3 + 2 * dense_states)
+        routes.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
     return [
         *forward,
         *make.dense(
             network, workload.device_batch, dtype, (), outputs, TENSOR_CORES | MEMORY
         ),
-        make.all_reduce("all-reduce", "all-reduce", gradient_bytes, [DENSE_GRADIENTS]),
-        make.memory(APPLIED, "dense", update_bytes, ["all-reduce"]),
+        *_update_dense(make, workload, network.parameters * FLOAT_BYTES, dense_states),
         *backward,
+        *(routes if workload.overlap else []),
+    ]
+
+
+def _update_dense(
+    make: Tasks, workload: Workload, gradient_bytes: int, states: int
+) -> list[Task]:
+    """Sums gradients over devices and updates; with ZeRO each device a part, which it
+    then sends to all."""
+    # Gradient read, parameter and states read and written.
+    update_bytes = gradient_bytes * (3 + 2 * states)
+    summed = (gradient_bytes, [DENSE_GRADIENTS])
+    if workload.dense.parallelism == "replicated":
+        return [
+            make.all_reduce("all-reduce", "all-reduce", *summed),
+            make.memory(APPLIED, "dense", update_bytes, ["all-reduce"]),
+        ]
+    # A reduce-scatter goes once around the ring, as an all-gather does.
+    part_bytes = update_bytes / workload.devices
+    return [
+        make.all_gather("reduce-scatter", "reduce-scatter", *summed),
+        make.memory(APPLIED, "dense", part_bytes, ["reduce-scatter"]),
+        make.all_gather("all-gather", "all-gather", gradient_bytes, [APPLIED]),
     ]
 
 
@@ -145,20 +200,32 @@ def _stage_tasks(
     make: Tasks, storage: StorageKind, stage: str, parts: list[Phase], after: list[str]
 ) -> list[Task]:
     """Of a stage, in which a buffer that travels is written before and read after; the
-    last of them has the stage's name."""
+    last of them has the stage's name. What a hierarchical exchange adds up between its
+    two ways counts with what is written before and read after."""
     name = f"{storage.name} {stage}"
     none = np.zeros(make.rates.fleet.devices)
     moved_bytes = sum((part.memory_bytes for part in parts), start=none)
     if all(part.collective is None for part in parts):
         return [make.memory(name, stage, moved_bytes, after, kernels=0)]
     half = moved_bytes / 2
-    link_ms = sum((part.device_ms for part in parts), start=none)
-    link_ms = link_ms - make.rates.memory_ms(moved_bytes)
-    before, on_the_way = f"{name}: pack", f"{name}: travel"
-    return [
-        make.memory(before, stage, half, after, kernels=0),
-        make.task(
-            on_the_way, stage, make.links, link_ms, [before], make.rates.fleet.devices
-        ),
-        make.memory(name, stage, half, [on_the_way], kernels=0),
-    ]
+    fleet = make.rates.fleet
+    links = {
+        "fleet": (make.links, fleet.devices),
+        "node": (NODE_LINK, fleet.gpus_per_node),
+        "rail": (NETWORK, fleet.devices),
+    }
+    tasks = [make.memory(f"{name}: pack", stage, half, after, kernels=0)]
+    back = storage.cluster == "rb" and stage == "gradient exchange"
+    for reach in FAR_FIRST if back else NEAR_FIRST:
+        sent = [part for part in parts if part.collective and part.reach == reach]
+        if not sent:
+            continue
+        link_ms = sum(
+            (part.device_ms - make.rates.memory_ms(part.memory_bytes) for part in sent),
+            start=none,
+        )
+        resources, group = links[reach]
+        waits = [tasks[-1].name]
+        travel = f"{name}: {TRAVEL[reach]}"
+        tasks.append(make.task(travel, stage, resources, link_ms, waits, group))
+    return [*tasks, make.memory(name, stage, half, [tasks[-1].name], kernels=0)]

@@ -114,6 +114,15 @@ class Tasks:
         ms = self.rates.links_ms(sent, self.rates.reduce_us)
         return self.task(name, phase, self.links, ms, after, fleet.devices)
 
+    def all_gather(
+        self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
+    ) -> Task:
+        """Parts of all devices to all; or, as long, sums of which each gets a part."""
+        fleet = self.rates.fleet
+        sent = traffic.all_gather_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
+        ms = self.rates.links_ms(sent, self.rates.reduce_us / 2)
+        return self.task(name, phase, self.links, ms, after, fleet.devices)
+
     def dense(
         self,
         network: DenseNetwork,

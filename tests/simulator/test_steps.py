@@ -9,6 +9,7 @@ import pytest
 
 from embark_jax import fleet, planner
 from embark_jax.planner import Placement, Workload
+from embark_jax.planner.dense import DenseLoad
 from embark_jax.planner.workload import shape_of
 from embark_jax.simulator import (
     Job,
@@ -89,6 +90,60 @@ def test_the_program_overlaps_collectives_but_not_kernels():
         ]
         kernels.sort()
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(kernels))
+
+
+def changed_job(**changes):
+    mine = job(machines(2, 4))
+    workload = dataclasses.replace(mine.workload, **changes)
+    return dataclasses.replace(mine, workload=workload)
+
+
+def spans_of(job_, placements=PLACEMENTS):
+    found = simulate_program(job_, placements).timeline
+    return {span.task.name: span for span in found.spans}, found
+
+
+def test_a_hierarchical_exchange_takes_one_way_after_the_other():
+    placements = [
+        dataclasses.replace(each, exchange="hierarchical") if each.devices else each
+        for each in PLACEMENTS
+    ]
+    spans, _ = spans_of(changed_job(), placements)
+    near, far = "travel inside nodes", "travel along rails"
+    for exchange, first, second in (
+        ("rb_16_hierarchical row exchange", near, far),
+        ("rb_16_hierarchical gradient exchange", far, near),
+        ("ub_32_split_hierarchical gradient exchange", near, far),
+    ):
+        one, two = spans[f"{exchange}: {first}"], spans[f"{exchange}: {second}"]
+        assert (two.start_ms >= one.end_ms).all()
+        resources = {first: one.task.resources, second: two.task.resources}
+        assert resources == {near: {"node link"}, far: {"network"}}
+
+
+def test_overlap_keeps_nothing_waiting_for_routes():
+    (_, plain), (spans, overlapped) = (
+        spans_of(changed_job(overlap=overlap)) for overlap in (False, True)
+    )
+    assert overlapped.step_ms < plain.step_ms
+    total_ms = [sum(s.task.ms for s in each.spans) for each in (plain, overlapped)]
+    np.testing.assert_allclose(*total_ms)  # all that is to do is done
+    routing = {name for name in spans if "sort of" in name or "id exchange" in name}
+    routing.add("capacity check")
+    for span in overlapped.spans:
+        assert span.task.name in routing or not routing.intersection(span.task.after)
+
+
+def test_zero1_sends_as_much_and_updates_a_part():
+    sharded = DenseLoad(NETWORK.parameters, 1, 0.0, "zero1")
+    plain, _ = spans_of(changed_job())
+    spans, _ = spans_of(changed_job(dense=sharded))
+    sent_ms = spans["reduce-scatter"].task.ms + spans["all-gather"].task.ms
+    np.testing.assert_allclose(sent_ms, plain["all-reduce"].task.ms)
+    assert (spans["update dense"].task.ms < plain["update dense"].task.ms).all()
+    tensor = dataclasses.replace(sharded, parallelism="tensor")
+    with pytest.raises(ValueError, match="simulate 'replicated' or 'zero1'"):
+        spans_of(changed_job(dense=tensor))
 
 
 def test_rows_are_written_after_all_that_decides_whether_they_may():
