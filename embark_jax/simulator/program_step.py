@@ -118,8 +118,8 @@ def program_tasks(
     """
     if workload.dense.parallelism == "tensor":
         raise ValueError(
-            "train.dense is 'tensor', whose sums inside nodes a simulated step does not "
-            "have; simulate 'replicated' or 'zero1'"
+            "train.dense is 'tensor', whose sums inside nodes a simulated step has "
+            "not; simulate 'replicated' or 'zero1'"
         )
     model = ProgramModel(workload)
     found: dict[StorageKind, dict[str, list[Phase]]] = {}
