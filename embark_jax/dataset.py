@@ -183,6 +183,13 @@ def _merged_model(
             if getattr(mine, key) and getattr(mine, key) != getattr(feature, key)
         ),
     ]
+    if embedding.on_bad_id == "error":  # which would end the run at any step
+        problems += [
+            f"embedding.tables.{name}.rows: is {mine.rows}, the data need {rows}; "
+            "leave it out, or set embedding.on_bad_id to drop or hash"
+            for name, rows in dataset.table_rows.items()
+            if (mine := embedding.tables.get(name)) and (mine.rows or rows) < rows
+        ]
     if problems:
         raise ConfigError("\n".join(problems))
     tables = []

@@ -121,15 +121,10 @@ def test_damaged_files(train, folder, tmp_path, kind, damage, expected):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_id_beyond_its_table_names_its_line(train, folder):
-    outcome = train()
-    rule = f"must be from 0 to {ROWS - 1}, or -1 for padding; mend the data"
-    assert_refused(outcome, "ids of feature 'user', column 0: value is ", rule)
-    place, _, rest = outcome.err.removeprefix("error: ").partition(": ")
-    name, _, line = place.partition(", line ")
-    user = (folder / name).read_text().split("\n")[int(line) - 1].split("\t")[0]
-    assert int(user) >= ROWS
-    assert f"value is {user}, " in rest
+def test_a_table_that_is_too_small_is_refused_before_any_step(train, tmp_path):
+    rule = f"embedding.tables.user.rows: is {ROWS}, the data need {USERS}; leave it out"
+    assert_refused(train(), rule)
+    assert not (tmp_path / "run").exists()
 
 
 def test_more_ids_than_the_declared_hotness(train):
