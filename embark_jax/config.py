@@ -120,7 +120,7 @@ class EmbeddingOptimizerConfig(Config):
 
 
 class WireConfig(Config):
-    """The formats in which rows and gradients travel between devices; sums are
+    """The formats in which tables' rows and gradients travel between devices; sums are
     float32. ``float16`` and ``float8_e4m3`` come with a factor for each row."""
 
     rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"

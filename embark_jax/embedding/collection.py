@@ -344,7 +344,7 @@ def _make_cluster(
     index = index_storage(storage, plan.features, plan.devices)
     batch = plan.batch_size // plan.devices
     if storage.cluster == "dp":
-        return DataParallel(index, batch, implementation)
+        return DataParallel(index, batch, wire.gradients, implementation)
     capacity = plan.capacities[storage.name]
     exchange = FlatExchange(index.pieces)
     if storage.kind.hierarchical:

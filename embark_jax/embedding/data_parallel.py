@@ -3,7 +3,8 @@
 They are summed in one buffer. Of a table that has no more rows than the batch has ids
 for it, the buffer holds every row; of other tables it holds the rows that are touched
 on any device, so that a large table costs what the batch touches, not its size. One
-device sums nothing.
+device sums nothing. Where gradients are compressed, a table's rows are padded to a
+multiple of the devices, for each to add up an equal share.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import gather, own_part, sum_over_devices
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.planner.collectives import summed_whole
+from embark_jax.planner.collectives import summed_rows, summed_whole
+from embark_jax.planner.wire import WireFormat
 
 
 class DataParallelRoute(NamedTuple):
@@ -45,8 +47,15 @@ class DataParallelRoute(NamedTuple):
 class DataParallel:
     """The DP cluster of one storage; see ``cluster.Cluster``."""
 
-    def __init__(self, index: StorageIndex, batch: int, implementation: Implementation):
+    def __init__(
+        self,
+        index: StorageIndex,
+        batch: int,
+        wire: WireFormat,
+        implementation: Implementation,
+    ):
         self.index = index
+        self.wire: WireFormat = wire
         self.implementation: Implementation = implementation
         batch_ids: dict[str, int] = {}
         for each in index.features:
@@ -64,7 +73,9 @@ class DataParallel:
                 continue
             first_place.append(self._places)
             behind.append(index.storage.first_slots[table.name][0, 0] - self._places)
-            self._places += table.rows
+            self._places += summed_rows(
+                table.rows, batch_ids[table.name], index.devices, wire
+            )
             for each in index.features:
                 if each.feature.table == table.name:
                     self._column_whole[each.columns] = True
@@ -140,7 +151,7 @@ class DataParallel:
             implementation=self.implementation,
         )
         if self.index.devices > 1:
-            rows = sum_over_devices(rows)
+            rows = sum_over_devices(rows, self.wire)
         return RowGradients(route.touched, rows)
 
     def mean_square(self, rows, route):

@@ -15,7 +15,7 @@ from typing import Literal
 
 from embark_jax.planner import traffic
 from embark_jax.planner.storage import StorageKind
-from embark_jax.planner.wire import Wire, WireFormat
+from embark_jax.planner.wire import Wire, WireFormat, row_bytes
 
 FLAG_BYTES = 1
 """Of a truth value in XLA."""
@@ -145,8 +145,29 @@ def summed_whole(rows: int, batch_ids: int) -> bool:
     return rows <= batch_ids
 
 
+def replicated_sums(wire: WireFormat) -> tuple[tuple[CollectiveKind, str], ...]:
+    """The collectives that sum gradients of replicated tables, and what they carry."""
+    if wire == "float32":
+        return (("all_reduce", "row gradients"),)
+    return ("all_to_all", "row gradients"), ("all_gather", "summed gradients")
+
+
+def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> int:
+    """Rows of the buffer in which gradients of a replicated table are summed; where
+    they are compressed, a multiple of the devices.
+
+    Args:
+      rows: of the table.
+      batch_ids: that the global batch has for it, padding included.
+      devices: in the fleet.
+      wire: the format in which they travel.
+    """
+    summed = min(rows, batch_ids)
+    return summed if wire == "float32" else -(-summed // devices) * devices
+
+
 def replicated_collectives(
-    rows: int, width: int, batch_ids: int, devices: int
+    rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
 ) -> Iterator[Collective]:
     """Those of a replicated table.
 
@@ -154,13 +175,16 @@ def replicated_collectives(
       rows, width: of the table.
       batch_ids: that the global batch has for it, padding included.
       devices: in the fleet.
+      wire: the format in which gradients travel.
     """
     if devices == 1:
         return
     value_bytes = traffic.VALUE_BYTES
+    summed = summed_rows(rows, batch_ids, devices, wire)
     if summed_whole(rows, batch_ids):
         yield Collective(
-            "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * rows
+            *("all_reduce", "id exchange", "touched rows"),
+            fixed_bytes=value_bytes * summed,
         )
     else:
         yield Collective(
@@ -169,9 +193,8 @@ def replicated_collectives(
             "touched rows",
             fixed_bytes=value_bytes * batch_ids,
         )
-    yield Collective(
-        "all_reduce",
-        "gradient exchange",
-        "row gradients",
-        fixed_bytes=value_bytes * width * min(rows, batch_ids),
-    )
+    for kind, carries in replicated_sums(wire):
+        yield Collective(
+            *(kind, "gradient exchange", carries),
+            fixed_bytes=row_bytes(width, wire) * summed,
+        )

@@ -32,6 +32,7 @@ from embark_jax.planner import traffic
 from embark_jax.planner.collectives import (
     Collective,
     replicated_collectives,
+    replicated_sums,
     storage_collectives,
     summed_whole,
 )
@@ -99,11 +100,10 @@ class ProgramModel:
         """What the exchanges of a storage ask of every device, for a unit of each."""
         workload = self.workload
         if storage.cluster == "dp":
-            for phase, carries in (
-                ("id exchange", "touched rows"),
-                ("gradient exchange", "row gradients"),
-            ):
-                summed = Collective("all_reduce", phase, carries)
+            touched = Collective("all_reduce", "id exchange", "touched rows")
+            yield "storage", self._latency(touched)
+            for kind, carries in replicated_sums(workload.wire.gradients):
+                summed = Collective(kind, "gradient exchange", carries)
                 yield "storage", self._latency(summed)
             return
         for each in storage_collectives(
@@ -168,7 +168,11 @@ class ProgramModel:
         else:
             batch_ids = workload.batch_size * use.hotness
             for each in replicated_collectives(
-                use.rows, use.dim, batch_ids, workload.devices
+                use.rows,
+                use.dim,
+                batch_ids,
+                workload.devices,
+                workload.wire.gradients,
             ):
                 yield self._moved(each, each.fixed_bytes)
             yield Work("sort", "slots", _grouping_bytes(ids))

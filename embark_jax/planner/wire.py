@@ -28,7 +28,8 @@ class Wire:
 
     Attributes:
       rows: of UB, and the partial sums of RB.
-      gradients: of both.
+      gradients: of both, and of DP. Those of the dense layers are float32: XLA sums
+        them by itself, and of fewer bits the sums would be in these.
 
     Raises:
       ValueError: if a format is unknown.

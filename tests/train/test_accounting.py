@@ -165,7 +165,10 @@ def test_the_plans_need_every_collective():
         "rb": {"slots, bags", "slots, bags, weights", "partial sums", "bag gradients"},
         "ub": {"slots", "rows", "row gradients"},
     }
-    summed = [("all_reduce", "touched rows"), ("all_reduce", "row gradients")]
+    summed = [
+        *[("all_reduce", "touched rows"), ("all_reduce", "row gradients")],
+        *[("all_to_all", "row gradients"), ("all_gather", "summed gradients")],
+    ]
     assert found == {
         *(("dp", *each, "fleet") for each in [*summed, ("all_gather", "touched rows")]),
         *(
