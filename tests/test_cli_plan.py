@@ -51,6 +51,27 @@ def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+def test_formats_on_the_wire_are_planned_with(tmp_path):
+    tables = tmp_path / "tables.json"
+    entry = {"name": "a", "rows": 10_000_000, "dim": 64, "hotness": 20}
+    tables.write_text(json.dumps([entry]))
+    narrow = ("--wire-rows", "bfloat16", "--wire-gradients", "float8_e4m3")
+    plain, packed = (
+        json.loads(embark("plan", "--tables", tables, "--json", *options).out)
+        for options in ((), narrow)
+    )
+    assert packed["step_ms"] < plain["step_ms"]
+    wrong = embark("plan", "--tables", tables, "--wire-rows", "bf16")
+    assert wrong.code == 2
+    assert "bfloat16" in wrong.err
+
+
+def test_what_one_device_cannot_hold_is_said_of_it(config):
+    one = ("mesh.nodes=1", "mesh.gpus_per_node=1")
+    outcome = embark("plan", config, *one, "embedding.tables.city.rows=2000000000000")
+    assert_refused(outcome, "memory is short on the device", "dense layers need")
+
+
 def test_options_for_table_lists_are_no_options_of_a_config(config):
     outcome = embark("plan", config, "--nodes", "8")
     assert outcome.code == 2
