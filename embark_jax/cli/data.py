@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from embark_jax import config_io
 from embark_jax.cli import prepare
@@ -87,7 +87,8 @@ def stats(
 
 
 def _show(found: Statistics) -> None:
-    features = Table("feature", title=f"Bags of {found.samples:,} samples")
+    title = f"Bags of {found.samples:,} samples"
+    features = Table(Column("feature", overflow="fold"), title=title)
     for heading in ("ids a bag, mean", "most", "different ids"):
         features.add_column(heading, justify="right")
     for name, bags in found.features.items():
@@ -98,7 +99,7 @@ def _show(found: Statistics) -> None:
             f"{bags.ids_seen:,}",
         )
     console.print(features)
-    tables = Table("table", title="Accesses of rows")
+    tables = Table(Column("table", overflow="fold"), title="Accesses of rows")
     for heading in ("rows", "seen", "accesses", "hottest 1 % take", "Zipf exponent"):
         tables.add_column(heading, justify="right")
     for name, table in found.tables.items():
