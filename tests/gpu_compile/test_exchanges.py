@@ -37,7 +37,12 @@ def collectives():
 
 
 @functools.cache
-def compiled(nodes: int, exchange: Exchange = "flat", ragged: bool = False):
+def compiled(
+    nodes: int,
+    exchange: Exchange = "flat",
+    ragged: bool = False,
+    overlap: bool = False,
+):
     """A step with a table of each cluster, two of them with a row shard a device."""
     machines = fleet.dgx_h100(nodes)
     devices = machines.devices
@@ -64,6 +69,7 @@ def compiled(nodes: int, exchange: Exchange = "flat", ragged: bool = False):
         top=(1024, 512, 1),
         rank=64,
         ragged=ragged,
+        overlap=overlap,
     )[0]
 
 
@@ -103,6 +109,17 @@ def test_exchanges_and_dense_layers_overlap(nodes, collectives):
     assert "jit(train_step)/jvp()/dot_general" in meanwhile["all-to-all"]
     assert any(name.startswith(embeddings) for name in meanwhile["all-to-all"])
     assert any(name.startswith(embeddings) for name in meanwhile["all-reduce"])
+
+
+def test_ids_of_the_next_batch_travel_beside_the_dense_layers(collectives):
+    found = collectives(compiled(1, overlap=True).as_text())
+    of_ids = [
+        each
+        for each in found
+        if each.kind == "all-to-all" and each.buffer_bytes < 2**20
+    ]
+    assert len(of_ids) == 2
+    assert any("dot_general" in name for each in of_ids for name in each.between)
 
 
 def test_a_hierarchical_exchange_sends_fewer_bytes_between_nodes(collectives):

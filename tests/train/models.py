@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import Plan
-from embark_jax.train.gradients import abstract_batch
+from embark_jax.train.gradients import DeviceBatch, abstract_batch, route
 from embark_jax.train.step import abstract_state, make_train_step
 
 DENSE_FEATURES = 13
@@ -39,6 +39,7 @@ def compile_step(
     top,
     rank: int,
     ragged: bool = False,
+    overlap: bool = False,
     implementation: str = "xla",
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
@@ -57,9 +58,27 @@ def compile_step(
     )
     dense_optimizer = optax.adagrad(0.01)
     state = abstract_state(model, collection, dense_optimizer, optimizer)
-    step = make_train_step(model, collection, dense_optimizer, optimizer, state)
+    step = make_train_step(
+        model, collection, dense_optimizer, optimizer, state, overlap=overlap
+    )
     batch = abstract_batch(plan, mesh, DENSE_FEATURES)
-    return step.lower(state, batch).compile(), state
+    batches = (batch,)
+    if overlap:
+        batches = (batch, abstract_routes(collection, batch), batch)
+    return step.lower(state, *batches).compile(), state
+
+
+def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch):
+    """Shapes and shardings of the routes of a batch."""
+    make = jax.jit(lambda batch: route(collection, batch, micro_batches=1))
+    lowered = make.lower(batch)
+    return jax.tree.map(
+        lambda each, sharding: jax.ShapeDtypeStruct(
+            each.shape, each.dtype, sharding=sharding
+        ),
+        lowered.out_info,
+        lowered.compile().output_shardings,
+    )
 
 
 def bytes_per_device(arrays) -> int:
