@@ -4,8 +4,9 @@ A linear program in which shards have no place: every load may be spread evenly 
 the devices. Alike tables are one group, of which so many take each candidate. For each
 storage there are *levels*, the most pieces, ids and rows of any device: each is at
 least the mean over devices, and at least the largest shard. No plan can beat its
-optimum, fractions of tables allowed. With whole numbers the bound gets tighter, and its
-solution is a choice of a shape for every table.
+optimum, fractions of tables allowed; row shards that are added up inside nodes are
+taken to lie each on another device, as the search places them. With whole numbers the
+bound gets tighter, and its solution is a choice of a shape for every table.
 
 ``refine`` adds rules that a solution breaks: see ``rules``.
 """
@@ -24,7 +25,16 @@ from scipy.optimize import linprog, milp
 
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.ledger import Ledger
-from embark_jax.planner.rules import IDS, OWNER, ROWS, Rule, new_rules
+from embark_jax.planner.rules import (
+    IDS,
+    KINDS,
+    NODE_PIECES,
+    OWNER,
+    PIECES,
+    ROWS,
+    Rule,
+    new_rules,
+)
 
 RELATIVE_GAP = 5e-3
 """Between the bound and the best choice, at which whole numbers are good enough."""
@@ -80,7 +90,9 @@ class Program:
         self.columns = np.array([c.shape.column_shards for c in self.candidates])
         self.rules: list[Rule] = []
         storages = len(empty.storages)
-        self.loads = 3 * storages + 1
+        self.loads = (len(KINDS) - 1) * storages + 1
+        kinds = np.repeat(KINDS, [storages] * (len(KINDS) - 1) + [1])
+        self.lanes = np.isin(kinds, (PIECES, NODE_PIECES))
 
         number = len(self.candidates)
         self.each = np.arange(number)
@@ -95,6 +107,7 @@ class Program:
                 np.full(len(c.rows), c.pieces),
                 c.certain + empty.slack * c.expected,
                 c.rows,
+                self._of_nodes(c),
                 c.owner_ms,
             ]
             for c in self.candidates
@@ -103,7 +116,7 @@ class Program:
         tops = np.array(
             [[load.max(initial=0) for load in loads] for loads in self.per_shard]
         )
-        self.unit = np.array([1.0, 1e3, 1e6, 1.0])
+        self.unit = np.array([1.0, 1e3, 1e6, 1.0, 1.0])
         self.total = (sums * self.columns[:, None] / self.unit).T
         self.top = (tops / self.unit).T
         expected = np.array([c.expected.sum() for c in self.candidates])
@@ -113,6 +126,14 @@ class Program:
     def size(self) -> int:
         """How many variables there are."""
         return self.of_rules + sum(len(rule.uppers) for rule in self.rules)
+
+    def _of_nodes(self, candidate: Candidate) -> np.ndarray:
+        """Pieces of nodes, once for each device of a node."""
+        gpus = self.empty.gpus_per_node
+        if not candidate.shape.storage.hierarchical:
+            return np.zeros(0)
+        devices = gpus * candidate.shape.nodes_each(gpus)
+        return np.full(devices, candidate.pieces)
 
     def load(self, kind: int) -> np.ndarray:
         """``[candidates]`` the load of this kind that each candidate adds to."""
@@ -124,7 +145,7 @@ class Program:
     def alone_ms(self) -> np.ndarray:
         """``[candidates]`` time of a table by itself, spread evenly."""
         price = self.prices()
-        spread = [self.total[k] * price[self.load(k)] for k in range(4)]
+        spread = [self.total[k] * price[self.load(k)] for k in KINDS]
         everywhere = np.array([c.everywhere_ms for c in self.candidates])
         return everywhere + np.sum(spread, axis=0) / self.empty.devices
 
@@ -133,7 +154,7 @@ class Program:
         least_ms = [self.alone_ms()[self.group == g].min() for g in self._groups()]
         small_ms = SMALL_SHARE * float(self.counts @ least_ms)
         price = self.prices()
-        top_ms = [self.top[k] * price[self.load(k)] for k in range(4)]
+        top_ms = [self.top[k] * price[self.load(k)] for k in KINDS]
         return np.max(top_ms, axis=0) >= small_ms
 
     def _groups(self) -> range:
@@ -187,7 +208,7 @@ class Program:
         at_most, limits, tables, counts = self._constraints(limit_bytes, True, crowding)
         whole = np.ones(self.size)
         whole[self.level] = whole[self.largest] = 0
-        whole[self.level[: len(self.used)]] = 1  # pieces
+        whole[self.level[self.lanes]] = 1
         upper = self._upper()
         upper[self.each[relaxed.with_ms > best_ms]] = 0
         with _silence():
@@ -242,8 +263,9 @@ class Program:
     def prices(self) -> np.ndarray:
         """``[loads]`` ms a unit."""
         none = np.zeros(len(self.used))
-        prices = [self.empty.piece_ms, self.empty.id_ms, none]
-        units = np.repeat(self.unit, [len(none)] * 3 + [1])
+        empty = self.empty
+        prices = [empty.piece_ms, empty.id_ms, none, empty.node_piece_ms]
+        units = np.repeat(self.unit, [len(none)] * len(prices) + [1])
         return np.concatenate([*prices, [1.0]]) * units
 
     def _times(self) -> np.ndarray:
@@ -260,18 +282,19 @@ class Program:
         what each has fewer of, with both spread evenly."""
         empty = self.empty
         none = np.zeros(len(self.used))
-        dense = np.concatenate([none, empty.id_bytes, empty.row_bytes])
         id_bytes = empty.id_bytes + empty.place_bytes
-        update = np.concatenate([empty.piece_bytes, id_bytes, empty.row_bytes])
+        # Of pieces, ids, rows, and pieces of nodes.
+        dense = [none, empty.id_bytes, empty.row_bytes, none]
+        update = [empty.piece_bytes, id_bytes, empty.row_bytes, empty.node_piece_bytes]
         places = self.total[IDS] * self.unit[IDS]
         slots = self.total[ROWS] * self.unit[ROWS] / empty.devices
         touched_bytes = empty.touched_bytes[self.storage] * np.minimum(places, slots)
         rows = np.zeros((2, self.size))
         rows[:, self.each] = [c.everywhere_bytes for c in self.candidates]
         rows[1, self.each] += touched_bytes
-        rows[:, self.level[:-1]] = np.stack([dense, update]) * np.repeat(
-            self.unit[:3], len(self.used)
-        )
+        rows[:, self.level[:-1]] = np.stack(
+            [np.concatenate(dense), np.concatenate(update)]
+        ) * np.repeat(self.unit[:-1], len(self.used))
         return rows
 
     def _tables(self) -> Any:
@@ -287,9 +310,9 @@ class Program:
         """
         devices, every = self.empty.devices, np.arange(self.loads)
         crowded = np.full(self.loads, -crowding)
-        crowded[: len(self.used)] = 0  # pieces are whole, and always fit
+        crowded[self.lanes] = 0  # are whole, and always fit
         count = self.counts[self.group]
-        means = [(self.load(k), self.each, -self.total[k] / devices) for k in range(4)]
+        means = [(self.load(k), self.each, -self.total[k] / devices) for k in KINDS]
         blocks = [
             # level − mean − crowding × largest shard
             self.matrix(
@@ -310,7 +333,7 @@ class Program:
             taken = (every_large, self.taken[large], count[large])
             each = (every_large, self.each[large], -1.0)
             blocks.append(self.matrix(len(large), taken, each))
-        for kind in range(4):
+        for kind in KINDS:
             load = self.load(kind)
             # The largest shard is at least the mean over the tables of a group,
             pairs, row = np.unique(self.group * self.loads + load, return_inverse=True)

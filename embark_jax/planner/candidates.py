@@ -88,10 +88,22 @@ def weigh(
 
 
 def shapes(
-    use: TableUse, force: ForcedPlacement, devices: int, clusters: tuple[Cluster, ...]
+    use: TableUse,
+    force: ForcedPlacement,
+    devices: int,
+    clusters: tuple[Cluster, ...],
+    exchange: Exchange = "flat",
 ) -> Iterator[Shape]:
     """The shapes worth a try: halvings of rows and columns, and even shares of the
-    fleet, that make at most one shard for each device."""
+    fleet, that make at most one shard for each device.
+
+    Args:
+      use, force: of the table.
+      devices: in the fleet.
+      clusters: to choose from.
+      exchange: of RB, unless it is forced. In UB a hierarchical one saves nothing, as
+        no partial sums are added up.
+    """
     if force.cluster is not None:
         clusters = (force.cluster,)
     elif force.sharded:
@@ -107,8 +119,8 @@ def shapes(
                 forced = force.row_shards is not None or force.devices is not None
                 if not forced and row_shards * column_shards > devices:
                     continue
-                exchange = force.exchange or "flat"
-                yield Shape(use, cluster, row_shards, column_shards, exchange)
+                chosen = force.exchange or (exchange if cluster == "rb" else "flat")
+                yield Shape(use, cluster, row_shards, column_shards, chosen)
 
 
 def _column_splits(use: TableUse, force: ForcedPlacement) -> list[int]:

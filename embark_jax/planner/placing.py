@@ -41,13 +41,15 @@ class Placing:
         self.candidates: list[Candidate] = []
         self.owners: list[np.ndarray] = []
         self._free_pieces = np.zeros(len(empty.storages))
+        self._free_node_pieces = np.zeros(len(empty.storages))
 
     def place(
         self,
         candidates: Sequence[Candidate],
         forced: Sequence[tuple[int, ...] | None],
     ) -> None:
-        """Places all tables, those with forced owners first, then the largest shards.
+        """Places all tables, those with forced owners first, then those with most
+        shards for a node, then the largest shards.
 
         Args:
           candidates: of each table.
@@ -60,11 +62,20 @@ class Placing:
             pieces = candidate.pieces * len(candidate.rows)
             pieces *= candidate.shape.column_shards
             self._free_pieces[s] += pieces / self.ledger.devices
+            gpus = self.ledger.gpus_per_node
+            pieces = candidate.pieces * candidate.shape.nodes_each(gpus)
+            pieces *= candidate.shape.column_shards
+            self._free_node_pieces[s] += pieces * gpus / self.ledger.devices
         for i, owners in enumerate(forced):
             if owners is not None:
                 self.put(i, candidates[i], np.array(owners, int))
-        sizes = [-self._sizes(candidate).max(initial=0) for candidate in candidates]
-        for i in sorted(range(len(candidates)), key=lambda i: (sizes[i], i)):
+        together = [
+            len(c.rows) if c.shape.storage.hierarchical else 0 for c in candidates
+        ]
+        sizes = [self._sizes(candidate).max(initial=0) for candidate in candidates]
+        for i in sorted(
+            range(len(candidates)), key=lambda i: (-together[i], -sizes[i], i)
+        ):
             if forced[i] is None:
                 self.put(i, candidates[i], self.best_owners(candidates[i]))
 
@@ -87,6 +98,9 @@ class Placing:
         owners = np.zeros((row_shards, columns), int)
         sizes = self._sizes(candidate)
         order = np.argsort(-sizes, kind="stable")
+        if candidate.shape.storage.hierarchical:
+            owners[order] = self._owners_on_few_nodes(candidate, order[0])
+            return owners.reshape(-1)
         again = np.zeros(self.ledger.devices)
         start = 0
         while start < row_shards:
@@ -100,6 +114,23 @@ class Placing:
             np.add.at(again, owners[batch], 1)
             start += len(batch)
         return owners.reshape(-1)
+
+    def _owners_on_few_nodes(self, candidate: Candidate, largest: int) -> np.ndarray:
+        """``[row_shards, columns]`` owners, those of a column on as few nodes as go, of
+        which each holds as few columns as go."""
+        row_shards, gpus = len(candidate.rows), self.ledger.gpus_per_node
+        scores = self._scores(candidate, largest)
+        again = np.zeros(self.ledger.devices)
+        owners = []
+        for _ in range(candidate.shape.column_shards):
+            held = again.reshape(-1, gpus)
+            best = np.sort(scores.reshape(-1, gpus), axis=1)[:, :row_shards]
+            nodes = np.lexsort((best.sum(axis=1), held.sum(axis=1)))
+            rank = np.repeat(np.argsort(nodes), gpus)
+            order = np.lexsort((scores, again, rank))
+            owners.append(order[np.arange(row_shards) % len(order)])
+            np.add.at(again, owners[-1], 1)
+        return np.stack(owners, axis=1)
 
     def exchange_shards(self, movable: Sequence[bool]) -> None:
         """Moves or swaps shards of one storage between devices, always the best pair,
@@ -147,7 +178,14 @@ class Placing:
             expected + candidate.expected[row_shard],
         )
         scores = np.zeros(ledger.devices)
+        of_nodes = np.repeat(ledger.node_pieces[s], ledger.gpus_per_node)
         for price, before, after, free in (
+            (
+                ledger.node_piece_ms[s],
+                of_nodes,
+                of_nodes + candidate.pieces,
+                np.ceil(self._free_node_pieces[s] - 1e-9),
+            ),
             (
                 ledger.piece_ms[s],
                 ledger.pieces[s],
@@ -174,12 +212,16 @@ class _Exchanges:
     Loads are rows of arrays: pieces, ids, rows, owner's time, each times its price, so
     that the cost is the sum of their maxima over devices. Ids count here with slack
     alone; what chance adds hardly depends on who owns what. Shards of equal loads are
-    one *class*: it does not matter which of them moves.
+    one *class*: it does not matter which of them moves. Shards that are added up inside
+    their node stay there, so that the pieces of nodes stay as they are.
     """
 
     def __init__(self, placing: Placing, s: int, shards: list[tuple[int, int]]):
         ledger = placing.ledger
         self.placing, self.shards = placing, shards
+        # Devices of a group may exchange shards.
+        staged = ledger.storages[s].hierarchical
+        self.group = ledger.gpus_per_node if staged else ledger.devices
         price = np.array([ledger.piece_ms[s], ledger.id_ms[s], placing.row_ms[s], 1.0])
         per_table: dict[int, np.ndarray] = {}
         for i in {i for i, _ in shards}:
@@ -277,7 +319,9 @@ class _Exchanges:
         squares = after_here**2 + after_there**2 - before_here**2 - before_there**2
         scale = np.maximum(total.max(axis=1), 1e-30)[:, None]
         change += EVENNESS * (squares / scale).sum(axis=0)
-        change[devices == here] = np.inf
+        change[(devices == here) | (devices // self.group != here // self.group)] = (
+            np.inf
+        )
         return change
 
     def _rest(self, here: int) -> np.ndarray:

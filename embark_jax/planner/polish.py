@@ -58,7 +58,8 @@ def _on_fullest(placing: Placing) -> list[int]:
     ids = ledger.padded_ids(ledger.certain, ledger.expected)
     full = ledger.owner_ms >= ledger.owner_ms.max()
     full = full | np.zeros_like(ids, bool)
-    for load in (ledger.pieces, ids, ledger.rows):
+    of_nodes = np.repeat(ledger.node_pieces, ledger.gpus_per_node, axis=1)
+    for load in (ledger.pieces, ids, ledger.rows, of_nodes):
         full |= (load >= load.max(axis=1, keepdims=True)) & (load > 0)
     return [
         i

@@ -20,8 +20,9 @@ from embark_jax.planner.capacities import DEVIATIONS
 if TYPE_CHECKING:
     from embark_jax.planner.bound import Program, Relaxation
 
-PIECES, IDS, ROWS, OWNER = range(4)
-"""Kinds of load: three of each storage, and the time for a device's own shards."""
+PIECES, IDS, ROWS, NODE_PIECES, OWNER = KINDS = range(5)
+"""Kinds of load: four of each storage, and the time for a device's own shards. Pieces
+of a node are a load of each of its devices."""
 ALIKE = 0.02
 """Sizes that differ by less share a rule."""
 ABOVE = 1.15

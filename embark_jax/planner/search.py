@@ -3,6 +3,8 @@
 The choice of shapes is that of a small program with whole numbers (``bound``), in which
 shards have no place yet; it also bounds what any plan can reach. Greedy placing and
 local search then give shards their owners and mend the choice where it packs badly.
+On several nodes this is done with a flat and with a hierarchical exchange of RB, as the
+bound is loose where tables may mix them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.bound import Group, Program, Relaxation
 from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.candidates import (
+    MIN_WIDTH,
     Candidate,
     ForcedPlacement,
     forced_problems,
@@ -31,13 +34,13 @@ from embark_jax.planner.plan import MAX_SLOTS, Plan
 from embark_jax.planner.polish import polish
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.reasons import reason, split
-from embark_jax.planner.storage import Cluster, Placement
+from embark_jax.planner.storage import Cluster, Exchange, Placement, StorageKind
 from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
 ROUNDS = 4
-"""Of choosing shapes with whole numbers, each with more rules for large shards."""
+"""Of choosing shapes with whole numbers, each with more rules for shards."""
 GOOD = 1.02
 """Times the lower bound: a plan this good is not improved."""
 CROWDING = 0.3
@@ -115,8 +118,11 @@ def plan_for(
             known = list(models)
             raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
         cost_model = models[cost_model]
-    search = Search(tables, features, forced, workload, cost_model)
-    placing, lower_bound_ms = search.run()
+    searches: dict[tuple[StorageKind, ...], Search] = {}
+    for exchange in _exchanges(fleet, cost_model):
+        search = Search(tables, features, forced, workload, cost_model, exchange)
+        searches.setdefault(search.empty.storages, search)
+    search, placing, lower_bound_ms = _best([*searches.values()])
     placements = search.placements(placing)
     ledger = placing.ledger
     step_ms = ledger.step_ms()
@@ -150,7 +156,15 @@ class Search:
         forced: Mapping[str, ForcedPlacement],
         workload: Workload,
         model: CostModel,
+        exchange: Exchange = "flat",
     ):
+        """
+        Args:
+          tables, features, forced: as for ``plan``.
+          workload, model: what is planned for, and what prices it.
+          exchange: of all tables in RB, where it is not forced.
+        """
+        self.exchange: Exchange = exchange
         self.tables, self.workload, self.model = tables, workload, model
         self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
         self.memory = memory = Memory(workload)
@@ -181,27 +195,50 @@ class Search:
         Raises:
           ValueError: if the tables do not fit.
         """
-        # First as if memory were no matter: more of it then changes no plan that fits.
-        placings, lower_bound_ms = self._rounds(np.inf, MEMORY_PRICES[:1])
-        if not self._fits(min(placings, key=_step_ms)):
-            relaxed = self.program.relax(self.empty.limit_bytes)
-            if relaxed is None:
-                raise ValueError(self._shortage(self.program.least_bytes()))
-            lower_bound_ms = max(lower_bound_ms, relaxed.lower_bound)
-            for number, limit_bytes in enumerate(self._limits_bytes()):
-                placings += self._rounds(limit_bytes, MEMORY_PRICES)[0]
-                if number > 1 and any(map(self._fits, placings)):
-                    break
+        placings, lower_bound_ms = self._search(np.inf, np.inf)
         fitting = list(filter(self._fits, placings))
-        if not fitting:
+        if fitting:
+            return min(fitting, key=_step_ms), lower_bound_ms
+        needed_bytes = self.program.least_bytes()
+        if np.isfinite(lower_bound_ms):
             needed_bytes = min(p.ledger.bytes() for p in placings)
-            if needed_bytes <= self.empty.limit_bytes:
-                raise ValueError(
-                    f"a storage needs more than {MAX_SLOTS:,} slots on a device; what "
-                    "would help: more devices, or tables of different dims"
-                )
-            raise ValueError(self._shortage(needed_bytes))
-        return min(fitting, key=_step_ms), lower_bound_ms
+        if needed_bytes <= self.empty.limit_bytes:
+            raise ValueError(
+                f"a storage needs more than {MAX_SLOTS:,} slots on a device; what "
+                "would help: more devices, or tables of different dims"
+            )
+        raise ValueError(self._shortage(needed_bytes))
+
+    def relaxed_ms(self) -> float:
+        """The bound that costs least: with fractions of tables, and any memory."""
+        relaxed = self.program.relax(np.inf)
+        return np.inf if relaxed is None else relaxed.lower_bound
+
+    def improve(self, best_ms: float, enough_ms: float) -> tuple[Placing | None, float]:
+        """A plan that is faster than ``best_ms``, if one is found, and the lower bound
+        in ms of all that are, which need not be more than ``enough_ms``."""
+        placings, lower_bound_ms = self._search(best_ms, enough_ms)
+        better = [p for p in placings if self._fits(p) and _step_ms(p) < best_ms]
+        return min(better, key=_step_ms, default=None), lower_bound_ms
+
+    def _search(self, best_ms: float, enough_ms: float) -> tuple[list[Placing], float]:
+        """Plans, of which some may not fit, and the lower bound in ms, see ``improve``;
+        infinite, if nothing fits."""
+        # First as if memory were no matter: more of it then changes no plan that fits.
+        placings, lower_bound_ms = self._rounds(
+            np.inf, MEMORY_PRICES[:1], best_ms, enough_ms
+        )
+        if not placings or self._fits(min(placings, key=_step_ms)):
+            return placings, lower_bound_ms
+        relaxed = self.program.relax(self.empty.limit_bytes)
+        if relaxed is None:
+            return placings, np.inf
+        lower_bound_ms = max(lower_bound_ms, relaxed.lower_bound)
+        for number, limit_bytes in enumerate(self._limits_bytes()):
+            placings += self._rounds(limit_bytes, MEMORY_PRICES, best_ms, enough_ms)[0]
+            if number > 1 and any(map(self._fits, placings)):
+                break
+        return placings, lower_bound_ms
 
     def _limits_bytes(self) -> Iterator[float]:
         """Limits of memory to plan for, from the fleet's own downwards: what fits in
@@ -214,21 +251,32 @@ class Search:
             yield least_bytes * LIMIT**step
 
     def _rounds(
-        self, limit_bytes: float, prices: Sequence[float]
+        self,
+        limit_bytes: float,
+        prices: Sequence[float],
+        best_ms: float,
+        enough_ms: float,
     ) -> tuple[list[Placing], float]:
-        """Plans, better and better, and the lower bound in ms; none, if nothing fits.
+        """Plans, better and better, and the lower bound in ms; none, if nothing fits or
+        is faster than ``best_ms``.
 
         Args:
           limit_bytes: of memory on a device.
           prices: of memory, see ``_place``.
+          best_ms, enough_ms: see ``improve``.
         """
         relaxed = self.program.relax(limit_bytes)
         if relaxed is None:
             return [], np.inf
+        if relaxed.lower_bound >= best_ms:
+            return [], relaxed.lower_bound
         placings = self._place(relaxed, relaxed.lower_bound, limit_bytes, prices)
-        best_ms, bound_ms = min(map(_step_ms, placings)), relaxed.lower_bound
+        bound_ms = relaxed.lower_bound
+        best_ms = min(best_ms, *map(_step_ms, placings))
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
         for number in range(rounds):
+            if bound_ms >= enough_ms:
+                break
             whole = self.program.choose(limit_bytes, relaxed, best_ms)
             if whole is None:
                 break
@@ -238,7 +286,7 @@ class Search:
                 crowded = self.program.choose(limit_bytes, relaxed, best_ms, CROWDING)
                 if crowded is not None:
                     placings += self._place(crowded, bound_ms, limit_bytes, prices)
-            best_ms = min(map(_step_ms, placings))
+            best_ms = min(best_ms, *map(_step_ms, placings))
             if best_ms <= GOOD * bound_ms or not self.program.refine(whole):
                 break
         return placings, min(bound_ms, best_ms)
@@ -272,7 +320,9 @@ class Search:
         """Those whose shards a storage can number; all, if there is none."""
         found = [
             weigh(shape, self.workload, model, memory)
-            for shape in shapes(use, force, self.workload.devices, model.clusters)
+            for shape in shapes(
+                use, force, self.workload.devices, model.clusters, self.exchange
+            )
         ]
         return [c for c in found if c.rows.max(initial=0) <= MAX_SLOTS] or found
 
@@ -323,6 +373,37 @@ class Search:
         """What is short, by how much, where, and what would make it fit."""
         forced = any(force != ForcedPlacement() for force in self.forced)
         return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
+
+
+def _exchanges(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
+    """Those of RB that differ, and have another price."""
+    flat = StorageKind("rb", MIN_WIDTH)
+    staged = flat._replace(hierarchical=True)
+    alike = model.storage_price(flat) == model.storage_price(staged)
+    if alike or fleet.nodes == 1 or fleet.gpus_per_node == 1:
+        return ("flat",)
+    return ("flat", "hierarchical")
+
+
+def _best(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
+    """The search that finds the best plan, that plan, and the lower bound in ms of the
+    plans of all searches.
+
+    Raises:
+      ValueError: if the tables do not fit.
+    """
+    if len(searches) == 1:
+        return searches[0], *searches[0].run()
+    best, best_ms, lower_bound_ms = None, np.inf, np.inf
+    # The most promising comes first: later ones need not raise the bound further.
+    for search in sorted(searches, key=Search.relaxed_ms):
+        placing, bound_ms = search.improve(best_ms, lower_bound_ms)
+        lower_bound_ms = min(lower_bound_ms, bound_ms)
+        if placing is not None:
+            best, best_ms = (search, placing), _step_ms(placing)
+    if best is None:
+        return _best(searches[:1])
+    return *best, lower_bound_ms
 
 
 def _check_request(

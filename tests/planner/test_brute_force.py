@@ -1,6 +1,7 @@
 """Plans of small models against the best of all plans there are."""
 
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from embark_jax.planner import (
     predict,
 )
 from embark_jax.planner.candidates import shapes
+from embark_jax.planner.storage import Exchange
 from embark_jax.planner.workload import table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -49,25 +51,24 @@ def request(nodes, gpus_per_node, count, zipf_exponent, seed):
     return tables, features, Workload(machines, 6 * 1024, zipf_exponent)
 
 
-def all_placements(table, features, workload, clusters):
+def all_placements(table, features, workload, clusters, exchange):
     """Every candidate shape with every choice of owners."""
     use = table_use(table, features, workload)
     devices = range(workload.devices)
-    for shape in shapes(use, ForcedPlacement(), len(devices), clusters):
+    for shape in shapes(use, ForcedPlacement(), len(devices), clusters, exchange):
         shards = 0 if shape.cluster == "dp" else shape.shards
         if workload.zipf_exponent:
             choices = itertools.product(devices, repeat=shards)
         else:  # shards are alike: only how many a device has matters
             choices = itertools.combinations_with_replacement(devices, shards)
         for owners in choices:
-            yield Placement(
-                table, shape.cluster, shape.row_shards, shape.column_shards, owners
-            )
+            split = shape.row_shards, shape.column_shards
+            yield Placement(table, shape.cluster, *split, owners, shape.exchange)
 
 
-def optimum_ms(tables, features, workload, model):
+def optimum_ms(tables, features, workload, model, exchange):
     choices = [
-        list(all_placements(table, features, workload, model.clusters))
+        list(all_placements(table, features, workload, model.clusters, exchange))
         for table in tables
     ]
     # Devices are alike, so that the first shard may as well lie on the first.
@@ -84,7 +85,10 @@ def optimum_ms(tables, features, workload, model):
 def test_the_bound_is_below_the_best_plan_which_is_ours(size, seed, cost_model):
     tables, features, workload = request(*size, seed)
     model = MODELS[cost_model](workload)
-    best_ms = optimum_ms(tables, features, workload, model)
+    best_ms = min(
+        optimum_ms(tables, features, workload, model, exchange)
+        for exchange in get_args(Exchange)
+    )
     found = plan(
         tables,
         features,
