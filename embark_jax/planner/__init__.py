@@ -6,10 +6,10 @@ from embark_jax.planner.capacities import capacities, grow
 from embark_jax.planner.cost import EmbarkModel, ProgramModel
 from embark_jax.planner.phases import Phase, phases
 from embark_jax.planner.plan import MESH_AXES, Plan
+from embark_jax.planner.planning import plan, plan_for
 from embark_jax.planner.predict import predict
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.records import plan_record
-from embark_jax.planner.search import plan, plan_for
 from embark_jax.planner.storage import Placement, Storage, lay_out
 from embark_jax.planner.table_list import TableList, read_table_list
 from embark_jax.planner.wire import Wire

@@ -1,10 +1,8 @@
-"""Makes a plan: chooses a shape for every table and an owner for every shard.
+"""The search for a plan: chooses a shape for every table, an owner for every shard.
 
 The choice of shapes is that of a small program with whole numbers (``bound``), in which
 shards have no place yet; it also bounds what any plan can reach. Greedy placing and
 local search then give shards their owners and mend the choice where it packs badly.
-On several nodes this is done with a flat and with a hierarchical exchange of RB, as the
-bound is loose where tables may mix them.
 """
 
 from __future__ import annotations
@@ -13,31 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.fleet import Fleet
-from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.bound import Group, Program, Relaxation
-from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.candidates import (
-    MIN_WIDTH,
     Candidate,
     ForcedPlacement,
-    forced_problems,
     shapes,
     weigh,
 )
-from embark_jax.planner.capacities import capacities
-from embark_jax.planner.cost import CostModel, EmbarkModel, ProgramModel
+from embark_jax.planner.cost import CostModel, ProgramModel
 from embark_jax.planner.ledger import Ledger
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
-from embark_jax.planner.plan import MAX_SLOTS, Plan
+from embark_jax.planner.plan import MAX_SLOTS
 from embark_jax.planner.polish import polish
-from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.reasons import reason, split
-from embark_jax.planner.storage import Cluster, Exchange, Placement, StorageKind
-from embark_jax.planner.wire import FLOAT32, Wire
+from embark_jax.planner.storage import Cluster, Exchange, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
-from embark_jax.tables import FeatureSpec, TableSpec, check_model
+from embark_jax.tables import FeatureSpec, TableSpec
 
 ROUNDS = 4
 """Of choosing shapes with whole numbers, each with more rules for shards."""
@@ -53,97 +43,6 @@ LIMIT = 1.05
 MEMORY_PRICES = (0.0, 0.05, 0.5, 5.0, 50.0)
 """What a device's fair share of the tables is taken to cost, in step times: the first
 at which the plan fits is taken."""
-
-
-def plan(
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    fleet: Fleet,
-    batch: int,
-    *,
-    forced: Mapping[str, ForcedPlacement] | None = None,
-    zipf_exponent: float = 0.0,
-    capacity_slack: float = 1.25,
-    optimizer: str = "rowwise_adagrad",
-    cost_model: str | CostModel = "program",
-    statistics: Statistics = NO_STATISTICS,
-    wire: Wire = FLOAT32,
-) -> Plan:
-    """Places every table on the fleet.
-
-    Args:
-      tables, features: the model.
-      fleet: the machines.
-      batch: global batch size, samples a step.
-      forced: by table name, what is not the planner's to choose.
-      zipf_exponent: skew of ids within their table; 0 is uniform.
-      capacity_slack: exchange buffers hold this multiple of the expectation.
-      optimizer: of the embedding rows; its state takes memory beside them.
-      cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
-        published formula; or a model of your own.
-      statistics: of a sample of the data; ``zipf_exponent`` is then for the tables that
-        are not in it.
-      wire: the formats in which rows and gradients travel.
-
-    Raises:
-      ValueError: if the model is inconsistent, a forced placement impossible, the
-        statistics are of another model, or the tables do not fit the fleet.
-    """
-    workload = Workload(
-        fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics, wire
-    )
-    return plan_for(workload, tables, features, forced=forced, cost_model=cost_model)
-
-
-def plan_for(
-    workload: Workload,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    *,
-    forced: Mapping[str, ForcedPlacement] | None = None,
-    cost_model: str | CostModel = "program",
-) -> Plan:
-    """As ``plan``, for all that a workload knows: of the dense layers, too."""
-    check_model(tables, features)
-    forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
-    _check_request(tables, forced, fleet, batch)
-    if problems := workload.statistics.problems(tables, features):
-        raise ValueError("; ".join(problems))
-    models: dict[str, CostModel] = {
-        "program": ProgramModel(workload),
-        "embark": EmbarkModel(workload),
-    }
-    if isinstance(cost_model, str):
-        if cost_model not in models:
-            known = list(models)
-            raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
-        cost_model = models[cost_model]
-    searches: dict[tuple[StorageKind, ...], Search] = {}
-    for exchange in _exchanges(fleet, cost_model):
-        search = Search(tables, features, forced, workload, cost_model, exchange)
-        searches.setdefault(search.empty.storages, search)
-    search, placing, lower_bound_ms = _best([*searches.values()])
-    placements = search.placements(placing)
-    ledger = placing.ledger
-    step_ms = ledger.step_ms()
-    return Plan(
-        features=tuple(features),
-        placements=placements,
-        nodes=fleet.nodes,
-        gpus_per_node=fleet.gpus_per_node,
-        batch_size=batch,
-        capacities=capacities(placements, features, workload),
-        prediction=Prediction(
-            cost_model.name,
-            step_ms,
-            min(step_ms, lower_bound_ms),
-            tuple(map(float, ledger.device_ms())),
-            (ledger.bytes(),) * fleet.devices,
-            break_down(placements, features, workload, cost_model)
-            if isinstance(cost_model, ProgramModel)
-            else None,
-        ),
-    )
 
 
 class Search:
@@ -198,7 +97,7 @@ class Search:
         placings, lower_bound_ms = self._search(np.inf, np.inf)
         fitting = list(filter(self._fits, placings))
         if fitting:
-            return min(fitting, key=_step_ms), lower_bound_ms
+            return min(fitting, key=step_ms), lower_bound_ms
         needed_bytes = self.program.least_bytes()
         if np.isfinite(lower_bound_ms):
             needed_bytes = min(p.ledger.bytes() for p in placings)
@@ -218,8 +117,8 @@ class Search:
         """A plan that is faster than ``best_ms``, if one is found, and the lower bound
         in ms of all that are, which need not be more than ``enough_ms``."""
         placings, lower_bound_ms = self._search(best_ms, enough_ms)
-        better = [p for p in placings if self._fits(p) and _step_ms(p) < best_ms]
-        return min(better, key=_step_ms, default=None), lower_bound_ms
+        better = [p for p in placings if self._fits(p) and step_ms(p) < best_ms]
+        return min(better, key=step_ms, default=None), lower_bound_ms
 
     def _search(self, best_ms: float, enough_ms: float) -> tuple[list[Placing], float]:
         """Plans, of which some may not fit, and the lower bound in ms, see ``improve``;
@@ -228,7 +127,7 @@ class Search:
         placings, lower_bound_ms = self._rounds(
             np.inf, MEMORY_PRICES[:1], best_ms, enough_ms
         )
-        if not placings or self._fits(min(placings, key=_step_ms)):
+        if not placings or self._fits(min(placings, key=step_ms)):
             return placings, lower_bound_ms
         relaxed = self.program.relax(self.empty.limit_bytes)
         if relaxed is None:
@@ -272,7 +171,7 @@ class Search:
             return [], relaxed.lower_bound
         placings = self._place(relaxed, relaxed.lower_bound, limit_bytes, prices)
         bound_ms = relaxed.lower_bound
-        best_ms = min(best_ms, *map(_step_ms, placings))
+        best_ms = min(best_ms, *map(step_ms, placings))
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
         for number in range(rounds):
             if bound_ms >= enough_ms:
@@ -286,7 +185,7 @@ class Search:
                 crowded = self.program.choose(limit_bytes, relaxed, best_ms, CROWDING)
                 if crowded is not None:
                     placings += self._place(crowded, bound_ms, limit_bytes, prices)
-            best_ms = min(best_ms, *map(_step_ms, placings))
+            best_ms = min(best_ms, *map(step_ms, placings))
             if best_ms <= GOOD * bound_ms or not self.program.refine(whole):
                 break
         return placings, min(bound_ms, best_ms)
@@ -375,61 +274,8 @@ class Search:
         return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
 
 
-def _exchanges(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
-    """Those of RB that differ, and have another price."""
-    flat = StorageKind("rb", MIN_WIDTH)
-    staged = flat._replace(hierarchical=True)
-    alike = model.storage_price(flat) == model.storage_price(staged)
-    if alike or fleet.nodes == 1 or fleet.gpus_per_node == 1:
-        return ("flat",)
-    return ("flat", "hierarchical")
-
-
-def _best(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
-    """The search that finds the best plan, that plan, and the lower bound in ms of the
-    plans of all searches.
-
-    Raises:
-      ValueError: if the tables do not fit.
-    """
-    if len(searches) == 1:
-        return searches[0], *searches[0].run()
-    best, best_ms, lower_bound_ms = None, np.inf, np.inf
-    # The most promising comes first: later ones need not raise the bound further.
-    for search in sorted(searches, key=Search.relaxed_ms):
-        placing, bound_ms = search.improve(best_ms, lower_bound_ms)
-        lower_bound_ms = min(lower_bound_ms, bound_ms)
-        if placing is not None:
-            best, best_ms = (search, placing), _step_ms(placing)
-    if best is None:
-        return _best(searches[:1])
-    return *best, lower_bound_ms
-
-
-def _check_request(
-    tables: Sequence[TableSpec],
-    forced: Mapping[str, ForcedPlacement],
-    fleet: Fleet,
-    batch: int,
-) -> None:
-    unknown = sorted(set(forced) - {table.name for table in tables})
-    if unknown:
-        raise ValueError(f"placements are forced for unknown tables {unknown}")
-    problems = [
-        problem
-        for table in tables
-        if table.name in forced
-        for problem in forced_problems(table, forced[table.name], fleet.devices)
-    ]
-    if batch < 1 or batch % fleet.devices:
-        problems.append(
-            f"batch size {batch} must be a multiple of the {fleet.devices} devices"
-        )
-    if problems:
-        raise ValueError("; ".join(problems))
-
-
-def _step_ms(placing: Placing) -> float:
+def step_ms(placing: Placing) -> float:
+    """Predicted, of a step."""
     return placing.ledger.step_ms()
 
 
