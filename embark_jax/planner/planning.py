@@ -137,9 +137,9 @@ def _best(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
     if len(searches) == 1:
         return searches[0], *searches[0].run()
     best, best_ms, lower_bound_ms = None, np.inf, np.inf
-    # The most promising comes first: later ones need not raise the bound further.
+    # The most promising comes first: its plan leaves less to look at for later ones.
     for search in sorted(searches, key=Search.relaxed_ms):
-        placing, bound_ms = search.improve(best_ms, lower_bound_ms)
+        placing, bound_ms = search.improve(best_ms)
         lower_bound_ms = min(lower_bound_ms, bound_ms)
         if placing is not None:
             best, best_ms = (search, placing), step_ms(placing)

@@ -94,7 +94,7 @@ class Search:
         Raises:
           ValueError: if the tables do not fit.
         """
-        placings, lower_bound_ms = self._search(np.inf, np.inf)
+        placings, lower_bound_ms = self._search(np.inf)
         fitting = list(filter(self._fits, placings))
         if fitting:
             return min(fitting, key=step_ms), lower_bound_ms
@@ -113,20 +113,18 @@ class Search:
         relaxed = self.program.relax(np.inf)
         return np.inf if relaxed is None else relaxed.lower_bound
 
-    def improve(self, best_ms: float, enough_ms: float) -> tuple[Placing | None, float]:
+    def improve(self, best_ms: float) -> tuple[Placing | None, float]:
         """A plan that is faster than ``best_ms``, if one is found, and the lower bound
-        in ms of all that are, which need not be more than ``enough_ms``."""
-        placings, lower_bound_ms = self._search(best_ms, enough_ms)
+        in ms of all that are."""
+        placings, lower_bound_ms = self._search(best_ms)
         better = [p for p in placings if self._fits(p) and step_ms(p) < best_ms]
         return min(better, key=step_ms, default=None), lower_bound_ms
 
-    def _search(self, best_ms: float, enough_ms: float) -> tuple[list[Placing], float]:
+    def _search(self, best_ms: float) -> tuple[list[Placing], float]:
         """Plans, of which some may not fit, and the lower bound in ms, see ``improve``;
         infinite, if nothing fits."""
         # First as if memory were no matter: more of it then changes no plan that fits.
-        placings, lower_bound_ms = self._rounds(
-            np.inf, MEMORY_PRICES[:1], best_ms, enough_ms
-        )
+        placings, lower_bound_ms = self._rounds(np.inf, MEMORY_PRICES[:1], best_ms)
         if not placings or self._fits(min(placings, key=step_ms)):
             return placings, lower_bound_ms
         relaxed = self.program.relax(self.empty.limit_bytes)
@@ -134,7 +132,7 @@ class Search:
             return placings, np.inf
         lower_bound_ms = max(lower_bound_ms, relaxed.lower_bound)
         for number, limit_bytes in enumerate(self._limits_bytes()):
-            placings += self._rounds(limit_bytes, MEMORY_PRICES, best_ms, enough_ms)[0]
+            placings += self._rounds(limit_bytes, MEMORY_PRICES, best_ms)[0]
             if number > 1 and any(map(self._fits, placings)):
                 break
         return placings, lower_bound_ms
@@ -154,28 +152,25 @@ class Search:
         limit_bytes: float,
         prices: Sequence[float],
         best_ms: float,
-        enough_ms: float,
     ) -> tuple[list[Placing], float]:
         """Plans, better and better, and the lower bound in ms; none, if nothing fits or
-        is faster than ``best_ms``.
+        is much faster than ``best_ms``.
 
         Args:
           limit_bytes: of memory on a device.
           prices: of memory, see ``_place``.
-          best_ms, enough_ms: see ``improve``.
+          best_ms: see ``improve``.
         """
         relaxed = self.program.relax(limit_bytes)
         if relaxed is None:
             return [], np.inf
-        if relaxed.lower_bound >= best_ms:
+        if best_ms <= GOOD * relaxed.lower_bound:
             return [], relaxed.lower_bound
         placings = self._place(relaxed, relaxed.lower_bound, limit_bytes, prices)
         bound_ms = relaxed.lower_bound
         best_ms = min(best_ms, *map(step_ms, placings))
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
         for number in range(rounds):
-            if bound_ms >= enough_ms:
-                break
             whole = self.program.choose(limit_bytes, relaxed, best_ms)
             if whole is None:
                 break
