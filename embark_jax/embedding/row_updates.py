@@ -99,7 +99,7 @@ def _sum_micro_batches(
         total = total.at[place].add(rows.gradient, mode="drop", unique_indices=True)
         return total, None
 
-    total = jnp.zeros((groups.row.shape[0], cluster.index.storage.width))
+    total = jnp.zeros((groups.row.shape[0], cluster.index.storage.width), jnp.float32)
     own = {f.feature.name: gradients[f.feature.name] for f in cluster.index.features}
     total, _ = lax.scan(add, total, (routes, own, place))
     rows = RowGradients(groups.row, total)
@@ -112,6 +112,6 @@ def _sum_micro_batches(
         # Equal in every micro-batch that touches a row.
         return mean_square.at[place].max(found, mode="drop"), None
 
-    nothing = jnp.zeros(groups.row.shape)
+    nothing = jnp.zeros(groups.row.shape, jnp.float32)
     mean_square, _ = lax.scan(find, nothing, (routes, touched, place))
     return rows, mean_square

@@ -120,7 +120,7 @@ def gradients(
         sums = jax.tree.map(jnp.add, sums, (found.loss, found.dense))
         return sums, (found.logits, found.embeddings)
 
-    nothing = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+    nothing = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
     parts = _cut(collection, batch, micro_batches), routes
     (loss, dense), (logits, embeddings) = lax.scan(add, nothing, parts)
     return Gradients(loss, _join(collection, logits), dense, embeddings)

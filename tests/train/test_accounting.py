@@ -197,7 +197,8 @@ def compile_and_predict(
     whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     with jax.enable_x64(bool(wide)):
         batch = abstract_batch(whole, mesh, DENSE_FEATURES, wide)
-    compiled = step.lower(state, batch).compile(compiler_options=compiler_options)
+        lowered = step.lower(state, batch)
+    compiled = lowered.compile(compiler_options=compiler_options)
 
     # The gradients of the dense layers are one operand an array, the checks one a
     # feature.
