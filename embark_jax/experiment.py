@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,15 @@ from embark_jax.dataset import batch_checker, blaming, read_dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.planner.dense import FLOAT_BYTES, DenseLoad, activation_bytes
+from embark_jax.planner.dense import DenseLoad, activation_bytes
+from embark_jax.planner.traffic import VALUE_BYTES
 from embark_jax.planner.workload import STATE_VALUES
-from embark_jax.tables import FeatureSpec, TableSpec, embedding_shapes
+from embark_jax.tables import (
+    FeatureSpec,
+    TableSpec,
+    embedding_shapes,
+    embedding_width,
+)
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.trainer import Trainer
 
@@ -223,7 +228,7 @@ def workload(
         config.embedding.optimizer.kind,
         statistics,
         _wire(config),
-        _dense_load(config, dataset.dense_features, embedding_shapes(tables, features)),
+        _dense_load(config, dataset.dense_features, tables, features),
         config.train.micro_batches,
         config.train.overlap,
     )
@@ -232,11 +237,13 @@ def workload(
 def _dense_load(
     config: ExperimentConfig,
     dense_features: int,
-    shapes: dict[str, tuple[int, ...]],
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
 ) -> DenseLoad:
+    shapes = embedding_shapes(tables, features)
     with blaming("model"):
         model = models.footprint(config.model, shapes, dense_features)
-    pooled_bytes = FLOAT_BYTES * sum(map(math.prod, shapes.values()))
+    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     return DenseLoad(
         model.parameters,
         STATE_VALUES[config.dense_optimizer.kind][0],

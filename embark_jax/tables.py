@@ -8,6 +8,7 @@ sample are a *bag*; *hotness* is the largest number of ids a bag may hold.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -130,3 +131,10 @@ def embedding_shapes(
         f.name: (f.hotness, dims[f.table]) if f.pooling == "none" else (dims[f.table],)
         for f in features
     }
+
+
+def embedding_width(
+    tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+) -> int:
+    """Values of all embeddings of a sample."""
+    return sum(map(math.prod, embedding_shapes(tables, features).values()))

@@ -26,6 +26,7 @@ from embark_jax.cli.arguments import (
 from embark_jax.config import ConfigError, DLRMConfig, DLRMDCNv2Config
 from embark_jax.planner import Plan
 from embark_jax.simulator import Job, Simulation
+from embark_jax.tables import embedding_width
 
 if TYPE_CHECKING:
     from embark_jax.experiment import Experiment
@@ -103,7 +104,7 @@ def _job(built: Experiment) -> Job:
     match layers:
         case DLRMDCNv2Config():
             network = simulator.dlrm_dcnv2(
-                simulator.embedding_width(built.tables, built.features),
+                embedding_width(built.tables, built.features),
                 dense_features,
                 layers.bottom,
                 layers.top,

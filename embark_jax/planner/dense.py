@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Literal
 
 from embark_jax.fleet import Fleet
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner.traffic import VALUE_BYTES
 
-FLOAT_BYTES = 4
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """How dense layers lie on the devices; see ``train.dense_parallelism``."""
 
@@ -57,7 +56,7 @@ class DenseNetwork:
     def activation_bytes(self) -> int:
         """Of a sample, float32."""
         return activation_bytes(
-            FLOAT_BYTES * self.kept_values, FLOAT_BYTES * self.width
+            VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
         )
 
     @property
@@ -101,7 +100,7 @@ class DenseLoad:
             parameters /= fleet.gpus_per_node
         elif self.parallelism == "zero1":
             states /= fleet.devices
-        return FLOAT_BYTES * parameters * (2 + states)
+        return VALUE_BYTES * parameters * (2 + states)
 
     def sample_bytes(self, fleet: Fleet) -> float:
         """Activations, a sample of the device's share of the batch: where layers are
@@ -164,11 +163,3 @@ def dlrm(
 
 def _products(inputs: int, widths: Sequence[int]) -> Iterator[Product]:
     return pairwise((inputs, *widths))
-
-
-def embedding_width(
-    tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
-) -> int:
-    """Values of all pooled rows of a sample."""
-    dims = {table.name: table.dim for table in tables}
-    return sum(dims[feature.table] for feature in features)

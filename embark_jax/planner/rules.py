@@ -290,16 +290,7 @@ def _mixed_shards(
     }
     found: list[tuple[float, MixedShards]] = []
     for large_size, size in itertools.combinations_with_replacement(sizes[::-1], 2):
-        extra = min(
-            (
-                (pieces - large - others) / large
-                for large in range(1, min(pieces, int(level / large_size)) + 1)
-                for others in [
-                    min(pieces - large, int((level - large * large_size) / size))
-                ]
-            ),
-            default=0.0,
-        )
+        extra = _extra(pieces, level, size, large_size)
         broken = held[size] + extra * held[large_size] - pieces
         rule = MixedShards(storage, load, pieces, size, large_size, extra)
         above = rule.least_ids / level - 1
@@ -310,3 +301,18 @@ def _mixed_shards(
         if len(best) < MOST_MIXES and not any(alike(rule, each) for each in best):
             best.append(rule)
     return best
+
+
+def _extra(pieces: int, level: float, size: float, large_size: float) -> float:
+    """The most that a large shard can count above others on a device that holds at most
+    so many pieces and ids: 0 if no large one fits.
+
+    Args:
+      pieces, level: of a device; ids in the program's units.
+      size, large_size: see ``MixedShards``.
+    """
+    extra = np.inf
+    for large in range(1, min(pieces, int(level / large_size)) + 1):
+        others = min(pieces - large, int((level - large * large_size) / size))
+        extra = min(extra, (pieces - large - others) / large)
+    return extra if np.isfinite(extra) else 0.0

@@ -30,11 +30,10 @@ from embark_jax.planner.dense import (
     DenseNetwork,
     dlrm,
     dlrm_dcnv2,
-    embedding_width,
 )
 from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import STATE_VALUES, Workload
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.tables import FeatureSpec, TableSpec, embedding_width
 
 T = TypeVar("T")
 

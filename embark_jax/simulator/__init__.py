@@ -1,6 +1,6 @@
 """Simulates train steps on a fleet: when each device does what. Needs no JAX."""
 
-from embark_jax.planner.dense import DenseNetwork, dlrm, dlrm_dcnv2, embedding_width
+from embark_jax.planner.dense import DenseNetwork, dlrm, dlrm_dcnv2
 from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.report import report
 from embark_jax.simulator.simulation import (
@@ -22,7 +22,6 @@ __all__ = [
     "chrome_trace",
     "dlrm",
     "dlrm_dcnv2",
-    "embedding_width",
     "job_of_list",
     "plan_embark",
     "report",
