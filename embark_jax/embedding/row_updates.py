@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import RowOptimizer, group_rows, update_rows
+from embark_kernels import RowOptimizer, group_rows, update_rows, zeros_after
 from jax import lax
 
 from embark_jax.embedding.cluster import Cluster, RowGradients
@@ -99,8 +99,8 @@ def _sum_micro_batches(
         total = total.at[place].add(rows.gradient, mode="drop", unique_indices=True)
         return total, None
 
-    total = jnp.zeros((groups.row.shape[0], cluster.index.storage.width), jnp.float32)
     own = {f.feature.name: gradients[f.feature.name] for f in cluster.index.features}
+    own, total = zeros_after(own, (len(groups.row), cluster.index.storage.width))
     total, _ = lax.scan(add, total, (routes, own, place))
     rows = RowGradients(groups.row, total)
     if not (row_wise and cluster.index.column_sharded):

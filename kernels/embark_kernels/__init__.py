@@ -3,6 +3,7 @@
 from embark_kernels._implementation import Implementation as Implementation
 from embark_kernels._implementation import availability as availability
 from embark_kernels._implementation import choose as choose
+from embark_kernels._xla import zeros_after as zeros_after
 from embark_kernels.config import LookupConfig as LookupConfig
 from embark_kernels.config import UpdateConfig as UpdateConfig
 from embark_kernels.grouping import Buckets as Buckets

@@ -10,11 +10,14 @@ One gather of all rows of long bags it would write out first.
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+T = TypeVar("T")
 
 COLUMNS_AT_ONCE = 16
 """Rows of a bag that a turn of a loop on CPU adds, or one gather elsewhere; their sum
@@ -92,26 +95,26 @@ def sum_columns(
 
 
 def add_rows(
+    sums: jax.Array,
     values: jax.Array,
     source: jax.Array,
     target: jax.Array,
     weights: jax.Array | None,
-    size: int,
 ) -> jax.Array:
     """Adds ``weights[i] * values[source[i]]`` to sum ``target[i]``.
 
     Args:
+      sums: ``[size, width]`` float32.
       values: ``[m, width]``.
       source, target: ``[n]`` int32; what is out of range on either side adds nothing.
       weights: ``[n]`` float32 or None.
-      size: static number of sums.
 
     Returns:
-      ``[size, width]`` float32.
+      The new sums.
     """
+    size = sums.shape[0]
     target = jnp.where(is_inside(source, values.shape[0]), target, size)
     target = beyond(target, size)
-    sums = jnp.zeros((size, values.shape[1]), jnp.float32)
 
     def add(sums, values, source, target, weights):
         rows = values.at[source].get(mode="clip").astype(jnp.float32)
@@ -139,6 +142,23 @@ def add_rows(
 
     arguments = sums, values, source, target, weights
     return lax.platform_dependent(*arguments, cpu=a_few_at_once, default=add)
+
+
+def zeros_after(values: T, shape: tuple[int, ...]) -> tuple[T, jax.Array]:
+    """Zeros to add values to, which are not there before the values are.
+
+    Left alone, XLA may make them early in a program, and hold them through all of a
+    model's forward and backward.
+
+    Args:
+      values: an array, or a tree of them.
+      shape: of the zeros.
+
+    Returns:
+      The values as they are, and float32 zeros.
+    """
+    values, zero = lax.optimization_barrier((values, jnp.zeros((), jnp.float32)))
+    return values, jnp.broadcast_to(zero, shape)
 
 
 def take(table: jax.Array, rows: jax.Array) -> jax.Array:

@@ -111,7 +111,8 @@ def sum_bags(
         return sum_stretches(*operands, jnp.float32, config)
     line = jnp.arange(lines, dtype=jnp.int32)[:, None] * bags
     target = jnp.where(bag < bags, line + bag, lines * bags).reshape(-1)
-    sums = add_rows(table, rows.reshape(-1), target, flat_weights, lines * bags)
+    sums = jnp.zeros((lines * bags, table.shape[1]), jnp.float32)
+    sums = add_rows(sums, table, rows.reshape(-1), target, flat_weights)
     return sums.reshape(lines, bags, -1)
 
 

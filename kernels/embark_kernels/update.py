@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from embark_kernels._implementation import choose
-from embark_kernels._xla import add_rows, is_inside, take
+from embark_kernels._xla import add_rows, is_inside, take, zeros_after
 from embark_kernels.config import UpdateConfig
 from embark_kernels.grouping import RowGroups, group_rows
 from embark_kernels.lookup import sum_stretches
@@ -160,7 +160,8 @@ def sum_groups(
     """
     implementation = choose(implementation, values.shape[1], values.dtype)
     if implementation == "xla":
-        return add_rows(values, source, groups.group, weights, groups.row.shape[0])
+        values, sums = zeros_after(values, (groups.row.shape[0], values.shape[1]))
+        return add_rows(sums, values, source, groups.group, weights)
     runs = groups.runs
     if runs is None:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -40,9 +41,11 @@ def compile_step(
     rank: int,
     ragged: bool = False,
     overlap: bool = False,
+    micro_batches: int = 1,
     implementation: str = "xla",
 ):
-    """The compiled train step of DLRM-DCNv2, from shapes alone."""
+    """The compiled train step of DLRM-DCNv2, from shapes alone; the plan is for one of
+    its micro-batches."""
     collection = EmbeddingCollection(
         plan, mesh, ragged=ragged, implementation=implementation
     )
@@ -59,9 +62,12 @@ def compile_step(
     dense_optimizer = optax.adagrad(0.01)
     state = abstract_state(model, collection, dense_optimizer, optimizer)
     step = make_train_step(
-        model, collection, dense_optimizer, optimizer, state, overlap=overlap
+        *(model, collection, dense_optimizer, optimizer, state),
+        micro_batches=micro_batches,
+        overlap=overlap,
     )
-    batch = abstract_batch(plan, mesh, DENSE_FEATURES)
+    whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
+    batch = abstract_batch(whole, mesh, DENSE_FEATURES)
     batches = (batch,)
     if overlap:
         batches = (batch, abstract_routes(collection, batch), batch)

@@ -1,0 +1,57 @@
+"""Steps that are compiled for H100s hold at once what the plan says."""
+
+import pytest
+from embark_kernels import RowwiseAdagrad
+
+from embark_jax import fleet
+from embark_jax.planner import ForcedPlacement, Workload, plan_for
+from embark_jax.planner.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
+from tests.train.models import DENSE_FEATURES, compile_step
+
+BATCH_SIZE = 8 * 1024
+BOTTOM, TOP, CROSS_RANK = (512, 128), (256, 1), 64
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_row_gradients_are_not_there_beside_activations(micro_batches):
+    """Nor the zeros that they are added to; each takes about as much as the other."""
+    widths = {f"t{i}": (32, 64, 128)[i % 3] for i in range(12)}
+    owned = [TableSpec(name, 1_000_000, width) for name, width in widths.items()]
+    replicated = [TableSpec(f"d{i}", 1000, 128) for i in range(4)]
+    network = dlrm_dcnv2(
+        sum(table.dim for table in [*owned, *replicated]),
+        DENSE_FEATURES,
+        BOTTOM,
+        TOP,
+        cross_layers=3,
+        cross_rank=CROSS_RANK,
+    )
+    workload = Workload(
+        fleet.dgx_h100(1),
+        BATCH_SIZE,
+        dense=DenseLoad(network.parameters, 1, network.activation_bytes),
+        micro_batches=micro_batches,
+    )
+    planned = plan_for(
+        workload,
+        [*owned, *replicated],
+        [FeatureSpec(table.name, hotness=12) for table in [*owned, *replicated]],
+        forced=dict.fromkeys(widths, ForcedPlacement("rb", 1, 2))
+        | {table.name: ForcedPlacement("dp") for table in replicated},
+    )
+    compiled, _ = compile_step(
+        planned,
+        h100_mesh(1),
+        RowwiseAdagrad(0.1),
+        bottom=BOTTOM,
+        top=TOP,
+        rank=CROSS_RANK,
+        micro_batches=micro_batches,
+    )
+    memory, prediction = compiled.memory_analysis(), planned.prediction
+    assert prediction is not None
+    temporaries = prediction.device_bytes[0] - memory.argument_size_in_bytes
+    print(memory.temp_size_in_bytes, temporaries)
+    assert 0.85 < memory.temp_size_in_bytes / temporaries < 1.05
