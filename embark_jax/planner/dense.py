@@ -94,13 +94,16 @@ class DenseLoad:
     parallelism: DenseParallelism = "replicated"
 
     def held_bytes(self, fleet: Fleet) -> float:
-        """Parameters, their states and their gradients."""
-        parameters, states = float(self.parameters), float(self.states)
-        if self.parallelism == "tensor":
-            parameters /= fleet.gpus_per_node
-        elif self.parallelism == "zero1":
+        """Parameters and their states."""
+        states = float(self.states)
+        if self.parallelism == "zero1":
             states /= fleet.devices
-        return VALUE_BYTES * parameters * (2 + states)
+        return self.gradient_bytes(fleet) * (1 + states)
+
+    def gradient_bytes(self, fleet: Fleet) -> float:
+        """Gradients of the parameters."""
+        split = self.parallelism == "tensor"
+        return VALUE_BYTES * self.parameters / (fleet.gpus_per_node if split else 1)
 
     def sample_bytes(self, fleet: Fleet) -> float:
         """Activations, a sample of the device's share of the batch: where layers are

@@ -66,7 +66,9 @@ class Ledger:
             [traffic.rows_bytes(1, each.width) for each in storages]
         )
         self.micro_batches = memory.workload.micro_batches
-        self.fixed_bytes = memory.dense_bytes + np.array([memory.activation_bytes, 0.0])
+        self.fixed_bytes = memory.dense_bytes + np.array(
+            [memory.activation_bytes, memory.dense_gradient_bytes]
+        )
         self.row_bytes = np.array([memory.row_bytes(each.width) for each in storages])
         self._index = {storage: s for s, storage in enumerate(storages)}
 

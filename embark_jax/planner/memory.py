@@ -5,9 +5,11 @@ are the buffers of its exchange. What a step makes beside them is there at one o
 times, and the larger of them counts:
 
 - in backward of the dense layers: all that they kept of forward, and its gradients;
-- in the update: row gradients of all storages, since no row is written before the whole
-  step is known to be finite; and the buffers in which they, or before them the rows,
-  travelled, of all storages, since their exchanges may be under way together.
+  those of weights come late, and in the place of what they were made from;
+- in the update: gradients of weights, and of rows of all storages, since none is
+  written before the whole step is known to be finite; and the buffers in which they, or
+  before them the rows, travelled, of all storages, since their exchanges may be under
+  way together.
 
 The rest is held from the beginning of the step to its end.
 """
@@ -47,8 +49,13 @@ class Memory:
 
     @property
     def dense_bytes(self) -> float:
-        """Parameters, optimizer state and gradients of the dense layers."""
+        """Parameters of the dense layers, and their optimizer state."""
         return self.workload.dense.held_bytes(self.workload.fleet)
+
+    @property
+    def dense_gradient_bytes(self) -> float:
+        """Gradients of those parameters."""
+        return self.workload.dense.gradient_bytes(self.workload.fleet)
 
     @property
     def activation_bytes(self) -> float:
@@ -136,7 +143,7 @@ class Memory:
             f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device",
         ]
         # All but tables and dense parameters follows the batch.
-        fixed_bytes = tables_bytes + self.dense_bytes
+        fixed_bytes = tables_bytes + self.dense_bytes + self.dense_gradient_bytes
         if fixed_bytes < limit_bytes:
             share = (limit_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
             samples = math.floor(share * workload.device_batch) * fleet.devices

@@ -76,17 +76,19 @@ def test_what_a_table_takes_on_every_device():
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "held", "a_sample"),
+    ("parallelism", "held", "gradients", "a_sample"),
     [
-        ("replicated", 4 * 1000 * 3, 600),
-        ("zero1", 4 * 1000 * (2 + 1 / 8), 600),
-        ("tensor", 4 * 250 * 3, 600 * 4),
+        ("replicated", 4 * 1000 * 2, 4 * 1000, 600),
+        ("zero1", 4 * 1000 * (1 + 1 / 8), 4 * 1000, 600),
+        ("tensor", 4 * 250 * 2, 4 * 250, 600 * 4),
     ],
 )
-def test_what_dense_layers_take(parallelism, held, a_sample):
-    """Parameter, state and gradient; of the samples of a node where that is split."""
+def test_what_dense_layers_take(parallelism, held, gradients, a_sample):
+    """Parameter and state, and gradient; of the samples of a node where that is
+    split."""
     memory = changed(dense=dataclasses.replace(DENSE, parallelism=parallelism))
     assert memory.dense_bytes == held
+    assert memory.dense_gradient_bytes == gradients
     assert memory.activation_bytes == 10 * a_sample
 
 
@@ -121,7 +123,7 @@ def test_the_larger_of_two_times_counts(rows):
     assert with_small == pytest.approx(held + update + 12_000)
     large = dataclasses.replace(DENSE, activation_bytes=10**6)
     with_large = placed("rb", rows, dataclasses.replace(WORKLOAD, dense=large))[0]
-    assert with_large == pytest.approx(held + 12_000 + 10**7)
+    assert with_large == pytest.approx(held + 8_000 + 10**7)
 
 
 def test_rows_there_and_back_in_ub():
