@@ -158,7 +158,7 @@ def test_plans_are_near_the_compiled_programs():
         memory = case["compiled_memory"]
         compiled = memory["arguments_bytes"] + memory["temporaries_bytes"]
         error = case["planned_memory"] / compiled - 1
-        assert abs(error) < 0.1, (case["model"], case["devices"])
+        assert -0.01 < error < 0.06, (case["model"], case["devices"])
     assert len(results["scale"]) == 9
 
 
