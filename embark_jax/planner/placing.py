@@ -1,31 +1,51 @@
-"""Gives every shard an owner, so that the fullest devices are little over the rest:
-first greedily, then by exchanging shards."""
+"""Gives every shard an owner: where the next table costs least, all else as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.ledger import Ledger
+from embark_jax.planner.menu import Menu
 
-EVENNESS = 1e-3
-"""Weight of a load that raises no maximum, against one that does."""
-ALIKE = 0.9
-"""Row shards of one table whose sizes differ by less are placed together."""
-EVEN = 0.98
-"""Row shards whose sizes differ by less are taken to be equal."""
-MAX_PAIRS = 3_000_000
-"""Of shards that exchanges look at: a count, not a time, so that plans repeat."""
+GREEDY_POWER = 8
+"""Of the means of loads that tables are first placed by."""
+
+LEAST_LOAD = 1e-9
+"""Of any kind: what is left below it when tables are removed is rounding."""
+
+
+class Offer(NamedTuple):
+    """Of each candidate of a menu.
+
+    Attributes:
+      costs: ``[candidates]`` by how much the smooth cost grows.
+      devices: ``[candidates, positions]`` the device of each position.
+    """
+
+    costs: np.ndarray
+    devices: np.ndarray
 
 
 class Placing:
     """Tables with the owners of their shards, and the account of what they cost.
 
+    A step takes as long as the fullest device of each load, but that alone says little
+    about what the next shard should do: most places raise no maximum. Tables are placed
+    by a *smooth* cost, in which the mean of a power of the loads stands for the
+    maximum: ``mean(load ** power) ** (1 / power)``. With power 1 that is the cost of
+    loads that are spread evenly, as the bound takes them to be; high powers come near
+    the maximum.
+
     Attributes:
       candidates, owners: of each table; ``owners[i][j * column_shards + k]``.
       ledger: the account.
+      ms_per_byte: what memory is taken to cost.
+      prices: ``[3, storages]`` ms with that of a piece, a place for an id and a row.
+      dice: for the order in which tables are tried; always the same.
     """
 
     def __init__(self, empty: Ledger, ms_per_byte: float):
@@ -34,14 +54,22 @@ class Placing:
           empty: an account without entries.
           ms_per_byte: what memory is taken to cost, so that it is kept even.
         """
+        self._empty = empty
         self.ledger = empty.copy()
-        self.row_ms = ms_per_byte * empty.row_bytes
-        self.ms_per_byte = ms_per_byte
-        self.pairs_left = MAX_PAIRS
         self.candidates: list[Candidate] = []
         self.owners: list[np.ndarray] = []
-        self._free_pieces = np.zeros(len(empty.storages))
-        self._free_node_pieces = np.zeros(len(empty.storages))
+        self.dice = np.random.default_rng(0)
+        self.set_price(ms_per_byte)
+
+    def set_price(self, ms_per_byte: float) -> None:
+        """Of memory from now on: of what is held, and allocated in the update."""
+        ledger, self.ms_per_byte = self.ledger, ms_per_byte
+        place_bytes = ledger.id_bytes + ledger.place_bytes
+        bytes_each = np.stack([ledger.piece_bytes, place_bytes, ledger.row_bytes])
+        times = np.stack([ledger.piece_ms, ledger.id_ms, np.zeros_like(ledger.id_ms)])
+        self.prices = times + ms_per_byte * bytes_each
+        node_ms = ms_per_byte * ledger.node_piece_bytes
+        self._node_prices = ledger.node_piece_ms + node_ms
 
     def place(
         self,
@@ -57,27 +85,22 @@ class Placing:
         """
         self.candidates = list(candidates)
         self.owners = [np.zeros(0, int)] * len(candidates)
-        for candidate in candidates:
-            s = self.ledger.index(candidate)
-            pieces = candidate.pieces * len(candidate.rows)
-            pieces *= candidate.shape.column_shards
-            self._free_pieces[s] += pieces / self.ledger.devices
-            gpus = self.ledger.gpus_per_node
-            pieces = candidate.pieces * candidate.shape.nodes_each(gpus)
-            pieces *= candidate.shape.column_shards
-            self._free_node_pieces[s] += pieces * gpus / self.ledger.devices
+        menus = {c: Menu([c], self.ledger) for c in set(candidates)}
         for i, owners in enumerate(forced):
             if owners is not None:
                 self.put(i, candidates[i], np.array(owners, int))
         together = [
             len(c.rows) if c.shape.storage.hierarchical else 0 for c in candidates
         ]
-        sizes = [self._sizes(candidate).max(initial=0) for candidate in candidates]
+        sizes = {c: self._size(menu) for c, menu in menus.items()}
         for i in sorted(
-            range(len(candidates)), key=lambda i: (-together[i], -sizes[i], i)
+            range(len(candidates)),
+            key=lambda i: (-together[i], -sizes[candidates[i]], i),
         ):
             if forced[i] is None:
-                self.put(i, candidates[i], self.best_owners(candidates[i]))
+                menu = menus[candidates[i]]
+                (devices,) = self.offer(menu, GREEDY_POWER).devices
+                self.put(i, candidates[i], devices[menu.positions[0]])
 
     def put(self, i: int, candidate: Candidate, owners: np.ndarray) -> None:
         """Enters table ``i``."""
@@ -88,249 +111,142 @@ class Placing:
         """Removes table ``i``."""
         self.ledger.add(self.candidates[i], self.owners[i], times=-1)
 
-    def cost(self) -> float:
-        """What is minimised: the step's time, and memory at its price."""
-        return self.ledger.step_ms() + self.ms_per_byte * self.ledger.bytes()
+    def entries(self) -> list[tuple[Candidate, np.ndarray]]:
+        """All tables with their owners."""
+        return list(zip(self.candidates, self.owners, strict=True))
 
-    def best_owners(self, candidate: Candidate) -> np.ndarray:
-        """Owners for the shards of a table, each another device as far as they go."""
-        row_shards, columns = len(candidate.rows), candidate.shape.column_shards
-        owners = np.zeros((row_shards, columns), int)
-        sizes = self._sizes(candidate)
-        order = np.argsort(-sizes, kind="stable")
-        if candidate.shape.storage.hierarchical:
-            owners[order] = self._owners_on_few_nodes(candidate, order[0])
-            return owners.reshape(-1)
-        again = np.zeros(self.ledger.devices)
-        start = 0
-        while start < row_shards:
-            first = order[start]
-            alike = int((sizes[order[start:]] >= ALIKE * sizes[first]).sum())
-            room = int((again == again.min()).sum()) // columns
-            batch = order[start : start + max(1, min(alike, room))]
-            best = np.lexsort((self._scores(candidate, first), again))
-            places = np.arange(len(batch) * columns) % len(best)
-            owners[batch] = best[places].reshape(len(batch), columns)
-            np.add.at(again, owners[batch], 1)
-            start += len(batch)
-        return owners.reshape(-1)
+    def enter(self, entries: Sequence[tuple[Candidate, np.ndarray]]) -> None:
+        """Replaces all by these ``entries``, in an account without rounding errors of
+        what was removed."""
+        self.ledger = self._empty.copy()
+        for i, (candidate, owners) in enumerate(entries):
+            self.put(i, candidate, owners)
 
-    def _owners_on_few_nodes(self, candidate: Candidate, largest: int) -> np.ndarray:
-        """``[row_shards, columns]`` owners, those of a column on as few nodes as go, of
-        which each holds as few columns as go."""
-        row_shards, gpus = len(candidate.rows), self.ledger.gpus_per_node
-        scores = self._scores(candidate, largest)
-        again = np.zeros(self.ledger.devices)
-        owners = []
-        for _ in range(candidate.shape.column_shards):
-            held = again.reshape(-1, gpus)
-            best = np.sort(scores.reshape(-1, gpus), axis=1)[:, :row_shards]
-            nodes = np.lexsort((best.sum(axis=1), held.sum(axis=1)))
-            rank = np.repeat(np.argsort(nodes), gpus)
-            order = np.lexsort((scores, again, rank))
-            owners.append(order[np.arange(row_shards) % len(order)])
-            np.add.at(again, owners[-1], 1)
-        return np.stack(owners, axis=1)
-
-    def exchange_shards(self, movable: Sequence[bool]) -> None:
-        """Moves or swaps shards of one storage between devices, always the best pair,
-        until none helps.
-
-        Args:
-          movable: whether the shards of each table may move.
-        """
-        for s in np.flatnonzero(self.ledger.tables):
-            shards = [
-                (i, index)
-                for i, candidate in enumerate(self.candidates)
-                if movable[i]
-                and self.ledger.index(candidate) == s
-                and not self._even(candidate)
-                for index in range(len(self.owners[i]))
-            ]
-            if shards:
-                _Exchanges(self, int(s), shards).run()
-
-    def _even(self, candidate: Candidate) -> bool:
-        """Whether it lies alike on every device, so that no shard need move."""
-        if candidate.replicated:
-            return True
-        sizes = self._sizes(candidate)
-        everywhere = candidate.shape.shards % self.ledger.devices == 0
-        return everywhere and bool(sizes.min() >= EVEN * sizes.max())
-
-    def _sizes(self, candidate: Candidate) -> np.ndarray:
-        """``[row_shards]`` how much a shard weighs."""
-        s, ledger = self.ledger.index(candidate), self.ledger
-        return (
-            ledger.piece_ms[s] * candidate.pieces
-            + ledger.id_ms[s] * ledger.padded_ids(candidate.certain, candidate.expected)
-            + self.row_ms[s] * candidate.rows
-            + candidate.owner_ms
-        )
-
-    def _scores(self, candidate: Candidate, row_shard: int) -> np.ndarray:
-        """``[devices]`` what it costs to own one more shard."""
-        s, ledger = self.ledger.index(candidate), self.ledger
-        certain, expected = ledger.certain[s], ledger.expected[s]
-        more_ids = ledger.padded_ids(
-            certain + candidate.certain[row_shard],
-            expected + candidate.expected[row_shard],
-        )
-        scores = np.zeros(ledger.devices)
-        of_nodes = np.repeat(ledger.node_pieces[s], ledger.gpus_per_node)
-        for price, before, after, free in (
-            (
-                ledger.node_piece_ms[s],
-                of_nodes,
-                of_nodes + candidate.pieces,
-                np.ceil(self._free_node_pieces[s] - 1e-9),
-            ),
-            (
-                ledger.piece_ms[s],
-                ledger.pieces[s],
-                ledger.pieces[s] + candidate.pieces,
-                np.ceil(self._free_pieces[s] - 1e-9),
-            ),
-            (ledger.id_ms[s], ledger.padded_ids(certain, expected), more_ids, 0),
-            (
-                self.row_ms[s],
-                ledger.rows[s],
-                ledger.rows[s] + candidate.rows[row_shard],
-                0,
-            ),
-            (1, ledger.owner_ms, ledger.owner_ms + candidate.owner_ms[row_shard], 0),
-        ):
-            raised = np.maximum(after - max(before.max(), free), 0)
-            scores += price * (raised + EVENNESS * after)
-        return scores
-
-
-class _Exchanges:
-    """Local search among the shards of one storage.
-
-    Loads are rows of arrays: pieces, ids, rows, owner's time, each times its price, so
-    that the cost is the sum of their maxima over devices. Ids count here with slack
-    alone; what chance adds hardly depends on who owns what. Shards of equal loads are
-    one *class*: it does not matter which of them moves. Shards that are added up inside
-    their node stay there, so that the pieces of nodes stay as they are.
-    """
-
-    def __init__(self, placing: Placing, s: int, shards: list[tuple[int, int]]):
-        ledger = placing.ledger
-        self.placing, self.shards = placing, shards
-        # Devices of a group may exchange shards.
-        staged = ledger.storages[s].hierarchical
-        self.group = ledger.gpus_per_node if staged else ledger.devices
-        price = np.array([ledger.piece_ms[s], ledger.id_ms[s], placing.row_ms[s], 1.0])
-        per_table: dict[int, np.ndarray] = {}
-        for i in {i for i, _ in shards}:
-            candidate = placing.candidates[i]
-            ids = candidate.certain + ledger.slack * candidate.expected
-            pieces = np.full(len(ids), candidate.pieces)
-            loads = np.stack([pieces, ids, candidate.rows, candidate.owner_ms], axis=1)
-            per_table[i] = loads * price
-        loads = np.array(
+    def smooth_cost(self, power: int) -> float:
+        """The step's time, and memory at its price, with means of powers of the loads
+        in place of their maxima."""
+        ledger = self.ledger
+        loads = np.stack(
             [
-                per_table[i][index // placing.candidates[i].shape.column_shards]
-                for i, index in shards
+                ledger.pieces,
+                ledger.padded_ids(ledger.certain, ledger.expected),
+                ledger.rows,
             ]
         )
-        classes, class_of = np.unique(loads, axis=0, return_inverse=True)
-        # The last class is nothing, of which all devices have some: to swap a shard
-        # with it is to move the shard.
-        self.load = np.append(classes, np.zeros((1, 4)), axis=0).T
-        self.held: list[list[list[int]]] = [
-            [[] for _ in range(ledger.devices)] for _ in classes
-        ]
-        for shard, (i, index) in enumerate(shards):
-            owner = int(placing.owners[i][index])
-            self.held[int(class_of[shard])][owner].append(shard)
-        self.count = np.array([[len(h) for h in each] for each in self.held])
-        self.count = np.append(self.count, np.ones((1, ledger.devices), int), axis=0)
-        self.total = price[:, None] * np.array(
-            [
-                ledger.pieces[s],
-                ledger.certain[s] + ledger.slack * ledger.expected[s],
-                ledger.rows[s],
-                ledger.owner_ms,
-            ]
+        return float(
+            (self.prices * _norm(loads, power)).sum()
+            + self._node_prices @ _norm(ledger.node_pieces, power)
+            + _norm(ledger.owner_ms, power)
+            + ledger.fixed_ms @ (ledger.tables > 0)
+            + ledger.everywhere_ms
+            + self.ms_per_byte * ledger.everywhere_bytes
         )
 
-    def run(self) -> None:
-        placing = self.placing
-        while placing.pairs_left > 0 and self._improve():
-            pass
-        owners = {i: placing.owners[i].copy() for i, _ in self.shards}
-        for each in self.held:
-            for device, shards in enumerate(each):
-                for shard in shards:
-                    i, index = self.shards[shard]
-                    owners[i][index] = device
-        for i, found in owners.items():
-            if not np.array_equal(found, placing.owners[i]):
-                placing.take(i)
-                placing.put(i, placing.candidates[i], found)
+    def offer(self, menu: Menu, power: int) -> Offer:
+        """Where the shards of a table would lie, for each of its candidates: the larger
+        on devices where they cost less, each on another as far as they go."""
+        loads, prices = self._loads(menu), self._prices(menu)
+        before = self._kinds(loads)
+        highest = self._kinds(loads + menu.largest[:, :, None])
+        scale = np.maximum(highest.max(axis=2, keepdims=True), LEAST_LOAD)
+        before_powers = _power(before / scale, power)
+        rises = _power(highest / scale, power) - before_powers
+        prices = prices * scale[:, :, 0]
+        scores = np.einsum("kc,kcd->cd", prices, rises)
+        devices = np.argsort(scores, axis=1, kind="stable")
+        costs = self._everywhere(menu)
+        staged = np.flatnonzero(menu.staged)
+        if len(staged):
+            costs[staged], devices[staged] = self._on_nodes(
+                menu, staged, scores[staged], costs[staged], power
+            )
+        each = np.arange(len(costs))[:, None]
+        after = self._kinds(loads[:, each, devices] + menu.loads) / scale
+        growth = _root(_power(after, power), power) - _root(before_powers, power)
+        return Offer(costs + (prices * growth).sum(axis=0), devices)
 
-    def _improve(self) -> bool:
-        """Does the best exchange with a device that is fullest in something."""
-        best, found = -1e-9 * max(1.0, float(self.total.max())), None
-        classes, devices = np.nonzero(self.count)
-        for here in np.unique(self.total.argmax(axis=1)):
-            for mine in np.flatnonzero(self.count[:, here]):
-                self.placing.pairs_left -= len(classes)
-                change = self._changes(int(mine), int(here), classes, devices)
-                b = int(np.argmin(change))
-                if change[b] < best:
-                    best = change[b]
-                    found = int(mine), int(here), int(classes[b]), int(devices[b])
-        if found is None:
-            return False
-        mine, here, other, there = found
-        moved = self.load[:, mine] - self.load[:, other]
-        self.total[:, here] -= moved
-        self.total[:, there] += moved
-        self._move(mine, here, there)
-        self._move(other, there, here)
-        return True
+    def least_costs(self, menu: Menu) -> np.ndarray:
+        """``[candidates]`` by how much the cost of maxima grows at least: by an even
+        share of the loads, or by what the largest shard lies above all others."""
+        above = self._kinds(menu.largest) - self._kinds(self._loads(menu)).max(axis=2)
+        share = self._kinds(menu.loads).mean(axis=2)
+        more = (self._prices(menu) * np.maximum(share, above)).sum(axis=0)
+        of_nodes = self._node_prices[menu.storages] * menu.node_pieces.mean(axis=1)
+        return self._everywhere(menu) + more + of_nodes
 
-    def _move(self, mine: int, here: int, there: int) -> None:
-        """Moves a shard of this class; nothing, if the class is nothing."""
-        if mine == len(self.held):
-            return
-        self.held[mine][there].append(self.held[mine][here].pop())
-        self.count[mine, here] -= 1
-        self.count[mine, there] += 1
+    def _on_nodes(
+        self,
+        menu: Menu,
+        staged: np.ndarray,
+        scores: np.ndarray,
+        costs: np.ndarray,
+        power: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``offer`` for candidates ``staged``, of which ``scores`` are of devices:
+        costs with those of nodes, and devices node by node."""
+        s, pieces = menu.storages[staged], menu.node_pieces[staged]
+        held = self.ledger.node_pieces[s]
+        largest = pieces.max(axis=1, keepdims=True)
+        scale = np.maximum((held + largest).max(axis=1, keepdims=True), LEAST_LOAD)
+        before = _power(held / scale, power)
+        prices = self._node_prices[s] * scale[:, 0]
+        of_nodes = scores.reshape(len(s), -1, self.ledger.gpus_per_node)
+        inside = np.argsort(of_nodes, axis=2, kind="stable")
+        best = np.take_along_axis(of_nodes, inside, axis=2)
+        node_scores = np.einsum("cng,cg->cn", best, menu.in_node[staged])
+        rises = _power((held + largest) / scale, power) - before
+        node_scores += prices[:, None] * rises
+        nodes = np.argsort(node_scores, axis=1, kind="stable")
+        each = np.arange(len(s))[:, None]
+        after = _power((held[each, nodes] + pieces) / scale, power)
+        costs = costs + prices * (_root(after, power) - _root(before, power))
+        devices = inside[each, nodes] + nodes[:, :, None] * of_nodes.shape[2]
+        return costs, devices.reshape(len(s), -1)
 
-    def _changes(
-        self, mine: int, here: int, classes: np.ndarray, devices: np.ndarray
-    ) -> np.ndarray:
-        """``[pairs]`` by how much the cost grows if a shard of class ``mine`` on
-        ``here`` is exchanged for one of each of ``classes`` on each of ``devices``."""
-        total = self.total
-        moved = self.load[:, mine][:, None] - self.load[:, classes]
-        before_here, before_there = total[:, here][:, None], total[:, devices]
-        after_here, after_there = before_here - moved, before_there + moved
-        after = np.maximum(
-            np.maximum(after_here, after_there), self._rest(here)[:, devices]
-        )
-        change = (after - total.max(axis=1)[:, None]).sum(axis=0)
-        # Among exchanges that raise no maximum, those that even out.
-        squares = after_here**2 + after_there**2 - before_here**2 - before_there**2
-        scale = np.maximum(total.max(axis=1), 1e-30)[:, None]
-        change += EVENNESS * (squares / scale).sum(axis=0)
-        change[(devices == here) | (devices // self.group != here // self.group)] = (
-            np.inf
-        )
-        return change
+    def _everywhere(self, menu: Menu) -> np.ndarray:
+        """``[candidates]`` what they cost wherever their shards lie."""
+        ledger, s = self.ledger, menu.storages
+        opened_ms = ledger.fixed_ms[s] * (ledger.tables[s] == 0)
+        memory_ms = self.ms_per_byte * menu.everywhere_bytes
+        return menu.everywhere_ms + opened_ms + memory_ms
 
-    def _rest(self, here: int) -> np.ndarray:
-        """``[loads, devices]`` the largest load of all but ``here`` and this one."""
-        others = self.total.copy()
-        others[:, here] = -np.inf
-        first = others.argmax(axis=1)
-        kinds = np.arange(len(others))
-        rest = np.repeat(others[kinds, first][:, None], others.shape[1], axis=1)
-        others[kinds, first] = -np.inf
-        rest[kinds, first] = others.max(axis=1)
-        return rest
+    def _loads(self, menu: Menu) -> np.ndarray:
+        """``[5, candidates, devices]`` what devices have where each would be added."""
+        ledger, s = self.ledger, menu.storages
+        owner_ms = np.broadcast_to(ledger.owner_ms, (len(s), ledger.devices))
+        loads = ledger.pieces, ledger.certain, ledger.expected, ledger.rows
+        return np.stack([*(load[s] for load in loads), owner_ms])
+
+    def _prices(self, menu: Menu) -> np.ndarray:
+        """``[4, candidates]`` of ``_kinds``."""
+        of_storages = self.prices[:, menu.storages]
+        return np.concatenate([of_storages, np.ones_like(of_storages[:1])])
+
+    def _kinds(self, loads: np.ndarray) -> np.ndarray:
+        """``[4, ...]`` pieces, places for ids, rows and owner's time, of a menu's."""
+        pieces, certain, expected, rows, owner_ms = loads
+        ids = self.ledger.padded_ids(certain, expected)
+        return np.stack([pieces, ids, rows, owner_ms])
+
+    def _size(self, menu: Menu) -> float:
+        """How much the largest shard of the one candidate weighs."""
+        return float((self._prices(menu) * self._kinds(menu.largest)).sum())
+
+
+def _power(values: np.ndarray, power: int) -> np.ndarray:
+    """``values ** power``, by squares: powers are 1, 2, 4, 8 and so on."""
+    while power > 1:
+        values, power = np.square(values), power // 2
+    return values
+
+
+def _root(powers: np.ndarray, power: int) -> np.ndarray:
+    """Of the mean of powers over the last axis."""
+    return powers.mean(axis=-1) ** (1 / power)
+
+
+def _norm(loads: np.ndarray, power: int) -> np.ndarray:
+    """The mean of ``loads`` over the last axis, of which high powers weigh large ones
+    more."""
+    scale = np.maximum(loads.max(axis=-1), LEAST_LOAD)
+    return scale * _root(_power(loads / scale[..., None], power), power)

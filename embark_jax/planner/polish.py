@@ -1,69 +1,110 @@
-"""Local search over shapes: what a table on a fullest device may better become."""
+"""Local search: tables are placed anew, in the shape that suits all others best."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from embark_jax.planner.candidates import Candidate
+from embark_jax.planner.exchanges import exchange_shards
+from embark_jax.planner.menu import Menu
 from embark_jax.planner.placing import Placing
 
-MAX_TRIALS = 3000
-LEAST_GAIN = 1e-4
+POWERS = (4, 8, 16, 32, 64, 128, 256)
+"""Of smooth costs, one after the other: low ones see what all loads add up to, and let
+tables leave a shape that is good only beside its neighbours; the last is within
+128 ** (1 / 256) = 2 % of the step on 128 devices."""
+PASSES = 2
+"""Over all tables, with each power."""
+FAILURES = 2
+"""Of alike tables in a pass, after which the others are not tried."""
+MOST_CANDIDATES = 12
+"""Of a table that are tried."""
+LEAST_GAIN = 1e-5
 """Share of the cost that a change must save."""
+DEARER, CHEAPER = 2.0, 0.5
+"""Times the price of memory, after a pass that ends above its limit, or below."""
 
 
 def polish(
-    placing: Placing, options: Sequence[Sequence[Candidate]], movable: Sequence[bool]
+    placing: Placing,
+    options: Sequence[Sequence[Candidate]],
+    movable: Sequence[bool],
+    limit_bytes: float = np.inf,
 ) -> None:
-    """Changes the shape of one table at a time, always the best change, then exchanges
-    shards, until nothing helps or ``MAX_TRIALS`` are used up.
+    """Places one table at a time anew, while that helps the smooth cost, with higher
+    and higher powers; then exchanges shards. The best of all plans on the way is kept:
+    of those within the limit of memory the fastest, or else the smallest. Memory gets
+    dearer while they are above it. Every call goes another way.
 
     Args:
       placing: tables with their owners; changed in place.
       options: the candidates of each table; alike tables have the same list.
       movable: whether the shards of each table may move.
+      limit_bytes: of memory on a device.
     """
-    placing.exchange_shards(movable)
-    trials = 0
-    while trials < MAX_TRIALS:
-        best_cost, change = placing.cost() * (1 - LEAST_GAIN), None
-        tried = set()
-        for i in _on_fullest(placing):
-            old, owners = placing.candidates[i], placing.owners[i]
-            alike = (id(options[i]), id(old))
-            if not movable[i] or alike in tried:
-                continue
-            tried.add(alike)
-            placing.take(i)
-            for candidate in options[i]:
-                placing.put(i, candidate, placing.best_owners(candidate))
-                if (cost := placing.cost()) < best_cost:
-                    best_cost, change = cost, (i, candidate, placing.owners[i])
-                placing.take(i)
-            placing.put(i, old, owners)
-            trials += len(options[i])
-        if change is None:
-            break
-        placing.take(change[0])
-        placing.put(*change)
-        placing.exchange_shards(movable)
+    distinct = {id(each): each for each in options}
+    menus = {key: Menu(each, placing.ledger) for key, each in distinct.items()}
+    ms_per_byte = placing.ms_per_byte
+    best, best_rank = placing.entries(), rank(placing, limit_bytes)
+
+    def keep() -> None:
+        nonlocal best, best_rank
+        if (now := rank(placing, limit_bytes)) < best_rank:
+            best, best_rank = placing.entries(), now
+
+    for power in POWERS:
+        few = {key: _promising(placing, menu) for key, menu in menus.items()}
+        for _ in range(PASSES):
+            changed = _improve(placing, [few[id(o)] for o in options], movable, power)
+            keep()
+            fits = placing.ledger.bytes() <= limit_bytes
+            placing.set_price(placing.ms_per_byte * (CHEAPER if fits else DEARER))
+            if not changed:
+                break
+    placing.enter(best)
+    exchange_shards(placing, movable)
+    keep()
+    placing.enter(best)
+    placing.set_price(ms_per_byte)
 
 
-def _on_fullest(placing: Placing) -> list[int]:
-    """Tables that are replicated, or have a shard on a device that is fullest in
-    something."""
-    ledger = placing.ledger
-    ids = ledger.padded_ids(ledger.certain, ledger.expected)
-    full = ledger.owner_ms >= ledger.owner_ms.max()
-    full = full | np.zeros_like(ids, bool)
-    of_nodes = np.repeat(ledger.node_pieces, ledger.gpus_per_node, axis=1)
-    for load in (ledger.pieces, ids, ledger.rows, of_nodes):
-        full |= (load >= load.max(axis=1, keepdims=True)) & (load > 0)
-    return [
-        i
-        for i, candidate in enumerate(placing.candidates)
-        if candidate.replicated
-        or full[ledger.index(candidate), placing.owners[i]].any()
-    ]
+def rank(placing: Placing, limit_bytes: float) -> tuple[float, float]:
+    """Of plans: the lower, the better."""
+    excess_bytes = max(0.0, placing.ledger.bytes() - limit_bytes)
+    return excess_bytes, placing.ledger.step_ms()
+
+
+def _promising(placing: Placing, menu: Menu) -> Menu:
+    """The candidates that cost least, with shards as they go or not."""
+    order = np.argsort(placing.least_costs(menu), kind="stable")
+    return menu.only(np.sort(order[:MOST_CANDIDATES]))
+
+
+def _improve(
+    placing: Placing, menus: Sequence[Menu], movable: Sequence[bool], power: int
+) -> bool:
+    """Places every table anew, if that saves smooth cost; whether any did."""
+    changed = False
+    failures: Counter[tuple[int, int]] = Counter()
+    cost = placing.smooth_cost(power)
+    for i in placing.dice.permutation(np.flatnonzero(movable)):
+        candidate, owners, menu = placing.candidates[i], placing.owners[i], menus[i]
+        alike = id(menu), id(candidate)
+        if failures[alike] >= FAILURES:
+            continue
+        placing.take(i)
+        without = placing.smooth_cost(power)
+        offer = placing.offer(menu, power)
+        best = int(np.argmin(offer.costs))
+        if without + offer.costs[best] < (1 - LEAST_GAIN) * cost:
+            candidate = menu.candidates[best]
+            owners = offer.devices[best][menu.positions[best]]
+            cost = without + offer.costs[best]
+            changed = True
+        else:
+            failures[alike] += 1
+        placing.put(i, candidate, owners)
+    return changed

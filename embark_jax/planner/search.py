@@ -23,7 +23,7 @@ from embark_jax.planner.ledger import Ledger
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
-from embark_jax.planner.polish import polish
+from embark_jax.planner.polish import polish, rank
 from embark_jax.planner.reasons import reason, split
 from embark_jax.planner.storage import Cluster, Exchange, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
@@ -35,14 +35,16 @@ GOOD = 1.02
 """Times the lower bound: a plan this good is not improved."""
 CROWDING = 0.3
 """Of a second choice in the first round, see ``Program.choose``."""
+AGAIN = 2
+"""Times that the best plan of all rounds is polished once more."""
 MAX_WHOLE = 4000
 """Candidates of all groups up to which whole numbers are solved for; above, a solution
 with fractions is rounded, of which there are then few among the many tables."""
 LIMIT = 1.05
 """Ratio of the limits of memory that are tried one after the other."""
-MEMORY_PRICES = (0.0, 0.05, 0.5, 5.0, 50.0)
-"""What a device's fair share of the tables is taken to cost, in step times: the first
-at which the plan fits is taken."""
+MEMORY_PRICE = 0.05
+"""What a device's fair share of the tables is taken to cost at first, in step times,
+where memory is limited."""
 
 
 class Search:
@@ -124,7 +126,7 @@ class Search:
         """Plans, of which some may not fit, and the lower bound in ms, see ``improve``;
         infinite, if nothing fits."""
         # First as if memory were no matter: more of it then changes no plan that fits.
-        placings, lower_bound_ms = self._rounds(np.inf, MEMORY_PRICES[:1], best_ms)
+        placings, lower_bound_ms = self._rounds(np.inf, best_ms)
         if not placings or self._fits(min(placings, key=step_ms)):
             return placings, lower_bound_ms
         relaxed = self.program.relax(self.empty.limit_bytes)
@@ -132,7 +134,7 @@ class Search:
             return placings, np.inf
         lower_bound_ms = max(lower_bound_ms, relaxed.lower_bound)
         for number, limit_bytes in enumerate(self._limits_bytes()):
-            placings += self._rounds(limit_bytes, MEMORY_PRICES, best_ms)[0]
+            placings += self._rounds(limit_bytes, best_ms)[0]
             if number > 1 and any(map(self._fits, placings)):
                 break
         return placings, lower_bound_ms
@@ -150,7 +152,6 @@ class Search:
     def _rounds(
         self,
         limit_bytes: float,
-        prices: Sequence[float],
         best_ms: float,
     ) -> tuple[list[Placing], float]:
         """Plans, better and better, and the lower bound in ms; none, if nothing fits or
@@ -158,7 +159,6 @@ class Search:
 
         Args:
           limit_bytes: of memory on a device.
-          prices: of memory, see ``_place``.
           best_ms: see ``improve``.
         """
         relaxed = self.program.relax(limit_bytes)
@@ -166,7 +166,7 @@ class Search:
             return [], np.inf
         if best_ms <= GOOD * relaxed.lower_bound:
             return [], relaxed.lower_bound
-        placings = self._place(relaxed, relaxed.lower_bound, limit_bytes, prices)
+        placings = self._place(relaxed, relaxed.lower_bound, limit_bytes)
         bound_ms = relaxed.lower_bound
         best_ms = min(best_ms, *map(step_ms, placings))
         rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
@@ -175,15 +175,19 @@ class Search:
             if whole is None:
                 break
             bound_ms = max(bound_ms, whole.lower_bound)
-            placings += self._place(whole, bound_ms, limit_bytes, prices)
+            placings += self._place(whole, bound_ms, limit_bytes)
             if number == 0:
                 crowded = self.program.choose(limit_bytes, relaxed, best_ms, CROWDING)
                 if crowded is not None:
-                    placings += self._place(crowded, bound_ms, limit_bytes, prices)
+                    placings += self._place(crowded, bound_ms, limit_bytes)
             best_ms = min(best_ms, *map(step_ms, placings))
             if best_ms <= GOOD * bound_ms or not self.program.refine(whole):
                 break
-        return placings, min(bound_ms, best_ms)
+        best = min(placings, key=lambda placing: rank(placing, limit_bytes))
+        if best_ms > GOOD * bound_ms:
+            for _ in range(AGAIN):
+                self._polish(best, limit_bytes)
+        return placings, min(bound_ms, best_ms, step_ms(best))
 
     def _fits(self, placing: Placing) -> bool:
         """Whether memory suffices, and slots can be numbered."""
@@ -225,9 +229,8 @@ class Search:
         choice: Relaxation,
         lower_bound_ms: float,
         limit_bytes: float,
-        prices: Sequence[float],
     ) -> list[Placing]:
-        """Placed and polished, with memory ever dearer until it suffices."""
+        """Placed and polished."""
         chosen: list[Candidate] = [options[0] for options in self.options]
         for members, group, counts in zip(
             self.members.values(), self.groups, choice.counts, strict=True
@@ -236,17 +239,15 @@ class Search:
             for i, candidate in zip(members, taken, strict=True):
                 chosen[i] = group.candidates[int(candidate)]
         owners = [force.devices for force in self.forced]
-        movable = [devices is None for devices in owners]
-        placings = []
-        for price in prices:
-            ms_per_byte = price * lower_bound_ms / self.fair_share_bytes
-            placing = Placing(self.empty, ms_per_byte)
-            placing.place(chosen, owners)
-            polish(placing, self.options, movable)
-            placings.append(placing)
-            if placing.ledger.bytes() <= limit_bytes:
-                break
-        return placings
+        price = MEMORY_PRICE if np.isfinite(limit_bytes) else 0.0
+        placing = Placing(self.empty, price * lower_bound_ms / self.fair_share_bytes)
+        placing.place(chosen, owners)
+        self._polish(placing, limit_bytes)
+        return [placing]
+
+    def _polish(self, placing: Placing, limit_bytes: float) -> None:
+        movable = [force.devices is None for force in self.forced]
+        polish(placing, self.options, movable, limit_bytes)
 
     def _reason(self, i: int, chosen: Candidate, owners: Sequence[int]) -> str:
         """How it is split, and how the best of other clusters compare."""
