@@ -33,6 +33,7 @@ def polish(
     options: Sequence[Sequence[Candidate]],
     movable: Sequence[bool],
     limit_bytes: float = np.inf,
+    powers: Sequence[int] = POWERS,
 ) -> None:
     """Places one table at a time anew, while that helps the smooth cost, with higher
     and higher powers; then exchanges shards. The best of all plans on the way is kept:
@@ -44,6 +45,7 @@ def polish(
       options: the candidates of each table; alike tables have the same list.
       movable: whether the shards of each table may move.
       limit_bytes: of memory on a device.
+      powers: of the smooth costs.
     """
     distinct = {id(each): each for each in options}
     menus = {key: Menu(each, placing.ledger) for key, each in distinct.items()}
@@ -55,7 +57,7 @@ def polish(
         if (now := rank(placing, limit_bytes)) < best_rank:
             best, best_rank = placing.entries(), now
 
-    for power in POWERS:
+    for power in powers:
         few = {key: _promising(placing, menu) for key, menu in menus.items()}
         for _ in range(PASSES):
             changed = _improve(placing, [few[id(o)] for o in options], movable, power)

@@ -23,7 +23,7 @@ from embark_jax.planner.ledger import Ledger
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
-from embark_jax.planner.polish import polish, rank
+from embark_jax.planner.polish import POWERS, polish, rank
 from embark_jax.planner.reasons import reason, split
 from embark_jax.planner.storage import Cluster, Exchange, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
@@ -35,8 +35,9 @@ GOOD = 1.02
 """Times the lower bound: a plan this good is not improved."""
 CROWDING = 0.3
 """Of a second choice in the first round, see ``Program.choose``."""
-AGAIN = 2
-"""Times that the best plan of all rounds is polished once more."""
+AGAIN = (POWERS, POWERS[2:]) * 2
+"""With these powers the best plan of all rounds is polished once more: lower ones lead
+farther away, higher ones are better where memory is tight."""
 MAX_WHOLE = 4000
 """Candidates of all groups up to which whole numbers are solved for; above, a solution
 with fractions is rounded, of which there are then few among the many tables."""
@@ -185,8 +186,8 @@ class Search:
                 break
         best = min(placings, key=lambda placing: rank(placing, limit_bytes))
         if best_ms > GOOD * bound_ms:
-            for _ in range(AGAIN):
-                self._polish(best, limit_bytes)
+            for powers in AGAIN:
+                self._polish(best, limit_bytes, powers)
         return placings, min(bound_ms, best_ms, step_ms(best))
 
     def _fits(self, placing: Placing) -> bool:
@@ -245,9 +246,11 @@ class Search:
         self._polish(placing, limit_bytes)
         return [placing]
 
-    def _polish(self, placing: Placing, limit_bytes: float) -> None:
+    def _polish(
+        self, placing: Placing, limit_bytes: float, powers: Sequence[int] = POWERS
+    ) -> None:
         movable = [force.devices is None for force in self.forced]
-        polish(placing, self.options, movable, limit_bytes)
+        polish(placing, self.options, movable, limit_bytes, powers)
 
     def _reason(self, i: int, chosen: Candidate, owners: Sequence[int]) -> str:
         """How it is split, and how the best of other clusters compare."""
