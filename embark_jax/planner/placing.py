@@ -45,10 +45,10 @@ class Placing:
       ledger: the account.
       ms_per_byte: what memory is taken to cost.
       prices: ``[3, storages]`` ms with that of a piece, a place for an id and a row.
-      dice: for the order in which tables are tried; always the same.
+      dice: for the order in which tables are tried.
     """
 
-    def __init__(self, empty: Ledger, ms_per_byte: float):
+    def __init__(self, empty: Ledger, ms_per_byte: float, seed: int = 0):
         """
         Args:
           empty: an account without entries.
@@ -58,7 +58,7 @@ class Placing:
         self.ledger = empty.copy()
         self.candidates: list[Candidate] = []
         self.owners: list[np.ndarray] = []
-        self.dice = np.random.default_rng(0)
+        self.dice = np.random.default_rng(seed)
         self.set_price(ms_per_byte)
 
     def set_price(self, ms_per_byte: float) -> None:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
 from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.candidates import MIN_WIDTH, ForcedPlacement, forced_problems
 from embark_jax.planner.capacities import capacities
 from embark_jax.planner.cost import CostModel, EmbarkModel, ProgramModel
-from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import Plan
 from embark_jax.planner.prediction import Prediction
-from embark_jax.planner.search import Search, step_ms
+from embark_jax.planner.search import Search, best_plan
 from embark_jax.planner.storage import Exchange, StorageKind
 from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import Workload
@@ -93,7 +90,7 @@ def plan_for(
     for exchange in _exchanges(fleet, cost_model):
         search = Search(tables, features, forced, workload, cost_model, exchange)
         searches.setdefault(search.empty.storages, search)
-    search, placing, lower_bound_ms = _best([*searches.values()])
+    search, placing, lower_bound_ms = best_plan([*searches.values()])
     placements = search.placements(placing)
     ledger = placing.ledger
     planned_ms = ledger.step_ms()
@@ -125,27 +122,6 @@ def _exchanges(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
     if alike or fleet.nodes == 1 or fleet.gpus_per_node == 1:
         return ("flat",)
     return ("flat", "hierarchical")
-
-
-def _best(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
-    """The search that finds the best plan, that plan, and the lower bound in ms of the
-    plans of all searches.
-
-    Raises:
-      ValueError: if the tables do not fit.
-    """
-    if len(searches) == 1:
-        return searches[0], *searches[0].run()
-    best, best_ms, lower_bound_ms = None, np.inf, np.inf
-    # The most promising comes first: its plan leaves less to look at for later ones.
-    for search in sorted(searches, key=Search.relaxed_ms):
-        placing, bound_ms = search.improve(best_ms)
-        lower_bound_ms = min(lower_bound_ms, bound_ms)
-        if placing is not None:
-            best, best_ms = (search, placing), step_ms(placing)
-    if best is None:
-        return _best(searches[:1])
-    return *best, lower_bound_ms
 
 
 def _check_request(

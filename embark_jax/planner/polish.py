@@ -34,11 +34,13 @@ def polish(
     movable: Sequence[bool],
     limit_bytes: float = np.inf,
     powers: Sequence[int] = POWERS,
+    exchanges: bool = True,
 ) -> None:
     """Places one table at a time anew, while that helps the smooth cost, with higher
-    and higher powers; then exchanges shards. The best of all plans on the way is kept:
-    of those within the limit of memory the fastest, or else the smallest. Memory gets
-    dearer while they are above it. Every call goes another way.
+    and higher powers; then all of a storage at once; then exchanges shards. The best of
+    all plans on the way is kept: of those within the limit of memory the fastest, or
+    else the smallest. Memory gets dearer while they are above it. Every call goes
+    another way.
 
     Args:
       placing: tables with their owners; changed in place.
@@ -46,6 +48,7 @@ def polish(
       movable: whether the shards of each table may move.
       limit_bytes: of memory on a device.
       powers: of the smooth costs.
+      exchanges: whether to exchange shards; that takes long where sizes are many.
     """
     distinct = {id(each): each for each in options}
     menus = {key: Menu(each, placing.ledger) for key, each in distinct.items()}
@@ -66,11 +69,43 @@ def polish(
             placing.set_price(placing.ms_per_byte * (CHEAPER if fits else DEARER))
             if not changed:
                 break
+    for s in range(len(placing.ledger.storages)):
+        placing.enter(best)
+        if _close(placing, [menus[id(o)] for o in options], movable, s):
+            keep()
     placing.enter(best)
-    exchange_shards(placing, movable)
-    keep()
-    placing.enter(best)
+    if exchanges:
+        exchange_shards(placing, movable)
+        keep()
+        placing.enter(best)
     placing.set_price(ms_per_byte)
+
+
+def _close(
+    placing: Placing, menus: Sequence[Menu], movable: Sequence[bool], s: int
+) -> bool:
+    """Places all tables of a storage in others, as no table can alone where each costs
+    little beside the storage; whether that is possible."""
+    inside = [
+        i for i, c in enumerate(placing.candidates) if placing.ledger.index(c) == s
+    ]
+    if not inside or not all(movable[i] for i in inside):
+        return False
+    others = {}
+    for i in inside:
+        left = np.flatnonzero(menus[i].storages != s)
+        if not len(left):
+            return False
+        others[id(menus[i])] = menus[i].only(left)
+    for i in inside:
+        placing.take(i)
+    for i in inside:
+        menu = others[id(menus[i])]
+        offer = placing.offer(menu, POWERS[-1])
+        best = int(np.argmin(offer.costs))
+        owners = offer.devices[best][menu.positions[best]]
+        placing.put(i, menu.candidates[best], owners)
+    return True
 
 
 def rank(placing: Placing, limit_bytes: float) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """The search for a plan: chooses a shape for every table, an owner for every shard.
 
-The choice of shapes is that of a small program with whole numbers (``bound``), in which
-shards have no place yet; it also bounds what any plan can reach. Greedy placing and
-local search then give shards their owners and mend the choice where it packs badly.
+The choice of shapes is that of a linear program (``program``), in which shards have no
+place yet; it also bounds what any plan can reach. Greedy placing and local search then
+give shards their owners and mend the choice where it packs badly. Branch and bound
+(``tree``) makes ever closer choices of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.bound import Group, Program, Relaxation
+from embark_jax.planner.box import Group, Solution
 from embark_jax.planner.candidates import (
     Candidate,
     ForcedPlacement,
@@ -24,28 +25,21 @@ from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
 from embark_jax.planner.polish import POWERS, polish, rank
+from embark_jax.planner.program import Program
 from embark_jax.planner.reasons import reason, split
 from embark_jax.planner.storage import Cluster, Exchange, Placement
+from embark_jax.planner.tree import GOOD, Node, Tree
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
-ROUNDS = 4
-"""Of choosing shapes with whole numbers, each with more rules for shards."""
-GOOD = 1.02
-"""Times the lower bound: a plan this good is not improved."""
-CROWDING = 0.3
-"""Of a second choice in the first round, see ``Program.choose``."""
 AGAIN = (POWERS, POWERS[2:]) * 2
-"""With these powers the best plan of all rounds is polished once more: lower ones lead
-farther away, higher ones are better where memory is tight."""
-MAX_WHOLE = 4000
-"""Candidates of all groups up to which whole numbers are solved for; above, a solution
-with fractions is rounded, of which there are then few among the many tables."""
+"""With these powers the best plan is polished once more: lower ones lead farther away,
+higher ones are better where memory is tight."""
 LIMIT = 1.05
 """Ratio of the limits of memory that are tried one after the other."""
-MEMORY_PRICE = 0.05
+MEMORY_PRICES = (0.05, 0.5)
 """What a device's fair share of the tables is taken to cost at first, in step times,
-where memory is limited."""
+where memory is limited; tried in turn."""
 
 
 class Search:
@@ -76,7 +70,11 @@ class Search:
         for i, key in enumerate(keys):
             self.members.setdefault(key, []).append(i)
         self.groups = [
-            Group(len(members), self._candidates(*key, model, memory))
+            Group(
+                len(members),
+                self._candidates(*key, model, memory),
+                placed=key[1].devices is not None,
+            )
             for key, members in self.members.items()
         ]
         of_group = dict(zip(self.members, self.groups, strict=True))
@@ -91,110 +89,20 @@ class Search:
         )
         self.alone_ms: dict[Candidate, float] = alone_ms
 
-    def run(self) -> tuple[Placing, float]:
-        """The best plan found, and the lower bound in ms.
-
-        Raises:
-          ValueError: if the tables do not fit.
-        """
-        placings, lower_bound_ms = self._search(np.inf)
-        fitting = list(filter(self._fits, placings))
-        if fitting:
-            return min(fitting, key=step_ms), lower_bound_ms
-        needed_bytes = self.program.least_bytes()
-        if np.isfinite(lower_bound_ms):
-            needed_bytes = min(p.ledger.bytes() for p in placings)
-        if needed_bytes <= self.empty.limit_bytes:
-            raise ValueError(
-                f"a storage needs more than {MAX_SLOTS:,} slots on a device; what "
-                "would help: more devices, or tables of different dims"
-            )
-        raise ValueError(self._shortage(needed_bytes))
-
-    def relaxed_ms(self) -> float:
-        """The bound that costs least: with fractions of tables, and any memory."""
-        relaxed = self.program.relax(np.inf)
-        return np.inf if relaxed is None else relaxed.lower_bound
-
-    def improve(self, best_ms: float) -> tuple[Placing | None, float]:
-        """A plan that is faster than ``best_ms``, if one is found, and the lower bound
-        in ms of all that are."""
-        placings, lower_bound_ms = self._search(best_ms)
-        better = [p for p in placings if self._fits(p) and step_ms(p) < best_ms]
-        return min(better, key=step_ms, default=None), lower_bound_ms
-
-    def _search(self, best_ms: float) -> tuple[list[Placing], float]:
-        """Plans, of which some may not fit, and the lower bound in ms, see ``improve``;
-        infinite, if nothing fits."""
-        # First as if memory were no matter: more of it then changes no plan that fits.
-        placings, lower_bound_ms = self._rounds(np.inf, best_ms)
-        if not placings or self._fits(min(placings, key=step_ms)):
-            return placings, lower_bound_ms
-        relaxed = self.program.relax(self.empty.limit_bytes)
-        if relaxed is None:
-            return placings, np.inf
-        lower_bound_ms = max(lower_bound_ms, relaxed.lower_bound)
-        for number, limit_bytes in enumerate(self._limits_bytes()):
-            placings += self._rounds(limit_bytes, best_ms)[0]
-            if number > 1 and any(map(self._fits, placings)):
-                break
-        return placings, lower_bound_ms
-
-    def _limits_bytes(self) -> Iterator[float]:
-        """Limits of memory to plan for, from the fleet's own downwards: what fits in
-        less is a plan too. All but the first do not depend on the fleet's, so that most
-        plans for a little less memory are tried as well."""
-        limit_bytes, least_bytes = self.empty.limit_bytes, self.program.least_bytes()
-        yield limit_bytes
-        steps = np.log(limit_bytes / least_bytes) // np.log(LIMIT)
-        for step in range(int(steps), -1, -1):
-            yield least_bytes * LIMIT**step
-
-    def _rounds(
-        self,
-        limit_bytes: float,
-        best_ms: float,
-    ) -> tuple[list[Placing], float]:
-        """Plans, better and better, and the lower bound in ms; none, if nothing fits or
-        is much faster than ``best_ms``.
-
-        Args:
-          limit_bytes: of memory on a device.
-          best_ms: see ``improve``.
-        """
-        relaxed = self.program.relax(limit_bytes)
-        if relaxed is None:
-            return [], np.inf
-        if best_ms <= GOOD * relaxed.lower_bound:
-            return [], relaxed.lower_bound
-        placings = self._place(relaxed, relaxed.lower_bound, limit_bytes)
-        bound_ms = relaxed.lower_bound
-        best_ms = min(best_ms, *map(step_ms, placings))
-        rounds = ROUNDS if len(self.program.candidates) <= MAX_WHOLE else 0
-        for number in range(rounds):
-            whole = self.program.choose(limit_bytes, relaxed, best_ms)
-            if whole is None:
-                break
-            bound_ms = max(bound_ms, whole.lower_bound)
-            placings += self._place(whole, bound_ms, limit_bytes)
-            if number == 0:
-                crowded = self.program.choose(limit_bytes, relaxed, best_ms, CROWDING)
-                if crowded is not None:
-                    placings += self._place(crowded, bound_ms, limit_bytes)
-            best_ms = min(best_ms, *map(step_ms, placings))
-            if best_ms <= GOOD * bound_ms or not self.program.refine(whole):
-                break
-        best = min(placings, key=lambda placing: rank(placing, limit_bytes))
-        if best_ms > GOOD * bound_ms:
-            for powers in AGAIN:
-                self._polish(best, limit_bytes, powers)
-        return placings, min(bound_ms, best_ms, step_ms(best))
-
-    def _fits(self, placing: Placing) -> bool:
+    def fits(self, placing: Placing) -> bool:
         """Whether memory suffices, and slots can be numbered."""
         ledger = placing.ledger
         numbered = ledger.rows.max(initial=0) <= MAX_SLOTS
         return numbered and ledger.bytes() <= self.empty.limit_bytes
+
+    def limits_bytes(self) -> Iterator[float]:
+        """Limits of memory to plan for, from the fleet's own downwards: what fits in
+        less is a plan too. They do not depend on the fleet's, so that most plans for a
+        little less memory are tried as well."""
+        limit_bytes, least_bytes = self.empty.limit_bytes, self.program.least_bytes()
+        steps = np.log(limit_bytes / least_bytes) // np.log(LIMIT)
+        for step in range(int(steps), -1, -1):
+            yield least_bytes * LIMIT**step
 
     def placements(self, placing: Placing) -> tuple[Placement, ...]:
         """Those that the plan is made of."""
@@ -225,32 +133,41 @@ class Search:
         ]
         return [c for c in found if c.rows.max(initial=0) <= MAX_SLOTS] or found
 
-    def _place(
-        self,
-        choice: Relaxation,
-        lower_bound_ms: float,
-        limit_bytes: float,
-    ) -> list[Placing]:
-        """Placed and polished."""
+    def place(self, choice: Solution, limit_bytes: float, number: int) -> Placing:
+        """Placed and polished.
+
+        Args:
+          choice: of shapes.
+          limit_bytes: of memory on a device.
+          number: of the plan; each goes another way.
+        """
         chosen: list[Candidate] = [options[0] for options in self.options]
-        for members, group, counts in zip(
-            self.members.values(), self.groups, choice.counts, strict=True
+        for g, (members, group) in enumerate(
+            zip(self.members.values(), self.groups, strict=True)
         ):
+            counts = choice.tables[self.program.group == g]
             taken = np.repeat(np.arange(len(counts)), _rounded(counts, group.count))
             for i, candidate in zip(members, taken, strict=True):
                 chosen[i] = group.candidates[int(candidate)]
         owners = [force.devices for force in self.forced]
-        price = MEMORY_PRICE if np.isfinite(limit_bytes) else 0.0
-        placing = Placing(self.empty, price * lower_bound_ms / self.fair_share_bytes)
+        price = MEMORY_PRICES[number % len(MEMORY_PRICES)]
+        price = price if np.isfinite(limit_bytes) else 0.0
+        ms_per_byte = price * choice.bound_ms / self.fair_share_bytes
+        placing = Placing(self.empty, ms_per_byte, seed=number)
         placing.place(chosen, owners)
-        self._polish(placing, limit_bytes)
-        return [placing]
+        self.polish(placing, limit_bytes, exchanges=False)
+        return placing
 
-    def _polish(
-        self, placing: Placing, limit_bytes: float, powers: Sequence[int] = POWERS
+    def polish(
+        self,
+        placing: Placing,
+        limit_bytes: float,
+        powers: Sequence[int] = POWERS,
+        exchanges: bool = True,
     ) -> None:
+        """Makes it no worse."""
         movable = [force.devices is None for force in self.forced]
-        polish(placing, self.options, movable, limit_bytes, powers)
+        polish(placing, self.options, movable, limit_bytes, powers, exchanges)
 
     def _reason(self, i: int, chosen: Candidate, owners: Sequence[int]) -> str:
         """How it is split, and how the best of other clusters compare."""
@@ -267,10 +184,110 @@ class Search:
         others = [option.shape for _, option in sorted(best.items())]
         return reason(chosen.shape, owners, others, self.model)
 
-    def _shortage(self, needed_bytes: float) -> str:
+    def shortage(self, needed_bytes: float) -> str:
         """What is short, by how much, where, and what would make it fit."""
         forced = any(force != ForcedPlacement() for force in self.forced)
         return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
+
+
+def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
+    """The best plan of some searches for one request, whose it is, and the lower bound
+    in ms of the plans of all.
+
+    Raises:
+      ValueError: if the tables do not fit.
+    """
+    limit_bytes = searches[0].empty.limit_bytes
+    found, bound_ms = _without_limit(searches), 0.0
+    if all(map(_fits, found)):
+        # As if memory were no matter: more of it then changes no plan that fits.
+        found, bound_ms = _explore(searches, np.inf)
+    if not found or not _fits(_best(found)):
+        limited, limited_ms = _explore(searches, limit_bytes)
+        found, bound_ms = found + limited, max(bound_ms, limited_ms)
+        if np.isfinite(limited_ms):
+            found += _with_less_memory(searches)
+    fitting = list(filter(_fits, found))
+    if fitting:
+        return *_best(fitting), bound_ms
+    needed_bytes = min(search.program.least_bytes() for search in searches)
+    if np.isfinite(bound_ms):
+        needed_bytes = min(placing.ledger.bytes() for _, placing in found)
+    if needed_bytes <= searches[0].empty.limit_bytes:
+        raise ValueError(
+            f"a storage needs more than {MAX_SLOTS:,} slots on a device; what would "
+            "help: more devices, or tables of different dims"
+        )
+    raise ValueError(searches[0].shortage(needed_bytes))
+
+
+Found = tuple[Search, Placing]
+
+
+def _explore(
+    searches: Sequence[Search], limit_bytes: float
+) -> tuple[list[Found], float]:
+    """Plans, of which some may need more memory, and the lower bound in ms; infinite,
+    if nothing fits."""
+    tree = Tree([search.program for search in searches], limit_bytes)
+    found: list[Found] = []
+    known: set[tuple[int, bytes]] = set()
+
+    def place(node: Node) -> float:
+        search = searches[node.search]
+        choice = node.search, np.round(node.solution.tables, 6).tobytes()
+        if choice in known:
+            return np.inf
+        known.add(choice)
+        placing = search.place(node.solution, limit_bytes, len(found))
+        found.append((search, placing))
+        fits = placing.ledger.bytes() <= limit_bytes
+        return step_ms(placing) if fits else np.inf
+
+    tree.explore(place)
+    if not found:
+        return found, np.inf
+    search, best = min(found, key=lambda each: rank(each[1], limit_bytes))
+    for powers in AGAIN:
+        if step_ms(best) > GOOD * tree.bound_ms:
+            search.polish(best, limit_bytes, powers)
+    return found, min(tree.bound_ms, step_ms(best))
+
+
+def _without_limit(searches: Sequence[Search]) -> list[Found]:
+    """A plan of the most promising search, as if memory were no matter."""
+    choices = [search.program.solve(search.program.whole_box()) for search in searches]
+    promising = [
+        (choice.bound_ms, number, search, choice)
+        for number, (search, choice) in enumerate(zip(searches, choices, strict=True))
+        if choice is not None
+    ]
+    if not promising:
+        return []
+    _, _, search, choice = min(promising)
+    return [(search, search.place(choice, np.inf, 0))]
+
+
+def _with_less_memory(searches: Sequence[Search]) -> Iterator[Found]:
+    """Plans for ever less memory, until some fit."""
+    for search in searches:
+        for number, limit_bytes in enumerate(search.limits_bytes()):
+            choice = search.program.solve(search.program.whole_box(), limit_bytes)
+            if choice is None:
+                break
+            placing = search.place(choice, limit_bytes, number)
+            yield search, placing
+            if number > 0 and search.fits(placing):
+                break
+
+
+def _fits(found: Found) -> bool:
+    search, placing = found
+    return search.fits(placing)
+
+
+def _best(found: Sequence[Found]) -> Found:
+    return min(found, key=lambda each: step_ms(each[1]))
 
 
 def step_ms(placing: Placing) -> float:

@@ -18,7 +18,7 @@ from embark_jax.planner import traffic
 from embark_jax.planner.candidates import ForcedPlacement
 from embark_jax.planner.cost import StoragePrice
 from embark_jax.planner.rates import Rates
-from embark_jax.planner.search import Search
+from embark_jax.planner.search import Search, best_plan
 from embark_jax.planner.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.workload import Shape, Workload
 from embark_jax.simulator.embark_step import (
@@ -75,7 +75,7 @@ def planned(
         dataclasses.replace(workload, fleet=model.bins),
         model,
     )
-    placing, _ = search.run()
+    _, placing, _ = best_plan([search])
     return [over_gpus(each, model.gpus) for each in search.placements(placing)]
 
 

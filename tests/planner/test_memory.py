@@ -12,7 +12,7 @@ from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
 from embark_jax.planner.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.predict import account
-from embark_jax.planner.search import Search
+from embark_jax.planner.search import Search, best_plan
 from embark_jax.planner.storage import StorageKind
 from embark_jax.planner.workload import Shape, TableUse
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -169,5 +169,5 @@ def test_no_plan_takes_less_than_the_bound_says():
     features = [FeatureSpec(t.name, hotness=int(rng.integers(1, 20))) for t in tables]
     workload = dataclasses.replace(WORKLOAD, batch_size=800, dense=DENSE)
     search = Search(tables, features, {}, workload, ProgramModel(workload))
-    placing, _ = search.run()
+    _, placing, _ = best_plan([search])
     assert search.program.least_bytes() <= placing.ledger.bytes()
