@@ -19,7 +19,6 @@ LEAST_PROMISE = 1e-6
 WHOLE = 1e-4
 """Distance from a whole number up to which a number is one."""
 
-
 Split = tuple[float, tuple[Box, Box]]
 """By how many ms the bound of one of them may rise, and two boxes that have all plans
 of a third between them."""
@@ -61,7 +60,8 @@ def _by_levels(program: Program, box: Box, solution: Solution) -> Iterator[Split
             continue
         if top[load] > level * (1 + 1e-6):
             # Between what holds the largest shard taken, and what does not.
-            yield _at(program, box, load, level, top[load] * (1 - 1e-6), top[load])
+            edge = top[load] * (1 - 1e-6)
+            yield _at(program, box, load, level, edge, edge)
         else:
             placed = min(mean[load] + CROWDING * top[load], box.high[load])
             middle = (level + placed) / 2

@@ -190,6 +190,10 @@ class Search:
         return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
 
 
+Found = tuple[Search, Placing]
+"""A plan, and whose it is."""
+
+
 def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
     """The best plan of some searches for one request, whose it is, and the lower bound
     in ms of the plans of all.
@@ -219,9 +223,6 @@ def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
             "help: more devices, or tables of different dims"
         )
     raise ValueError(searches[0].shortage(needed_bytes))
-
-
-Found = tuple[Search, Placing]
 
 
 def _explore(
