@@ -94,23 +94,15 @@ class Program:
     def whole_box(self) -> Box:
         """All plans, without candidates that others take in: in UB a shard costs
         nothing by itself, so that finer row shards on the same device are as good."""
-        finest: dict[tuple[int, int, int], list[int]] = {}
-        for c, candidate in enumerate(self.candidates):
-            key = self.group[c], self.storage[c], candidate.shape.column_shards
-            finest.setdefault(key, []).append(candidate.shape.row_shards)
-        live = [
-            candidate.shape.cluster != "ub"
-            or not any(
-                other > candidate.shape.row_shards
-                and other % candidate.shape.row_shards == 0
-                for other in finest[
-                    self.group[c], self.storage[c], candidate.shape.column_shards
-                ]
-            )
-            for c, candidate in enumerate(self.candidates)
-        ]
+        row_shards = np.array([c.shape.row_shards for c in self.candidates])
+        unique = np.array([c.shape.cluster == "ub" for c in self.candidates])
+        live = ~unique
+        for c in np.flatnonzero(unique):
+            alike = (self.group == self.group[c]) & (self.storage == self.storage[c])
+            finer = alike & (row_shards > row_shards[c])
+            live[c] = (row_shards[finer] % row_shards[c]).all()
         zeros = np.zeros(self.loads)
-        return Box(zeros, zeros + np.inf, np.array(live))
+        return Box(zeros, zeros + np.inf, live)
 
     def alone_ms(self) -> np.ndarray:
         """``[candidates]`` time of a table by itself, spread evenly."""
