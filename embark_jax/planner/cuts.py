@@ -21,12 +21,13 @@ from embark_jax.planner.box import IDS, NODE_PIECES, Box, Solution
 from embark_jax.planner.program import Program
 
 MAX_FILLINGS = 3000
-"""Of a bin: with more, the smallest shards are left out, which always fit somewhere."""
+"""Of a bin: with more, the smallest shards are left out, as if they took no room."""
 MAX_SHARDS = 20
 """Of the largest size in a bin: with more, wholeness hardly matters."""
 COARSENESS = 0.02
 """Share of a bin by which shards of one class differ at most."""
 LEAST_VIOLATION = 1e-3
+"""Above 1, of the mean filling's weight: cuts by less raise no bound."""
 SMALL_SHARE = 0.01
 """Of a bound: storages whose ids take less time are not looked at."""
 

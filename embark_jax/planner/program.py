@@ -131,7 +131,7 @@ class Program:
     def least_bytes(self) -> float:
         """No plan takes less memory on every device."""
         lines = Lines(self, self.whole_box(), priced=False)
-        limit_bytes = self.empty.limit_bytes
+        limit_bytes = self.empty.limit_bytes  # as the unit of the objective
         return max(
             lines.solve(lines.memory(moment) / limit_bytes).fun * limit_bytes + fixed
             for moment, fixed in zip(

@@ -96,9 +96,9 @@ class Search:
         return numbered and ledger.bytes() <= self.empty.limit_bytes
 
     def limits_bytes(self) -> Iterator[float]:
-        """Limits of memory to plan for, from the fleet's own downwards: what fits in
-        less is a plan too. They do not depend on the fleet's, so that most plans for a
-        little less memory are tried as well."""
+        """Limits of memory to plan for, from a little below the fleet's downwards: what
+        fits in less is a plan too. They do not depend on the fleet's own, so that most
+        plans for a little less memory are tried as well."""
         limit_bytes, least_bytes = self.empty.limit_bytes, self.program.least_bytes()
         steps = np.log(limit_bytes / least_bytes) // np.log(LIMIT)
         for step in range(int(steps), -1, -1):
@@ -270,7 +270,7 @@ def _without_limit(searches: Sequence[Search]) -> list[Found]:
 
 
 def _with_less_memory(searches: Sequence[Search]) -> Iterator[Found]:
-    """Plans for ever less memory, until some fit."""
+    """Plans for ever less memory, two at least of each search, until one fits."""
     for search in searches:
         for number, limit_bytes in enumerate(search.limits_bytes()):
             choice = search.program.solve(search.program.whole_box(), limit_bytes)
