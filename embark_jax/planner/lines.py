@@ -1,23 +1,67 @@
-"""The linear program of one box, line by line."""
+"""A lower bound on the step time of every plan in a box, and the shapes that reach it.
+
+A linear program in which shards have no place: every load may be spread evenly over
+the devices. Alike tables are one group, of which so many take each candidate, fractions
+allowed. For each storage there are *levels*, the most pieces, ids and rows of any
+device: each is at least the mean over devices, and at least the largest shard; row
+shards that are added up inside nodes are taken to lie each on another device, as the
+search places them. No plan can beat its optimum.
+
+A *box* is a part of all plans: those with levels between two limits, made of the
+candidates that are left, with no more and no fewer tables of some. The smaller it is,
+the closer the bound: a shard above a level can't be in it, and of large ones no device
+holds as many as their mean may ask for (``cuts``). ``tree`` takes boxes apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from embark_jax.planner.box import IDS, KINDS, TOLERANCE, Box
-
-if TYPE_CHECKING:
-    from embark_jax.planner.program import Program
+from embark_jax.planner.box import IDS, KINDS, TOLERANCE, Box, Solution
+from embark_jax.planner.program import Program
 
 
-class Lines:
-    """Its variables, one after the other: how many tables take each live candidate; of
-    each storage whether it is used; the levels."""
+def solve(program: Program, box: Box, limit_bytes: float = np.inf) -> Solution | None:
+    """The least bound; None if no plan is in the box, or memory does not suffice.
+
+    Args:
+      program, box: of plans.
+      limit_bytes: of memory on a device.
+    """
+    lines = _Lines(program, box)
+    if lines.impossible:
+        return None
+    if np.isfinite(limit_bytes):
+        lines.add_memory(program.moments(), program.empty.fixed_bytes, limit_bytes)
+    found = lines.solve(lines.times())
+    if found.x is None:
+        return None
+    tables, above_ms = np.zeros((2, len(program.candidates)))
+    tables[lines.live] = found.x[lines.each]
+    above_ms[lines.live] = np.maximum(found.lower.marginals[lines.each], 0)
+    return Solution(float(found.fun), tables, found.x[lines.level], above_ms)
+
+
+def least_bytes(program: Program) -> float:
+    """No plan takes less memory on every device."""
+    lines = _Lines(program, program.whole_box(), priced=False)
+    limit_bytes = program.empty.limit_bytes  # as the unit of the objective
+    return max(
+        lines.solve(lines.memory(moment) / limit_bytes).fun * limit_bytes + fixed
+        for moment, fixed in zip(
+            program.moments(), program.empty.fixed_bytes, strict=True
+        )
+    )
+
+
+class _Lines:
+    """The linear program of one box. Its variables, one after the other: how many
+    tables take each live candidate; of each storage whether it is used; the levels."""
 
     def __init__(self, program: Program, box: Box, priced: bool = True):
         """

@@ -1,16 +1,7 @@
-"""A lower bound on the step time of every plan in a box, and the shapes that reach it.
+"""All tables as one program: loads, prices and memory of every candidate.
 
-A linear program in which shards have no place: every load may be spread evenly over
-the devices. Alike tables are one group, of which so many take each candidate, fractions
-allowed. For each storage there are *levels*, the most pieces, ids and rows of any
-device: each is at least the mean over devices, and at least the largest shard; row
-shards that are added up inside nodes are taken to lie each on another device, as the
-search places them. No plan can beat its optimum.
-
-A *box* is a part of all plans: those with levels between two limits, made of the
-candidates that are left, with no more and no fewer tables of some. The smaller it is,
-the closer the bound: a shard above a level can't be in it, and of large ones no device
-holds as many as their mean may ask for (``cuts``). ``tree`` takes boxes apart.
+Alike tables are one group, of which so many take each candidate. For each storage there
+are *levels*, the most pieces, ids and rows of any device.
 """
 
 from __future__ import annotations
@@ -28,12 +19,10 @@ from embark_jax.planner.box import (
     ROWS,
     Box,
     Group,
-    Solution,
 )
 from embark_jax.planner.candidates import Candidate
 from embark_jax.planner.capacities import DEVIATIONS
 from embark_jax.planner.ledger import Ledger
-from embark_jax.planner.lines import Lines
 
 
 class Program:
@@ -108,37 +97,6 @@ class Program:
         """``[candidates]`` time of a table by itself, spread evenly."""
         return self.everywhere_ms + self.prices @ self.mean
 
-    def solve(self, box: Box, limit_bytes: float = np.inf) -> Solution | None:
-        """The least bound; None if no plan is in the box, or memory does not suffice.
-
-        Args:
-          box: of plans.
-          limit_bytes: of memory on a device.
-        """
-        lines = Lines(self, box)
-        if lines.impossible:
-            return None
-        if np.isfinite(limit_bytes):
-            lines.add_memory(self.moments(), self.empty.fixed_bytes, limit_bytes)
-        found = lines.solve(lines.times())
-        if found.x is None:
-            return None
-        tables, above_ms = np.zeros((2, len(self.candidates)))
-        tables[lines.live] = found.x[lines.each]
-        above_ms[lines.live] = np.maximum(found.lower.marginals[lines.each], 0)
-        return Solution(float(found.fun), tables, found.x[lines.level], above_ms)
-
-    def least_bytes(self) -> float:
-        """No plan takes less memory on every device."""
-        lines = Lines(self, self.whole_box(), priced=False)
-        limit_bytes = self.empty.limit_bytes  # as the unit of the objective
-        return max(
-            lines.solve(lines.memory(moment) / limit_bytes).fun * limit_bytes + fixed
-            for moment, fixed in zip(
-                self.moments(), self.empty.fixed_bytes, strict=True
-            )
-        )
-
     def padded_mean(self, tables: np.ndarray) -> np.ndarray:
         """``[loads]`` of devices that are all alike, with places for what chance adds
         to the ids expected.
@@ -163,27 +121,6 @@ class Program:
         expected = (np.sqrt(half**2 + capacity) - half) ** 2
         expected = np.minimum(expected, capacity / slack)
         return np.maximum(slack, 1 + DEVIATIONS / np.sqrt(np.maximum(expected, 1e-9)))
-
-    def _per_shard(self, candidate: Candidate) -> list[np.ndarray]:
-        """Loads of each kind of its row shards; of pieces of nodes once for each device
-        of a node."""
-        empty = self.empty
-        node_devices = 0
-        if candidate.shape.storage.hierarchical:
-            gpus = empty.gpus_per_node
-            node_devices = gpus * candidate.shape.nodes_each(gpus)
-        return [
-            np.full(len(candidate.rows), candidate.pieces),
-            candidate.certain + empty.slack * candidate.expected,
-            candidate.rows,
-            np.full(node_devices, candidate.pieces),
-            candidate.owner_ms,
-        ]
-
-    def _prices(self) -> np.ndarray:
-        none, empty = np.zeros(self.storages), self.empty
-        prices = [empty.piece_ms, empty.id_ms, none, empty.node_piece_ms, [1.0]]
-        return np.concatenate(prices) * self.units
 
     def moments(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         """For both times of ``Ledger.bytes``, beside what is fixed: bytes of each
@@ -210,3 +147,24 @@ class Program:
                 np.concatenate([*update, [0.0]]) * self.units,
             ),
         )
+
+    def _per_shard(self, candidate: Candidate) -> list[np.ndarray]:
+        """Loads of each kind of its row shards; of pieces of nodes once for each device
+        of a node."""
+        empty = self.empty
+        node_devices = 0
+        if candidate.shape.storage.hierarchical:
+            gpus = empty.gpus_per_node
+            node_devices = gpus * candidate.shape.nodes_each(gpus)
+        return [
+            np.full(len(candidate.rows), candidate.pieces),
+            candidate.certain + empty.slack * candidate.expected,
+            candidate.rows,
+            np.full(node_devices, candidate.pieces),
+            candidate.owner_ms,
+        ]
+
+    def _prices(self) -> np.ndarray:
+        none, empty = np.zeros(self.storages), self.empty
+        prices = [empty.piece_ms, empty.id_ms, none, empty.node_piece_ms, [1.0]]
+        return np.concatenate(prices) * self.units

@@ -1,6 +1,6 @@
 """The search for a plan: chooses a shape for every table, an owner for every shard.
 
-The choice of shapes is that of a linear program (``program``), in which shards have no
+The choice of shapes is that of a linear program (``lines``), in which shards have no
 place yet; it also bounds what any plan can reach. Greedy placing and local search then
 give shards their owners and mend the choice where it packs badly. Branch and bound
 (``tree``) makes ever closer choices of it.
@@ -21,6 +21,7 @@ from embark_jax.planner.candidates import (
 )
 from embark_jax.planner.cost import CostModel, ProgramModel
 from embark_jax.planner.ledger import Ledger
+from embark_jax.planner.lines import least_bytes, solve
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
@@ -99,10 +100,10 @@ class Search:
         """Limits of memory to plan for, from a little below the fleet's downwards: what
         fits in less is a plan too. They do not depend on the fleet's own, so that most
         plans for a little less memory are tried as well."""
-        limit_bytes, least_bytes = self.empty.limit_bytes, self.program.least_bytes()
-        steps = np.log(limit_bytes / least_bytes) // np.log(LIMIT)
+        lowest_bytes = least_bytes(self.program)
+        steps = np.log(self.empty.limit_bytes / lowest_bytes) // np.log(LIMIT)
         for step in range(int(steps), -1, -1):
-            yield least_bytes * LIMIT**step
+            yield lowest_bytes * LIMIT**step
 
     def placements(self, placing: Placing) -> tuple[Placement, ...]:
         """Those that the plan is made of."""
@@ -214,7 +215,7 @@ def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
     fitting = list(filter(_fits, found))
     if fitting:
         return *_best(fitting), bound_ms
-    needed_bytes = min(search.program.least_bytes() for search in searches)
+    needed_bytes = min(least_bytes(search.program) for search in searches)
     if np.isfinite(bound_ms):
         needed_bytes = min(placing.ledger.bytes() for _, placing in found)
     if needed_bytes <= searches[0].empty.limit_bytes:
@@ -257,7 +258,7 @@ def _explore(
 
 def _without_limit(searches: Sequence[Search]) -> list[Found]:
     """A plan of the most promising search, as if memory were no matter."""
-    choices = [search.program.solve(search.program.whole_box()) for search in searches]
+    choices = [solve(s.program, s.program.whole_box()) for s in searches]
     promising = [
         (choice.bound_ms, number, search, choice)
         for number, (search, choice) in enumerate(zip(searches, choices, strict=True))
@@ -273,7 +274,7 @@ def _with_less_memory(searches: Sequence[Search]) -> Iterator[Found]:
     """Plans for ever less memory, two at least of each search, until one fits."""
     for search in searches:
         for number, limit_bytes in enumerate(search.limits_bytes()):
-            choice = search.program.solve(search.program.whole_box(), limit_bytes)
+            choice = solve(search.program, search.program.whole_box(), limit_bytes)
             if choice is None:
                 break
             placing = search.place(choice, limit_bytes, number)

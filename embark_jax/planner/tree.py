@@ -17,6 +17,7 @@ import numpy as np
 from embark_jax.planner.box import Box, Solution
 from embark_jax.planner.branching import splits
 from embark_jax.planner.cuts import Cuts
+from embark_jax.planner.lines import solve
 from embark_jax.planner.program import Program
 
 GOOD = 1.01
@@ -103,7 +104,7 @@ class Tree:
           least_ms: that a larger box takes.
         """
         self._solved += 1
-        solution = self.programs[search].solve(box, self.limit_bytes)
+        solution = solve(self.programs[search], box, self.limit_bytes)
         if solution is None:
             return None
         bound_ms = max(solution.bound_ms, least_ms)

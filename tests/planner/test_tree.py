@@ -8,6 +8,7 @@ from embark_jax.planner.box import Box, Solution
 from embark_jax.planner.branching import splits
 from embark_jax.planner.cost import ProgramModel
 from embark_jax.planner.cuts import Cuts
+from embark_jax.planner.lines import solve
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.program import Program
 from embark_jax.planner.search import Search
@@ -117,7 +118,7 @@ def test_splits_lose_no_plan_and_bounds_hold(seed, where):
     inside = 0
     for _ in range(12):
         box = boxes.pop(0)
-        solution = program.solve(box)
+        solution = solve(program, box)
         for plan in found:
             if is_inside(program, box, plan) and is_low(program, box, plan):
                 inside += 1
