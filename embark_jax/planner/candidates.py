@@ -61,6 +61,15 @@ class Candidate:
     def replicated(self) -> bool:
         return self.shape.cluster == "dp"
 
+    def ids(self, slack: float) -> np.ndarray:
+        """``[row_shards]`` places for the ids of each, without those that chance takes
+        when few are expected.
+
+        Args:
+          slack: places for each id expected.
+        """
+        return self.certain + slack * self.expected
+
 
 def weigh(
     shape: Shape, workload: Workload, model: CostModel, memory: Memory

@@ -1,12 +1,12 @@
 """Cuts: what whole shards add to a box's bound, which knows means alone.
 
-Devices are bins. In a box their sizes are limited, so that a device holds one of few
-*fillings*: so many shards of each size. A choice of shapes whose mean filling is no
-mixture of those that fit can't be placed in the box. A weight for every shard then
-shows it: no filling weighs more than 1, the mean of the choice does. As a smaller shard
-may weigh no more than a larger one, the weights hold for all candidates, whether the
-choice uses them or not (dual feasible functions,
-https://doi.org/10.1007/s101079900114).
+Devices are bins, and so are nodes where shards are added up inside them. In a box their
+sizes are limited, so that each holds one of few *fillings* (``fillings``): so many
+shards of each size. A choice of shapes whose mean filling is no mixture of those that
+fit can't be placed in the box. A weight for every shard then shows it: no filling
+weighs more than 1, the mean of the choice does. As a smaller shard may weigh no more
+than a larger one, the weights hold for all candidates, whether the choice uses them or
+not (dual feasible functions, https://doi.org/10.1007/s101079900114).
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.optimize import linprog
 
-from embark_jax.planner.box import IDS, NODE_PIECES, Box, Solution
+from embark_jax.planner.box import IDS, NODE_PIECES, TOLERANCE, Box, Solution
+from embark_jax.planner.fillings import Bins, fillings, heaviest, shrinking
 from embark_jax.planner.program import Program
 
-MAX_FILLINGS = 3000
-"""Of a bin: with more, the smallest shards are left out, as if they took no room."""
 MAX_SHARDS = 20
 """Of the largest size in a bin: with more, wholeness hardly matters."""
 COARSENESS = 0.02
@@ -40,13 +38,19 @@ class Shards:
       candidates: ``[shards]`` of which candidate.
       number: ``[shards]`` so many for each table, over the number of bins.
       pieces: ``[shards, lanes]`` that one adds to lanes with whole limits.
-      size: ``[shards]`` in what fills the bin: ids, or ms of the owner.
+      parts: ``[shards, devices of a bin]`` sizes, in what fills a device: ids, or ms of
+        the owner; each part lies on a device of its own, the largest come first.
     """
 
     candidates: np.ndarray
     number: np.ndarray
     pieces: np.ndarray
-    size: np.ndarray
+    parts: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        """``[shards]`` of all parts."""
+        return self.parts.sum(axis=1)
 
 
 class Cuts:
@@ -61,17 +65,15 @@ class Cuts:
     def new(self, box: Box, solution: Solution) -> tuple[np.ndarray, ...]:
         """Those that a solution breaks."""
         found = []
-        for shards, capacity, lanes in self._bins(box, solution):
-            if np.isfinite(capacity):
-                cut = self._cut(shards, capacity, lanes, solution.tables)
+        for shards, bins in self._bins(box, solution):
+            if np.isfinite(bins.capacity):
+                cut = self._cut(shards, bins, solution.tables)
                 if cut is not None:
                     found.append(cut)
         return tuple(found)
 
-    def _bins(
-        self, box: Box, solution: Solution
-    ) -> Iterator[tuple[Shards, float, np.ndarray]]:
-        """Each with its capacity in sizes, and limits of its lanes."""
+    def _bins(self, box: Box, solution: Solution) -> Iterator[tuple[Shards, Bins]]:
+        """What fills which bins."""
         program = self.program
         small = program.prices * solution.levels < SMALL_SHARE * solution.bound_ms
         gpus = program.empty.gpus_per_node
@@ -81,55 +83,49 @@ class Cuts:
             ids = IDS * program.storages + s
             if small[ids]:
                 continue
-            capacity = box.high[ids] * program.units[ids]
+            capacity = box.high[ids] * program.units[ids] * (1 + TOLERANCE)
             node_pieces = box.high[NODE_PIECES * program.storages + s]
             if of_nodes is not None:
                 # A device has at most one piece of each of the node's.
                 pieces = min(pieces, node_pieces)
                 lanes = np.array([node_pieces, gpus * pieces])
-                yield of_nodes, gpus * capacity, lanes
+                paired = pieces < 3 * of_nodes.pieces[:, 0].min()
+                yield of_nodes, Bins(capacity, lanes, paired)
             if of_devices is not None:
-                yield of_devices, capacity, np.array([pieces])
+                yield of_devices, Bins(capacity, np.array([pieces]))
         if self.of_owners is not None:
-            yield self.of_owners, box.high[-1], np.zeros(0)
+            capacity = box.high[-1] * (1 + TOLERANCE)
+            yield self.of_owners, Bins(capacity, np.zeros(0))
 
-    def _cut(
-        self, shards: Shards, capacity: float, lanes: np.ndarray, tables: np.ndarray
-    ) -> np.ndarray | None:
+    def _cut(self, shards: Shards, bins: Bins, tables: np.ndarray) -> np.ndarray | None:
         """``[candidates]`` weights, if the mean filling fits no bin."""
-        capacity *= 1 + 1e-7  # of rounding errors
         taken = tables[shards.candidates] > 1e-6
-        if not taken.any() or capacity > MAX_SHARDS * shards.size[taken].max():
+        devices = shards.parts.shape[1]
+        room = bins.capacity * devices
+        if not taken.any() or room > MAX_SHARDS * shards.size[taken].max():
             return None
         mean = (shards.number * tables[shards.candidates])[taken]
-        classes = _classes(shards.pieces[taken], shards.size[taken], mean, capacity)
-        pieces, size, mean = classes
-        fillings = _fillings(pieces, size, lanes, capacity)
-        number = fillings.shape[1]
-        pieces, size, mean = pieces[:number], size[:number], mean[:number]
-        alone = (pieces <= lanes).all(axis=1) & (size <= capacity)
-        if not alone.any():
-            return None
-        found = linprog(
-            np.where(alone, -mean, 0.0),
-            fillings[1:],
-            np.ones(len(fillings) - 1),
-            method="highs-ds",
-            options={"presolve": False},
+        pieces, parts, mean = _classes(
+            shards.pieces[taken], shards.parts[taken], mean, COARSENESS * room
         )
-        if found.x is None or -found.fun <= 1 + LEAST_VIOLATION:
+        found = fillings(pieces, parts, bins)
+        number = found.shape[1]
+        pieces, parts, mean = pieces[:number], parts[:number], mean[:number]
+        fits = found.any(axis=0)
+        if not fits.any():
             return None
-        weight = np.where(alone & (found.x > 1e-7), found.x, 0) * (1 - 1e-9)
-        size = size * _shrinking(fillings, weight, pieces, size, lanes, capacity)
-        weights = np.zeros(len(shards.size))
-        for k in np.flatnonzero(weight):
-            heavier = (shards.size >= size[k]) & (shards.pieces >= pieces[k]).all(
-                axis=1
-            )
-            weights[heavier] = np.maximum(weights[heavier], weight[k])
+        weights = heaviest(found, np.where(fits, mean, 0.0))
+        if weights @ mean <= 1 + LEAST_VIOLATION:
+            return None
+        parts = parts * shrinking(found, weights, pieces, parts, bins)
+        of_shards = np.zeros(len(shards.parts))
+        for k in np.flatnonzero(weights):
+            as_large = (shards.parts >= parts[k]).all(axis=1)
+            as_large &= (shards.pieces >= pieces[k]).all(axis=1)
+            of_shards[as_large] = np.maximum(of_shards[as_large], weights[k])
         return np.bincount(
             shards.candidates,
-            weights * shards.number,
+            of_shards * shards.number,
             minlength=len(self.program.candidates),
         )
 
@@ -139,11 +135,11 @@ class Cuts:
         rows = []
         for c in np.flatnonzero(program.storage == s):
             candidate = program.candidates[c]
-            ids = candidate.certain + program.empty.slack * candidate.expected
+            ids = candidate.ids(program.empty.slack)
             for size, number in _alike(ids):
                 number *= candidate.shape.column_shards
                 rows.append((c, number, candidate.pieces, size))
-        return _shards(rows, program.empty.devices)
+        return _shards(rows, program.empty.devices, 1)
 
     def _of_nodes(self, s: int) -> Shards | None:
         """Of each column the row shards that share a node, at least so many and so
@@ -158,12 +154,13 @@ class Cuts:
         for c in chosen:
             candidate = program.candidates[c]
             nodes = candidate.shape.nodes_each(gpus)
-            ids = candidate.certain + program.empty.slack * candidate.expected
-            together = np.sort(ids)[: len(ids) - (nodes - 1) * gpus]
+            ids = candidate.ids(program.empty.slack)
+            together = np.sort(ids)[: len(ids) - (nodes - 1) * gpus][::-1]
             pieces = candidate.pieces, len(together) * candidate.pieces
             number = nodes * candidate.shape.column_shards
-            rows.append((c, number, *pieces, together.sum()))
-        return _shards(rows, program.empty.devices / gpus)
+            parts = np.pad(together, (0, gpus - len(together)))
+            rows.append((c, number, *pieces, *parts))
+        return _shards(rows, program.empty.devices // gpus, gpus)
 
     def _of_owners(self) -> Shards | None:
         """Shards of all storages, by the time of their owner."""
@@ -171,16 +168,18 @@ class Cuts:
         for c, candidate in enumerate(self.program.candidates):
             for size, number in _alike(candidate.owner_ms):
                 rows.append((c, number * candidate.shape.column_shards, size))
-        return _shards(rows, self.program.empty.devices)
+        return _shards(rows, self.program.empty.devices, 1)
 
 
-def _shards(rows: list[tuple[float, ...]], bins: float) -> Shards | None:
-    """Of candidate, number, pieces of each lane and size; None, if there are none."""
+def _shards(rows: list[tuple[float, ...]], bins: int, devices: int) -> Shards | None:
+    """Of candidate, number, pieces of each lane and sizes for each of the ``devices``
+    of a bin; None, if there are none."""
     if not rows:
         return None
     table = np.array(rows)
+    number = table[:, 1] / bins
     return Shards(
-        table[:, 0].astype(int), table[:, 1] / bins, table[:, 2:-1], table[:, -1]
+        table[:, 0].astype(int), number, table[:, 2:-devices], table[:, -devices:]
     )
 
 
@@ -194,66 +193,22 @@ def _alike(sizes: np.ndarray) -> Iterator[tuple[float, int]]:
 
 
 def _classes(
-    pieces: np.ndarray, size: np.ndarray, mean: np.ndarray, capacity: float
+    pieces: np.ndarray, parts: np.ndarray, mean: np.ndarray, coarseness: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pieces, size and mean number in a bin of shards alike, the largest first; sizes
-    are those of the smallest of a class."""
-    classes: list[tuple[list[float], float, float]] = []
+    """Pieces, parts and mean number in a bin of shards alike, the largest first; parts
+    are at most as large as those of any of a class."""
+    classes: list[tuple[np.ndarray, np.ndarray, float]] = []
     largest: dict[tuple[float, ...], float] = {}
     last: dict[tuple[float, ...], int] = {}
-    order = np.argsort(-size, kind="stable")
-    for own, ids, number in zip(
-        pieces[order].tolist(), size[order].tolist(), mean[order].tolist(), strict=True
-    ):
-        key = tuple(own)
-        if key in last and ids >= largest[key] - COARSENESS * capacity:
-            _, _, before = classes[last[key]]
-            classes[last[key]] = own, ids, before + number
+    size = parts.sum(axis=1)
+    for shard in np.argsort(-size, kind="stable"):
+        key = tuple(pieces[shard].tolist())
+        if key in last and size[shard] >= largest[key] - coarseness:
+            own, least, before = classes[last[key]]
+            least = np.minimum(least, parts[shard])
+            classes[last[key]] = own, least, before + float(mean[shard])
         else:
-            last[key], largest[key] = len(classes), ids
-            classes.append((own, ids, number))
+            last[key], largest[key] = len(classes), size[shard]
+            classes.append((pieces[shard], parts[shard], float(mean[shard])))
     lanes, sizes, means = zip(*classes, strict=True)
-    return np.array(lanes).reshape(len(classes), -1), np.array(sizes), np.array(means)
-
-
-def _fillings(
-    pieces: np.ndarray, size: np.ndarray, lanes: np.ndarray, capacity: float
-) -> np.ndarray:
-    """``[fillings, classes]`` all that fit, the empty one first; of the first classes,
-    if there would be too many."""
-    found = np.zeros((1, 0), int)
-    for k in range(len(size)):
-        more = [np.pad(found, ((0, 0), (0, 1)))]
-        while len(more[-1]):
-            next_ = more[-1].copy()
-            next_[:, k] += 1
-            fits = next_ @ size[: k + 1] <= capacity
-            fits &= (next_ @ pieces[: k + 1] <= lanes).all(axis=1)
-            more.append(next_[fits])
-            if sum(map(len, more)) > MAX_FILLINGS:
-                return found
-        found = np.concatenate(more)
-    return found
-
-
-def _shrinking(
-    fillings: np.ndarray,
-    weight: np.ndarray,
-    pieces: np.ndarray,
-    size: np.ndarray,
-    lanes: np.ndarray,
-    capacity: float,
-) -> float:
-    """A factor for all sizes with which still nothing that weighs more than 1 fits."""
-    taken = np.flatnonzero(weight)
-    weights = (fillings @ weight)[:, None] + weight[taken]
-    sizes = (fillings @ size)[:, None] + size[taken]
-    room = ((fillings @ pieces)[:, None] + pieces[taken] <= lanes).all(axis=2)
-    heavy = room & (weights > 1 + 1e-9)
-    # What weighs less than that but does not fit needs at least one more.
-    light = room & ~heavy & (sizes > capacity)
-    least = min(
-        sizes[heavy].min(initial=np.inf),
-        sizes[light].min(initial=np.inf) + size[taken].min(),
-    )
-    return min(1.0, capacity / least * (1 + 1e-9)) if np.isfinite(least) else 1.0
+    return np.array(lanes), np.array(sizes), np.array(means)

@@ -70,7 +70,7 @@ class _Exchanges:
         per_table: dict[int, np.ndarray] = {}
         for i in {i for i, _ in shards}:
             candidate = placing.candidates[i]
-            ids = candidate.certain + ledger.slack * candidate.expected
+            ids = candidate.ids(ledger.slack)
             pieces = np.full(len(ids), candidate.pieces)
             loads = np.stack([pieces, ids, candidate.rows, candidate.owner_ms], axis=1)
             per_table[i] = loads * price

@@ -3,9 +3,9 @@
 A linear program in which shards have no place: every load may be spread evenly over
 the devices. Alike tables are one group, of which so many take each candidate, fractions
 allowed. For each storage there are *levels*, the most pieces, ids and rows of any
-device: each is at least the mean over devices, and at least the largest shard; row
-shards that are added up inside nodes are taken to lie each on another device, as the
-search places them. No plan can beat its optimum.
+device: each is at least the mean over devices, and at least the largest shard. Row
+shards that are added up inside nodes are taken to lie each on another device, on as few
+nodes as go, as the search places them. No such plan can beat its optimum.
 
 A *box* is a part of all plans: those with levels between two limits, made of the
 candidates that are left, with no more and no fewer tables of some. The smaller it is,

@@ -158,7 +158,7 @@ class Program:
             node_devices = gpus * candidate.shape.nodes_each(gpus)
         return [
             np.full(len(candidate.rows), candidate.pieces),
-            candidate.certain + empty.slack * candidate.expected,
+            candidate.ids(empty.slack),
             candidate.rows,
             np.full(node_devices, candidate.pieces),
             candidate.owner_ms,
