@@ -22,12 +22,19 @@ class Offer(NamedTuple):
     """Of each candidate of a menu.
 
     Attributes:
+      menu: what there is.
       costs: ``[candidates]`` by how much the smooth cost grows.
       devices: ``[candidates, positions]`` the device of each position.
     """
 
+    menu: Menu
     costs: np.ndarray
     devices: np.ndarray
+
+    def best(self) -> tuple[Candidate, np.ndarray]:
+        """The candidate that costs least, with the owners of its shards."""
+        c = int(np.argmin(self.costs))
+        return self.menu.candidates[c], self.devices[c][self.menu.positions[c]]
 
 
 class Placing:
@@ -72,35 +79,29 @@ class Placing:
         self._node_prices = ledger.node_piece_ms + node_ms
 
     def place(
-        self,
-        candidates: Sequence[Candidate],
-        forced: Sequence[tuple[int, ...] | None],
+        self, menus: Sequence[Menu], forced: Sequence[tuple[int, ...] | None]
     ) -> None:
         """Places all tables, those with forced owners first, then those with most
         shards for a node, then the largest shards.
 
         Args:
-          candidates: of each table.
+          menus: of each table, with the one candidate that it takes.
           forced: the owners of its shards, or None.
         """
-        self.candidates = list(candidates)
-        self.owners = [np.zeros(0, int)] * len(candidates)
-        menus = {c: Menu([c], self.ledger) for c in set(candidates)}
+        self.candidates = [menu.candidates[0] for menu in menus]
+        self.owners = [np.zeros(0, int)] * len(menus)
         for i, owners in enumerate(forced):
             if owners is not None:
-                self.put(i, candidates[i], np.array(owners, int))
+                self.put(i, self.candidates[i], np.array(owners, int))
         together = [
-            len(c.rows) if c.shape.storage.hierarchical else 0 for c in candidates
+            len(c.rows) if c.shape.storage.hierarchical else 0 for c in self.candidates
         ]
-        sizes = {c: self._size(menu) for c, menu in menus.items()}
+        sizes = {menu: self._size(menu) for menu in dict.fromkeys(menus)}
         for i in sorted(
-            range(len(candidates)),
-            key=lambda i: (-together[i], -sizes[candidates[i]], i),
+            range(len(menus)), key=lambda i: (-together[i], -sizes[menus[i]], i)
         ):
             if forced[i] is None:
-                menu = menus[candidates[i]]
-                (devices,) = self.offer(menu, GREEDY_POWER).devices
-                self.put(i, candidates[i], devices[menu.positions[0]])
+                self.put(i, *self.offer(menus[i], GREEDY_POWER).best())
 
     def put(self, i: int, candidate: Candidate, owners: np.ndarray) -> None:
         """Enters table ``i``."""
@@ -126,18 +127,14 @@ class Placing:
         """The step's time, and memory at its price, with means of powers of the loads
         in place of their maxima."""
         ledger = self.ledger
-        loads = np.stack(
-            [
-                ledger.pieces,
-                ledger.padded_ids(ledger.certain, ledger.expected),
-                ledger.rows,
-            ]
-        )
+        used = np.flatnonzero(ledger.tables)
+        ids = ledger.padded_ids(ledger.certain[used], ledger.expected[used])
+        loads = np.stack([ledger.pieces[used], ids, ledger.rows[used]])
         return float(
-            (self.prices * _norm(loads, power)).sum()
-            + self._node_prices @ _norm(ledger.node_pieces, power)
+            (self.prices[:, used] * _norm(loads, power)).sum()
+            + self._node_prices[used] @ _norm(ledger.node_pieces[used], power)
             + _norm(ledger.owner_ms, power)
-            + ledger.fixed_ms @ (ledger.tables > 0)
+            + ledger.fixed_ms[used].sum()
             + ledger.everywhere_ms
             + self.ms_per_byte * ledger.everywhere_bytes
         )
@@ -163,7 +160,7 @@ class Placing:
         each = np.arange(len(costs))[:, None]
         after = self._kinds(loads[:, each, devices] + menu.loads) / scale
         growth = _root(_power(after, power), power) - _root(before_powers, power)
-        return Offer(costs + (prices * growth).sum(axis=0), devices)
+        return Offer(menu, costs + (prices * growth).sum(axis=0), devices)
 
     def least_costs(self, menu: Menu) -> np.ndarray:
         """``[candidates]`` by how much the cost of maxima grows at least: by an even
@@ -218,15 +215,17 @@ class Placing:
         return np.stack([*(load[s] for load in loads), owner_ms])
 
     def _prices(self, menu: Menu) -> np.ndarray:
-        """``[4, candidates]`` of ``_kinds``."""
-        of_storages = self.prices[:, menu.storages]
-        return np.concatenate([of_storages, np.ones_like(of_storages[:1])])
+        """``[kinds, candidates]`` of ``_kinds``."""
+        piece, place, row = self.prices[:, menu.storages]
+        kinds = [piece, place, np.ones_like(piece)]
+        return np.stack([*kinds, row] if self.ms_per_byte else kinds)
 
     def _kinds(self, loads: np.ndarray) -> np.ndarray:
-        """``[4, ...]`` pieces, places for ids, rows and owner's time, of a menu's."""
+        """``[kinds, ...]`` pieces, places for ids, owner's time and, if memory has a
+        price, rows of a menu's ``loads``."""
         pieces, certain, expected, rows, owner_ms = loads
-        ids = self.ledger.padded_ids(certain, expected)
-        return np.stack([pieces, ids, rows, owner_ms])
+        kinds = [pieces, self.ledger.padded_ids(certain, expected), owner_ms]
+        return np.stack([*kinds, rows] if self.ms_per_byte else kinds)
 
     def _size(self, menu: Menu) -> float:
         """How much the largest shard of the one candidate weighs."""
@@ -235,9 +234,11 @@ class Placing:
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:
     """``values ** power``, by squares: powers are 1, 2, 4, 8 and so on."""
+    powers = values.copy()
     while power > 1:
-        values, power = np.square(values), power // 2
-    return values
+        np.square(powers, out=powers)
+        power //= 2
+    return powers
 
 
 def _root(powers: np.ndarray, power: int) -> np.ndarray:

@@ -14,9 +14,10 @@ from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.candidates import MIN_WIDTH, ForcedPlacement, forced_problems
 from embark_jax.planner.capacities import capacities
 from embark_jax.planner.cost import CostModel, EmbarkModel, ProgramModel
+from embark_jax.planner.explore import best_plan
 from embark_jax.planner.plan import Plan
 from embark_jax.planner.prediction import Prediction
-from embark_jax.planner.search import Search, best_plan
+from embark_jax.planner.search import Search
 from embark_jax.planner.storage import Exchange, StorageKind
 from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import Workload

@@ -1,10 +1,5 @@
-"""The search for a plan: chooses a shape for every table, an owner for every shard.
-
-The choice of shapes is that of a linear program (``lines``), in which shards have no
-place yet; it also bounds what any plan can reach. Greedy placing and local search then
-give shards their owners and mend the choice where it packs badly. Branch and bound
-(``tree``) makes ever closer choices of it.
-"""
+"""One request as the search sees it: alike tables, what each may become, and how a
+choice of shapes becomes a plan."""
 
 from __future__ import annotations
 
@@ -20,22 +15,31 @@ from embark_jax.planner.candidates import (
     weigh,
 )
 from embark_jax.planner.cost import CostModel, ProgramModel
+from embark_jax.planner.exchanges import exchange_shards
 from embark_jax.planner.ledger import Ledger
-from embark_jax.planner.lines import least_bytes, solve
+from embark_jax.planner.lines import least_bytes
 from embark_jax.planner.memory import Memory
+from embark_jax.planner.menu import Menu
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
-from embark_jax.planner.polish import POWERS, polish, rank
+from embark_jax.planner.polish import (
+    HIGH_POWERS,
+    LOW_POWERS,
+    close_storages,
+    polish,
+    rank,
+)
 from embark_jax.planner.program import Program
 from embark_jax.planner.reasons import reason, split
 from embark_jax.planner.storage import Cluster, Exchange, Placement
-from embark_jax.planner.tree import GOOD, Node, Tree
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
-AGAIN = (POWERS, POWERS[2:]) * 2
-"""With these powers the best plan is polished once more: lower ones lead farther away,
-higher ones are better where memory is tight."""
+BEGINNINGS = LOW_POWERS[2:], LOW_POWERS
+"""Powers of smooth costs that plans begin with, in turn: lower ones lead farther away
+from the choice of shapes."""
+FEW = 1 / 8
+"""Share of all tables that a storage may have to be closed in promising plans."""
 LIMIT = 1.05
 """Ratio of the limits of memory that are tried one after the other."""
 MEMORY_PRICES = (0.05, 0.5)
@@ -64,6 +68,7 @@ class Search:
         self.exchange: Exchange = exchange
         self.tables, self.workload, self.model = tables, workload, model
         self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
+        self._movable = [force.devices is None for force in self.forced]
         self.memory = memory = Memory(workload)
         uses = [table_use(table, features, workload) for table in tables]
         keys = list(zip(uses, self.forced, strict=True))
@@ -82,6 +87,10 @@ class Search:
         self.options = [of_group[key].candidates for key in keys]
         storages = {c.shape.storage for g in self.groups for c in g.candidates}
         self.empty = Ledger(sorted(storages), workload.devices, model, memory)
+        menus = {
+            key: Menu(group.candidates, self.empty) for key, group in of_group.items()
+        }
+        self.menus = [menus[key] for key in keys]
         self.program = Program(self.groups, self.empty)
         table_bytes = sum(use.rows * memory.row_bytes(use.dim) for use in uses)
         self.fair_share_bytes = table_bytes / workload.devices
@@ -135,40 +144,51 @@ class Search:
         return [c for c in found if c.rows.max(initial=0) <= MAX_SLOTS] or found
 
     def place(self, choice: Solution, limit_bytes: float, number: int) -> Placing:
-        """Placed and polished.
+        """Placed, and polished with low powers.
 
         Args:
           choice: of shapes.
           limit_bytes: of memory on a device.
           number: of the plan; each goes another way.
         """
-        chosen: list[Candidate] = [options[0] for options in self.options]
-        for g, (members, group) in enumerate(
-            zip(self.members.values(), self.groups, strict=True)
-        ):
+        chosen = list(self.menus)
+        for g, members in enumerate(self.members.values()):
             counts = choice.tables[self.program.group == g]
-            taken = np.repeat(np.arange(len(counts)), _rounded(counts, group.count))
-            for i, candidate in zip(members, taken, strict=True):
-                chosen[i] = group.candidates[int(candidate)]
+            taken = np.repeat(np.arange(len(counts)), _rounded(counts, len(members)))
+            menu = self.menus[members[0]]
+            alone = {int(c): menu.only(np.array([c])) for c in np.unique(taken)}
+            for i, c in zip(members, taken.tolist(), strict=True):
+                chosen[i] = alone[c]
         owners = [force.devices for force in self.forced]
         price = MEMORY_PRICES[number % len(MEMORY_PRICES)]
         price = price if np.isfinite(limit_bytes) else 0.0
         ms_per_byte = price * choice.bound_ms / self.fair_share_bytes
         placing = Placing(self.empty, ms_per_byte, seed=number)
         placing.place(chosen, owners)
-        self.polish(placing, limit_bytes, exchanges=False)
+        self.polish(placing, limit_bytes, BEGINNINGS[number % len(BEGINNINGS)])
         return placing
 
     def polish(
-        self,
-        placing: Placing,
-        limit_bytes: float,
-        powers: Sequence[int] = POWERS,
-        exchanges: bool = True,
+        self, placing: Placing, limit_bytes: float, powers: Sequence[int]
     ) -> None:
         """Makes it no worse."""
-        movable = [force.devices is None for force in self.forced]
-        polish(placing, self.options, movable, limit_bytes, powers, exchanges)
+        polish(placing, self.menus, self._movable, limit_bytes, powers)
+
+    def improve(self, placing: Placing, limit_bytes: float) -> None:
+        """Makes a promising plan no worse."""
+        few = int(FEW * len(self.tables))
+        close_storages(placing, self.menus, self._movable, limit_bytes, few)
+        self.polish(placing, limit_bytes, HIGH_POWERS)
+
+    def finish(self, placing: Placing, limit_bytes: float) -> None:
+        """Makes it no worse by all that is known."""
+        close_storages(placing, self.menus, self._movable, limit_bytes)
+        for powers in reversed(BEGINNINGS):
+            self.polish(placing, limit_bytes, powers + HIGH_POWERS)
+        best, best_rank = placing.entries(), rank(placing, limit_bytes)
+        exchange_shards(placing, self._movable)
+        if rank(placing, limit_bytes) >= best_rank:
+            placing.enter(best)
 
     def _reason(self, i: int, chosen: Candidate, owners: Sequence[int]) -> str:
         """How it is split, and how the best of other clusters compare."""
@@ -189,112 +209,6 @@ class Search:
         """What is short, by how much, where, and what would make it fit."""
         forced = any(force != ForcedPlacement() for force in self.forced)
         return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
-
-
-Found = tuple[Search, Placing]
-"""A plan, and whose it is."""
-
-
-def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
-    """The best plan of some searches for one request, whose it is, and the lower bound
-    in ms of the plans of all.
-
-    Raises:
-      ValueError: if the tables do not fit.
-    """
-    limit_bytes = searches[0].empty.limit_bytes
-    found, bound_ms = _without_limit(searches), 0.0
-    if all(map(_fits, found)):
-        # As if memory were no matter: more of it then changes no plan that fits.
-        found, bound_ms = _explore(searches, np.inf)
-    if not found or not _fits(_best(found)):
-        limited, limited_ms = _explore(searches, limit_bytes)
-        found, bound_ms = found + limited, max(bound_ms, limited_ms)
-        if np.isfinite(limited_ms):
-            found += _with_less_memory(searches)
-    fitting = list(filter(_fits, found))
-    if fitting:
-        return *_best(fitting), bound_ms
-    needed_bytes = min(least_bytes(search.program) for search in searches)
-    if np.isfinite(bound_ms):
-        needed_bytes = min(placing.ledger.bytes() for _, placing in found)
-    if needed_bytes <= searches[0].empty.limit_bytes:
-        raise ValueError(
-            f"a storage needs more than {MAX_SLOTS:,} slots on a device; what would "
-            "help: more devices, or tables of different dims"
-        )
-    raise ValueError(searches[0].shortage(needed_bytes))
-
-
-def _explore(
-    searches: Sequence[Search], limit_bytes: float
-) -> tuple[list[Found], float]:
-    """Plans, of which some may need more memory, and the lower bound in ms; infinite,
-    if nothing fits."""
-    tree = Tree([search.program for search in searches], limit_bytes)
-    found: list[Found] = []
-    known: set[tuple[int, bytes]] = set()
-
-    def place(node: Node) -> float:
-        search = searches[node.search]
-        choice = node.search, np.round(node.solution.tables, 6).tobytes()
-        if choice in known:
-            return np.inf
-        known.add(choice)
-        placing = search.place(node.solution, limit_bytes, len(found))
-        found.append((search, placing))
-        fits = placing.ledger.bytes() <= limit_bytes
-        return step_ms(placing) if fits else np.inf
-
-    tree.explore(place)
-    if not found:
-        return found, np.inf
-    search, best = min(found, key=lambda each: rank(each[1], limit_bytes))
-    for powers in AGAIN:
-        if step_ms(best) > GOOD * tree.bound_ms:
-            search.polish(best, limit_bytes, powers)
-    return found, min(tree.bound_ms, step_ms(best))
-
-
-def _without_limit(searches: Sequence[Search]) -> list[Found]:
-    """A plan of the most promising search, as if memory were no matter."""
-    choices = [solve(s.program, s.program.whole_box()) for s in searches]
-    promising = [
-        (choice.bound_ms, number, search, choice)
-        for number, (search, choice) in enumerate(zip(searches, choices, strict=True))
-        if choice is not None
-    ]
-    if not promising:
-        return []
-    _, _, search, choice = min(promising)
-    return [(search, search.place(choice, np.inf, 0))]
-
-
-def _with_less_memory(searches: Sequence[Search]) -> Iterator[Found]:
-    """Plans for ever less memory, two at least of each search, until one fits."""
-    for search in searches:
-        for number, limit_bytes in enumerate(search.limits_bytes()):
-            choice = solve(search.program, search.program.whole_box(), limit_bytes)
-            if choice is None:
-                break
-            placing = search.place(choice, limit_bytes, number)
-            yield search, placing
-            if number > 0 and search.fits(placing):
-                break
-
-
-def _fits(found: Found) -> bool:
-    search, placing = found
-    return search.fits(placing)
-
-
-def _best(found: Sequence[Found]) -> Found:
-    return min(found, key=lambda each: step_ms(each[1]))
-
-
-def step_ms(placing: Placing) -> float:
-    """Predicted, of a step."""
-    return placing.ledger.step_ms()
 
 
 def _rounded(counts: np.ndarray, total: int) -> np.ndarray:

@@ -20,13 +20,13 @@ from embark_jax.planner.cuts import Cuts
 from embark_jax.planner.lines import solve
 from embark_jax.planner.program import Program
 
-GOOD = 1.01
-"""Times the lower bound: a plan this good is not improved."""
-MAX_PROGRAMS = 700
+GOOD = 1.02
+"""Times the lower bound: with a plan this good the search ends."""
+MAX_PROGRAMS = 300
 """Linear programs that are solved: a count, not a time, so that plans repeat."""
-CUT_ROUNDS = 3
+CUT_ROUNDS = 2
 """For a box, in each of which its solution is cut off."""
-PLACED_EVERY = 8
+PLACED_EVERY = 2
 """Of the boxes that are taken apart, one is made a plan of."""
 
 
@@ -87,6 +87,7 @@ class Tree:
                 self.best_ms = min(self.best_ms, place(node))
             halves = self._halves(node)
             if halves is None:
+                self.best_ms = min(self.best_ms, place(node))
                 self._closed_ms = min(self._closed_ms, bound_ms)
             for half in halves or ():
                 self._push(self._cut(half))
@@ -125,15 +126,21 @@ class Tree:
     def _halves(self, node: Node) -> list[Node] | None:
         """The two of the best split, those with plans in them; of the same box, if only
         more cuts help; None if it can't be taken apart."""
-        box = self._without_dear(node)
+        box, bound_ms = self._without_dear(node), node.bound_ms
+        least_ms, most_ms = 1e-6 * bound_ms, self._rise_ms(None, bound_ms)
+        begun = []
+        for one, other in splits(self.programs[node.search], box, node.solution):
+            half = self._node(node.search, one, bound_ms)
+            rise_ms = max(self._rise_ms(half, bound_ms), least_ms)
+            begun.append((rise_ms, half, other))
         best, best_gain = None, 0.0
-        for split in splits(self.programs[node.search], box, node.solution):
-            halves = [self._node(node.search, half, node.bound_ms) for half in split]
-            rises = [self._rise_ms(half, node.bound_ms) for half in halves]
-            least_ms = 1e-6 * node.bound_ms
-            gain = float(np.prod(np.maximum(rises, least_ms)))
+        for rise_ms, half, box in sorted(begun, key=lambda each: -each[0]):
+            if rise_ms * most_ms <= best_gain:
+                break  # nor is any that follows a better split
+            other = self._node(node.search, box, bound_ms)
+            gain = rise_ms * max(self._rise_ms(other, bound_ms), least_ms)
             if gain > best_gain:
-                best, best_gain = halves, gain
+                best, best_gain = [half, other], gain
         if best is None:
             cut = self._cut(node)
             return None if cut is node else [cut] if cut is not None else []

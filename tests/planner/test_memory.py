@@ -10,10 +10,11 @@ import pytest
 from embark_jax import fleet
 from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
 from embark_jax.planner.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.planner.explore import best_plan
 from embark_jax.planner.lines import least_bytes
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.predict import account
-from embark_jax.planner.search import Search, best_plan
+from embark_jax.planner.search import Search
 from embark_jax.planner.storage import StorageKind
 from embark_jax.planner.workload import Shape, TableUse
 from embark_jax.tables import FeatureSpec, TableSpec

@@ -40,7 +40,8 @@ def by_lot(
     search = Search(specs, features, {}, workload, model, exchange)
     placing = Placing(search.empty, ms_per_byte)
     chosen = [options[int(dice.integers(len(options)))] for options in search.options]
-    placing.place(chosen, [None] * tables)
+    menus = [Menu([candidate], search.empty) for candidate in chosen]
+    placing.place(menus, [None] * tables)
     return search, placing
 
 
@@ -89,7 +90,7 @@ def test_polishing_makes_no_plan_worse(seed, limit_bytes):
     everyone = [True] * 8
     for _ in range(2):
         before = rank(placing, limit_bytes)
-        polish(placing, search.options, everyone, limit_bytes)
+        polish(placing, search.menus, everyone, limit_bytes)
         assert rank(placing, limit_bytes) <= before
     # The account is that of the tables, each with its owners.
     anew = Placing(search.empty, 0.0)
@@ -129,7 +130,7 @@ def test_exchanges_even_out_what_lies_on_one_device(seed):
 def test_what_may_not_move_stays():
     search, placing = by_lot(1, 2, 4, 8)
     before = placing.entries()
-    polish(placing, search.options, [i != 3 for i in range(8)])
+    polish(placing, search.menus, [i != 3 for i in range(8)])
     assert placing.candidates[3] is before[3][0]
     assert placing.owners[3] is before[3][1]
 
@@ -141,7 +142,7 @@ def test_polished_from_any_start_a_small_plan_is_near_the_best(seed):
     time does not leave: there it starts from the choice of the bound's program."""
     search, placing = by_lot(seed, 1, 2, 3, device_batch=131_072)
     for _ in range(3):
-        polish(placing, search.options, [True] * 3)
+        polish(placing, search.menus, [True] * 3)
 
     def entries(options):
         for candidate in options:

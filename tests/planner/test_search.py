@@ -30,6 +30,7 @@ GAPS = {
     ("T510", 1): 0.01,
     ("T510", 8): 0.05,
     ("T7", 8): 0.02,
+    ("T7", 16): 0.05,
 }
 SMALLER_BATCHES = {("T510", 1): 16_384}
 """Of what hardly fits otherwise."""

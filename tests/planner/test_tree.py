@@ -9,6 +9,7 @@ from embark_jax.planner.branching import splits
 from embark_jax.planner.cost import ProgramModel
 from embark_jax.planner.cuts import Cuts
 from embark_jax.planner.lines import solve
+from embark_jax.planner.menu import Menu
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.program import Program
 from embark_jax.planner.search import Search
@@ -44,11 +45,11 @@ def plans(search: Search, seed: int) -> list[Placing]:
     for _ in range(PLANS):
         placing = Placing(search.empty, 0.0)
         few = int(rng.integers(1, 5))
-        shapes = [
-            options[int(rng.integers(min(few, len(options))))]
+        menus = [
+            Menu([options[int(rng.integers(min(few, len(options))))]], search.empty)
             for options in search.options
         ]
-        placing.place(shapes, [None] * len(shapes))
+        placing.place(menus, [None] * len(menus))
         found.append(placing)
     return found
 
