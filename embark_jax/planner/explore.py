@@ -81,14 +81,14 @@ def _explore(
         if np.isfinite(limit_bytes) or costs[-1] <= np.quantile(costs, 1 - BEHIND):
             search.improve(placing, limit_bytes)
         fits = placing.ledger.bytes() <= limit_bytes
-        return step_ms(placing) if fits else np.inf
+        return placing.ledger.step_ms() if fits else np.inf
 
     tree.explore(place)
     if not found:
         return found, np.inf
     search, best = min(found, key=lambda each: rank(each[1], limit_bytes))
     search.finish(best, limit_bytes)
-    return found, min(tree.bound_ms, step_ms(best))
+    return found, min(tree.bound_ms, best.ledger.step_ms())
 
 
 def _is_roomy(searches: Sequence[Search]) -> bool:
@@ -126,9 +126,4 @@ def _fits(found: Found) -> bool:
 
 
 def _best(found: Sequence[Found]) -> Found:
-    return min(found, key=lambda each: step_ms(each[1]))
-
-
-def step_ms(placing: Placing) -> float:
-    """Predicted, of a step."""
-    return placing.ledger.step_ms()
+    return min(found, key=lambda each: each[1].ledger.step_ms())

@@ -165,30 +165,29 @@ class Search:
         ms_per_byte = price * choice.bound_ms / self.fair_share_bytes
         placing = Placing(self.empty, ms_per_byte, seed=number)
         placing.place(chosen, owners)
-        self.polish(placing, limit_bytes, BEGINNINGS[number % len(BEGINNINGS)])
+        self._polish(placing, limit_bytes, BEGINNINGS[number % len(BEGINNINGS)])
         return placing
-
-    def polish(
-        self, placing: Placing, limit_bytes: float, powers: Sequence[int]
-    ) -> None:
-        """Makes it no worse."""
-        polish(placing, self.menus, self._movable, limit_bytes, powers)
 
     def improve(self, placing: Placing, limit_bytes: float) -> None:
         """Makes a promising plan no worse."""
         few = int(FEW * len(self.tables))
         close_storages(placing, self.menus, self._movable, limit_bytes, few)
-        self.polish(placing, limit_bytes, HIGH_POWERS)
+        self._polish(placing, limit_bytes, HIGH_POWERS)
 
     def finish(self, placing: Placing, limit_bytes: float) -> None:
         """Makes it no worse by all that is known."""
         close_storages(placing, self.menus, self._movable, limit_bytes)
         for powers in reversed(BEGINNINGS):
-            self.polish(placing, limit_bytes, powers + HIGH_POWERS)
+            self._polish(placing, limit_bytes, powers + HIGH_POWERS)
         best, best_rank = placing.entries(), rank(placing, limit_bytes)
         exchange_shards(placing, self._movable)
         if rank(placing, limit_bytes) >= best_rank:
             placing.enter(best)
+
+    def _polish(
+        self, placing: Placing, limit_bytes: float, powers: Sequence[int]
+    ) -> None:
+        polish(placing, self.menus, self._movable, limit_bytes, powers)
 
     def _reason(self, i: int, chosen: Candidate, owners: Sequence[int]) -> str:
         """How it is split, and how the best of other clusters compare."""
