@@ -10,7 +10,7 @@ from embark_jax.planner.cost import ProgramModel
 from embark_jax.planner.exchanges import exchange_shards
 from embark_jax.planner.menu import Menu
 from embark_jax.planner.placing import Placing
-from embark_jax.planner.polish import polish, rank
+from embark_jax.planner.polish import close_storages, polish, rank
 from embark_jax.planner.search import Search
 from embark_jax.planner.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -133,6 +133,36 @@ def test_what_may_not_move_stays():
     polish(placing, search.menus, [i != 3 for i in range(8)])
     assert placing.candidates[3] is before[3][0]
     assert placing.owners[3] is before[3][1]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_closing_storages_makes_no_plan_worse_and_some_better(nodes):
+    better = 0
+    for seed in range(6):
+        search, placing = by_lot(seed, nodes, 4, 8)
+        before, storages = (
+            rank(placing, np.inf),
+            np.count_nonzero(placing.ledger.tables),
+        )
+        close_storages(placing, search.menus, [True] * 8)
+        after = rank(placing, np.inf)
+        assert after <= before
+        anew = Placing(search.empty, 0.0)
+        anew.candidates, anew.owners = [*placing.candidates], [*placing.owners]
+        anew.enter(placing.entries())
+        assert anew.ledger.step_ms() == pytest.approx(after[1], rel=1e-9)
+        closed = np.count_nonzero(placing.ledger.tables) < storages
+        better += closed and after < before
+    assert better
+
+
+def test_only_storages_of_few_tables_are_closed_if_asked_for():
+    search, placing = by_lot(0, 1, 4, 8)
+    before = placing.entries()
+    close_storages(placing, search.menus, [True] * 8, most=0)
+    assert [c for c, _ in placing.entries()] == [c for c, _ in before]
+    close_storages(placing, search.menus, [False] * 8)
+    assert [c for c, _ in placing.entries()] == [c for c, _ in before]
 
 
 @pytest.mark.parametrize("seed", range(6))
