@@ -100,8 +100,7 @@ class Cuts:
     def _cut(self, shards: Shards, bins: Bins, tables: np.ndarray) -> np.ndarray | None:
         """``[candidates]`` weights, if the mean filling fits no bin."""
         taken = tables[shards.candidates] > 1e-6
-        devices = shards.parts.shape[1]
-        room = bins.capacity * devices
+        room = bins.capacity * shards.parts.shape[1]
         if not taken.any() or room > MAX_SHARDS * shards.size[taken].max():
             return None
         mean = (shards.number * tables[shards.candidates])[taken]

@@ -129,18 +129,20 @@ class Tree:
         box, bound_ms = self._without_dear(node), node.bound_ms
         least_ms, most_ms = 1e-6 * bound_ms, self._rise_ms(None, bound_ms)
         begun = []
-        for one, other in splits(self.programs[node.search], box, node.solution):
-            half = self._node(node.search, one, bound_ms)
-            rise_ms = max(self._rise_ms(half, bound_ms), least_ms)
-            begun.append((rise_ms, half, other))
+        for first_box, second_box in splits(
+            self.programs[node.search], box, node.solution
+        ):
+            first = self._node(node.search, first_box, bound_ms)
+            rise_ms = max(self._rise_ms(first, bound_ms), least_ms)
+            begun.append((rise_ms, first, second_box))
         best, best_gain = None, 0.0
-        for rise_ms, half, box in sorted(begun, key=lambda each: -each[0]):
+        for rise_ms, first, second_box in sorted(begun, key=lambda each: -each[0]):
             if rise_ms * most_ms <= best_gain:
                 break  # nor is any that follows a better split
-            other = self._node(node.search, box, bound_ms)
-            gain = rise_ms * max(self._rise_ms(other, bound_ms), least_ms)
+            second = self._node(node.search, second_box, bound_ms)
+            gain = rise_ms * max(self._rise_ms(second, bound_ms), least_ms)
             if gain > best_gain:
-                best, best_gain = [half, other], gain
+                best, best_gain = [first, second], gain
         if best is None:
             cut = self._cut(node)
             return None if cut is node else [cut] if cut is not None else []
