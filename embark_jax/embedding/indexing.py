@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.embedding.pieces import Pieces, number_pieces
+from embark_jax.embedding.positions import exchanged
 from embark_jax.planner import Storage
+from embark_jax.planner.dealing import deals
 from embark_jax.tables import FeatureSpec
 
 
@@ -70,6 +72,8 @@ class StorageIndex:
       columns: id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
       output_row_shards: ``[outputs]`` row shards of the table.
+      output_deal: ``[outputs]`` how the table's first rows are dealt.
+      deals: ``[deals, DEALT_ROWS]`` positions of first rows.
       output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
         next array.
       pieces: of all devices: one for each shard, output by output.
@@ -84,6 +88,8 @@ class StorageIndex:
     entry_column: np.ndarray
     entry_output: np.ndarray
     output_row_shards: np.ndarray
+    output_deal: np.ndarray
+    deals: np.ndarray
     output_first_shard: np.ndarray
     pieces: Pieces
     shard_first_slot: np.ndarray
@@ -130,9 +136,12 @@ class StorageIndex:
                 local_row = ids.astype(jnp.int32)
                 owner, first_slot = shard_owner[shard], self.shard_first_slot[shard]
             else:
+                deal = self.output_deal[self.entry_output][None]
+                position = exchanged(ids, jnp.asarray(self.deals), deal)
                 row_shards = jnp.asarray(row_shards, ids.dtype)
-                row_shard = jnp.where(valid, ids % row_shards, 0).astype(jnp.int32)
-                local_row = (ids // row_shards).astype(jnp.int32)
+                row_shard = jnp.where(valid, position % row_shards, 0)
+                row_shard = row_shard.astype(jnp.int32)
+                local_row = (position // row_shards).astype(jnp.int32)
                 shard = jnp.asarray(shard) + row_shard
                 owner = jnp.asarray(shard_owner)[shard]
                 first_slot = jnp.asarray(self.shard_first_slot)[shard]
@@ -183,6 +192,7 @@ def index_storage(
     row_shards = np.array(
         [placements[table].row_shards for table, _ in output_tables], np.int32
     )
+    first_positions, deal = deals([placements[table] for table, _ in output_tables])
     owners = [storage.owners(table)[:, k] for table, k in output_tables]
     first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
     shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
@@ -195,6 +205,8 @@ def index_storage(
         entry_column=np.array(entry_column, np.int32),
         entry_output=np.array(entry_output, np.int32),
         output_row_shards=row_shards,
+        output_deal=deal,
+        deals=first_positions,
         output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
         pieces=number_pieces(shard_output, shard_owner, devices, len(output_tables)),
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),

@@ -17,7 +17,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.positions import exchanged
 from embark_jax.planner import MESH_AXES, Placement, Storage
+from embark_jax.planner.dealing import positions
 
 CHUNK_BYTES = 64 << 20
 """Of rows in flight on a device, for all devices together."""
@@ -30,12 +32,14 @@ class _Shards(NamedTuple):
     Attributes:
       owner, first_slot: ``[row_shards, column_shards]`` int32, padded to the storage's
         largest number of row shards.
+      positions: ``[1, DEALT_ROWS]`` int32 of its first rows.
       rows, row_shards, part: ``[]`` int64 rows of the table, its row shards, and the
         logical rows that each device keeps.
     """
 
     owner: np.ndarray
     first_slot: np.ndarray
+    positions: np.ndarray
     rows: np.int64
     row_shards: np.int64
     part: np.int64
@@ -162,6 +166,7 @@ def _shards(storage: Storage, placement: Placement, part: int) -> _Shards:
     return _Shards(
         np.pad(storage.owners(name), padding).astype(np.int32),
         np.pad(storage.first_slots[name], padding).astype(np.int32),
+        positions(placement.table.rows, placement.row_shards)[None],
         np.int64(placement.table.rows),
         np.int64(placement.row_shards),
         np.int64(part),
@@ -211,8 +216,9 @@ def _compiled(
 
     def slots_of_rows(shards: _Shards, row: jax.Array, k: int) -> jax.Array:
         """``[rows]`` slot on this device; out of range where another holds the row."""
-        row_shard = (row % shards.row_shards).astype(jnp.int32)
-        local_row = (row // shards.row_shards).astype(jnp.int32)
+        position = exchanged(row, shards.positions, 0)
+        row_shard = (position % shards.row_shards).astype(jnp.int32)
+        local_row = (position // shards.row_shards).astype(jnp.int32)
         held = row < shards.rows
         if not replicated:
             held &= shards.owner[row_shard, k] == lax.axis_index(MESH_AXES)

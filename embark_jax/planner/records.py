@@ -13,9 +13,10 @@ from embark_jax.planner.storage import Placement
 def plan_record(plan: Plan) -> dict[str, Any]:
     """What a plan says, spelled out: its predicted cost, every table and every shard.
 
-    Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
-    column shard the columns ``range(column_start, column_stop)``. A replicated table is
-    listed as one shard for each device.
+    Row shard j of a table holds the rows at positions ``range(row_start, row_stop,
+    row_stride)`` (``planner/dealing.py``), a column shard the columns
+    ``range(column_start, column_stop)``. A replicated table is listed as one shard for
+    each device.
 
     Raises:
       ValueError: if the plan has no prediction.

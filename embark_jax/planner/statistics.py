@@ -12,6 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
+from embark_jax.planner.dealing import row_shards_of
+
 HEAD_ROWS = 1 << 14
 TAIL_INTERVALS = 256
 """The tail's midpoint rule is off by (log interval ratio)² / 24: below 2e-4 for a table
@@ -28,8 +30,11 @@ class Skew(Protocol):
         """Different rows to expect among ``draws`` ids, of a table of ``rows``."""
         ...
 
-    def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
-        """``[row_shards]`` share of ids that fall on rows ``r % row_shards == j``."""
+    def row_shard_shares(
+        self, rows: int, row_shards: int, dealt: bool = True
+    ) -> np.ndarray:
+        """``[row_shards]`` share of ids that fall on each row shard, of rows that are
+        dealt to them (``planner/dealing.py``), or else go around in turn."""
         ...
 
 
@@ -47,8 +52,10 @@ class Zipf:
     def expected_unique(self, rows: int, draws: float) -> float:
         return _expected_unique(rows, draws, self.exponent)
 
-    def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
-        return _row_shard_shares(rows, row_shards, self.exponent)
+    def row_shard_shares(
+        self, rows: int, row_shards: int, dealt: bool = True
+    ) -> np.ndarray:
+        return _row_shard_shares(rows, row_shards, self.exponent, dealt)
 
 
 UNIFORM = Zipf(0.0)
@@ -83,10 +90,12 @@ def _expected_unique(rows: int, draws: float, exponent: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _row_shard_shares(rows: int, row_shards: int, exponent: float) -> np.ndarray:
+def _row_shard_shares(
+    rows: int, row_shards: int, exponent: float, dealt: bool
+) -> np.ndarray:
     probability, count = row_probabilities(rows, exponent)
     head = min(rows, HEAD_ROWS)
-    shares = np.bincount(
-        np.arange(head) % row_shards, weights=probability[:head], minlength=row_shards
-    )
+    ids = np.arange(head)
+    held_by = row_shards_of(ids, rows, row_shards) if dealt else ids % row_shards
+    shares = np.bincount(held_by, weights=probability[:head], minlength=row_shards)
     return shares + (probability[head:] * count[head:]).sum() / row_shards

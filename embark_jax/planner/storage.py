@@ -67,8 +67,9 @@ def storage_kind(
 class Placement:
     """Where the shards of one table live.
 
-    Row r of the table is row ``r // row_shards`` of row shard ``r % row_shards``: under
-    a power law the hot rows, which have low ids, so spread over all row shards.
+    The row at position p of the table is row ``p // row_shards`` of row shard
+    ``p % row_shards``; positions are ids, but for the first rows, which are dealt so
+    that row shards share hot ones evenly (``planner/dealing.py``).
 
     Attributes:
       table: the table.

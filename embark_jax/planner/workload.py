@@ -47,6 +47,8 @@ class Workload:
       dense: the dense layers.
       micro_batches: that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
+      dealt: whether hot rows are dealt to row shards, as storages do, or go around in
+        turn, as in EMBark's system.
 
     Raises:
       ValueError: if the optimizer is unknown.
@@ -62,6 +64,7 @@ class Workload:
     dense: DenseLoad = NO_DENSE
     micro_batches: int = 1
     overlap: bool = False
+    dealt: bool = True
 
     def __post_init__(self):
         if self.optimizer not in STATE_VALUES:
@@ -166,6 +169,11 @@ class Shape:
         j = np.arange(self.row_shards)
         return (self.use.rows - j + self.row_shards - 1) // self.row_shards
 
+    def shares(self, workload: Workload) -> np.ndarray:
+        """``[row_shards]`` share of the table's ids that fall on each."""
+        rows, skew = self.use.rows, self.use.skew
+        return skew.row_shard_shares(rows, self.row_shards, workload.dealt)
+
     def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
         """``(certain, expected)`` ids that a device sends to each row shard: what
         cannot be exceeded, where slack would go beyond it, or else the expectation."""
@@ -183,18 +191,18 @@ class Shape:
         use = self.use
         ids = workload.device_batch * use.hotness * use.filled
         if self.cluster == "ub":
-            likely = ids * use.skew.row_shard_shares(use.rows, self.row_shards)
+            likely = ids * self.shares(workload)
             distinct = use.skew.expected_unique(use.rows, ids)
             return np.minimum(likely, distinct / self.row_shards)
         if self.row_shards == 1:
             return np.full(1, float(ids))
-        return ids * use.skew.row_shard_shares(use.rows, self.row_shards)
+        return ids * self.shares(workload)
 
     def batch_ids(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` ids of the whole batch that fall on each row shard."""
         use = self.use
-        shares = use.skew.row_shard_shares(use.rows, self.row_shards)
-        return workload.batch_size * use.hotness * use.filled * shares
+        ids = workload.batch_size * use.hotness * use.filled
+        return ids * self.shares(workload)
 
     def batch_unique(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` rows of each row shard that the whole batch touches."""

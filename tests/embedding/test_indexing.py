@@ -16,14 +16,21 @@ from embark_jax.planner import (
     lay_out,
     plan,
 )
+from embark_jax.planner.dealing import positions
 from embark_jax.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
 
 
+def position(row, rows, row_shards):
+    first = positions(rows, row_shards)
+    return int(first[row]) if row < len(first) else row
+
+
 @pytest.mark.parametrize("rows", [50, BILLIONS // 2])
 def test_each_id_finds_its_row(rows):
-    """Row r of a table is row r // n of row shard r % n, behind what lies before it."""
+    """The row at position p of a table is row p // n of row shard p % n, behind what
+    lies before it."""
     before = TableSpec("before", 10, 8)
     table = TableSpec("t", rows, 8)
     owners = (2, 0, 1, 3, 4, 2)
@@ -50,8 +57,9 @@ def test_each_id_finds_its_row(rows):
                     assert owner[sample, entry] == 5
                     assert slot[sample, entry] == storage.slots_per_device
                 else:
-                    assert owner[sample, entry] == owners[2 * (r % 3) + k]
-                    assert slot[sample, entry] == first[r % 3, k] + r // 3
+                    p = position(r, rows, 3)
+                    assert owner[sample, entry] == owners[2 * (p % 3) + k]
+                    assert slot[sample, entry] == first[p % 3, k] + p // 3
 
 
 @pytest.mark.parametrize("cluster", ["rb", "ub"])

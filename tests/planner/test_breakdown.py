@@ -9,6 +9,7 @@ from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
 from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.cost import ProgramModel
+from embark_jax.planner.dealing import row_shards_of
 from embark_jax.planner.predict import predict
 from embark_jax.planner.reasons import reason, split, times
 from embark_jax.planner.workload import Shape, TableUse, Workload
@@ -58,8 +59,9 @@ def test_useful_bytes_by_hand():
     alone = break_down(
         PLACEMENTS[1:2], FEATURES[1:2], circumstances, ProgramModel(circumstances)
     )
-    ranks = np.arange(1, 1001.0) ** -1.1
-    even = ranks[::2].sum() / ranks.sum()
+    asked = np.arange(1, 1001.0) ** -1.1
+    of_shards = np.bincount(row_shards_of(np.arange(1000), 1000, 2), asked)
+    even = of_shards[0] / asked.sum()
     # Slot and bag of 4 bytes an id; 20 bags of 8 columns, and as many gradients back.
     to_owner = [0, 8 * 60 * even + 640, 0, 8 * 60 * (1 - even) + 640]
     np.testing.assert_allclose(alone.to_owner_bytes, to_owner, rtol=1e-5)

@@ -11,6 +11,7 @@ from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
 from embark_jax.planner.access import FeatureAccess, Statistics, TableAccess
+from embark_jax.planner.dealing import row_shards_of
 from embark_jax.planner.histogram import MOST_HOTTEST, Histogram
 from embark_jax.planner.statistics import Zipf
 from embark_jax.planner.workload import Shape, TableUse, Workload, table_use
@@ -69,11 +70,16 @@ def test_all_rows_seen_are_all_there_are():
 
 
 @pytest.mark.parametrize("row_shards", [1, 3, 8])
-def test_hot_rows_count_where_they_are(row_shards):
+@pytest.mark.parametrize("dealt", [True, False])
+def test_hot_rows_count_where_they_are(row_shards, dealt):
     histogram, probability = sampled(100_000, 1.2, 1_000_000)
     assert len(histogram.hottest) == MOST_HOTTEST
-    exact = np.bincount(np.arange(100_000) % row_shards, weights=probability)
-    found = histogram.row_shard_shares(100_000, row_shards)
+    ids = np.arange(100_000)
+    held_by = ids % row_shards
+    if dealt:
+        held_by = row_shards_of(ids, 100_000, row_shards)
+    exact = np.bincount(held_by, weights=probability)
+    found = histogram.row_shard_shares(100_000, row_shards, dealt)
     np.testing.assert_allclose(found, exact, rtol=0.02)
     assert found.sum() == pytest.approx(1)
 

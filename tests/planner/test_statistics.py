@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from embark_jax.planner.dealing import row_shards_of
 from embark_jax.planner.statistics import HEAD_ROWS, Zipf
 
 
@@ -23,9 +24,12 @@ def test_expected_unique(rows, exponent, draws):
 
 @pytest.mark.parametrize("rows", [5, HEAD_ROWS + 1, 1_000_000])
 @pytest.mark.parametrize("exponent", [0.0, 1.1])
-def test_row_shard_shares(rows, exponent):
+@pytest.mark.parametrize("dealt", [True, False])
+def test_row_shard_shares(rows, exponent, dealt):
     p = probabilities(rows, exponent)
-    exact = np.bincount(np.arange(rows) % 4, weights=p)
-    found = Zipf(exponent).row_shard_shares(rows, 4)
+    ids = np.arange(rows)
+    held_by = row_shards_of(ids, rows, 4) if dealt else ids % 4
+    exact = np.bincount(held_by, weights=p)
+    found = Zipf(exponent).row_shard_shares(rows, 4, dealt)
     np.testing.assert_allclose(found, exact, rtol=1e-3)
     assert found.sum() == pytest.approx(1)
