@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.embedding.pieces import Pieces, number_pieces
-from embark_jax.embedding.positions import exchanged
+from embark_jax.embedding.positions import find
 from embark_jax.planner import Storage
 from embark_jax.planner.dealing import deals
 from embark_jax.tables import FeatureSpec
@@ -72,8 +72,8 @@ class StorageIndex:
       columns: id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
       output_row_shards: ``[outputs]`` row shards of the table.
-      output_deal: ``[outputs]`` how the table's first rows are dealt.
-      deals: ``[deals, DEALT_ROWS]`` positions of first rows.
+      output_limits, output_order, orders: ``[5, outputs]``, ``[outputs]`` and
+        ``[orders, DEALT_ROWS]`` of ``planner.dealing.deals``.
       output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
         next array.
       pieces: of all devices: one for each shard, output by output.
@@ -88,8 +88,9 @@ class StorageIndex:
     entry_column: np.ndarray
     entry_output: np.ndarray
     output_row_shards: np.ndarray
-    output_deal: np.ndarray
-    deals: np.ndarray
+    output_limits: np.ndarray
+    output_order: np.ndarray
+    orders: np.ndarray
     output_first_shard: np.ndarray
     pieces: Pieces
     shard_first_slot: np.ndarray
@@ -136,13 +137,11 @@ class StorageIndex:
                 local_row = ids.astype(jnp.int32)
                 owner, first_slot = shard_owner[shard], self.shard_first_slot[shard]
             else:
-                deal = self.output_deal[self.entry_output][None]
-                position = exchanged(ids, jnp.asarray(self.deals), deal)
-                row_shards = jnp.asarray(row_shards, ids.dtype)
-                row_shard = jnp.where(valid, position % row_shards, 0)
-                row_shard = row_shard.astype(jnp.int32)
-                local_row = (position // row_shards).astype(jnp.int32)
-                shard = jnp.asarray(shard) + row_shard
+                limits = self.output_limits[:, None, self.entry_output]
+                order = self.output_order[self.entry_output][None]
+                found = find(ids, [*limits], jnp.asarray(self.orders), order)
+                row_shard, local_row = found
+                shard = jnp.asarray(shard) + jnp.where(valid, row_shard, 0)
                 owner = jnp.asarray(shard_owner)[shard]
                 first_slot = jnp.asarray(self.shard_first_slot)[shard]
         owner = jnp.where(valid, owner, self.devices)
@@ -192,7 +191,7 @@ def index_storage(
     row_shards = np.array(
         [placements[table].row_shards for table, _ in output_tables], np.int32
     )
-    first_positions, deal = deals([placements[table] for table, _ in output_tables])
+    limits, orders, order = deals([placements[table] for table, _ in output_tables])
     owners = [storage.owners(table)[:, k] for table, k in output_tables]
     first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
     shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
@@ -205,8 +204,9 @@ def index_storage(
         entry_column=np.array(entry_column, np.int32),
         entry_output=np.array(entry_output, np.int32),
         output_row_shards=row_shards,
-        output_deal=deal,
-        deals=first_positions,
+        output_limits=limits,
+        output_order=order,
+        orders=orders,
         output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
         pieces=number_pieces(shard_output, shard_owner, devices, len(output_tables)),
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),

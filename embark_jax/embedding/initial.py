@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.embedding.positions import exchanged
+from embark_jax.embedding.positions import ids_of
 from embark_jax.planner import MESH_AXES, Storage
 from embark_jax.planner.dealing import deals
 
@@ -58,10 +58,10 @@ class _ShardsByDevice:
 
     def __init__(self, storage: Storage, seeds: dict[str, int]):
         shards: dict[int, list[tuple]] = {}
-        positions, ways = deals(storage.placements)
+        self.limits, orders, whose = deals(storage.placements)
         # From the positions of first rows back to their ids.
-        self.ids = np.argsort(positions, axis=1).astype(np.int32)
-        for placement, deal in zip(storage.placements, ways, strict=True):
+        self.orders = np.argsort(orders, axis=1).astype(np.int32)
+        for number, placement in enumerate(storage.placements):
             first_slots = storage.first_slots[placement.table.name]
             owners = storage.owners(placement.table.name)
             for (j, k), owner in np.ndenumerate(owners):
@@ -70,8 +70,8 @@ class _ShardsByDevice:
                         first_slots[j, k],
                         placement.shard_rows(j),
                         j,
-                        placement.row_shards,
-                        deal,
+                        number,
+                        whose[number],
                         k * placement.width,
                         seeds[placement.table.name],
                         placement.table.scale,
@@ -80,7 +80,7 @@ class _ShardsByDevice:
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0, 0.0)
+        nothing = (storage.slots_per_device, 0, 0, 0, 0, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)
@@ -91,8 +91,8 @@ class _ShardsByDevice:
             self.first_slot,
             self.rows,
             self.row_shard,
-            self.row_shards,
-            self.deal,
+            self.table,
+            self.order,
             self.column,
             self.seed,
         ) = (each.astype(np.int32) for each in integers)
@@ -114,11 +114,13 @@ class _ShardsByDevice:
         local_row = slot - first_slot[shard]
         held = owns & (local_row < of_device(self.rows)[shard])
         with jax.enable_x64(True):
-            stride = of_device(self.row_shards)[shard].astype(jnp.int64)
-            position = local_row.astype(jnp.int64) * stride
-            position += of_device(self.row_shard)[shard].astype(jnp.int64)
-            deal = of_device(self.deal)[shard]
-            row = exchanged(position, jnp.asarray(self.ids), deal)
+            row = ids_of(
+                of_device(self.row_shard)[shard].astype(jnp.int64),
+                local_row.astype(jnp.int64),
+                [*jnp.asarray(self.limits)[:, of_device(self.table)[shard]]],
+                jnp.asarray(self.orders),
+                of_device(self.order)[shard],
+            )
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)
         scale = of_device(self.scale.astype(np.float32))[shard]

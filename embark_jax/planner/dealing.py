@@ -1,71 +1,178 @@
-"""Which row shard holds a row, and where.
+"""Which row shard of a table holds a row, and where.
 
-Rows go around the row shards in turn: the row at *position* p of a table with n row
-shards is row ``p // n`` of row shard ``p % n``. Position and id of a row would be one,
-were ids uniform. Under a power law the first row shard would then hold the hottest row
-of all and of every turn after it: of 8 row shards, 1.7 times its share at exponent 1.1.
-So the first rows change places among themselves: in the order of their ids, each goes
-to the row shard that is asked for least so far.
+Rows go around the row shards in turn: row r of n row shards is row ``r // n`` of row
+shard ``r % n``. Under a power law the first row shard then holds the hottest row of
+all, and of every turn after it: of 8 row shards, 1.6 times its share at exponent 1.1.
+Owners that pool for every id, those of RB, would wait for that one. So for RB
 
-Ids are taken to follow frequency, as they do where a vocabulary is sorted by it. Where
-they do not, this is a permutation like any other.
+- the first rows are *dealt*: in the order of their ids, each goes to the row shard
+  that is asked for least so far;
+- a row shard whose hottest row is nearly a share by itself is *full*: it takes the
+  last, coldest rows of the table, where the others take turns in all before.
+
+All row shards have as many rows as in turn. Ids are taken to follow frequency, as they
+do where a vocabulary is sorted by it; where they do not, any order is as good.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from embark_jax.planner.storage import Placement
 
-DEALT_ROWS = 4096
-"""Rows that change places; the rest would add 1 % of a share to few of the shards."""
+DEALT_ROWS = 1024
+"""Rows that are dealt one by one; more would make shares less than 1 % more even."""
 EXPONENT = 1.1
-"""Of the power law that they are dealt for; traces of ids have 1.05 to 1.1 (NVIDIA's
-distributed-embeddings, synthetic models; EMBark, section 5)."""
+"""Of the power law that is expected; published ones are 1.05 and 1.1 (NVIDIA's
+distributed-embeddings, synthetic models; EMBark's released generator)."""
 
 
-@functools.lru_cache(maxsize=1024)
-def positions(rows: int, row_shards: int) -> np.ndarray:
-    """``[DEALT_ROWS]`` int32 position of each of the first ids; that of any other id is
-    the id.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dealing:
+    """Where the rows of a table go; ids count from the hottest.
+
+    Attributes:
+      row_shards: of the table.
+      full: so many row shards, the first ones, are full.
+      first: ids below are dealt one by one.
+      cold: ids from there on go around full row shards, those before around the others.
+      last: ids from there on, which make no whole turn, go around all.
+      order: ``[DEALT_ROWS]`` int32 position p of ids below ``first``, for row
+        ``p // row_shards`` of row shard ``p % row_shards``.
+    """
+
+    row_shards: int
+    full: int
+    first: int
+    cold: int
+    last: int
+    order: np.ndarray
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """All but the order: an argument of ``locate``."""
+        return self.row_shards, self.full, self.first, self.cold, self.last
+
+    def row_shares(self, rows: int) -> np.ndarray:
+        """``[row_shards]`` share of the table's rows that each has."""
+        more = np.arange(self.row_shards) < rows % self.row_shards
+        return (rows // self.row_shards + more) / rows
+
+    def row_shards_of(self, ids: np.ndarray) -> np.ndarray:
+        """The row shard that holds each of some ids."""
+        dealt = self.order[np.minimum(ids, DEALT_ROWS - 1)]
+        return locate(np, ids, self.limits, dealt)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def in_turn(rows: int, row_shards: int) -> Dealing:
+    """Of a table whose rows all go around in turn."""
+    last = rows // row_shards * row_shards
+    return Dealing(row_shards, 0, 0, last, last, np.arange(DEALT_ROWS, dtype=np.int32))
+
+
+@functools.lru_cache(maxsize=4096)
+def deal(rows: int, row_shards: int) -> Dealing:
+    """Of a table in RB: even under a power law, as far as whole rows go."""
+    turns = min(rows, DEALT_ROWS) // row_shards
+    if row_shards == 1 or turns < 2:
+        return in_turn(rows, row_shards)
+    first, last = turns * row_shards, rows // row_shards * row_shards
+    asked = np.arange(1.0, first + 1) ** -EXPONENT
+    beyond = _asked(first, last)
+    share = (asked.sum() + beyond) / row_shards
+    alone = asked[: row_shards - 1] + beyond / row_shards
+    full = int((alone > share).sum()) if last > first else 0
+    cold = last - full * (last - first) // row_shards
+    loads = np.full(row_shards, _asked(first, cold) / (row_shards - full))
+    loads[:full] = _asked(cold, last) / max(full, 1)
+    order = np.arange(DEALT_ROWS, dtype=np.int32)
+    order[:first] = _evenly(asked, loads, turns)
+    return Dealing(row_shards, full, first, cold, last, order)
+
+
+def dealing_of(placement: Placement) -> Dealing:
+    """UB sends an id once however hot it is, and DP sends none: rows go in turn."""
+    rows = placement.table.rows
+    return (deal if placement.cluster == "rb" else in_turn)(rows, placement.row_shards)
+
+
+def deals(placements: Sequence[Placement]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``[5, placements]`` int64 ``limits`` of each, ``[orders, DEALT_ROWS]`` different
+    orders, and ``[placements]`` int32 which of them is whose."""
+    found = [dealing_of(each) for each in placements]
+    orders = {each.order.tobytes(): each.order for each in found}
+    numbers = {order: number for number, order in enumerate(orders)}
+    limits = np.array([each.limits for each in found], np.int64).T
+    whose = [numbers[each.order.tobytes()] for each in found]
+    return limits, np.stack([*orders.values()]), np.array(whose, np.int32)
+
+
+def locate(xp: Any, ids: Any, limits: Sequence[Any], dealt: Any) -> tuple[Any, Any]:
+    """``(row shard, row in it)`` of rows, as arrays like ``ids``.
 
     Args:
-      rows: of the table; those beyond the first make no difference.
-      row_shards: that they are dealt to.
+      xp: NumPy, or JAX's.
+      ids: integers.
+      limits: of the tables of each, broadcast against ``ids``.
+      dealt: their positions in the order, of those below ``first``.
     """
-    order = np.arange(DEALT_ROWS, dtype=np.int32)
-    most = min(rows, DEALT_ROWS) // row_shards
-    if row_shards > 1 and most > 1:
-        held = [0] * row_shards
-        asked = [(0.0, j) for j in range(row_shards)]
-        weights = np.arange(1, most * row_shards + 1) ** -EXPONENT
-        for id, weight in enumerate(weights.tolist()):
-            load, j = asked[0]
-            order[id] = held[j] * row_shards + j
-            held[j] += 1
-            if held[j] < most:
-                heapq.heapreplace(asked, (load + weight, j))
-            else:
-                heapq.heappop(asked)
-    order.setflags(write=False)
+    row_shards, full, first, cold, last = limits
+    dealt_one, on_all = ids < first, (ids < first) | (ids >= last)
+    on_full = (ids >= cold) & ~on_all
+    turns = xp.where(on_full, xp.maximum(full, 1), row_shards - full)
+    turns = xp.where(on_all, row_shards, turns)
+    begun = xp.where(on_all, 0, xp.where(on_full, cold, first))
+    number = xp.where(dealt_one, dealt, ids - begun)
+    row_shard = number % turns + xp.where(on_all | on_full, 0, full)
+    return row_shard, number // turns + xp.where(on_all, 0, first // row_shards)
+
+
+def ids_at(xp: Any, row_shard: Any, row: Any, limits: Sequence[Any], dealt: Any) -> Any:
+    """The inverse of ``locate``.
+
+    Args:
+      xp: NumPy, or JAX's.
+      row_shard, row: in it.
+      limits: as for ``locate``.
+      dealt: id at each position below ``first``.
+    """
+    row_shards, full, first, cold, last = limits
+    position = row * row_shards + row_shard
+    turn = row - first // row_shards
+    among_others = first + turn * (row_shards - full) + row_shard - full
+    among_full = cold + turn * full + row_shard
+    in_turns = xp.where(row_shard < full, among_full, among_others)
+    return xp.where(
+        position < first, dealt, xp.where(position < last, in_turns, position)
+    )
+
+
+def _asked(begin: float, end: float) -> float:
+    """By the expected power law, for all ids from ``begin`` on, before ``end``."""
+    power = 1 - EXPONENT
+    return ((end + 0.5) ** power - (begin + 0.5) ** power) / power
+
+
+def _evenly(asked: np.ndarray, loads: np.ndarray, turns: int) -> np.ndarray:
+    """``[ids]`` positions: each id in turn to the row shard with the least load that
+    has fewer than ``turns``."""
+    order = np.zeros(len(asked), np.int32)
+    held = [0] * len(loads)
+    waiting = [(load, j) for j, load in enumerate(loads.tolist())]
+    heapq.heapify(waiting)
+    for id, more in enumerate(asked.tolist()):
+        load, j = waiting[0]
+        order[id] = held[j] * len(loads) + j
+        held[j] += 1
+        if held[j] < turns:
+            heapq.heapreplace(waiting, (load + more, j))
+        else:
+            heapq.heappop(waiting)
     return order
-
-
-def deals(placements: Sequence[Placement]) -> tuple[np.ndarray, np.ndarray]:
-    """``[deals, DEALT_ROWS]`` positions of first ids, each way to deal them once, and
-    ``[placements]`` int32 which of them is whose."""
-    splits = [(min(p.table.rows, DEALT_ROWS), p.row_shards) for p in placements]
-    different = sorted(set(splits))
-    ways = [different.index(split) for split in splits]
-    return np.stack([positions(*each) for each in different]), np.array(ways, np.int32)
-
-
-def row_shards_of(ids: np.ndarray, rows: int, row_shards: int) -> np.ndarray:
-    """Which row shard holds each of some ids."""
-    first = np.minimum(ids, DEALT_ROWS - 1)
-    position = np.where(ids < DEALT_ROWS, positions(rows, row_shards)[first], ids)
-    return position % row_shards

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embark_jax.planner.dealing import row_shards_of
+from embark_jax.planner.dealing import Dealing
 from embark_jax.planner.statistics import Zipf, intervals, row_probabilities
 
 BIN_RATIO = 1.05
@@ -78,20 +78,22 @@ class Histogram:
         with np.errstate(divide="ignore"):  # all are kept: log1p(-1) is -inf
             return float(-(seen * np.expm1(accesses / seen * np.log1p(-kept))).sum())
 
-    def row_shard_shares(
-        self, rows: int, row_shards: int, dealt: bool = True
-    ) -> np.ndarray:
-        """``[row_shards]`` share of ids that fall on each row shard, of rows that are
-        dealt to them (``planner/dealing.py``), or else go around in turn.
+    def row_shard_shares(self, rows: int, dealing: Dealing) -> np.ndarray:
+        """``[row_shards]`` share of ids that fall on each row shard.
 
         The most frequent rows count where they are, the others evenly.
         """
+        even = dealing.row_shares(rows)
         ids, accesses = np.array(self.hottest, np.int64).reshape(-1, 2).T
-        held_by = row_shards_of(ids, rows, row_shards) if dealt else ids % row_shards
-        shares = np.bincount(held_by, accesses, row_shards)
-        even = (np.arange(row_shards) < rows % row_shards) + rows // row_shards
-        shares = shares + (self.accesses - accesses.sum()) * even / rows
-        return shares / shares.sum() if self.accesses else even / rows
+        held_by = dealing.row_shards_of(ids)
+        shares = np.bincount(held_by, accesses, minlength=dealing.row_shards)
+        shares = shares + (self.accesses - accesses.sum()) * even
+        return shares / shares.sum() if self.accesses else even
+
+    def row_shard_unique(self, rows: int, draws: float, dealing: Dealing) -> np.ndarray:
+        """``[row_shards]`` different rows of each to expect among ``draws`` ids: as
+        many as they have rows."""
+        return self.expected_unique(rows, draws) * dealing.row_shares(rows)
 
     def share_of_hottest(self, rows: int) -> float:
         """What share of the accesses the ``rows`` most frequent rows take."""

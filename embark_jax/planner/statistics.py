@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from embark_jax.planner.dealing import row_shards_of
+from embark_jax.planner.dealing import Dealing
 
 HEAD_ROWS = 1 << 14
 TAIL_INTERVALS = 256
@@ -30,11 +30,12 @@ class Skew(Protocol):
         """Different rows to expect among ``draws`` ids, of a table of ``rows``."""
         ...
 
-    def row_shard_shares(
-        self, rows: int, row_shards: int, dealt: bool = True
-    ) -> np.ndarray:
-        """``[row_shards]`` share of ids that fall on each row shard, of rows that are
-        dealt to them (``planner/dealing.py``), or else go around in turn."""
+    def row_shard_shares(self, rows: int, dealing: Dealing) -> np.ndarray:
+        """``[row_shards]`` share of ids that fall on each row shard."""
+        ...
+
+    def row_shard_unique(self, rows: int, draws: float, dealing: Dealing) -> np.ndarray:
+        """``[row_shards]`` different rows of each to expect among ``draws`` ids."""
         ...
 
 
@@ -50,12 +51,17 @@ class Zipf:
     exponent: float = 0.0
 
     def expected_unique(self, rows: int, draws: float) -> float:
-        return _expected_unique(rows, draws, self.exponent)
+        return float(_seen(rows, draws, self.exponent).sum())
 
-    def row_shard_shares(
-        self, rows: int, row_shards: int, dealt: bool = True
-    ) -> np.ndarray:
-        return _row_shard_shares(rows, row_shards, self.exponent, dealt)
+    def row_shard_shares(self, rows: int, dealing: Dealing) -> np.ndarray:
+        return _row_shard_shares(rows, self.exponent, dealing)
+
+    def row_shard_unique(self, rows: int, draws: float, dealing: Dealing) -> np.ndarray:
+        seen = _seen(rows, draws, self.exponent)
+        if dealing.full:
+            return _of_row_shards(rows, seen, dealing)
+        # Where rows go around in turn, and the first are dealt, all have about as many.
+        return seen.sum() * dealing.row_shares(rows)
 
 
 UNIFORM = Zipf(0.0)
@@ -81,21 +87,34 @@ def row_probabilities(rows: int, exponent: float) -> tuple[np.ndarray, np.ndarra
 
 
 @functools.lru_cache(maxsize=4096)
-def _expected_unique(rows: int, draws: float, exponent: float) -> float:
+def _seen(rows: int, draws: float, exponent: float) -> np.ndarray:
+    """``[intervals]`` different rows to expect in each."""
     probability, count = row_probabilities(rows, exponent)
     # 1 - (1 - p)^n, accurate for tiny p; log1p(-1) of a one-row table is -inf: fine.
     with np.errstate(divide="ignore"):
         seen = -np.expm1(draws * np.log1p(-probability))
-    return float((count * seen).sum())
+    return count * seen
 
 
 @functools.lru_cache(maxsize=4096)
-def _row_shard_shares(
-    rows: int, row_shards: int, exponent: float, dealt: bool
-) -> np.ndarray:
+def _row_shard_shares(rows: int, exponent: float, dealing: Dealing) -> np.ndarray:
     probability, count = row_probabilities(rows, exponent)
-    head = min(rows, HEAD_ROWS)
-    ids = np.arange(head)
-    held_by = row_shards_of(ids, rows, row_shards) if dealt else ids % row_shards
-    shares = np.bincount(held_by, weights=probability[:head], minlength=row_shards)
-    return shares + (probability[head:] * count[head:]).sum() / row_shards
+    return _of_row_shards(rows, probability * count, dealing)
+
+
+def _of_row_shards(rows: int, values: np.ndarray, dealing: Dealing) -> np.ndarray:
+    """``[row_shards]`` sums of ``[intervals]`` values over the rows of each."""
+    head = np.arange(min(rows, HEAD_ROWS))
+    row_shards, full = dealing.row_shards, dealing.full
+    found = np.bincount(
+        dealing.row_shards_of(head), values[: len(head)], minlength=row_shards
+    )
+    tail = values[len(head) :]
+    _, lengths = intervals(rows)
+    ends = np.cumsum(lengths)[len(head) :]
+    cold = np.clip((ends - dealing.cold) / lengths[len(head) :], 0, 1) @ tail
+    if not full:
+        return found + tail.sum() / row_shards
+    found[full:] += (tail.sum() - cold) / (row_shards - full)
+    found[:full] += cold / full
+    return found

@@ -67,9 +67,7 @@ def storage_kind(
 class Placement:
     """Where the shards of one table live.
 
-    The row at position p of the table is row ``p // row_shards`` of row shard
-    ``p % row_shards``; positions are ids, but for the first rows, which are dealt so
-    that row shards share hot ones evenly (``planner/dealing.py``).
+    Which row shard holds a row, and where, says ``planner/dealing.py``.
 
     Attributes:
       table: the table.

@@ -10,6 +10,7 @@ import numpy as np
 
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
+from embark_jax.planner.dealing import Dealing, deal, in_turn
 from embark_jax.planner.dense import NO_DENSE, DenseLoad
 from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
 from embark_jax.planner.storage import (
@@ -47,8 +48,8 @@ class Workload:
       dense: the dense layers.
       micro_batches: that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
-      dealt: whether hot rows are dealt to row shards, as storages do, or go around in
-        turn, as in EMBark's system.
+      dealt: whether the rows of tables in RB are dealt to row shards, as storages do,
+        or go around in turn, as in EMBark's system.
 
     Raises:
       ValueError: if the optimizer is unknown.
@@ -169,10 +170,10 @@ class Shape:
         j = np.arange(self.row_shards)
         return (self.use.rows - j + self.row_shards - 1) // self.row_shards
 
-    def shares(self, workload: Workload) -> np.ndarray:
-        """``[row_shards]`` share of the table's ids that fall on each."""
-        rows, skew = self.use.rows, self.use.skew
-        return skew.row_shard_shares(rows, self.row_shards, workload.dealt)
+    def dealing(self, workload: Workload) -> Dealing:
+        """Where the rows go."""
+        dealt = workload.dealt and self.cluster == "rb"
+        return (deal if dealt else in_turn)(self.use.rows, self.row_shards)
 
     def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
         """``(certain, expected)`` ids that a device sends to each row shard: what
@@ -191,25 +192,28 @@ class Shape:
         use = self.use
         ids = workload.device_batch * use.hotness * use.filled
         if self.cluster == "ub":
-            likely = ids * self.shares(workload)
+            likely = ids * self._shares(workload)
             distinct = use.skew.expected_unique(use.rows, ids)
             return np.minimum(likely, distinct / self.row_shards)
         if self.row_shards == 1:
             return np.full(1, float(ids))
-        return ids * self.shares(workload)
+        return ids * self._shares(workload)
 
     def batch_ids(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` ids of the whole batch that fall on each row shard."""
-        use = self.use
-        ids = workload.batch_size * use.hotness * use.filled
-        return ids * self.shares(workload)
+        ids = workload.batch_size * self.use.hotness * self.use.filled
+        return ids * self._shares(workload)
 
     def batch_unique(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` rows of each row shard that the whole batch touches."""
-        use = self.use
+        use, dealing = self.use, self.dealing(workload)
         ids = workload.batch_size * use.hotness * use.filled
-        unique = use.skew.expected_unique(use.rows, ids)
-        return unique * self.shard_rows / use.rows
+        return use.skew.row_shard_unique(use.rows, ids, dealing)
+
+    def _shares(self, workload: Workload) -> np.ndarray:
+        """``[row_shards]`` share of the table's ids that fall on each."""
+        use = self.use
+        return use.skew.row_shard_shares(use.rows, self.dealing(workload))
 
 
 def shape_of(

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax import fleet
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
+from embark_jax.embedding.positions import ids_of
 from embark_jax.planner import (
     MESH_AXES,
     ForcedPlacement,
@@ -16,21 +17,15 @@ from embark_jax.planner import (
     lay_out,
     plan,
 )
-from embark_jax.planner.dealing import positions
+from embark_jax.planner.dealing import deal, in_turn, locate
 from embark_jax.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
 
 
-def position(row, rows, row_shards):
-    first = positions(rows, row_shards)
-    return int(first[row]) if row < len(first) else row
-
-
 @pytest.mark.parametrize("rows", [50, BILLIONS // 2])
 def test_each_id_finds_its_row(rows):
-    """The row at position p of a table is row p // n of row shard p % n, behind what
-    lies before it."""
+    """Row r of a table is row r // n of row shard r % n, behind what lies before it."""
     before = TableSpec("before", 10, 8)
     table = TableSpec("t", rows, 8)
     owners = (2, 0, 1, 3, 4, 2)
@@ -57,9 +52,36 @@ def test_each_id_finds_its_row(rows):
                     assert owner[sample, entry] == 5
                     assert slot[sample, entry] == storage.slots_per_device
                 else:
-                    p = position(r, rows, 3)
-                    assert owner[sample, entry] == owners[2 * (p % 3) + k]
-                    assert slot[sample, entry] == first[p % 3, k] + p // 3
+                    assert owner[sample, entry] == owners[2 * (r % 3) + k]
+                    assert slot[sample, entry] == first[r % 3, k] + r // 3
+
+
+@pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])
+def test_rows_of_rb_are_where_they_are_dealt(rows):
+    """Each on one device, where its id leads back to it: first, hot and cold ones."""
+    table = TableSpec("t", rows, 8)
+    placement = Placement(table, "rb", 8, devices=tuple(range(8)))
+    features = [FeatureSpec("f", "t", hotness=64)]
+    (storage,) = lay_out([placement], features, 8)
+    index = index_storage(storage, features, 8)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, rows, (32, 64))
+    ids[:16] = np.minimum(rng.zipf(1.2, (16, 64)) - 1, rows - 1)
+    ids[16:20] = rows - 1 - ids[16:20] % min(rows, 100)
+    dealing = deal(rows, 8)
+    with jax.enable_x64(True):
+        _, owner, slot = jax.jit(index.expand)(jnp.asarray(ids))
+        inverse = np.argsort(dealing.order)[None].astype(np.int32)
+        back = ids_of(
+            owner.astype(jnp.int64),
+            slot.astype(jnp.int64),
+            dealing.limits,
+            jnp.asarray(inverse),
+            0,
+        )
+    np.testing.assert_array_equal(owner, dealing.row_shards_of(ids))
+    np.testing.assert_array_equal(back, ids)
+    assert (np.asarray(slot) < [[-(-rows // 8)]]).all()
 
 
 @pytest.mark.parametrize("cluster", ["rb", "ub"])
@@ -83,10 +105,11 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
     assert "f64" not in route.lower(on_devices).as_text()
 
     found = route(on_devices)[f"{cluster}_4"].route.slot.reshape(8, -1)
+    dealing = (deal if cluster == "rb" else in_turn)(BILLIONS, 8)
+    owners, rows = locate(np, ids, dealing.limits, ids)  # none of them is dealt
     for device, slots in enumerate(np.asarray(found)):
         held = slots[slots < BILLIONS // 8]
-        expected = ids[ids % 8 == device] // 8
-        assert sorted(held) == sorted(expected)
+        assert sorted(held) == sorted(rows[owners == device])
 
 
 def test_a_block_beyond_32_bit_slots_is_refused():

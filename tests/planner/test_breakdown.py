@@ -9,7 +9,7 @@ from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
 from embark_jax.planner.breakdown import break_down
 from embark_jax.planner.cost import ProgramModel
-from embark_jax.planner.dealing import row_shards_of
+from embark_jax.planner.dealing import deal
 from embark_jax.planner.predict import predict
 from embark_jax.planner.reasons import reason, split, times
 from embark_jax.planner.workload import Shape, TableUse, Workload
@@ -60,7 +60,7 @@ def test_useful_bytes_by_hand():
         PLACEMENTS[1:2], FEATURES[1:2], circumstances, ProgramModel(circumstances)
     )
     asked = np.arange(1, 1001.0) ** -1.1
-    of_shards = np.bincount(row_shards_of(np.arange(1000), 1000, 2), asked)
+    of_shards = np.bincount(deal(1000, 2).row_shards_of(np.arange(1000)), asked)
     even = of_shards[0] / asked.sum()
     # Slot and bag of 4 bytes an id; 20 bags of 8 columns, and as many gradients back.
     to_owner = [0, 8 * 60 * even + 640, 0, 8 * 60 * (1 - even) + 640]

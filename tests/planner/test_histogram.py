@@ -11,7 +11,7 @@ from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
 from embark_jax.planner.access import FeatureAccess, Statistics, TableAccess
-from embark_jax.planner.dealing import row_shards_of
+from embark_jax.planner.dealing import deal, in_turn
 from embark_jax.planner.histogram import MOST_HOTTEST, Histogram
 from embark_jax.planner.statistics import Zipf
 from embark_jax.planner.workload import Shape, TableUse, Workload, table_use
@@ -70,16 +70,14 @@ def test_all_rows_seen_are_all_there_are():
 
 
 @pytest.mark.parametrize("row_shards", [1, 3, 8])
-@pytest.mark.parametrize("dealt", [True, False])
+@pytest.mark.parametrize("dealt", [deal, in_turn])
 def test_hot_rows_count_where_they_are(row_shards, dealt):
     histogram, probability = sampled(100_000, 1.2, 1_000_000)
     assert len(histogram.hottest) == MOST_HOTTEST
-    ids = np.arange(100_000)
-    held_by = ids % row_shards
-    if dealt:
-        held_by = row_shards_of(ids, 100_000, row_shards)
+    dealing = dealt(100_000, row_shards)
+    held_by = dealing.row_shards_of(np.arange(100_000))
     exact = np.bincount(held_by, weights=probability)
-    found = histogram.row_shard_shares(100_000, row_shards, dealt)
+    found = histogram.row_shard_shares(100_000, dealing)
     np.testing.assert_allclose(found, exact, rtol=0.02)
     assert found.sum() == pytest.approx(1)
 
@@ -87,7 +85,7 @@ def test_hot_rows_count_where_they_are(row_shards, dealt):
 def test_rows_that_nobody_reads():
     none = Histogram.from_counts(np.zeros(0, int), np.zeros(0, int))
     assert none.expected_unique(10, 0) == 0
-    np.testing.assert_allclose(none.row_shard_shares(3, 2), [2 / 3, 1 / 3])
+    np.testing.assert_allclose(none.row_shard_shares(3, in_turn(3, 2)), [2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("rows", [1000, 10_000_000])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embark_jax.planner.dealing import row_shards_of
+from embark_jax.planner.dealing import deal, in_turn
 from embark_jax.planner.statistics import HEAD_ROWS, Zipf
 
 
@@ -24,12 +24,17 @@ def test_expected_unique(rows, exponent, draws):
 
 @pytest.mark.parametrize("rows", [5, HEAD_ROWS + 1, 1_000_000])
 @pytest.mark.parametrize("exponent", [0.0, 1.1])
-@pytest.mark.parametrize("dealt", [True, False])
-def test_row_shard_shares(rows, exponent, dealt):
+@pytest.mark.parametrize("row_shards", [4, 12])
+@pytest.mark.parametrize("dealt", [deal, in_turn])
+def test_what_falls_on_row_shards(rows, exponent, row_shards, dealt):
     p = probabilities(rows, exponent)
-    ids = np.arange(rows)
-    held_by = row_shards_of(ids, rows, 4) if dealt else ids % 4
-    exact = np.bincount(held_by, weights=p)
-    found = Zipf(exponent).row_shard_shares(rows, 4, dealt)
+    dealing = dealt(rows, row_shards)
+    held_by = dealing.row_shards_of(np.arange(rows))
+    exact = np.bincount(held_by, p, row_shards)
+    found = Zipf(exponent).row_shard_shares(rows, dealing)
     np.testing.assert_allclose(found, exact, rtol=1e-3)
     assert found.sum() == pytest.approx(1)
+    touched = -np.expm1(100_000 * np.log1p(-p))
+    found = Zipf(exponent).row_shard_unique(rows, 100_000, dealing)
+    exact = np.bincount(held_by, touched, row_shards)
+    np.testing.assert_allclose(found, exact, rtol=0.01)
