@@ -216,7 +216,9 @@ def _compiled(
 
     def slots_of_rows(shards: _Shards, row: jax.Array, k: int) -> jax.Array:
         """``[rows]`` slot on this device; out of range where another holds the row."""
-        row_shard, local_row = find(row, [*shards.limits], shards.order[None], 0)
+        row_shard, local_row = find(
+            row, [*shards.limits], jnp.asarray(shards.order)[None], 0
+        )
         held = row < shards.rows
         if not replicated:
             held &= shards.owner[row_shard, k] == lax.axis_index(MESH_AXES)

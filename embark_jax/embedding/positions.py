@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from embark_jax.planner.dealing import DEALT_ROWS, ids_at, locate
 
-Integers = jax.Array | int
+Integers = jax.Array | np.ndarray | int
 
 
 def find(

@@ -124,14 +124,16 @@ def locate(xp: Any, ids: Any, limits: Sequence[Any], dealt: Any) -> tuple[Any, A
       dealt: their positions in the order, of those below ``first``.
     """
     row_shards, full, first, cold, last = limits
-    dealt_one, on_all = ids < first, (ids < first) | (ids >= last)
-    on_full = (ids >= cold) & ~on_all
-    turns = xp.where(on_full, xp.maximum(full, 1), row_shards - full)
-    turns = xp.where(on_all, row_shards, turns)
-    begun = xp.where(on_all, 0, xp.where(on_full, cold, first))
-    number = xp.where(dealt_one, dealt, ids - begun)
-    row_shard = number % turns + xp.where(on_all | on_full, 0, full)
-    return row_shard, number // turns + xp.where(on_all, 0, first // row_shards)
+    on_first, on_all = ids < first, (ids < first) | (ids >= last)
+    on_full = ids >= cold
+    # Around how many row shards, counted from which id, number of the row among those.
+    around = xp.where(on_full, xp.maximum(full, 1), row_shards - full)
+    around = xp.where(on_all, row_shards, around)
+    number = xp.where(on_first, dealt, ids - xp.where(on_full, cold, first))
+    number = xp.where(on_all & ~on_first, ids, number)
+    turn = number // around
+    row_shard = number - turn * around + xp.where(on_all | on_full, 0, full)
+    return row_shard, turn + xp.where(on_all, 0, first // row_shards)
 
 
 def ids_at(xp: Any, row_shard: Any, row: Any, limits: Sequence[Any], dealt: Any) -> Any:
