@@ -10,8 +10,9 @@ Owners that pool for every id, those of RB, would wait for that one. So for RB
 - a row shard whose hottest row is nearly a share by itself is *full*: it takes the
   last, coldest rows of the table, where the others take turns in all before.
 
-All row shards have as many rows as in turn. Ids are taken to follow frequency, as they
-do where a vocabulary is sorted by it; where they do not, any order is as good.
+All row shards have as many rows as in turn. Ids are taken to follow frequency, as those
+of vocabularies do (``data/prepare/vocabulary.py``); where they do not, any order is as
+good as another.
 """
 
 from __future__ import annotations
