@@ -32,6 +32,7 @@ DEALT_ROWS = 1024
 EXPONENT = 1.1
 """Of the power law that is expected; published ones are 1.05 and 1.1 (NVIDIA's
 distributed-embeddings, synthetic models; EMBark's released generator)."""
+_SAME = np.arange(DEALT_ROWS, dtype=np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ class Dealing:
 def in_turn(rows: int, row_shards: int) -> Dealing:
     """Of a table whose rows all go around in turn."""
     last = rows // row_shards * row_shards
-    return Dealing(row_shards, 0, 0, last, last, np.arange(DEALT_ROWS, dtype=np.int32))
+    return Dealing(row_shards, 0, 0, last, last, _SAME)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -93,7 +94,7 @@ def deal(rows: int, row_shards: int) -> Dealing:
     cold = last - full * (last - first) // row_shards
     loads = np.full(row_shards, _asked(first, cold) / (row_shards - full))
     loads[:full] = _asked(cold, last) / max(full, 1)
-    order = np.arange(DEALT_ROWS, dtype=np.int32)
+    order = _SAME.copy()
     order[:first] = _evenly(asked, loads, turns)
     return Dealing(row_shards, full, first, cold, last, order)
 
