@@ -9,6 +9,7 @@ from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement
+from embark_jax.planner.dealing import dealing_of
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.embedding import problems
 from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
@@ -63,6 +64,16 @@ def test_hierarchical_exchange(cluster, mesh):
     names = {storage.name for storage in planned.storages}
     assert len({name for name in names if name.endswith("_hierarchical")}) == 2
     check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=6))
+
+
+@pytest.mark.parametrize("exchange", ["flat", "hierarchical"])
+def test_rows_that_are_dealt(exchange):
+    """Among them a row shard that is full, and takes the last rows."""
+    table = TableSpec("t", 3003, 4)
+    placed = [Placement(table, "rb", 8, 1, tuple(range(8)), exchange)]
+    assert dealing_of(placed[0]).full == 1
+    features = [FeatureSpec("f", "t", hotness=50)]
+    check(Problem(make_plan(features, placed, 2, 4, 64), OPTIMIZERS[0], seed=7))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
