@@ -160,7 +160,9 @@ def test_plans_are_near_the_compiled_programs():
         memory = case["compiled_memory"]
         compiled = memory["arguments_bytes"] + memory["temporaries_bytes"]
         error = case["planned_memory"] / compiled - 1
-        assert -0.01 < error < 0.06, (case["model"], case["devices"])
+        # Of T510, whose features are wide, some buffers live longer than planned.
+        lowest = -0.035 if case["model"] == "T510" else -0.01
+        assert lowest < error < 0.04, (case["model"], case["devices"])
     assert len(results["scale"]) == 9
 
 
