@@ -59,6 +59,15 @@ def padded_ids(certain: np.ndarray, expected: np.ndarray, slack: float) -> np.nd
     return np.ceil(certain + np.maximum(slack * expected, chance))
 
 
+def least_room(capacity: np.ndarray, slack: float) -> np.ndarray:
+    """Places of a capacity for each id expected, at least: chance takes the more, the
+    fewer there are."""
+    half = DEVIATIONS / 2
+    expected = (np.sqrt(half**2 + capacity) - half) ** 2
+    expected = np.minimum(expected, capacity / slack)
+    return np.maximum(slack, 1 + DEVIATIONS / np.sqrt(np.maximum(expected, 1e-9)))
+
+
 def grow(capacity: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, int]:
     """Capacities that hold what a batch needed, with room so that few recompilations
     follow: at least half as much again as before where one overflowed."""

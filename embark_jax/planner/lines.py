@@ -23,6 +23,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from embark_jax.planner.box import IDS, KINDS, TOLERANCE, Box, Solution
+from embark_jax.planner.capacities import least_room
 from embark_jax.planner.program import Program
 
 
@@ -170,7 +171,7 @@ class _Lines:
         capacity = box.high[ids] * program.units[ids]
         limited = np.isfinite(capacity)
         room = np.full(len(ids), program.empty.slack)
-        room[limited] = program.room(capacity[limited])
+        room[limited] = least_room(capacity[limited], program.empty.slack)
         beyond = (room - program.empty.slack) * program.expected[self.live]
         mean[ids, self.each] += beyond
         loads = np.flatnonzero(matters & mean.any(axis=1))

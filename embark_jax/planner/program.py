@@ -21,7 +21,6 @@ from embark_jax.planner.box import (
     Group,
 )
 from embark_jax.planner.candidates import Candidate
-from embark_jax.planner.capacities import DEVIATIONS
 from embark_jax.planner.ledger import Ledger
 
 
@@ -112,15 +111,6 @@ class Program:
         places = empty.padded_ids(none, expected) - empty.slack * expected
         mean[ids] += np.maximum(places, 0.0) / self.units[ids]
         return mean
-
-    def room(self, capacity: np.ndarray) -> np.ndarray:
-        """Places of a capacity for each expected id, at least: chance takes the more,
-        the fewer there are (``capacities.padded_ids``)."""
-        slack = self.empty.slack
-        half = DEVIATIONS / 2
-        expected = (np.sqrt(half**2 + capacity) - half) ** 2
-        expected = np.minimum(expected, capacity / slack)
-        return np.maximum(slack, 1 + DEVIATIONS / np.sqrt(np.maximum(expected, 1e-9)))
 
     def moments(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         """For both times of ``Ledger.bytes``, beside what is fixed: bytes of each
