@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from embark_jax.planner.dealing import dealing_of
 from embark_jax.planner.plan import Plan
 from embark_jax.planner.prediction import Breakdown, Prediction
 from embark_jax.planner.storage import Placement
@@ -14,9 +15,9 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     """What a plan says, spelled out: its predicted cost, every table and every shard.
 
     Row shard j of a table holds the rows at positions ``range(row_start, row_stop,
-    row_stride)`` (``planner/dealing.py``), a column shard the columns
-    ``range(column_start, column_stop)``. A replicated table is listed as one shard for
-    each device.
+    row_stride)``, a column shard the columns ``range(column_start, column_stop)``.
+    Positions are ids, but where a table says that its rows are ``dealt``
+    (``planner/dealing.py``). A replicated table is listed as one shard for each device.
 
     Raises:
       ValueError: if the plan has no prediction.
@@ -54,6 +55,7 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "cluster": placement.cluster,
         "row_shards": placement.row_shards,
         "column_shards": placement.column_shards,
+        "dealt": dealing_of(placement).first > 0,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
         "reason": placement.reason,
     }

@@ -5,7 +5,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from embark_jax.planner import Placement
+from embark_jax import fleet
+from embark_jax.planner import ForcedPlacement, Placement, plan, plan_record
 from embark_jax.planner.dealing import (
     DEALT_ROWS,
     deal,
@@ -15,7 +16,7 @@ from embark_jax.planner.dealing import (
     in_turn,
     locate,
 )
-from embark_jax.tables import TableSpec
+from embark_jax.tables import FeatureSpec, TableSpec
 
 
 @hypothesis.given(
@@ -89,6 +90,19 @@ def test_a_row_that_is_asked_for_more_than_a_share_has_cold_ones_beside_it():
     held_by = deal(rows, row_shards).row_shards_of(np.arange(rows))
     shares = np.bincount(held_by, asked) / asked.sum()
     assert shares.max() < asked[0] / asked.sum() + 0.2 / row_shards
+
+
+def test_a_record_says_which_rows_are_dealt():
+    tables = [TableSpec(name, 10**6, 8) for name in ("rb", "ub", "whole")]
+    forced = {
+        "rb": ForcedPlacement("rb", row_shards=4),
+        "ub": ForcedPlacement("ub", row_shards=4),
+        "whole": ForcedPlacement("rb", row_shards=1),
+    }
+    features = [FeatureSpec(table.name) for table in tables]
+    planned = plan(tables, features, fleet.dgx_h100(), 64, forced=forced)
+    dealt = {each["table"]: each["dealt"] for each in plan_record(planned)["tables"]}
+    assert dealt == {"rb": True, "ub": False, "whole": False}
 
 
 def test_orders_are_listed_once():
