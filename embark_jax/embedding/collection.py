@@ -321,7 +321,7 @@ class EmbeddingCollection:
     ) -> tuple[jax.Array, jax.Array | None]:
         """``[batch, columns]`` ids of a storage's features, and weights if any has."""
         names = [f.feature.name for f in index.features]
-        wide = any(ids[name].dtype == jnp.int64 for name in names)
+        wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
         with jax.enable_x64(wide):
             integer = jnp.int64 if wide else jnp.int32
             columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)

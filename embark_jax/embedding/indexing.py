@@ -105,6 +105,11 @@ class StorageIndex:
         return len(self.output_row_shards)
 
     @property
+    def wide(self) -> bool:
+        """Whether a table has more rows than 32 bits number."""
+        return bool((self.output_limits > np.iinfo(np.int32).max).any())
+
+    @property
     def slots(self) -> int:
         return self.storage.slots_per_device
 

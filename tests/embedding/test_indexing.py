@@ -112,6 +112,27 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
         assert sorted(held) == sorted(rows[owners == device])
 
 
+def test_32_bit_ids_of_a_table_of_billions_of_rows():
+    """Who has low ids alone may keep them so."""
+    table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t", hotness=2)
+    planned = plan(
+        [table],
+        [feature],
+        fleet.dgx_h100(),
+        16,
+        forced={"t": ForcedPlacement("rb", 8, devices=tuple(range(8)))},
+    )
+    collection = EmbeddingCollection(planned, planned.make_mesh())
+    ids = np.random.default_rng(0).integers(0, 2**31, (16, 2))
+    ids[0] = 0, 2**31 - 1
+    sharding = NamedSharding(collection.mesh, PartitionSpec(MESH_AXES))
+    route = jax.jit(lambda ids: collection.route({"f": ids}, {}))
+    narrow = route(jax.device_put(ids.astype(np.int32), sharding))
+    with jax.enable_x64(True):
+        wide = route(jax.device_put(ids, sharding))
+    jax.tree.map(np.testing.assert_array_equal, narrow, wide)
+
+
 def test_a_block_beyond_32_bit_slots_is_refused():
     table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t")
     huge = fleet.Fleet(fleet.DeviceSpec("huge", 1e15, 1e12, 1e12, 1e12, 1e12))
