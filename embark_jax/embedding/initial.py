@@ -58,7 +58,7 @@ class _ShardsByDevice:
 
     def __init__(self, storage: Storage, seeds: dict[str, int]):
         shards: dict[int, list[tuple]] = {}
-        self.limits, orders, whose = deals(storage.placements)
+        self.limits, orders, self.whose = deals(storage.placements)
         # From the positions of first rows back to their ids.
         self.orders = np.argsort(orders, axis=1).astype(np.int32)
         for number, placement in enumerate(storage.placements):
@@ -71,7 +71,6 @@ class _ShardsByDevice:
                         placement.shard_rows(j),
                         j,
                         number,
-                        whose[number],
                         k * placement.width,
                         seeds[placement.table.name],
                         placement.table.scale,
@@ -80,7 +79,7 @@ class _ShardsByDevice:
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 0, 0, 0, 0, 0.0)
+        nothing = (storage.slots_per_device, 0, 0, 0, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)
@@ -92,7 +91,6 @@ class _ShardsByDevice:
             self.rows,
             self.row_shard,
             self.table,
-            self.order,
             self.column,
             self.seed,
         ) = (each.astype(np.int32) for each in integers)
@@ -112,14 +110,15 @@ class _ShardsByDevice:
         first_slot = of_device(self.first_slot)
         shard = jnp.searchsorted(first_slot, slot, side="right") - 1
         local_row = slot - first_slot[shard]
+        table = of_device(self.table)[shard]
         held = owns & (local_row < of_device(self.rows)[shard])
         with jax.enable_x64(True):
             row = ids_of(
                 of_device(self.row_shard)[shard].astype(jnp.int64),
                 local_row.astype(jnp.int64),
-                [*jnp.asarray(self.limits)[:, of_device(self.table)[shard]]],
+                [*jnp.asarray(self.limits)[:, table]],
                 jnp.asarray(self.orders),
-                of_device(self.order)[shard],
+                jnp.asarray(self.whose)[table],
             )
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from embark_jax.fleet import Fleet
 from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.planner.dealing import Dealing, deal, in_turn
+from embark_jax.planner.dealing import Dealing, dealing_in, in_turn
 from embark_jax.planner.dense import NO_DENSE, DenseLoad
 from embark_jax.planner.statistics import UNIFORM, Skew, Zipf
 from embark_jax.planner.storage import (
@@ -172,8 +172,9 @@ class Shape:
 
     def dealing(self, workload: Workload) -> Dealing:
         """Where the rows go."""
-        dealt = workload.dealt and self.cluster == "rb"
-        return (deal if dealt else in_turn)(self.use.rows, self.row_shards)
+        if not workload.dealt:
+            return in_turn(self.use.rows, self.row_shards)
+        return dealing_in(self.cluster, self.use.rows, self.row_shards)
 
     def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
         """``(certain, expected)`` ids that a device sends to each row shard: what

@@ -17,7 +17,7 @@ from embark_jax.planner import (
     lay_out,
     plan,
 )
-from embark_jax.planner.dealing import deal, in_turn, locate
+from embark_jax.planner.dealing import deal, dealing_in, locate
 from embark_jax.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
@@ -84,18 +84,22 @@ def test_rows_of_rb_are_where_they_are_dealt(rows):
     assert (np.asarray(slot) < [[-(-rows // 8)]]).all()
 
 
-@pytest.mark.parametrize("cluster", ["rb", "ub"])
-def test_a_table_of_billions_of_rows_is_routed(cluster):
-    """64-bit ids reach their owners outside any 64-bit mode, without 64-bit floats."""
-    table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t", hotness=2)
+def billions_of_rows(cluster):
+    """A table on 8 devices, read by one feature."""
     planned = plan(
-        [table],
-        [feature],
+        [TableSpec("t", BILLIONS, 4)],
+        [FeatureSpec("f", "t", hotness=2)],
         fleet.dgx_h100(),
         16,
         forced={"t": ForcedPlacement(cluster, 8, devices=tuple(range(8)))},
     )
-    collection = EmbeddingCollection(planned, planned.make_mesh())
+    return EmbeddingCollection(planned, planned.make_mesh())
+
+
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_a_table_of_billions_of_rows_is_routed(cluster):
+    """64-bit ids reach their owners outside any 64-bit mode, without 64-bit floats."""
+    collection = billions_of_rows(cluster)
     rng = np.random.default_rng(0)
     ids = rng.integers(0, BILLIONS, (16, 2))
     with jax.enable_x64(True):
@@ -105,7 +109,7 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
     assert "f64" not in route.lower(on_devices).as_text()
 
     found = route(on_devices)[f"{cluster}_4"].route.slot.reshape(8, -1)
-    dealing = (deal if cluster == "rb" else in_turn)(BILLIONS, 8)
+    dealing = dealing_in(cluster, BILLIONS, 8)
     owners, rows = locate(np, ids, dealing.limits, ids)  # none of them is dealt
     for device, slots in enumerate(np.asarray(found)):
         held = slots[slots < BILLIONS // 8]
@@ -114,15 +118,7 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
 
 def test_32_bit_ids_of_a_table_of_billions_of_rows():
     """Who has low ids alone may keep them so."""
-    table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t", hotness=2)
-    planned = plan(
-        [table],
-        [feature],
-        fleet.dgx_h100(),
-        16,
-        forced={"t": ForcedPlacement("rb", 8, devices=tuple(range(8)))},
-    )
-    collection = EmbeddingCollection(planned, planned.make_mesh())
+    collection = billions_of_rows("rb")
     ids = np.random.default_rng(0).integers(0, 2**31, (16, 2))
     ids[0] = 0, 2**31 - 1
     sharding = NamedSharding(collection.mesh, PartitionSpec(MESH_AXES))

@@ -37,4 +37,6 @@ def test_what_falls_on_row_shards(rows, exponent, row_shards, dealt):
     touched = -np.expm1(100_000 * np.log1p(-p))
     found = Zipf(exponent).row_shard_unique(rows, 100_000, dealing)
     exact = np.bincount(held_by, touched, row_shards)
-    np.testing.assert_allclose(found, exact, rtol=0.01)
+    # Only of full row shards are rows counted, of others they are taken to be alike.
+    rtol = 1e-3 if dealing.full else 0.01
+    np.testing.assert_allclose(found, exact, rtol=rtol)
