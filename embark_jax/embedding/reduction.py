@@ -17,10 +17,10 @@ from embark_kernels import (
     sum_bags,
     sum_groups,
 )
-from jax import lax
 
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import Exchange
+from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
 from embark_jax.planner.wire import Wire
@@ -28,17 +28,13 @@ from embark_jax.planner.wire import Wire
 
 class ReductionRoute(NamedTuple):
     """Attributes:
-    slot: ``[devices, capacity]`` received slots; ``slots`` where empty.
-    bag: ``[devices, capacity]`` (sample, piece) of each, flattened, ascending for each
-      requester; ``batch * pieces`` where empty.
-    weight: ``[devices, capacity]`` or None.
+    received: ids of each requester: slots, ``slots`` where empty; bags are (sample,
+      piece), flattened.
     touched: the received slots grouped by row.
     position: ``[devices, capacity]`` entry behind each place that was sent.
     """
 
-    slot: jax.Array
-    bag: jax.Array
-    weight: jax.Array | None
+    received: PooledIds
     touched: RowGroups
     position: jax.Array
 
@@ -82,38 +78,30 @@ class ReductionBased:
         def picked(entries, fill):
             return pick(entries.reshape(-1), buckets.position, fill)
 
-        sent = [picked(slot, index.slots), picked(bag, bags)]
         if weights is not None:
-            weight = picked(weights[:, index.entry_column], 0)
-            sent.append(lax.bitcast_convert_type(weight, jnp.int32))
-        received = self.exchange.swap(jnp.stack(sent, axis=-1))
-        received_slot, received_bag = received[..., 0], received[..., 1]
-        received_weight = None
-        if weights is not None:
-            received_weight = lax.bitcast_convert_type(received[..., 2], jnp.float32)
-        route = ReductionRoute(
-            received_slot,
-            received_bag,
-            received_weight,
-            group_rows(
-                received_slot.reshape(-1),
-                index.slots,
-                implementation=self.implementation,
-            ),
-            buckets.position,
+            weights = picked(weights[:, index.entry_column], 0)
+        received = self._swap(
+            PooledIds(picked(slot, index.slots), picked(bag, bags), weights)
         )
-        return route, buckets.needed
+        touched = group_rows(
+            received.slot.reshape(-1), index.slots, implementation=self.implementation
+        )
+        return ReductionRoute(received, touched, buckets.position), buckets.needed
+
+    def _swap(self, ids: PooledIds) -> PooledIds:
+        if self.index.devices == 1:
+            return ids
+        coded = self.exchange.swap(encode_ids(ids, self._bags, self.batch))
+        weighted = ids.weight is not None
+        return decode_ids(coded, self._bags, self.batch, weighted)
 
     def touched(self, route):
         return route.touched.row
 
     def lookup(self, block, route):
+        slot, bag, weight = route.received
         sums = sum_bags(
-            block,
-            route.slot,
-            route.bag,
-            self._bags,
-            route.weight,
+            *(block, slot, bag, self._bags, weight),
             implementation=self.implementation,
         )
         sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
@@ -121,14 +109,15 @@ class ReductionBased:
 
     def row_gradients(self, gradients, route):
         received = self.exchange.gradients_to_owners(gradients, self.wire.gradients)
+        _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]
-        source = jnp.where(route.bag < bags, requester * bags + route.bag, -1)
+        source = jnp.where(bag < bags, requester * bags + bag, -1)
         rows = sum_groups(
             received.reshape(-1, received.shape[-1]),
             route.touched,
             source.reshape(-1),
-            None if route.weight is None else route.weight.reshape(-1),
+            None if weight is None else weight.reshape(-1),
             implementation=self.implementation,
         )
         return RowGradients(self.touched(route), rows)

@@ -3,8 +3,8 @@
 A description of what ``embark_jax.embedding`` compiles to, in which the cost model
 counts; a test compares it with the compiled program, byte by byte. Buffers are those of
 one device: of an all-to-all the parts for all devices, of an all-reduce the summed
-array, of an all-gather the gathered one. Slots and bags are int32 whatever the type of
-the ids: 64-bit ids become a device and a slot before they travel.
+array, of an all-gather the gathered one. Slots are int32 whatever the type of the ids:
+64-bit ids become a device and a slot before they travel.
 """
 
 from __future__ import annotations
@@ -74,10 +74,15 @@ def storage_collectives(
     if storage.hierarchical:
         stages = ("node",) * (gpus_per_node > 1) + ("rail",) * (nodes > 1)
 
-    def by_ids(phase: str, carries: str, id_bytes: float) -> Iterator[Collective]:
+    def by_ids(
+        phase: str, carries: str, id_bytes: float, piece_bytes: float = 0.0
+    ) -> Iterator[Collective]:
         for reach in stages:
             yield Collective(
-                "all_to_all", phase, carries, id_bytes=id_bytes, reach=reach
+                *("all_to_all", phase, carries),
+                piece_bytes=piece_bytes,
+                id_bytes=id_bytes,
+                reach=reach,
             )
 
     def by_pieces(phase: str, carries: str, form: WireFormat) -> Iterator[Collective]:
@@ -91,15 +96,18 @@ def storage_collectives(
             described = Collective("all_to_all", phase, carries, reach=reach)
             yield dataclasses.replace(described, **{unit: each_bytes})
 
-    values = ["slots"]
     if storage.cluster == "rb":
-        values += ["bags", "weights"] if storage.weighted else ["bags"]
-    values_bytes = traffic.id_buffer_bytes(len(values), devices)
-    yield from by_ids("id exchange", ", ".join(values), values_bytes)
-    if storage.cluster == "rb":
+        yield from by_ids(
+            "id exchange",
+            "slots, bags, weights" if storage.weighted else "slots, bags",
+            traffic.pooled_id_buffer_bytes(storage.weighted, devices),
+            traffic.block_buffer_bytes(device_batch, devices),
+        )
         yield from by_pieces("row exchange", "partial sums", wire.rows)
         yield from by_pieces("gradient exchange", "bag gradients", wire.gradients)
     else:
+        slots_bytes = traffic.id_buffer_bytes(1, devices)
+        yield from by_ids("id exchange", "slots", slots_bytes)
         place = (storage.width, devices)
         rows_bytes = traffic.row_buffer_bytes(*place, wire.rows)
         yield from by_ids("row exchange", "rows", rows_bytes)

@@ -127,6 +127,9 @@ class ProgramModel:
         # row gradient of its own, as long as no other is for the same row.
         places, width = workload.devices, storage.width
         yield "id", Work("sort", "received slots", _grouping_bytes(places))
+        if storage.cluster == "rb":
+            unpacked_bytes = traffic.index_bytes(places, traffic.UNPACKED_VALUES)
+            yield "id", Work("id exchange", "unpacked", unpacked_bytes)
         place_bytes = traffic.rows_bytes(places, width)
         yield "id", Work("gradients", "row gradients", place_bytes)
         if storage.cluster == "ub":

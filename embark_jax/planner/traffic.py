@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from embark_jax.planner.wire import WireFormat, row_bytes
+from embark_jax.planner.wire import (
+    SLOT_BYTES,
+    WireFormat,
+    bag_blocks,
+    pooled_id_bytes,
+    row_bytes,
+)
 
 VALUE_BYTES = 4
 
@@ -28,6 +34,10 @@ and the place of an entry."""
 GROUP_VALUES = 8
 """The same of grouping by row (``group_rows``): the row; its run, its group, the order,
 the offsets, the row of a group, and the group of an entry, in that order."""
+
+UNPACKED_VALUES = 4
+"""The same of the slots and bags that arrive in RB, packed: each is written, and read
+where it is pooled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +85,18 @@ def all_gather_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> Lin
 
 
 def id_buffer_bytes(values_per_id: int, devices: int) -> float:
-    """Of the exchange of ids, a place of capacity: such as slot, bag and weight."""
+    """Of an exchange of so many 32-bit values for each id, a place of capacity."""
     return VALUE_BYTES * values_per_id * devices
+
+
+def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
+    """Of the exchange of ids in RB, a place of capacity: slot, bag and weight."""
+    return float(pooled_id_bytes(weighted) * devices)
+
+
+def block_buffer_bytes(batch: int, devices: int) -> float:
+    """The same, a piece: how many ids there are for each block of its bags."""
+    return float(SLOT_BYTES * bag_blocks(batch, batch) * devices)
 
 
 def piece_buffer_bytes(

@@ -1,4 +1,4 @@
-"""How many bytes a row takes on the wire: the formats that rows may travel in."""
+"""How many bytes ids and rows take on the wire: the formats that they travel in."""
 
 from __future__ import annotations
 
@@ -49,6 +49,24 @@ class Wire:
 
 FLOAT32 = Wire()
 """Nothing is compressed."""
+
+
+SLOT_BYTES = 4
+"""Of a slot, and of a count of ids."""
+BLOCK_BAGS = 256
+"""In RB bags come in blocks: of each one number of ids travels, so that an id says with
+a single byte which bag of its block it is for."""
+
+
+def bag_blocks(bags: int, batch: int) -> int:
+    """Blocks of the bags that an owner pools for one device: for each piece as many as
+    a batch of bags fills."""
+    return bags // batch * -(-batch // BLOCK_BAGS)
+
+
+def pooled_id_bytes(weighted: bool) -> int:
+    """Of one id in RB: its slot, its bag, and its weight if it has one."""
+    return SLOT_BYTES + 1 + VALUE_BYTES["float32"] * weighted
 
 
 def row_bytes(width: int, wire: WireFormat) -> int:

@@ -1,0 +1,40 @@
+"""What is sent to be pooled arrives as it was, in as many bytes as planned."""
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
+from embark_jax.planner import traffic
+
+DEVICES = 3
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@hypothesis.given(
+    batch=st.sampled_from([1, 2, 255, 256, 257, 700]),
+    pieces=st.integers(1, 3),
+    capacity=st.sampled_from([1, 5, 300]),
+    seed=st.integers(0, 99),
+)
+@hypothesis.settings(max_examples=25)
+def test_ids_arrive_as_they_were(weighted, batch, pieces, capacity, seed):
+    rng = np.random.default_rng(seed)
+    bags = batch * pieces
+    # Few bags or all, so that some blocks are empty and some lines too.
+    used = rng.choice(bags, rng.integers(1, bags + 1))
+    bag = np.full((DEVICES, capacity), bags, np.int32)
+    for line, filled in zip(bag, rng.integers(0, capacity + 1, DEVICES), strict=True):
+        line[:filled] = np.sort(rng.choice(used, filled))
+    slot = rng.integers(0, 2**31, bag.shape, np.int32)
+    weight = rng.normal(size=bag.shape).astype(np.float32) if weighted else None
+    sent = PooledIds(slot, bag, weight)
+
+    coded = jax.jit(encode_ids, static_argnums=(1, 2))(sent, bags, batch)
+    planned = capacity * traffic.pooled_id_buffer_bytes(weighted, DEVICES)
+    planned += pieces * traffic.block_buffer_bytes(batch, DEVICES)
+    assert coded.nbytes == planned
+    found = jax.jit(decode_ids, static_argnums=(1, 2, 3))(coded, bags, batch, weighted)
+    jax.tree.map(np.testing.assert_array_equal, found, sent)
