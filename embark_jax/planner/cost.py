@@ -123,18 +123,16 @@ class ProgramModel:
                 yield "node_piece", self._moved(each, each.node_piece_bytes)
             if each.id_bytes:
                 yield "id", self._moved(each, each.id_bytes)
-        # A place of capacity for each device: what arrives is grouped by row, and has a
-        # row gradient of its own, as long as no other is for the same row.
-        places, width = workload.devices, storage.width
+        # A place of capacity for each device: what arrives is grouped by row.
+        places = workload.devices
         yield "id", Work("sort", "received slots", _grouping_bytes(places))
         if storage.cluster == "rb":
             unpacked_bytes = traffic.index_bytes(places, traffic.UNPACKED_VALUES)
             yield "id", Work("id exchange", "unpacked", unpacked_bytes)
-        place_bytes = traffic.rows_bytes(places, width)
-        yield "id", Work("gradients", "row gradients", place_bytes)
+        place_bytes = traffic.rows_bytes(places, storage.width)
         if storage.cluster == "ub":
             yield "id", Work("lookup", "rows", place_bytes)
-        if storage.split and workload.row_wise:
+        if workload.row_wise:  # of row gradients, with those that are unused
             yield "id", Work("gradients", "squares", place_bytes)
 
     def owner_work(self, shape: Shape) -> Iterator[Work]:
@@ -146,7 +144,10 @@ class ProgramModel:
             pooled_bytes = pooled_bytes * shape.batch_ids(self.workload)
             yield Work("lookup", "rows", pooled_bytes)
             yield Work("gradients", "bag gradients", pooled_bytes)
-        yield self._update(shape, shape.batch_unique(self.workload))
+        unique = shape.batch_unique(self.workload)
+        summed_bytes = traffic.rows_bytes(1, shape.width) * unique
+        yield Work("gradients", "row gradients", summed_bytes)
+        yield self._update(shape, unique)
 
     def everywhere_work(self, shape: Shape) -> Iterator[Work]:
         """What a shape asks of every device, wherever its shards are."""

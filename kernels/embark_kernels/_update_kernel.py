@@ -7,6 +7,9 @@ row by row. Rows are listed once, so no two blocks meet.
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -56,24 +59,16 @@ def update_rows_mosaic_gpu(
             else:
                 row_access.store(ref, row, value)
 
-        @pl.loop(0, lax.div(end - first + (chunk - 1), jnp.int32(chunk)))
-        def _(index):
-            place = [first + index * chunk + i for i in range(chunk)]
-            inside = [jnp.minimum(each, listed - 1) for each in place]
-            listed_row = [rows_ref[each] for each in inside]
-            used = [
-                (place[i] < end) & (row >= 0) & (row < num_rows)
-                for i, row in enumerate(listed_row)
-            ]
+        def update_chunk(place, listed_row, used):
             # What is not used is read from row 0, which is harmless.
             row = [
                 jnp.where(use, each, 0)
                 for use, each in zip(used, listed_row, strict=True)
             ]
             old = [row_access.load(table_ref, each) for each in row]
-            gradient = [row_access.load(gradients_ref, each) for each in inside]
+            gradient = [row_access.load(gradients_ref, each) for each in place]
             old_state = [[load_state(ref, each) for ref in state_refs] for each in row]
-            square = [[ref[each] for ref in square_refs] for each in inside]
+            square = [[ref[each] for ref in square_refs] for each in place]
             for i in range(chunk):
                 change, new_states = optimizer.update(
                     dict(zip(names, old_state[i], strict=True)),
@@ -90,6 +85,19 @@ def update_rows_mosaic_gpu(
                     row_access.store(table_ref, row[i], old[i] - change)
                     for name, ref in zip(names, state_refs, strict=True):
                         store_state(ref, row[i], new_states[name])
+
+        @pl.loop(0, lax.div(end - first + (chunk - 1), jnp.int32(chunk)))
+        def _(index):
+            place = [first + index * chunk + i for i in range(chunk)]
+            inside = [jnp.minimum(each, listed - 1) for each in place]
+            listed_row = [rows_ref[each] for each in inside]
+            used = [
+                (place[i] < end) & (row >= 0) & (row < num_rows)
+                for i, row in enumerate(listed_row)
+            ]
+            # Most of what is listed may be unused, and then one after the other.
+            any_used = reduce(operator.or_, used)
+            pl.when(any_used)(lambda: update_chunk(inside, listed_row, used))
 
     read = [rows, gradients]
     if mean_square is not None:

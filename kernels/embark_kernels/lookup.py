@@ -130,6 +130,7 @@ def sum_stretches(
     weights: jax.Array | None,
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig | None,
+    leave_empty: bool = False,
 ) -> jax.Array:
     """The kernel on bags given by offsets.
 
@@ -142,6 +143,7 @@ def sum_stretches(
       weights: ``[entries]`` or None.
       out_dtype: float32 or bfloat16.
       config: of the kernel; None for the tuned one, or else its heuristic.
+      leave_empty: whether sums of bags without entries need not be written.
 
     Returns:
       ``[lines, bags, width]``.
@@ -157,7 +159,7 @@ def sum_stretches(
         key = lookup_key(width, table.dtype, entries, lines * bags)
         config = tuned(key, LookupConfig.heuristic(width, entries, lines * bags))
     operands = table, rows, offsets, weights
-    return sum_stretches_mosaic_gpu(*operands, out_dtype, config)
+    return sum_stretches_mosaic_gpu(*operands, out_dtype, config, leave_empty)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))

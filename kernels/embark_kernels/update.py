@@ -152,7 +152,8 @@ def sum_groups(
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
 
     Returns:
-      ``[groups, width]`` float32, to go with ``groups.row``.
+      ``[groups, width]`` float32, to go with ``groups.row``; anything at groups of
+      ``group_rows`` that are unused, zeros at those of ``group_targets``.
 
     Raises:
       ValueError: if the implementation is unknown or cannot handle the values, or the
@@ -171,7 +172,7 @@ def sum_groups(
     if weights is not None:
         weights = weights[runs.order]
     operands = values, source[runs.order], runs.offsets[None], weights
-    sums = sum_stretches(*operands, jnp.float32, None)[0]
+    sums = sum_stretches(*operands, jnp.float32, None, leave_empty=True)[0]
     if runs.part.shape[0]:
         operands = sums, runs.part, runs.part_offsets[None], None
         added = sum_stretches(*operands, jnp.float32, None)[0]

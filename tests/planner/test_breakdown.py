@@ -62,8 +62,9 @@ def test_useful_bytes_by_hand():
     asked = np.arange(1, 1001.0) ** -1.1
     of_shards = np.bincount(deal(1000, 2).row_shards_of(np.arange(1000)), asked)
     even = of_shards[0] / asked.sum()
-    # Slot and bag of 4 bytes an id; 20 bags of 8 columns, and as many gradients back.
-    to_owner = [0, 8 * 60 * even + 640, 0, 8 * 60 * (1 - even) + 640]
+    # Slot and bag of 5 bytes an id, and how many; gradients of 20 bags of 8 columns, as
+    # much as comes back.
+    to_owner = [0, 5 * 60 * even + 4 + 640, 0, 5 * 60 * (1 - even) + 4 + 640]
     np.testing.assert_allclose(alone.to_owner_bytes, to_owner, rtol=1e-5)
     np.testing.assert_allclose(alone.from_owner_bytes, [0, 640, 0, 640])
     # Buffers have places for the slack, and pieces for each pair.
@@ -118,11 +119,11 @@ def test_reasons_name_what_the_others_have_most_of():
     # UB some half million rows, and DP sums the whole million.
     use = TableUse(10**6, 128, 40, 1)
     rb, ub, dp = (Shape(use, cluster) for cluster in ("rb", "ub", "dp"))
-    # On average a device sends, of 8 bytes an id and 512 a row, three quarters: in RB
-    # 4.8 MB of ids and 15.4 MB of pooled rows with their gradients; in DP twice 516 MB;
+    # On average a device sends, of 5 bytes an id and 512 a row, three quarters: in RB
+    # 3.0 MB of ids and 15.4 MB of pooled rows with their gradients; in DP twice 516 MB;
     # in UB a quarter of 1.25 · 1e6 · (1 - exp(-0.8)) · 4112 bytes.
     assert reason(rb, (0,), [dp, ub], model) == (
-        "whole on one device; DP would move 38× the bytes, UB 26×"
+        "whole on one device; DP would move 42× the bytes, UB 29×"
     )
     # 40 rows that all read all the time: UB returns them once.
     hot = TableUse(40, 128, 400, 400)
