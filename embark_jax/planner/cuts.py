@@ -95,7 +95,7 @@ class Cuts:
                 yield of_devices, Bins(capacity, np.array([pieces]))
         if self.of_owners is not None:
             capacity = box.high[-1] * (1 + TOLERANCE)
-            yield self.of_owners, Bins(capacity, np.zeros(0))
+            yield self.of_owners, Bins(capacity, box.high[: program.storages])
 
     def _cut(self, shards: Shards, bins: Bins, tables: np.ndarray) -> np.ndarray | None:
         """``[candidates]`` weights, if the mean filling fits no bin."""
@@ -166,7 +166,9 @@ class Cuts:
         rows = []
         for c, candidate in enumerate(self.program.candidates):
             for size, number in _alike(candidate.owner_ms):
-                rows.append((c, number * candidate.shape.column_shards, size))
+                lanes = np.zeros(self.program.storages)
+                lanes[self.program.storage[c]] = candidate.pieces
+                rows.append((c, number * candidate.shape.column_shards, *lanes, size))
         return _shards(rows, self.program.empty.devices, 1)
 
 
