@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -60,6 +61,14 @@ class Candidate:
     @property
     def replicated(self) -> bool:
         return self.shape.cluster == "dp"
+
+    @functools.cached_property
+    def loads(self) -> np.ndarray:
+        """``[5, row_shards]`` pieces, certain and expected ids, rows, and the owner's
+        time of each."""
+        pieces = np.full(len(self.rows), float(self.pieces))
+        ids = self.certain, self.expected
+        return np.stack([pieces, *ids, self.rows, self.owner_ms])
 
     def ids(self, slack: float) -> np.ndarray:
         """``[row_shards]`` places for the ids of each, without those that chance takes

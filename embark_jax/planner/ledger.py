@@ -19,7 +19,8 @@ class Ledger:
     """Loads of every device in every storage, with tables added and removed.
 
     Attributes:
-      pieces, certain, expected, rows: ``[storages, devices]`` of what devices own.
+      loads: ``[4, storages, devices]`` pieces, certain and expected ids, and rows, of
+        what devices own; also one by one under these names.
       node_pieces: ``[storages, nodes]`` of hierarchical ones: lanes that a node has
         shards for.
       owner_ms: ``[devices]`` time for the own shards.
@@ -41,9 +42,7 @@ class Ledger:
         self.devices = devices
         self.limit_bytes = memory.limit_bytes
         self.slack = memory.workload.capacity_slack
-        shape = (len(storages), devices)
-        self.pieces, self.rows = np.zeros(shape), np.zeros(shape)
-        self.certain, self.expected = np.zeros(shape), np.zeros(shape)
+        self.loads = np.zeros((4, len(storages), devices))
         fleet = memory.workload.fleet
         self.gpus_per_node = fleet.gpus_per_node
         self.node_pieces = np.zeros((len(storages), fleet.nodes))
@@ -84,14 +83,13 @@ class Ledger:
         self.everywhere_ms += times * candidate.everywhere_ms
         self.everywhere_bytes += times * candidate.everywhere_bytes
         row_shards = np.arange(len(owners)) // candidate.shape.column_shards
-        for total, each in (
-            (self.certain[s], candidate.certain),
-            (self.expected[s], candidate.expected),
-            (self.rows[s], candidate.rows),
-            (self.owner_ms, candidate.owner_ms),
-        ):
-            np.add.at(total, owners, times * each[row_shards])
-        np.add.at(self.pieces[s], owners, times * candidate.pieces)
+        added = times * candidate.loads[:, row_shards]
+        kinds = np.arange(len(added))[:, None]
+        places = (kinds * self.devices + owners).reshape(-1)
+        size = len(added) * self.devices
+        totals = np.bincount(places, added.reshape(-1), size).reshape(len(added), -1)
+        self.loads[:, s] += totals[:-1]
+        self.owner_ms += totals[-1]
         if self.storages[s].hierarchical:
             pieces = self.of_nodes(candidate, owners)
             self.node_pieces[s] += times * pieces
@@ -107,12 +105,25 @@ class Ledger:
     def copy(self) -> Ledger:
         """An account of its own with the same entries."""
         other = copy.copy(self)
-        for name in (
-            *("pieces", "node_pieces", "rows", "certain", "expected"),
-            *("tables", "owner_ms"),
-        ):
+        for name in ("loads", "node_pieces", "tables", "owner_ms"):
             setattr(other, name, getattr(self, name).copy())
         return other
+
+    @property
+    def pieces(self) -> np.ndarray:
+        return self.loads[0]
+
+    @property
+    def certain(self) -> np.ndarray:
+        return self.loads[1]
+
+    @property
+    def expected(self) -> np.ndarray:
+        return self.loads[2]
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self.loads[3]
 
     def padded_ids(self, certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
         """Places of a buffer for so many ids."""

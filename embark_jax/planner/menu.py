@@ -43,14 +43,8 @@ class Menu:
         self.positions: list[np.ndarray] = []
         for c, candidate in enumerate(candidates):
             rows, columns = len(candidate.rows), candidate.shape.column_shards
-            each = np.stack(
-                [
-                    np.full(rows, float(candidate.pieces)),
-                    *(candidate.certain, candidate.expected),
-                    *(candidate.rows, candidate.owner_ms),
-                ]
-            )
-            largest_first = np.argsort(-each[1:3].sum(axis=0), kind="stable")
+            ids = candidate.certain + candidate.expected
+            largest_first = np.argsort(-ids, kind="stable")
             positions = np.zeros((rows, columns), int)
             positions[largest_first] = (
                 _on_few_nodes(rows, columns, gpus, devices // gpus)
@@ -58,7 +52,7 @@ class Menu:
                 else np.arange(rows * columns).reshape(rows, columns) % devices
             )
             self.positions.append(positions.reshape(-1))
-            for load, of_row in zip(self.loads[:, c], each, strict=True):
+            for load, of_row in zip(self.loads[:, c], candidate.loads, strict=True):
                 np.add.at(load, positions, of_row[:, None])
             if self.staged[c]:
                 self.node_pieces[c] = ledger.of_nodes(candidate, self.positions[c])

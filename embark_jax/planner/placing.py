@@ -210,9 +210,10 @@ class Placing:
     def _loads(self, menu: Menu) -> np.ndarray:
         """``[5, candidates, devices]`` what devices have where each would be added."""
         ledger, s = self.ledger, menu.storages
-        owner_ms = np.broadcast_to(ledger.owner_ms, (len(s), ledger.devices))
-        loads = ledger.pieces, ledger.certain, ledger.expected, ledger.rows
-        return np.stack([*(load[s] for load in loads), owner_ms])
+        loads = np.empty((5, len(s), ledger.devices))
+        np.take(ledger.loads, s, axis=1, out=loads[:4])
+        loads[4] = ledger.owner_ms
+        return loads
 
     def _prices(self, menu: Menu) -> np.ndarray:
         """``[kinds, candidates]`` of ``_kinds``."""
@@ -224,8 +225,12 @@ class Placing:
         """``[kinds, ...]`` pieces, places for ids, owner's time and, if memory has a
         price, rows of a menu's ``loads``."""
         pieces, certain, expected, rows, owner_ms = loads
-        kinds = [pieces, self.ledger.padded_ids(certain, expected), owner_ms]
-        return np.stack([*kinds, rows] if self.ms_per_byte else kinds)
+        kinds = np.empty((4 if self.ms_per_byte else 3, *pieces.shape))
+        kinds[0], kinds[2] = pieces, owner_ms
+        kinds[1] = self.ledger.padded_ids(certain, expected)
+        if self.ms_per_byte:
+            kinds[3] = rows
+        return kinds
 
     def _size(self, menu: Menu) -> float:
         """How much the largest shard of the one candidate weighs."""
