@@ -148,7 +148,7 @@ class Shape:
     def width(self) -> int:
         return self.use.dim // self.column_shards
 
-    @property
+    @functools.cached_property
     def storage(self) -> StorageKind:
         use = self.use
         return storage_kind(
