@@ -1,7 +1,7 @@
 """Ids of RB on the wire: what an owner is to pool for another device, in few bytes.
 
-Ids lie bag after bag, so the last byte of its bag is enough for each: how many ids
-there are for the bags of each block of ``BLOCK_BAGS`` travels beside them.
+Ids lie bag after bag, so the last byte of its bag is enough for each: where each block
+of ``BLOCK_BAGS`` bags ends among them travels beside them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def encode_ids(ids: PooledIds, bags: int, batch: int) -> jax.Array:
     """
     blocks = bag_blocks(bags, batch)
     bag = jnp.where(ids.bag < bags, ids.bag, BLOCK_BAGS * blocks)
-    block_end = BLOCK_BAGS * jnp.arange(1, blocks + 1, dtype=jnp.int32)
-    before_end = jax.vmap(lambda line: jnp.searchsorted(line, block_end))(bag)
+    beyond = BLOCK_BAGS * jnp.arange(1, blocks + 1, dtype=jnp.int32)
+    ends = jax.vmap(lambda line: jnp.searchsorted(line, beyond))(bag)
     parts = [(bag % BLOCK_BAGS).astype(jnp.uint8), _to_bytes(ids.slot)]
     if ids.weight is not None:
         parts.append(_to_bytes(ids.weight))
-    return jnp.concatenate([*parts, _to_bytes(before_end.astype(jnp.int32))], axis=1)
+    return jnp.concatenate([*parts, _to_bytes(ends.astype(jnp.int32))], axis=1)
 
 
 def decode_ids(coded: jax.Array, bags: int, batch: int, weighted: bool) -> PooledIds:
@@ -55,14 +55,15 @@ def decode_ids(coded: jax.Array, bags: int, batch: int, weighted: bool) -> Poole
       bags, batch: as of ``encode_ids``.
       weighted: whether ids have weights.
     """
-    end = coded.shape[1] - SLOT_BYTES * bag_blocks(bags, batch)
-    capacity = end // pooled_id_bytes(weighted)
-    cuts = np.cumsum([1, 4] + [4] * weighted) * capacity
-    low, slot, *weight, before_end = jnp.split(coded, cuts, axis=1)
+    ids_bytes = coded.shape[1] - SLOT_BYTES * bag_blocks(bags, batch)
+    capacity = ids_bytes // pooled_id_bytes(weighted)
+    each_bytes = [1, SLOT_BYTES] + [SLOT_BYTES] * weighted
+    cuts = np.cumsum(each_bytes) * capacity
+    low, slot, *weight, ends = jnp.split(coded, cuts, axis=1)
     place = jnp.arange(capacity, dtype=jnp.int32)
     block = jax.vmap(
-        lambda ends: jnp.searchsorted(ends, place, "right", method="scan_unrolled")
-    )(_from_bytes(before_end, jnp.int32))
+        lambda line: jnp.searchsorted(line, place, "right", method="scan_unrolled")
+    )(_from_bytes(ends, jnp.int32))
     bag = BLOCK_BAGS * block.astype(jnp.int32) + low.astype(jnp.int32)
     return PooledIds(
         _from_bytes(slot, jnp.int32),
@@ -72,10 +73,10 @@ def decode_ids(coded: jax.Array, bags: int, batch: int, weighted: bool) -> Poole
 
 
 def _to_bytes(values: jax.Array) -> jax.Array:
-    """``[lines, n]`` of 32 bits to ``[lines, 4 * n]``."""
+    """``[lines, n]`` of 32 bits to ``[lines, 4 n]``."""
     return lax.bitcast_convert_type(values, jnp.uint8).reshape(len(values), -1)
 
 
 def _from_bytes(coded: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The inverse of ``_to_bytes``."""
-    return lax.bitcast_convert_type(coded.reshape(len(coded), -1, 4), dtype)
+    return lax.bitcast_convert_type(coded.reshape(len(coded), -1, SLOT_BYTES), dtype)

@@ -95,7 +95,7 @@ def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
 
 
 def block_buffer_bytes(batch: int, devices: int) -> float:
-    """The same, a piece: how many ids there are for each block of its bags."""
+    """The same, a piece: where each block of its bags ends among the ids."""
     return float(SLOT_BYTES * bag_blocks(batch, batch) * devices)
 
 

@@ -52,10 +52,9 @@ FLOAT32 = Wire()
 
 
 SLOT_BYTES = 4
-"""Of a slot, and of a count of ids."""
+"""Of a slot, of a weight, and of where a block of bags ends."""
 BLOCK_BAGS = 256
-"""In RB bags come in blocks: of each one number of ids travels, so that an id says with
-a single byte which bag of its block it is for."""
+"""In RB an id says with a single byte which bag of its block it is for."""
 
 
 def bag_blocks(bags: int, batch: int) -> int:
@@ -66,7 +65,7 @@ def bag_blocks(bags: int, batch: int) -> int:
 
 def pooled_id_bytes(weighted: bool) -> int:
     """Of one id in RB: its slot, its bag, and its weight if it has one."""
-    return SLOT_BYTES + 1 + VALUE_BYTES["float32"] * weighted
+    return 1 + SLOT_BYTES + SLOT_BYTES * weighted
 
 
 def row_bytes(width: int, wire: WireFormat) -> int:

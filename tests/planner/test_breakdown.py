@@ -62,8 +62,8 @@ def test_useful_bytes_by_hand():
     asked = np.arange(1, 1001.0) ** -1.1
     of_shards = np.bincount(deal(1000, 2).row_shards_of(np.arange(1000)), asked)
     even = of_shards[0] / asked.sum()
-    # Slot and bag of 5 bytes an id, and how many; gradients of 20 bags of 8 columns, as
-    # much as comes back.
+    # Slot and bag of 5 bytes an id, and where their block ends; gradients of 20 bags of
+    # 8 columns, as much as comes back.
     to_owner = [0, 5 * 60 * even + 4 + 640, 0, 5 * 60 * (1 - even) + 4 + 640]
     np.testing.assert_allclose(alone.to_owner_bytes, to_owner, rtol=1e-5)
     np.testing.assert_allclose(alone.from_owner_bytes, [0, 640, 0, 640])

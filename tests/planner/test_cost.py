@@ -60,8 +60,8 @@ def test_buffers_and_memory():
 def test_the_price_of_an_rb_storage():
     price = MODEL.storage_price(StorageKind("rb", 16))
     # Partial sums of 4 · 16 · 10 · 8 = 5120 bytes: half crosses the network, 2.56 µs
-    # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same. A number of
-    # ids for 10 bags to 8 devices: 32 bytes, 0.016 + 0.128 µs.
+    # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same. Where the
+    # block of 10 bags ends, to 8 devices: 32 bytes, 0.016 + 0.128 µs.
     expected_us = 2 * (2.56 + 20.48) + 0.016 + 0.128
     assert price.piece_ms == pytest.approx(expected_us / 1e3)
     # Slot and bag to 8 devices: 40 bytes, 0.02 + 0.16 µs; unpacked, 4 values or 0.128;
@@ -90,7 +90,7 @@ def test_the_price_of_a_hierarchical_storage():
     price = MODEL.storage_price(StorageKind("rb", 16, hierarchical=True))
     # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
     # memory; of a piece of a node 1280 bytes, half of which leave it: 0.64 + 5.12. The
-    # 32 bytes of numbers of ids are sent twice: 24 bytes inside, 16 between nodes.
+    # 32 bytes of where blocks end are sent twice: 24 bytes inside, 16 between nodes.
     expected_us = 2 * (1.92 + 20.48) + (0.012 + 0.128) + (0.016 + 0.128)
     assert price.piece_ms == pytest.approx(expected_us / 1e3)
     assert price.node_piece_ms == pytest.approx(2 * (0.64 + 5.12) / 1e3)
