@@ -51,6 +51,14 @@ def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.parametrize("option", ["--tables", "--stats"])
+def test_files_that_are_not_there_are_named(option):
+    outcome = embark("plan", option, "nowhere.json")
+    assert outcome.code == 2
+    assert f"Invalid value for '{option}'" in outcome.err
+    assert "'nowhere.json' does not exist" in outcome.err
+
+
 def test_formats_on_the_wire_are_planned_with(tmp_path):
     tables = tmp_path / "tables.json"
     entry = {"name": "a", "rows": 10_000_000, "dim": 64, "hotness": 20}

@@ -25,8 +25,10 @@ Overrides = Annotated[
 TableListFile = Annotated[
     Path | None,
     typer.Option(
+        exists=True,
+        dir_okay=False,
         help="Instead of CONFIG: a list of tables in YAML or JSON, such as those in "
-        "configs/models/."
+        "configs/models/.",
     ),
 ]
 FleetName = Annotated[

@@ -51,7 +51,11 @@ def plan(
     ] = None,
     stats: Annotated[
         Path | None,
-        typer.Option(help="Skew as `embark data stats --out` wrote it."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Skew as `embark data stats --out` wrote it.",
+        ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Each table on a line of its own.")
