@@ -95,7 +95,8 @@ class Cuts:
                 yield of_devices, Bins(capacity, np.array([pieces]))
         if self.of_owners is not None:
             capacity = box.high[-1] * (1 + TOLERANCE)
-            yield self.of_owners, Bins(capacity, box.high[: program.storages])
+            pieces = box.high[: program.storages]  # of each storage
+            yield self.of_owners, Bins(capacity, pieces)
 
     def _cut(self, shards: Shards, bins: Bins, tables: np.ndarray) -> np.ndarray | None:
         """``[candidates]`` weights, if the mean filling fits no bin."""
@@ -162,7 +163,8 @@ class Cuts:
         return _shards(rows, program.empty.devices // gpus, gpus)
 
     def _of_owners(self) -> Shards | None:
-        """Shards of all storages, by the time of their owner."""
+        """Shards of all storages, by the time of their owner; a lane for each storage's
+        pieces."""
         rows = []
         for c, candidate in enumerate(self.program.candidates):
             for size, number in _alike(candidate.owner_ms):
