@@ -224,6 +224,33 @@ def test_from_gradients_of_bags(implementation, weighted):
     assert_updated(actual, expected_update(optimizer, table, states, gradients))
 
 
+def test_groups_that_the_kernel_leaves_alone_go_nowhere():
+    """Blocks of unused groups are not written, which the interpreter shows as NaN."""
+    optimizer, width, entries = RowwiseAdagrad(0.1), 8, 300
+    rng = np.random.default_rng(0)
+    ids = np.full((entries, 1), 5, np.int32)
+    ids[7], ids[9] = 2, -1
+    gradient = rng.normal(size=(entries, width)).astype(np.float32)
+    groups = group_rows(ids[:, 0], 1000, implementation="mosaic_gpu")
+    sums = run(
+        "mosaic_gpu",
+        lambda *args: sum_groups(*args, implementation="mosaic_gpu"),
+        *(gradient, groups, np.arange(entries, dtype=np.int32)),
+    )
+    assert np.isnan(sums).any()
+    assert np.isfinite(sums[groups.row < 1000]).all()
+
+    table = jnp.asarray(rng.normal(size=(1000, width)), jnp.float32)
+    states = init_states(optimizer, table)
+    actual = run(
+        "mosaic_gpu",
+        lambda *args: update_from_bags(*args, optimizer, implementation="mosaic_gpu"),
+        *(table, states, ids, gradient),
+    )
+    wanted = {5: as_float64(gradient[ids[:, 0] == 5]).sum(0), 2: gradient[7]}
+    assert_updated(actual, expected_update(optimizer, table, states, wanted))
+
+
 @each_implementation
 def test_sums_into_an_array(implementation):
     target = np.array([3, -1, 0, 3, 5, 9], np.int32)
