@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.planner.wire import BLOCK_BAGS, SLOT_BYTES, bag_blocks, pooled_id_bytes
+from embark_jax.planner.wire import BLOCK_BAGS, SLOT_BYTES, pooled_id_bytes
 
 
 class PooledIds(NamedTuple):
@@ -29,15 +29,14 @@ class PooledIds(NamedTuple):
     weight: jax.Array | None
 
 
-def encode_ids(ids: PooledIds, bags: int, batch: int) -> jax.Array:
+def encode_ids(ids: PooledIds, bags: int, blocks: int) -> jax.Array:
     """The bytes that travel, ``[devices, bytes]`` uint8.
 
     Args:
       ids: for each device.
-      bags: that one device pools for one other: of each sample the same number.
-      batch: samples of a device.
+      bags: that one device pools for one other.
+      blocks: that hold them all.
     """
-    blocks = bag_blocks(bags, batch)
     bag = jnp.where(ids.bag < bags, ids.bag, BLOCK_BAGS * blocks)
     beyond = BLOCK_BAGS * jnp.arange(1, blocks + 1, dtype=jnp.int32)
     ends = jax.vmap(lambda line: jnp.searchsorted(line, beyond))(bag)
@@ -47,15 +46,15 @@ def encode_ids(ids: PooledIds, bags: int, batch: int) -> jax.Array:
     return jnp.concatenate([*parts, _to_bytes(ends.astype(jnp.int32))], axis=1)
 
 
-def decode_ids(coded: jax.Array, bags: int, batch: int, weighted: bool) -> PooledIds:
+def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> PooledIds:
     """What ``encode_ids`` made.
 
     Args:
       coded: from each device.
-      bags, batch: as of ``encode_ids``.
+      bags, blocks: as of ``encode_ids``.
       weighted: whether ids have weights.
     """
-    ids_bytes = coded.shape[1] - SLOT_BYTES * bag_blocks(bags, batch)
+    ids_bytes = coded.shape[1] - SLOT_BYTES * blocks
     capacity = ids_bytes // pooled_id_bytes(weighted)
     each_bytes = [1, SLOT_BYTES] + [SLOT_BYTES] * weighted
     cuts = np.cumsum(each_bytes) * capacity

@@ -23,7 +23,7 @@ from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
-from embark_jax.planner.wire import Wire
+from embark_jax.planner.wire import Wire, piece_blocks
 
 
 class ReductionRoute(NamedTuple):
@@ -91,9 +91,9 @@ class ReductionBased:
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
             return ids
-        coded = self.exchange.swap(encode_ids(ids, self._bags, self.batch))
-        weighted = ids.weight is not None
-        return decode_ids(coded, self._bags, self.batch, weighted)
+        blocks = self.index.pieces.places * piece_blocks(self.batch)
+        coded = self.exchange.swap(encode_ids(ids, self._bags, blocks))
+        return decode_ids(coded, self._bags, blocks, ids.weight is not None)
 
     def touched(self, route):
         return route.touched.row

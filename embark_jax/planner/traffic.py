@@ -12,7 +12,7 @@ import dataclasses
 from embark_jax.planner.wire import (
     SLOT_BYTES,
     WireFormat,
-    bag_blocks,
+    piece_blocks,
     pooled_id_bytes,
     row_bytes,
 )
@@ -96,7 +96,7 @@ def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
 
 def block_buffer_bytes(batch: int, devices: int) -> float:
     """The same, a piece: where each block of its bags ends among the ids."""
-    return float(SLOT_BYTES * bag_blocks(batch, batch) * devices)
+    return float(SLOT_BYTES * piece_blocks(batch) * devices)
 
 
 def piece_buffer_bytes(

@@ -57,10 +57,9 @@ BLOCK_BAGS = 256
 """In RB an id says with a single byte which bag of its block it is for."""
 
 
-def bag_blocks(bags: int, batch: int) -> int:
-    """Blocks of the bags that an owner pools for one device: for each piece as many as
-    a batch of bags fills."""
-    return bags // batch * -(-batch // BLOCK_BAGS)
+def piece_blocks(batch: int) -> int:
+    """Blocks for the bags of a piece, one of each sample of a device."""
+    return -(-batch // BLOCK_BAGS)
 
 
 def pooled_id_bytes(weighted: bool) -> int:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
 from embark_jax.planner import traffic
+from embark_jax.planner.wire import piece_blocks
 
 DEVICES = 3
 
@@ -32,9 +33,10 @@ def test_ids_arrive_as_they_were(weighted, batch, pieces, capacity, seed):
     weight = rng.normal(size=bag.shape).astype(np.float32) if weighted else None
     sent = PooledIds(slot, bag, weight)
 
-    coded = jax.jit(encode_ids, static_argnums=(1, 2))(sent, bags, batch)
+    blocks = pieces * piece_blocks(batch)
+    coded = jax.jit(encode_ids, static_argnums=(1, 2))(sent, bags, blocks)
     planned = capacity * traffic.pooled_id_buffer_bytes(weighted, DEVICES)
     planned += pieces * traffic.block_buffer_bytes(batch, DEVICES)
     assert coded.nbytes == planned
-    found = jax.jit(decode_ids, static_argnums=(1, 2, 3))(coded, bags, batch, weighted)
+    found = jax.jit(decode_ids, static_argnums=(1, 2, 3))(coded, bags, blocks, weighted)
     jax.tree.map(np.testing.assert_array_equal, found, sent)
