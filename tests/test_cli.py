@@ -216,7 +216,7 @@ def test_a_config_that_cannot_be_used(config, tmp_path, overrides, expected):
         (Path.unlink, [], ["No such file"]),
         (truncate, [], ["Unterminated string"]),
         (lambda path: path.write_bytes(b"\xff\xfe"), [], ["can't decode byte 0xff"]),
-        (lambda path: edit(path, version=0), [], ["not a plan of version 3"]),
+        (lambda path: edit(path, version=0), [], ["not a plan of version 4"]),
         (lambda path: edit(path, nodes=None), [], ["damaged plan: TypeError"]),
         (lambda path: edit(path, gpus_per_node=0), [], ["damaged plan: ZeroDivision"]),
         (

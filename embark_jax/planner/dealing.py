@@ -9,7 +9,8 @@ Owners that pool for every id, those of RB, would wait for that one. So for RB
 - the first rows are *dealt*: in the order of their ids, each goes to the row shard
   that is asked for least so far;
 - a row shard whose hottest row is nearly a share by itself is *full*: it takes the
-  last, coldest rows of the table, where the others take turns in all before.
+  last, coldest rows of the table, where the others take turns in all before;
+- row shards may be dealt unequal *row loads*, so that they level their devices.
 
 All row shards have as many rows as in turn. Ids are taken to follow frequency, as those
 of vocabularies do (``data/prepare/vocabulary.py``); where they do not, any order is as
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.storage import Cluster, Placement
+from embark_jax.planner.storage import EVEN_LOAD, Cluster, Placement
 
 DEALT_ROWS = 1024
 """Rows that are dealt one by one. Four times as many would make the largest share 3 %
@@ -82,8 +83,9 @@ def in_turn(rows: int, row_shards: int) -> Dealing:
 
 
 @functools.lru_cache(maxsize=4096)
-def deal(rows: int, row_shards: int) -> Dealing:
-    """Of a table in RB: even under a power law, as far as whole rows go."""
+def deal(rows: int, row_shards: int, row_loads: tuple[int, ...] = ()) -> Dealing:
+    """Of a table in RB, as far as whole rows go: under a power law row shards are asked
+    for as ``row_loads`` say, in thousandths of an even share, or alike."""
     turns = min(rows, DEALT_ROWS) // row_shards
     if row_shards == 1 or turns < 2:
         return in_turn(rows, row_shards)
@@ -96,19 +98,31 @@ def deal(rows: int, row_shards: int) -> Dealing:
     cold = last - full * (last - first) // row_shards
     loads = np.full(row_shards, _asked(first, cold) / (row_shards - full))
     loads[:full] = _asked(cold, last) / max(full, 1)
+    wanted = share * np.array(row_loads or [EVEN_LOAD] * row_shards) / EVEN_LOAD
     order = _SAME.copy()
-    order[:first] = _evenly(asked, loads, turns)
+    # As if all had the coldest rows, in whose place warmer ones come.
+    coldest = asked[-1]
+    order[:first] = _by_load(asked - coldest, loads + turns * coldest - wanted, turns)
     return Dealing(row_shards, full, first, cold, last, order)
 
 
-def dealing_in(cluster: Cluster, rows: int, row_shards: int) -> Dealing:
+def dealing_in(
+    cluster: Cluster, rows: int, row_shards: int, row_loads: tuple[int, ...] = ()
+) -> Dealing:
     """UB sends an id once however hot it is, and DP sends none: rows go in turn."""
-    return (deal if cluster == "rb" else in_turn)(rows, row_shards)
+    if cluster != "rb":
+        return in_turn(rows, row_shards)
+    return deal(rows, row_shards, row_loads)
 
 
 def dealing_of(placement: Placement) -> Dealing:
     """Of the table in its cluster."""
-    return dealing_in(placement.cluster, placement.table.rows, placement.row_shards)
+    return dealing_in(
+        placement.cluster,
+        placement.table.rows,
+        placement.row_shards,
+        placement.row_loads,
+    )
 
 
 def deals(placements: Sequence[Placement]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -170,19 +184,31 @@ def _asked(begin: float, end: float) -> float:
     return ((end + 0.5) ** power - (begin + 0.5) ** power) / power
 
 
-def _evenly(asked: np.ndarray, loads: np.ndarray, turns: int) -> np.ndarray:
-    """``[ids]`` positions: each id in turn to the row shard with the least load that
-    has fewer than ``turns``."""
+def _by_load(asked: np.ndarray, loads: np.ndarray, turns: int) -> np.ndarray:
+    """``[ids]`` positions: each id in turn goes to the row shard that lacks most. One
+    that lacks nothing takes the coldest ids that are left.
+
+    Args:
+      asked: ``[ids]`` how often each is looked up, falling.
+      loads: ``[row_shards]`` what each has already, above what it shall have.
+      turns: ids that each takes.
+    """
+    row_shards = len(loads)
     order = np.zeros(len(asked), np.int32)
-    held = [0] * len(loads)
-    waiting = [(load, j) for j, load in enumerate(loads.tolist())]
-    heapq.heapify(waiting)
-    for id, more in enumerate(asked.tolist()):
-        load, j = waiting[0]
-        order[id] = held[j] * len(loads) + j
-        held[j] += 1
-        if held[j] < turns:
-            heapq.heapreplace(waiting, (load + more, j))
+    held = [0] * row_shards
+    first, last = 0, len(asked)
+    lacking = [(load, j) for j, load in enumerate(loads.tolist())]
+    heapq.heapify(lacking)
+    while lacking:
+        load, j = heapq.heappop(lacking)
+        if load < 0:
+            order[first] = held[j] * row_shards + j
+            load += float(asked[first])
+            held[j], first = held[j] + 1, first + 1
+        if load < 0 and held[j] < turns:
+            heapq.heappush(lacking, (load, j))
         else:
-            heapq.heappop(waiting)
+            coldest = np.arange(held[j], turns) * row_shards + j
+            order[last - len(coldest) : last] = coldest
+            last -= len(coldest)
     return order

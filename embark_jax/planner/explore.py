@@ -9,21 +9,45 @@ give shards their owners and mend the choice where it packs badly. Branch and bo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from embark_jax.planner.lines import least_bytes, solve
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
-from embark_jax.planner.polish import LOW_POWERS, rank
+from embark_jax.planner.polish import LOW_POWERS
 from embark_jax.planner.search import Search
 from embark_jax.planner.tree import Node, Tree
 
 BEHIND = 2 / 3
 """Share of plans, those that cost most when they are placed, that are not improved."""
 
-Found = tuple[Search, Placing]
-"""A plan, and whose it is."""
+
+class Found(NamedTuple):
+    """A plan.
+
+    Attributes:
+      search: whose it is.
+      placing: what it is.
+      step_ms: about, with devices levelled.
+    """
+
+    search: Search
+    placing: Placing
+    step_ms: float
+
+    @classmethod
+    def of(cls, search: Search, placing: Placing) -> Found:
+        return cls(search, placing, search.levelling.step_ms(placing))
+
+    @property
+    def fits(self) -> bool:
+        return self.search.fits(self.placing)
+
+    def rank(self, limit_bytes: float) -> tuple[float, float]:
+        """Of plans: the lower, the better."""
+        return max(0.0, self.placing.ledger.bytes() - limit_bytes), self.step_ms
 
 
 def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
@@ -39,17 +63,19 @@ def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:
     if _is_roomy(searches):
         # As if memory were no matter: more of it then changes no plan that fits.
         found, bound_ms = _explore(searches, np.inf)
-    if not found or not _fits(_best(found)):
+    if not found or not _best(found).fits:
         limited, limited_ms = _explore(searches, limit_bytes)
         found, bound_ms = found + limited, max(bound_ms, limited_ms)
         if np.isfinite(limited_ms):
             found += _with_less_memory(searches)
-    fitting = list(filter(_fits, found))
+    fitting = [each for each in found if each.fits]
     if fitting:
-        return *_best(fitting), bound_ms
+        search, placing, _ = _best(fitting)
+        search.levelling.level(placing)
+        return search, placing, bound_ms
     needed_bytes = min(least_bytes(search.program) for search in searches)
     if np.isfinite(bound_ms):
-        needed_bytes = min(placing.ledger.bytes() for _, placing in found)
+        needed_bytes = min(each.placing.ledger.bytes() for each in found)
     if needed_bytes <= searches[0].empty.limit_bytes:
         raise ValueError(
             f"a storage needs more than {MAX_SLOTS:,} slots on a device; what would "
@@ -75,20 +101,31 @@ def _explore(
             return np.inf
         known.add(choice)
         placing = search.place(node.solution, limit_bytes, len(found))
-        found.append((search, placing))
         costs.append(placing.smooth_cost(LOW_POWERS[-1]))
         # Where memory is limited, costs say little: it has another price each time.
         if np.isfinite(limit_bytes) or costs[-1] <= np.quantile(costs, 1 - BEHIND):
             search.improve(placing, limit_bytes)
-        fits = placing.ledger.bytes() <= limit_bytes
-        return placing.ledger.step_ms() if fits else np.inf
+        found.append(Found.of(search, placing))
+        excess_bytes, step_ms = found[-1].rank(limit_bytes)
+        return np.inf if excess_bytes else step_ms
 
     tree.explore(place)
     if not found:
         return found, np.inf
-    search, best = min(found, key=lambda each: rank(each[1], limit_bytes))
-    search.finish(best, limit_bytes)
-    return found, min(tree.bound_ms, best.ledger.step_ms())
+    best, *others = sorted(found, key=lambda each: each.rank(limit_bytes))
+    return [_finished(best, limit_bytes), *others], tree.bound_ms
+
+
+def _finished(found: Found, limit_bytes: float) -> Found:
+    """Made no worse."""
+    search, placing, _ = found
+    before = placing.entries()
+    search.finish(placing, limit_bytes)
+    after = Found.of(search, placing)
+    if after.rank(limit_bytes) <= found.rank(limit_bytes):
+        return after
+    placing.enter(before)
+    return found
 
 
 def _is_roomy(searches: Sequence[Search]) -> bool:
@@ -115,15 +152,10 @@ def _with_less_memory(searches: Sequence[Search]) -> Iterator[Found]:
                 break
             placing = search.place(choice, limit_bytes, number)
             search.improve(placing, limit_bytes)
-            yield search, placing
+            yield Found.of(search, placing)
             if number > 0 and search.fits(placing):
                 break
 
 
-def _fits(found: Found) -> bool:
-    search, placing = found
-    return search.fits(placing)
-
-
 def _best(found: Sequence[Found]) -> Found:
-    return min(found, key=lambda each: each[1].ledger.step_ms())
+    return min(found, key=lambda each: each.step_ms)

@@ -78,6 +78,15 @@ class Histogram:
         with np.errstate(divide="ignore"):  # all are kept: log1p(-1) is -inf
             return float(-(seen * np.expm1(accesses / seen * np.log1p(-kept))).sum())
 
+    def first_shares(self, rows: int, first: int) -> np.ndarray:
+        """``[first]`` share of ids that fall on each of the first rows."""
+        if not self.accesses:
+            return np.full(first, 1 / rows)
+        ids, accesses = np.array(self.hottest, np.int64).reshape(-1, 2).T
+        here = ids < first
+        shares = np.bincount(ids[here], accesses[here], minlength=first)
+        return (shares + (self.accesses - accesses.sum()) / rows) / self.accesses
+
     def row_shard_shares(self, rows: int, dealing: Dealing) -> np.ndarray:
         """``[row_shards]`` share of ids that fall on each row shard.
 

@@ -248,7 +248,7 @@ def _power(values: np.ndarray, power: int) -> np.ndarray:
 
 def _root(powers: np.ndarray, power: int) -> np.ndarray:
     """Of the mean of powers over the last axis."""
-    return powers.mean(axis=-1) ** (1 / power)
+    return (np.add.reduce(powers, axis=-1) / powers.shape[-1]) ** (1 / power)
 
 
 def _norm(loads: np.ndarray, power: int) -> np.ndarray:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import jax
 
 MESH_AXES = ("node", "gpu")
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 MAX_SLOTS = 2**31 - 2**24
 """Slots are 32-bit; the rest numbers the places of a batch that hold no row."""
 REPORT_COLUMNS = 120
@@ -193,7 +193,11 @@ class Plan:
 def _placement(value: dict[str, Any]) -> Placement:
     return Placement(
         **value
-        | {"table": TableSpec(**value["table"]), "devices": tuple(value["devices"])}
+        | {
+            "table": TableSpec(**value["table"]),
+            "devices": tuple(value["devices"]),
+            "row_loads": tuple(value["row_loads"]),
+        }
     )
 
 

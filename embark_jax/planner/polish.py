@@ -76,9 +76,9 @@ def close_storages(
         if most is not None and placing.ledger.tables[s] > most:
             continue
         best, best_rank = placing.entries(), rank(placing, limit_bytes)
-        closed = _close(placing, menus, movable, s)
-        if closed and rank(placing, limit_bytes) >= best_rank:
-            placing.enter(best)
+        if _close(placing, menus, movable, s):
+            better = rank(placing, limit_bytes) < best_rank
+            placing.enter(placing.entries() if better else best)
 
 
 def _close(

@@ -63,7 +63,8 @@ def split(shape: Shape, owners: Sequence[int], fleet: Fleet) -> str:
         where = f"{where} of {nodes} nodes" if nodes > 1 else "inside a node"
     how = ", added up inside each" if nodes > 1 else ", added up there"
     added = shape.cluster == "rb" and shape.exchange == "hierarchical"
-    return f"{'- and '.join(ways)}-wise {where}{how * added}"
+    level = ", dealt to level them" * bool(shape.row_loads)
+    return f"{'- and '.join(ways)}-wise {where}{how * added}{level}"
 
 
 def _comparison(

@@ -56,6 +56,7 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "row_shards": placement.row_shards,
         "column_shards": placement.column_shards,
         "dealt": dealing_of(placement).first > 0,
+        "row_loads": placement.row_loads,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
         "reason": placement.reason,
     }

@@ -17,6 +17,7 @@ from embark_jax.planner.candidates import (
 from embark_jax.planner.cost import CostModel, ProgramModel
 from embark_jax.planner.exchanges import exchange_shards
 from embark_jax.planner.ledger import Ledger
+from embark_jax.planner.levelling import Levelling
 from embark_jax.planner.lines import least_bytes
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.menu import Menu
@@ -38,6 +39,8 @@ from embark_jax.tables import FeatureSpec, TableSpec
 BEGINNINGS = LOW_POWERS[2:], LOW_POWERS
 """Powers of smooth costs that plans begin with, in turn: lower ones lead farther away
 from the choice of shapes."""
+PROMISING = (64,)
+"""Power of smooth costs for promising plans, whose devices are levelled anyway."""
 FEW = 1 / 8
 """Share of all tables that a storage may have to be closed in promising plans."""
 LIMIT = 1.05
@@ -70,6 +73,7 @@ class Search:
         self.forced = [forced.get(t.name, ForcedPlacement()) for t in tables]
         self._movable = [force.devices is None for force in self.forced]
         self.memory = memory = Memory(workload)
+        self.levelling = Levelling(workload, model, memory)
         uses = [table_use(table, features, workload) for table in tables]
         keys = list(zip(uses, self.forced, strict=True))
         self.members: dict[tuple[TableUse, ForcedPlacement], list[int]] = {}
@@ -124,6 +128,7 @@ class Search:
                 candidate.shape.column_shards,
                 tuple(map(int, owners)),
                 candidate.shape.exchange,
+                candidate.shape.row_loads,
                 self._reason(i, candidate, owners.tolist()),
             )
             for i, (table, candidate, owners) in enumerate(
@@ -172,7 +177,7 @@ class Search:
         """Makes a promising plan no worse."""
         few = int(FEW * len(self.tables))
         close_storages(placing, self.menus, self._movable, limit_bytes, few)
-        self._polish(placing, limit_bytes, HIGH_POWERS)
+        self._polish(placing, limit_bytes, PROMISING)
 
     def finish(self, placing: Placing, limit_bytes: float) -> None:
         """Makes it no worse by all that is known."""

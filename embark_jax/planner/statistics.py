@@ -30,6 +30,11 @@ class Skew(Protocol):
         """Different rows to expect among ``draws`` ids, of a table of ``rows``."""
         ...
 
+    def first_shares(self, rows: int, first: int) -> np.ndarray:
+        """``[first]`` share of ids that fall on each of the first rows, of which
+        there are at most ``HEAD_ROWS``."""
+        ...
+
     def row_shard_shares(self, rows: int, dealing: Dealing) -> np.ndarray:
         """``[row_shards]`` share of ids that fall on each row shard."""
         ...
@@ -52,6 +57,9 @@ class Zipf:
 
     def expected_unique(self, rows: int, draws: float) -> float:
         return float(_seen(rows, draws, self.exponent).sum())
+
+    def first_shares(self, rows: int, first: int) -> np.ndarray:
+        return row_probabilities(rows, self.exponent)[0][:first]
 
     def row_shard_shares(self, rows: int, dealing: Dealing) -> np.ndarray:
         return _row_shard_shares(rows, self.exponent, dealing)

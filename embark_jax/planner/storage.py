@@ -21,6 +21,8 @@ from embark_jax.tables import FeatureSpec, TableSpec
 
 Cluster = Literal["dp", "rb", "ub"]
 Exchange = Literal["flat", "hierarchical"]
+EVEN_LOAD = 1000
+"""Thousandths: the row load of a row shard that is asked for as often as the mean."""
 
 
 class StorageKind(NamedTuple):
@@ -75,6 +77,8 @@ class Placement:
       row_shards, column_shards: how many pieces its rows and columns are split into.
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
       exchange: how its ids, rows and gradients travel; "flat" for "dp".
+      row_loads: of each row shard in "rb", how often its rows are looked up, in
+        thousandths of an even share; empty where all are alike.
       reason: why the planner chose this, for the report.
     """
 
@@ -84,6 +88,7 @@ class Placement:
     column_shards: int = 1
     devices: tuple[int, ...] = ()
     exchange: Exchange = "flat"
+    row_loads: tuple[int, ...] = ()
     reason: str = ""
 
     @property
@@ -93,6 +98,10 @@ class Placement:
     def shard_rows(self, row_shard: int) -> int:
         """Rows of the table that row shard ``row_shard`` holds."""
         return len(range(row_shard, self.table.rows, self.row_shards))
+
+    def load_of(self, row_shard: int) -> float:
+        """How often its rows are looked up, as a multiple of an even share."""
+        return self.row_loads[row_shard] / EVEN_LOAD if self.row_loads else 1.0
 
     def problems(self, devices: int) -> list[str]:
         """What is wrong with this placement on so many devices."""
@@ -116,6 +125,17 @@ class Placement:
             found.append(
                 f"{name}: exchange is {self.exchange!r}, must be one of "
                 f"{', '.join(get_args(Exchange))}"
+            )
+        if self.row_loads and self.cluster != "rb":
+            found.append(f"{name}: cluster {self.cluster} takes no row_loads")
+        elif self.row_loads and (
+            len(self.row_loads) != self.row_shards
+            or min(self.row_loads) < 1
+            or sum(self.row_loads) != EVEN_LOAD * self.row_shards
+        ):
+            found.append(
+                f"{name}: row_loads is {self.row_loads}, must be a positive integer "
+                f"for each of its {self.row_shards} row shards, {EVEN_LOAD} on average"
             )
         if self.cluster == "dp":
             if self.exchange != "flat":

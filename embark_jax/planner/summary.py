@@ -73,7 +73,8 @@ def verdict(plan: Plan) -> tuple[str, str]:
         return cost + "how near the optimum it is, is not known", ""
     cost += (
         f"at most {prediction.gap:.1%} above the optimum of this cost model over the "
-        f"splits it considers (lower bound {prediction.lower_bound_ms:.3f} ms)"
+        f"splits it considers, dealt evenly (lower bound "
+        f"{prediction.lower_bound_ms:.3f} ms)"
     )
     if prediction.gap <= POOR_GAP:
         return cost, ""
@@ -155,8 +156,10 @@ def loads(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
             f.hotness for f in plan.features if f.table == placement.table.name
         )
         for index, owner in enumerate(placement.devices):
-            rows = placement.shard_rows(index // placement.column_shards)
-            lookups[owner] += hotness / placement.row_shards
+            row_shard = index // placement.column_shards
+            rows = placement.shard_rows(row_shard)
+            share = placement.load_of(row_shard) / placement.row_shards
+            lookups[owner] += hotness * share
             row_bytes[owner] += rows * placement.width * BYTES_PER_PARAMETER
         if placement.cluster == "dp":
             lookups += hotness / plan.devices

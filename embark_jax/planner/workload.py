@@ -136,13 +136,19 @@ def table_use(
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """A cluster, a split and an exchange of a table: a candidate, before it has a
-    place."""
+    place.
+
+    Attributes:
+      use: of the table.
+      cluster, row_shards, column_shards, exchange, row_loads: as of ``Placement``.
+    """
 
     use: TableUse
     cluster: Cluster
     row_shards: int = 1
     column_shards: int = 1
     exchange: Exchange = "flat"
+    row_loads: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -174,7 +180,7 @@ class Shape:
         """Where the rows go."""
         if not workload.dealt:
             return in_turn(self.use.rows, self.row_shards)
-        return dealing_in(self.cluster, self.use.rows, self.row_shards)
+        return dealing_in(self.cluster, self.use.rows, self.row_shards, self.row_loads)
 
     def sent_ids(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
         """``(certain, expected)`` ids that a device sends to each row shard: what
@@ -211,6 +217,19 @@ class Shape:
         ids = workload.batch_size * use.hotness * use.filled
         return use.skew.row_shard_unique(use.rows, ids, dealing)
 
+    def kept_loads(self, workload: Workload) -> np.ndarray:
+        """``[row_shards]`` share of its ids that each keeps when row shards are dealt
+        other loads: those of its hottest row, and of rows that are not dealt. A full
+        one has hardly more."""
+        dealing = self.dealing(workload)
+        if not dealing.first:
+            return np.ones(self.row_shards)
+        dealt = self.use.skew.first_shares(self.use.rows, dealing.first)
+        kept = dealt[: self.row_shards] + (1 - dealt.sum()) / self.row_shards
+        kept = np.minimum(1.0, kept / self._shares(workload))
+        kept[: dealing.full] = 1.0
+        return kept
+
     def _shares(self, workload: Workload) -> np.ndarray:
         """``[row_shards]`` share of the table's ids that fall on each."""
         use = self.use
@@ -227,4 +246,5 @@ def shape_of(
         placement.row_shards,
         placement.column_shards,
         placement.exchange,
+        placement.row_loads,
     )

@@ -67,10 +67,11 @@ def test_hierarchical_exchange(cluster, mesh):
 
 
 @pytest.mark.parametrize("exchange", ["flat", "hierarchical"])
-def test_rows_that_are_dealt(exchange):
-    """Among them a row shard that is full, and takes the last rows."""
+@pytest.mark.parametrize("row_loads", [(), (1300, 900, 700, 1100) * 2])
+def test_rows_that_are_dealt(exchange, row_loads):
+    """Among them a row shard that is full, and takes the last rows; evenly or not."""
     table = TableSpec("t", 3003, 4)
-    placed = [Placement(table, "rb", 8, 1, tuple(range(8)), exchange)]
+    placed = [Placement(table, "rb", 8, 1, tuple(range(8)), exchange, row_loads)]
     assert dealing_of(placed[0]).full == 1
     features = [FeatureSpec("f", "t", hotness=50)]
     check(Problem(make_plan(features, placed, 2, 4, 64), OPTIMIZERS[0], seed=7))

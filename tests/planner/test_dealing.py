@@ -1,5 +1,7 @@
 """Every row lies in one place, and row shards in RB are asked for alike."""
 
+import re
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -9,6 +11,7 @@ from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Placement, plan, plan_record
 from embark_jax.planner.dealing import (
     DEALT_ROWS,
+    EXPONENT,
     deal,
     dealing_of,
     deals,
@@ -16,13 +19,26 @@ from embark_jax.planner.dealing import (
     in_turn,
     locate,
 )
+from embark_jax.planner.storage import EVEN_LOAD
 from embark_jax.tables import FeatureSpec, TableSpec
+
+
+def unevenly(rows, row_shards):
+    """With loads of all sizes; those of some can't be had."""
+    dice = np.random.default_rng(row_shards)
+    return deal(rows, row_shards, row_loads(dice.uniform(0.01, 2, row_shards)))
+
+
+def row_loads(shares):
+    """Whole numbers in these proportions."""
+    ends = np.cumsum(shares) / np.sum(shares) * EVEN_LOAD * len(shares)
+    return tuple(np.diff(np.round(ends).astype(int), prepend=0).tolist())
 
 
 @hypothesis.given(
     st.integers(1, 8 * DEALT_ROWS),
     st.integers(1, 200),
-    st.sampled_from([deal, in_turn]),
+    st.sampled_from([deal, in_turn, unevenly]),
 )
 @hypothesis.settings(max_examples=200)
 def test_every_row_has_a_place_of_its_own(rows, row_shards, dealt):
@@ -82,6 +98,41 @@ def test_shards_are_asked_for_alike(row_shards, exponent, excess, in_turn_excess
 
     assert excess_of(deal(rows, row_shards)) <= excess
     assert excess_of(in_turn(rows, row_shards)) >= in_turn_excess
+
+
+@pytest.mark.parametrize("row_shards", [2, 3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_shards_are_asked_for_as_their_loads_say(row_shards, seed):
+    """Within 1 % of a share; the first has the hottest row, a share by itself."""
+    rows = 1_000_000
+    shares = np.random.default_rng(seed).uniform(0.7, 1.3, row_shards)
+    shares[0] = 1.1
+    shares[1:] *= (row_shards - 1.1) / shares[1:].sum()
+    asked = np.arange(1.0, rows + 1) ** -EXPONENT
+    dealing = deal(rows, row_shards, row_loads(shares))
+    found = np.bincount(dealing.row_shards_of(np.arange(rows)), asked) / asked.sum()
+    np.testing.assert_allclose(found * row_shards, shares, atol=0.01)
+
+
+def test_even_loads_are_those_of_no_loads():
+    even = deal(10**6, 4, (EVEN_LOAD,) * 4)
+    np.testing.assert_array_equal(even.order, deal(10**6, 4).order)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "loads", "message"),
+    [
+        ("ub", (900, 1100), "cluster ub takes no row_loads"),
+        ("rb", (1000,), r"row_loads is \(1000,\), must be a positive integer for each"),
+        ("rb", (900, 1101), "of its 2 row shards, 1000 on average"),
+        ("rb", (0, 2000), "must be a positive integer"),
+    ],
+)
+def test_row_loads_that_cannot_be(cluster, loads, message):
+    table = TableSpec("t", 100, 8)
+    bad = Placement(table, cluster, 2, devices=(0, 1), row_loads=loads)
+    (problem,) = bad.problems(2)
+    assert re.search(message, problem)
 
 
 def test_a_row_that_is_asked_for_more_than_a_share_has_cold_ones_beside_it():
