@@ -34,8 +34,10 @@ def plots(notebook) -> int:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_a_fresh_kernel(path, request):
+    environment = dict(os.environ)
     if path.stem.startswith("2_movielens"):
-        request.getfixturevalue("movielens_folder")
+        folder = request.getfixturevalue("movielens_folder")
+        environment["EMBARK_DATA"] = str(folder.parent)
     kept = nbformat.read(path, as_version=4)
     fresh = nbformat.read(path, as_version=4)
     for cell in fresh.cells:
@@ -45,7 +47,7 @@ def test_it_runs_from_a_fresh_kernel(path, request):
         fresh, timeout=SECONDS, resources={"metadata": {"path": str(path.parent)}}
     )
     python_path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    client.execute(env=os.environ | {"PYTHONPATH": python_path})
+    client.execute(env=environment | {"PYTHONPATH": python_path})
     assert plots(fresh) == plots(kept) >= 2
     assert len(texts(fresh).splitlines()) == len(texts(kept).splitlines())
 
