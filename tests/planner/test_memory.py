@@ -162,7 +162,7 @@ def test_plans_are_near_the_compiled_programs():
         error = case["planned_memory"] / compiled - 1
         # Of T510, whose features are wide, some buffers live longer than planned.
         lowest = -0.02 if case["model"] == "T510" else -0.01
-        assert lowest < error < 0.04, (case["model"], case["devices"])
+        assert lowest < error < 0.05, (case["model"], case["devices"])
     assert len(results["scale"]) == 9
 
 
