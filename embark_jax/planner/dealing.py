@@ -7,7 +7,7 @@ at exponent 1.1.
 Owners that pool for every id, those of RB, would wait for that one. So for RB
 
 - the first rows are *dealt*: in the order of their ids, each goes to the row shard
-  that is asked for least so far;
+  that lacks most of its share so far;
 - a row shard whose hottest row is nearly a share by itself is *full*: it takes the
   last, coldest rows of the table, where the others take turns in all before;
 - row shards may be dealt unequal *row loads*, so that they level their devices.

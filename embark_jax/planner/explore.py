@@ -16,7 +16,7 @@ import numpy as np
 from embark_jax.planner.lines import least_bytes, solve
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.plan import MAX_SLOTS
-from embark_jax.planner.polish import LOW_POWERS
+from embark_jax.planner.polish import LOW_POWERS, rank
 from embark_jax.planner.search import Search
 from embark_jax.planner.tree import Node, Tree
 
@@ -47,7 +47,8 @@ class Found(NamedTuple):
 
     def rank(self, limit_bytes: float) -> tuple[float, float]:
         """Of plans: the lower, the better."""
-        return max(0.0, self.placing.ledger.bytes() - limit_bytes), self.step_ms
+        excess_bytes, _ = rank(self.placing, limit_bytes)
+        return excess_bytes, self.step_ms
 
 
 def best_plan(searches: Sequence[Search]) -> tuple[Search, Placing, float]:

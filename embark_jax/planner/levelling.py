@@ -19,6 +19,7 @@ from embark_jax.planner.candidates import Candidate, weigh
 from embark_jax.planner.cost import CostModel
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
+from embark_jax.planner.rounding import rounded
 from embark_jax.planner.storage import EVEN_LOAD
 from embark_jax.planner.workload import Workload
 
@@ -87,7 +88,8 @@ class Levelling:
         """
         shape, whole = candidate.shape, EVEN_LOAD * candidate.shape.row_shards
         loads = np.array(shape.row_loads or whole * _shares(candidate))
-        shape = dataclasses.replace(shape, row_loads=_whole(loads + whole * change))
+        row_loads = tuple(rounded(loads + whole * change, whole).tolist())
+        shape = dataclasses.replace(shape, row_loads=row_loads)
         return weigh(shape, self.workload, self.model, self.memory)
 
     def _flexibility(self, even: Candidate) -> _Flexible | None:
@@ -234,11 +236,3 @@ def _best_change(
 def _shares(candidate: Candidate) -> np.ndarray:
     """``[row_shards]`` of the table's ids."""
     return candidate.expected / candidate.expected.sum()
-
-
-def _whole(loads: np.ndarray) -> tuple[int, ...]:
-    """Rounded, to the same sum."""
-    whole = np.floor(loads).astype(int)
-    order = np.argsort(whole - loads, kind="stable")
-    whole[order[: round(loads.sum()) - whole.sum()]] += 1
-    return tuple(whole.tolist())

@@ -32,6 +32,7 @@ from embark_jax.planner.polish import (
 )
 from embark_jax.planner.program import Program
 from embark_jax.planner.reasons import reason, split
+from embark_jax.planner.rounding import rounded
 from embark_jax.planner.storage import Cluster, Exchange, Placement
 from embark_jax.planner.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -39,8 +40,8 @@ from embark_jax.tables import FeatureSpec, TableSpec
 BEGINNINGS = LOW_POWERS[2:], LOW_POWERS
 """Powers of smooth costs that plans begin with, in turn: lower ones lead farther away
 from the choice of shapes."""
-PROMISING = (64,)
-"""Power of smooth costs for promising plans, whose devices are levelled anyway."""
+PROMISING_POWERS = (64,)
+"""Of smooth costs, for promising plans, whose devices are levelled anyway."""
 FEW = 1 / 8
 """Share of all tables that a storage may have to be closed in promising plans."""
 LIMIT = 1.05
@@ -159,7 +160,7 @@ class Search:
         chosen = list(self.menus)
         for g, members in enumerate(self.members.values()):
             counts = choice.tables[self.program.group == g]
-            taken = np.repeat(np.arange(len(counts)), _rounded(counts, len(members)))
+            taken = np.repeat(np.arange(len(counts)), rounded(counts, len(members)))
             menu = self.menus[members[0]]
             alone = {int(c): menu.only(np.array([c])) for c in np.unique(taken)}
             for i, c in zip(members, taken.tolist(), strict=True):
@@ -177,7 +178,7 @@ class Search:
         """Makes a promising plan no worse."""
         few = int(FEW * len(self.tables))
         close_storages(placing, self.menus, self._movable, limit_bytes, few)
-        self._polish(placing, limit_bytes, PROMISING)
+        self._polish(placing, limit_bytes, PROMISING_POWERS)
 
     def finish(self, placing: Placing, limit_bytes: float) -> None:
         """Makes it no worse by all that is known."""
@@ -213,11 +214,3 @@ class Search:
         """What is short, by how much, where, and what would make it fit."""
         forced = any(force != ForcedPlacement() for force in self.forced)
         return self.memory.shortage(needed_bytes, self.fair_share_bytes, forced)
-
-
-def _rounded(counts: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that sum to ``total``, the largest remainders rounded up."""
-    whole = np.floor(counts + 1e-6).astype(int)
-    order = np.argsort(whole - counts, kind="stable")
-    whole[order[: total - whole.sum()]] += 1
-    return whole
