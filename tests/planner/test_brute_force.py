@@ -98,6 +98,8 @@ def test_the_bound_is_below_the_best_plan_which_is_ours(size, seed, cost_model):
     found = planned.prediction
     assert found is not None
     assert found.lower_bound_ms <= best_ms * (1 + 1e-9)
+    again = predict(planned.placements, features, workload, model)
+    assert found.step_ms == pytest.approx(again.step_ms, rel=1e-9)
     # All plans here have row shards with equal loads.
     levelled = any(placement.row_loads for placement in planned.placements)
     assert levelled or found.step_ms >= best_ms * (1 - 1e-9)

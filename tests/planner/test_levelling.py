@@ -19,7 +19,6 @@ from embark_jax.planner.ledger import Ledger
 from embark_jax.planner.levelling import LEAST_LOAD, MOST_LOAD, Levelling
 from embark_jax.planner.memory import Memory
 from embark_jax.planner.placing import Placing
-from embark_jax.planner.predict import account
 from embark_jax.planner.storage import EVEN_LOAD
 from embark_jax.planner.workload import shape_of
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -30,16 +29,14 @@ WORKLOAD = Workload(fleet.dgx_h100(1, gpus_per_node=2), 4096, zipf_exponent=1.1)
 def placed(placements, features, workload=WORKLOAD):
     """As the search has it, and what levels it."""
     model, memory = ProgramModel(workload), Memory(workload)
-    empty = account(placements, features, workload, model)
-    empty = Ledger(empty.storages, workload.devices, model, memory)
-    placing = Placing(empty, 0.0)
-    placing.candidates, placing.owners = [], []
-    entries = []
-    for each in placements:
-        candidate = weigh(shape_of(each, features, workload), workload, model, memory)
-        entries.append((candidate, np.array(each.devices)))
-        placing.candidates.append(candidate)
-        placing.owners.append(entries[-1][1])
+    shapes = [shape_of(each, features, workload) for each in placements]
+    entries = [
+        (weigh(shape, workload, model, memory), np.array(each.devices))
+        for shape, each in zip(shapes, placements, strict=True)
+    ]
+    storages = sorted({shape.storage for shape in shapes})
+    placing = Placing(Ledger(storages, workload.devices, model, memory), 0.0)
+    placing.candidates, placing.owners = map(list, zip(*entries, strict=True))
     placing.enter(entries)
     return placing, Levelling(workload, model, memory)
 

@@ -162,7 +162,9 @@ def test_plans_are_near_the_compiled_programs():
         error = case["planned_memory"] / compiled - 1
         # Of T510, whose features are wide, some buffers live longer than planned.
         lowest = -0.02 if case["model"] == "T510" else -0.01
-        assert lowest < error < 0.05, (case["model"], case["devices"])
+        # Of T180 on 8, more is planned than the program needs; why, is not known.
+        highest = 0.05 if (case["model"], case["devices"]) == ("T180", 8) else 0.04
+        assert lowest < error < highest, (case["model"], case["devices"])
     assert len(results["scale"]) == 9
 
 
