@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, RowOptimizer, choose
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
@@ -25,7 +26,7 @@ from embark_jax.embedding.row_updates import StorageRoute, update_block
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.wire import FLOAT32, Wire
-from embark_jax.tables import embedding_shapes
+from embark_jax.tables import PADDING_ID, embedding_shapes
 
 Storages = dict[str, jax.Array]
 """By storage name: ``[devices * slots_per_device, width]`` float32; a replicated one
@@ -34,7 +35,23 @@ OptimizerState = dict[str, dict[str, jax.Array]]
 """By storage name and name of the state, shaped like the storage or ``[…, 1]``."""
 
 
-Routes = dict[str, StorageRoute]
+class Routes(NamedTuple):
+    """Where the ids of a batch go; it depends on no parameter.
+
+    Attributes:
+      storages: by storage name, what the batch means for it.
+      needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
+      bad_ids: ``[devices, features]`` int32, in the order of the plan's features: how
+        many ids of each device's samples are neither a row of their table nor padding.
+        They are treated as padding.
+      any_bad: ``[]`` bool, whether there are any on any device.
+    """
+
+    storages: dict[str, StorageRoute]
+    needed: dict[str, jax.Array]
+    bad_ids: jax.Array
+    any_bad: jax.Array
+
 
 BATCH = PartitionSpec(MESH_AXES)
 MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
@@ -83,7 +100,6 @@ class EmbeddingCollection:
         self.implementation = implementation
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
-        self._route_specs = self._specs_of_routes(BATCH)
         self._clusters: dict[str, Cluster] = {
             name: _make_cluster(
                 plan, storage, wire, ragged, choose(implementation, storage.width)
@@ -91,6 +107,9 @@ class EmbeddingCollection:
             for name, storage in self._storages.items()
         }
         self._weighted = {f.name for f in plan.features if f.weighted}
+        rows = {table.name: table.rows for table in plan.tables}
+        self._rows = {f.name: rows[f.table] for f in plan.features}
+        self._route_specs = self._specs_of_routes(BATCH)
 
     def with_plan(self, plan: Plan) -> EmbeddingCollection:
         """The same tables under another plan for the same mesh."""
@@ -158,18 +177,27 @@ class EmbeddingCollection:
     ) -> Routes:
         """Finds out where each id goes; depends on no parameter.
 
+        An id that is neither a row of its table nor -1 goes nowhere: it is counted, and
+        treated as padding.
+
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
           weights: for each weighted feature ``[batch, hotness]`` float32.
 
         Raises:
-          ValueError: if a feature is missing or has another shape.
+          ValueError: if a feature is missing or has another shape or type.
         """
-        self._check_shapes("ids", ids, [f.name for f in self.plan.features])
-        self._check_shapes("weights", weights, sorted(self._weighted))
+        integers, floats = (jnp.int32, jnp.int64), (jnp.float32,)
+        features = [f.name for f in self.plan.features]
+        self._check_arrays("ids", ids, features, integers)
+        self._check_arrays("weights", weights, sorted(self._weighted), floats)
 
         def route(ids, weights):
-            routes, needs = {}, {}
+            valid = {n: _in_table(each, self._rows[n]) for n, each in ids.items()}
+            bad = [(~valid[n] & (ids[n] != PADDING_ID)).sum() for n in features]
+            bad = jnp.stack(bad).astype(jnp.int32)
+            ids = {n: jnp.where(valid[n], ids[n], PADDING_ID) for n in features}
+            storages, needs = {}, {}
             for name, cluster in self._clusters.items():
                 columns, factors = self._columns(cluster.index, ids, weights)
                 route, needs[name] = cluster.route(columns, factors)
@@ -178,13 +206,12 @@ class EmbeddingCollection:
                     for f in cluster.index.features
                     if f.feature.pooling == "mean"
                 }
-                routes[name] = StorageRoute(route, mean_factors, needs[name])
-            if sharded := list(self.plan.capacities):
-                # One collective for all storages.
-                needed = largest_over_devices(jnp.stack([needs[n] for n in sharded]))
-                for name, each in zip(sharded, needed, strict=True):
-                    routes[name] = routes[name]._replace(needed=each)
-            return routes
+                storages[name] = StorageRoute(route, mean_factors)
+            # One collective for all of them.
+            asked = [needs[name] for name in self.plan.capacities]
+            *asked, bad_anywhere = largest_over_devices(jnp.stack([*asked, bad.sum()]))
+            needed = dict(zip(self.plan.capacities, asked, strict=True))
+            return Routes(storages, needed, bad[None], bad_anywhere > 0)
 
         mapped = self._map(route, (BATCH, BATCH), self._route_specs)
         return mapped(dict(ids), dict(weights))
@@ -192,7 +219,7 @@ class EmbeddingCollection:
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
         """``[]`` int32 capacity that the batch needs, for each sharded storage; of
         several micro-batches, the one that needs the most."""
-        return {name: routes[name].needed.max() for name in self.plan.capacities}
+        return {name: routes.needed[name].max() for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
         """``[]`` bool: whether the batch fits all capacities. If not, some ids are
@@ -208,8 +235,8 @@ class EmbeddingCollection:
         def lookup(storages, routes):
             found = {}
             for name, cluster in self._clusters.items():
-                outputs = cluster.lookup(storages[name], routes[name].route)
-                mean_factors = routes[name].mean_factors
+                outputs = cluster.lookup(storages[name], routes.storages[name].route)
+                mean_factors = routes.storages[name].mean_factors
                 for feature in cluster.index.features:
                     value = feature.assemble(outputs)
                     if feature.feature.name in mean_factors:
@@ -251,7 +278,7 @@ class EmbeddingCollection:
                     cluster,
                     storages[name],
                     state[name],
-                    routes[name],
+                    routes.storages[name],
                     gradients,
                     optimizer,
                     step,
@@ -289,26 +316,31 @@ class EmbeddingCollection:
             check_vma=False,
         )
 
-    def _specs_of_routes(self, batch: PartitionSpec) -> dict[str, StorageRoute]:
-        specs = StorageRoute._make([batch, batch, PartitionSpec()])
-        return dict.fromkeys(self._storages, specs)
+    def _specs_of_routes(self, batch: PartitionSpec) -> Any:
+        storages = dict.fromkeys(self._storages, batch)
+        return Routes._make([storages, PartitionSpec(), batch, PartitionSpec()])
 
     def _copies(self, name: str) -> int:
         return 1 if self._storages[name].replicated else self.plan.devices
 
-    def _check_shapes(
-        self, what: str, given: Mapping[str, jax.Array], expected: Sequence[str]
+    def _check_arrays(
+        self,
+        what: str,
+        given: Mapping[str, jax.Array],
+        expected: Sequence[str],
+        dtypes: Sequence[DTypeLike],
     ) -> None:
         if set(given) != set(expected):
             raise ValueError(
                 f"{what} are given for {sorted(given)}, must be for {sorted(expected)}"
             )
         shapes = {f.name: (self.plan.batch_size, f.hotness) for f in self.plan.features}
+        allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
         problems = [
-            f"{what} of feature {name!r} have shape {array.shape}, must have "
-            f"{shapes[name]} ([batch, hotness] of the plan)"
+            f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
+            f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan)"
             for name, array in given.items()
-            if array.shape != shapes[name]
+            if array.shape != shapes[name] or array.dtype not in dtypes
         ]
         if problems:
             raise ValueError("; ".join(problems))
@@ -353,6 +385,13 @@ def _make_cluster(
         ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
         return UniqueBased(index, exchange, ragged, capacity, wire, implementation)
     return ReductionBased(index, exchange, capacity, batch, wire, implementation)
+
+
+def _in_table(ids: jax.Array, rows: int) -> jax.Array:
+    """Whether each id is a row of a table of so many."""
+    if rows > jnp.iinfo(ids.dtype).max:
+        return ids >= 0
+    return (ids >= 0) & (ids < rows)
 
 
 def _mean_factor(
