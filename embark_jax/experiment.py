@@ -134,6 +134,7 @@ class Experiment:
             dense=config.train.dense,
             overlap=config.train.overlap,
             seed=config.seed,
+            on_bad_id=config.embedding.on_bad_id,
         )
 
 

@@ -15,14 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
+from rich.table import Table
 
 from embark_jax import config_io, experiment
 from embark_jax.config import ExperimentConfig
@@ -33,6 +26,7 @@ from embark_jax.planner import Plan
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.logs import MetricsLog
 from embark_jax.train.metrics import EvalAccumulator
+from embark_jax.train.progress import step_progress
 from embark_jax.train.trainer import NonFiniteLossError, StepResult, Trainer
 
 
@@ -74,7 +68,8 @@ def train(
         setup = dataclasses.replace(setup, plan=plan)
     console.print(setup.plan)
 
-    trainer, check = setup.trainer(), setup.checker()
+    trainer = setup.trainer()
+    check = trainer.check
     with Checkpointer(
         workdir / "checkpoints",
         setup.identity | setup.data_order,
@@ -138,7 +133,7 @@ def _train(
     """Trains to the last step, or until SIGTERM, and leaves a checkpoint there."""
     options = setup.config.train
     window = _Window()
-    with _progress(console) as progress, stopping_on_sigterm() as stopping:
+    with step_progress(console=console) as progress, stopping_on_sigterm() as stopping:
         task = progress.add_task(
             "train", total=options.steps, completed=trainer.step, shown="compiling"
         )
@@ -156,7 +151,7 @@ def _train(
 
         while trainer.step < options.steps:
             stop = _next_stop(setup.config, trainer.step)
-            for result in trainer.fit(setup.dataset, stop, check, stopping):
+            for result in trainer.iterate(setup.dataset, stop, stopping):
                 window.add(result)
                 if result.step % options.log_every == 0 or result.step == stop:
                     report()
@@ -282,7 +277,7 @@ def _record(
 ) -> dict[str, Any]:
     """Metrics over a whole split, whose name is in theirs."""
     check = setup.checker()
-    metrics = dataclasses.asdict(trainer.evaluate(map(check, batches)))
+    metrics = dataclasses.asdict(trainer.evaluate(batches, check))
     record = {f"{split}_{name}": value for name, value in metrics.items()}
     return record | _counts(f"{split}_bad_ids", check.bad_ids)
 
@@ -301,6 +296,9 @@ def _show_result(record: dict[str, Any], console: Console) -> None:
     if "bayes_auc" in record:
         table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
     console.print(table)
+    if record["test_auc"] is None:
+        rule = "need labels of both 0 and 1, and no others"
+        _say(console, f"AUC and accuracy are left out: they {rule}")
     for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):
         for name, count in record.items():
             if name.startswith(prefix):
@@ -311,18 +309,6 @@ def _show_result(record: dict[str, Any], console: Console) -> None:
 def _say(console: Console, text: str) -> None:
     """Prints text as it is: one line, and brackets are no markup."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("step"),
-        BarColumn(),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 def _shown(record: Mapping[str, Any]) -> str:

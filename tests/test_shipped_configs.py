@@ -71,7 +71,7 @@ def train(config: ExperimentConfig) -> None:
     """Ten steps."""
     setup = experiment.build(config)
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
-        results = setup.trainer().fit(setup.dataset, STEPS, setup.checker())
+        results = setup.trainer().iterate(setup.dataset, STEPS)
         losses = [result.loss for result in results]
     assert len(losses) == STEPS
     assert all(map(math.isfinite, losses))

@@ -85,7 +85,7 @@ class Checkpointer:
           bad_ids: for each feature those mended so far, so that a run that resumes
             goes on counting.
         """
-        dense = {"params": state.params, "dense_state": state.dense_state}
+        dense = _dense(state)
         run = {"step": step, "identity": self._identity, "bad_ids": dict(bad_ids)}
         self._manager.save(
             step,
@@ -123,7 +123,7 @@ class Checkpointer:
                 f"{self._folder / str(step)}: belongs to another experiment:\n  "
                 + "\n  ".join(found)
             )
-        dense = {"params": state.params, "dense_state": state.dense_state}
+        dense = _dense(state)
         dense_args = ocp.checkpoint_utils.construct_restore_args(dense)
         tables = _logical_shapes(state, embeddings)
         arrays = self._read(
@@ -138,6 +138,9 @@ class Checkpointer:
             halted=jax.device_put(jnp.zeros((), bool), replicated),
             params=arrays["dense"]["params"],
             dense_state=arrays["dense"]["dense_state"],
+            model_state=jax.tree.map(
+                _with_keys, state.model_state, arrays["dense"]["model_state"]
+            ),
             storages=storages,
             embedding_state=embedding_state,
         )
@@ -187,6 +190,27 @@ def read_items(
             f"{folder / str(step)}: is damaged, delete it to use an older one "
             f"({type(error).__name__}: {reason[:500]})"
         ) from error
+
+
+def _dense(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds beside tables; random keys as their data."""
+    return {
+        "params": state.params,
+        "dense_state": state.dense_state,
+        "model_state": jax.tree.map(_without_keys, state.model_state),
+    }
+
+
+def _without_keys(array: jax.Array) -> jax.Array:
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array
+
+
+def _with_keys(like: jax.Array, array: jax.Array) -> jax.Array:
+    """The inverse of ``_without_keys``."""
+    if not jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
 
 
 def _arrays(state: TrainState, storage: str) -> dict[str, jax.Array]:

@@ -37,7 +37,8 @@ from embark_jax.planner import (
 from embark_jax.planner.collectives import dense_collectives
 from embark_jax.planner.memory import Memory
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.gradients import abstract_batch
+from embark_jax.train.device_batch import abstract_batch
+from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.step import abstract_state, make_train_step
 from tests.train.models import DENSE_FEATURES, bytes_per_device
 
@@ -190,7 +191,8 @@ def compile_and_predict(
     plan, name, wire, wide = request(seed)
     mesh = mesh or plan.make_mesh()
     collection = EmbeddingCollection(plan, mesh, wire=wire)
-    model, dense_optimizer = Flat(collection.output_shapes), optax.sgd(0.1)
+    model = FlaxModel(Flat(collection.output_shapes))
+    dense_optimizer = optax.sgd(0.1)
     settings = (model, collection, dense_optimizer, OPTIMIZERS[name])
     state = abstract_state(*settings)
     step = make_train_step(*settings, state, micro_batches)
@@ -237,9 +239,8 @@ def test_micro_batches_move_what_the_cost_model_says_of_one(seed):
 def test_tables_and_states_are_as_large_as_predicted(seed):
     plan, name, *_ = request(seed)
     collection = EmbeddingCollection(plan, plan.make_mesh())
-    state = abstract_state(
-        Flat(collection.output_shapes), collection, optax.sgd(0.1), OPTIMIZERS[name]
-    )
+    model = FlaxModel(Flat(collection.output_shapes))
+    state = abstract_state(model, collection, optax.sgd(0.1), OPTIMIZERS[name])
     machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
     memory = Memory(Workload(machines, plan.batch_size, optimizer=name))
     rows_bytes = sum(

@@ -46,10 +46,10 @@ def saved(tmp_path_factory):
     steps = {}
     with Checkpointer(folder / "run", setup.identity, keep=2) as checkpoints:
         for step in (1, 3, 4):
-            list(trainer.fit(setup.dataset, step))
+            trainer.fit(setup.dataset, step)
             steps[step] = jax.tree.map(np.array, trainer.state), tables(trainer)
             checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
-        list(trainer.fit(setup.dataset, 7))
+        trainer.fit(setup.dataset, 7)
         assert checkpoints.steps == [3, 4]
     return folder / "run", setup.identity, steps[3], trainer
 
