@@ -1,12 +1,34 @@
-"""Eight CPU devices, strict numerics, and hypothesis without a clock."""
+"""Eight CPU devices, strict numerics, cheap compilation, hypothesis without a clock."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
-# Read when jax is imported, so set before that.
+# JAX reads all these when it is imported; processes that tests start inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads spin
+
+# Most of the tests' time is compilation, and most programs are small: optimizing them
+# costs several times what it saves. Programs for GPUs are examined as users get them.
+GPU_COMPILER = importlib.util.find_spec("jax_cuda13_plugin") is not None
+if not GPU_COMPILER:
+    flags = "--xla_backend_optimization_level=0"
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # has it no more
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    os.environ.setdefault("XLA_FLAGS", flags)
+
+# One cache of compiled programs for all processes of one session of tests.
+CACHE = None
+if not GPU_COMPILER and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    CACHE = tempfile.mkdtemp(prefix="compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import hypothesis
 import jax
@@ -26,6 +48,11 @@ def pytest_configure(config):
     hypothesis.settings.register_profile("dev", deadline=None)
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_unconfigure():
+    if CACHE is not None:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
