@@ -86,15 +86,17 @@ def test_rows_that_are_dealt(exchange, row_loads):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("cluster", ["rb", "ub"])
-def test_3d_shards_of_a_shared_table(cluster, optimizer):
-    """Two features, one a sequence, on 3 × 2 shards that lie unevenly on devices."""
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_a_shared_table(cluster, optimizer):
+    """Two features, one a sequence, on 3 × 2 shards that lie unevenly on devices, or
+    replicated."""
     table = TableSpec("t", 29, 8)
     features = [
         FeatureSpec("bag", "t", 4, "mean", weighted=True),
         FeatureSpec("sequence", "t", 3, "none"),
     ]
-    placed = [Placement(table, cluster, 3, 2, (7, 0, 3, 7, 7, 1))]
+    shards = () if cluster == "dp" else (3, 2, (7, 0, 3, 7, 7, 1))
+    placed = [Placement(table, cluster, *shards)]
     check(Problem(make_plan(features, placed, 2, 4, 16), optimizer, seed=5))
 
 
