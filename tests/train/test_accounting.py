@@ -244,7 +244,7 @@ def test_micro_batches_move_what_the_cost_model_says_of_one(seed):
     assert found == expected, (found - expected, expected - found)
 
 
-@pytest.mark.parametrize("seed", PLANS)
+@pytest.mark.parametrize("seed", thorough(PLANS, QUICK))
 def test_tables_and_states_are_as_large_as_predicted(seed):
     plan, name, *_ = request(seed)
     collection = EmbeddingCollection(plan, plan.make_mesh())
