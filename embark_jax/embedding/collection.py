@@ -209,7 +209,8 @@ class EmbeddingCollection:
                 storages[name] = StorageRoute(route, mean_factors)
             # One collective for all of them.
             asked = [needs[name] for name in self.plan.capacities]
-            *asked, bad_anywhere = largest_over_devices(jnp.stack([*asked, bad.sum()]))
+            asked.append(bad.sum(dtype=jnp.int32))  # 64 bits where ids have them
+            *asked, bad_anywhere = largest_over_devices(jnp.stack(asked))
             needed = dict(zip(self.plan.capacities, asked, strict=True))
             return Routes(storages, needed, bad[None], bad_anywhere > 0)
 

@@ -104,6 +104,7 @@ def wait_for_step(workdir: Path, step: int, processes: list[subprocess.Popen]) -
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_as_one_process_whatever_happens(tmp_path, movielens_folder):
     """Two, one killed, both started again and stopped; then four; then one.
 
