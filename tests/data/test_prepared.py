@@ -158,7 +158,7 @@ def edit(folder: Path, **changes) -> None:
             lambda f: (f / "manifest.json").write_text("{"),
             r"manifest\.json: .*prepare the data again",
         ),
-        (lambda f: edit(f, version=2), r"manifest\.json: version: "),
+        (lambda f: edit(f, version=3), r"manifest\.json: version: "),
         (lambda f: edit(f, block_rows=0), r"manifest\.json: block_rows: "),
         (lambda f: (f / "train" / "1.arrow").unlink(), r"train/1\.arrow: is missing"),
         (
