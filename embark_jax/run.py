@@ -129,7 +129,7 @@ def _run(
                 written = checkpoints.steps[-1:]
                 where = workdir / "checkpoints" / str(*written) if written else "none"
                 raise NonFiniteLossError(
-                    f"{error}\nnewest checkpoint, which nobody has read yet: {where}"
+                    f"{error}\nnewest checkpoint (not verified): {where}"
                 ) from None
             record["recompilations"] = trainer.recompilations
             record |= _counts("bad_ids", total(check.bad_ids))
