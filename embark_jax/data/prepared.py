@@ -122,7 +122,9 @@ class PreparedData:
         try:
             number = first // self.manifest.block_rows
             columns = arrays(self._open(file).get_batch(number))
-        except (OSError, pa.ArrowException) as error:
+        except DataError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"{self.folder / file}: {error}; {MEND}") from None
         if not blocks.checked[block]:
             sizes = {len(values) for values in columns.values()}

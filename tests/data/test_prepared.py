@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark_jax.data import DataError, PreparedData, prepared
@@ -178,6 +178,7 @@ def test_damage_is_named(tmp_path, damage, message):
         PreparedData(tmp_path).train_batch(0, 8)
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_a_flipped_byte_is_never_trained_on(folder, draw):
     """Wherever it is, it is found or changes nothing that is read."""
