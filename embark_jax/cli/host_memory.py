@@ -10,6 +10,7 @@ from pathlib import Path
 # Of malloc.h of glibc: https://sourceware.org/glibc/manual/latest/html_node/
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 NEVER = 2**31 - 1
+DEVICES = Path("/dev")
 
 
 def keep_freed_memory() -> None:
@@ -30,9 +31,9 @@ def keep_freed_memory() -> None:
         mallopt(M_ARENA_MAX, 1)
 
 
-def _has_gpu(devices: Path = Path("/dev")) -> bool:
+def _has_gpu() -> bool:
     """Whether JAX would use a GPU, as far as one can know before it starts."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] != "cpu"
     names = ("nvidia[0-9]*", "kfd", "dxg")  # of NVIDIA, of AMD, and below Windows
-    return any(True for name in names for _ in devices.glob(name))
+    return any(True for name in names for _ in DEVICES.glob(name))
