@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embark_jax import experiment
+from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import chunks, criteo, encoding, parsing
@@ -275,6 +277,12 @@ def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
     other = prepare_in(raw, tmp_path / "c").manifest
     assert first.digest() == again.digest() != other.digest()
     assert len(first.vocabularies) == len(first.features)
+    identities = []
+    for name in "abc":
+        data = {"kind": "prepared", "path": tmp_path / name}
+        config = ExperimentConfig(data=data, model={"kind": "dcn"})
+        identities.append(experiment.build(config).data_order)
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_missing_counts_of_criteo(raw, tmp_path):
