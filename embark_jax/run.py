@@ -69,8 +69,8 @@ def train(
     """
     try:
         return _run(config, workdir, resume, console, plan_file)
-    except KeyboardInterrupt:  # which ``stopping`` lets no longer come
-        say(console, "no step was trained")
+    except KeyboardInterrupt:  # before training or after it: ``stopping`` holds it back
+        say(console, "no step was under way: nothing is lost")
         raise
 
 

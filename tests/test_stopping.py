@@ -100,7 +100,7 @@ def test_an_evaluation_is_left_out(config, tmp_path, signal_at, key, step):
     assert not any("final" in each for each in runs.records(workdir))
 
 
-def test_nothing_is_trained_before_the_first_step(config, tmp_path, monkeypatch):
+def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkeypatch):
     def ctrl_c(*_):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("Python raises KeyboardInterrupt before this")
@@ -114,7 +114,11 @@ def test_nothing_is_trained_before_the_first_step(config, tmp_path, monkeypatch)
         outcome = embark("train", config, "--workdir", tmp_path / "run")
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert outcome == (130, "no step was trained\n", "ended by Ctrl-C\n")
+    assert outcome == (
+        130,
+        "no step was under way: nothing is lost\n",
+        "ended by Ctrl-C\n",
+    )
     assert not (tmp_path / "run").exists()
 
 

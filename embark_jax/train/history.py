@@ -66,7 +66,7 @@ def record(workdir: Path, config: ExperimentConfig, step: int) -> None:
     """Writes down that from ``step`` on a run is trained with this config."""
     current, folder = workdir / CURRENT, workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    trained = {int(path.stem): path for path in folder.glob("*.yaml")}
+    trained = {int(p.stem): p for p in folder.glob("*.yaml") if p.stem.isdecimal()}
     for start in [start for start in trained if start >= step]:
         trained.pop(start).unlink()  # its steps are trained again
     if step and not trained and current.exists():  # a run of before there were these
