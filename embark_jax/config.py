@@ -59,6 +59,9 @@ class SyntheticConfig(Config):
     zipf_exponent: NonNegativeFloat = 1.05
     train_samples: PositiveInt = 1_000_000
     test_samples: PositiveInt = 100_000
+    seed: NonNegativeInt = 0
+    """Of samples and teacher, apart from that of the run: seeds of a sweep then differ
+    in the initial parameters alone."""
 
 
 class MovieLens100KConfig(Config):

@@ -53,7 +53,7 @@ def read_dataset(
             options = config.data.model_dump(exclude={"kind"})
             with blaming("embedding"):
                 tables, features = _declared_model(config)
-                dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
+                dataset = SyntheticClicks(tables, features, **options)
         case MovieLens100KConfig():
             dataset = MovieLens100K(
                 config.data.path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from embark_jax.config import (
     ExperimentConfig,
     SyntheticConfig,
 )
-from embark_jax.data import BatchChecker, Dataset
+from embark_jax.data import BatchChecker, Dataset, PreparedData, scale_warnings
 from embark_jax.dataset import batch_checker, blaming, read_dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
@@ -42,6 +42,9 @@ from embark_jax.tables import (
 )
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.trainer import Trainer
+
+SCALE_SAMPLES = 4096
+"""Training samples that are looked at for the scale of dense columns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +68,15 @@ class Experiment:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on to belong to this experiment.
 
-        Plan and mesh are not in it: they may change. The seed is: order and split of
-        the data are a function of it.
+        Plan and mesh are not in it: they may change. The seed is: the order of the data
+        is a function of it. So is the seed that synthetic data are made with.
         """
         config = self.config
+        seeds = {"seed": config.seed}
+        if isinstance(config.data, SyntheticConfig):
+            seeds["data_seed"] = config.data.seed
         return {
-            "seed": config.seed,
+            **seeds,
             "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in self.tables},
             "features": {
                 f.name: {
@@ -90,10 +96,29 @@ class Experiment:
     @property
     def data_order(self) -> dict[str, Any]:
         """What a run that resumes must agree on too: a step must mean the same data."""
+        data = self.config.data.model_dump(mode="json", exclude={"path"})
+        if isinstance(self.dataset, PreparedData):
+            data["files"] = self.dataset.manifest.digest()
         return {
-            "data": self.config.data.model_dump(mode="json", exclude={"path"}),
+            "data": data,
             "train": {"batch_size": self.config.train.batch_size},
         }
+
+    @property
+    def missing_dense(self) -> Mapping[str, int]:
+        """Values of dense columns that are not in the data, and are 0 instead."""
+        if isinstance(self.dataset, PreparedData):
+            return self.dataset.manifest.missing_dense
+        return {}
+
+    def scale_warnings(self) -> list[str]:
+        """What is wrong with the scale of dense columns in the first samples."""
+        dataset = self.dataset
+        batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
+        names = [f"dense[{i}]" for i in range(dataset.dense_features)]
+        if isinstance(dataset, PreparedData):
+            names = list(dataset.manifest.dense)
+        return scale_warnings(batch.dense, names)
 
     def checker(self) -> BatchChecker:
         """Checks the dataset's batches against the tables."""

@@ -14,6 +14,7 @@ from embark_jax.config import ConfigError
 from embark_jax.data import DataError
 from embark_jax.planner import Plan
 from embark_jax.train.checkpoint import CheckpointError
+from embark_jax.train.history import MAY_CHANGE
 from embark_jax.train.metrics import NonFiniteLogitError
 from embark_jax.train.trainer import NonFiniteLossError
 from tests import runs
@@ -113,18 +114,37 @@ def test_plot_refuses_what_is_no_run_and_no_picture(trained, tmp_path):
 
 
 def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
+    """With another learning rate, and in spite of a damaged log, both of which it
+    says."""
     config, workdir, _, compiled = trained
     assert [compiled.count(f"jit({name})") for name in ("train_step", "predict")] == [
         *(1, 1)
     ]
     workdir = shutil.copytree(workdir, tmp_path / "run")
+    log = workdir / "metrics.jsonl"
+    first, *others = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([first, "junk\n", *others]))
     with runs.compilations() as again:
         outcome = embark(
             *("train", config, "train.steps=9", "train.eval_every=1"),
+            "dense_optimizer.learning_rate=0.5",
             *("--workdir", workdir, "--resume"),
         )
     assert (outcome.code, outcome.err) == (0, "")
-    assert "resumed at step 6 of 9\n" in outcome.out
+    assert (
+        "resumed at step 6 of 9\n"
+        "  dense_optimizer.learning_rate is 0.01 in the run so far, 0.5 here\n"
+        "  train.eval_every is 2 in the run so far, 1 here\n"
+        "  train.steps is 6 in the run so far, 9 here\n"
+        f"warning: {log}, line 2: no JSON object with a step; moved to "
+        f"{workdir}/metrics.damaged\n"
+    ) in outcome.out
+    assert (workdir / "metrics.damaged").read_text() == "junk\n"
+    rates = [
+        config_io.load(workdir / name).dense_optimizer.learning_rate
+        for name in ("configs/0.yaml", "configs/6.yaml", "config.yaml")
+    ]
+    assert rates == [0.01, 0.5, 0.5]
     assert [again.count(f"jit({name})") for name in ("train_step", "predict")] == [1, 1]
     assert sorted(runs.losses(workdir)) == list(range(1, 10))
     assert runs.final(workdir)["step"] == 9
@@ -263,22 +283,47 @@ def test_another_model_is_not_resumed(config, earlier):
     outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
     assert_refused(outcome)
     assert outcome.err.splitlines() == [
-        f"error: {earlier}/checkpoints/6: belongs to another experiment:",
-        "  data.train_samples is 4096 in the checkpoint, 2048 here",
-        "  dense_optimizer is adagrad in the checkpoint, sgd here",
-        "  embedding_optimizer is rowwise_adagrad in the checkpoint, adam here",
-        "  model.bottom is [8, 4] in the checkpoint, [8, 8] here",
-        "  seed is 0 in the checkpoint, 1 here",
-        "  tables.city.dim is 4 in the checkpoint, 8 here",
-        "  tables.item.dim is 4 in the checkpoint, 8 here",
-        "  tables.user.dim is 4 in the checkpoint, 8 here",
-        "  train.batch_size is 64 in the checkpoint, 32 here",
+        f"error: {earlier}: cannot be resumed with this config:",
+        "  data.train_samples is 4096 in the run so far, 2048 here",
+        "  dense_optimizer.kind is adagrad in the run so far, sgd here",
+        "  embedding.dim is 4 in the run so far, 8 here",
+        "  embedding.optimizer.kind is rowwise_adagrad in the run so far, adam here",
+        "  model.bottom is [8, 4] in the run so far, [8, 8] here",
+        "  seed is 0 in the run so far, 1 here",
+        "  train.batch_size is 64 in the run so far, 32 here",
+        f"only these keys may change: {', '.join(MAY_CHANGE)}",
     ]
+    (earlier / "config.yaml").rename(earlier.parent / "config.yaml")
+    outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
+    (earlier.parent / "config.yaml").rename(earlier / "config.yaml")
+    assert_refused(
+        outcome,
+        f"{earlier}/checkpoints/6: belongs to another experiment:",
+        "  data.train_samples is 4096 in the checkpoint, 2048 here",
+        "  tables.city.dim is 4 in the checkpoint, 8 here",
+        "  train.batch_size is 64 in the checkpoint, 32 here",
+    )
 
 
 def test_no_checkpoint_to_evaluate(config, tmp_path):
     outcome = embark("evaluate", config, "--checkpoint", tmp_path / "nope")
     assert_refused(outcome, f"{tmp_path / 'nope'}: no such folder")
+
+
+def test_a_workdir_that_cannot_be_written_is_refused_first(
+    config, tmp_path, monkeypatch
+):
+    def unwanted(*_):
+        raise AssertionError("nothing is planned for it")
+
+    monkeypatch.setattr(run.experiment, "build", unwanted)
+    workdir = config / "runs" / "a"  # below a file
+    outcome = embark("train", config, "--workdir", workdir)
+    assert_refused(outcome, f"{workdir}: nothing can be written to {config} (Not a")
+    writable = tmp_path / "new" / "run"
+    with pytest.raises(AssertionError):
+        embark("train", config, "--workdir", writable)
+    assert not writable.parent.exists()
 
 
 def test_resuming_takes_a_workdir(config):
@@ -295,7 +340,8 @@ def test_a_loss_that_is_not_finite(config, tmp_path):
     assert_refused(
         outcome, "loss is nan at step 2", "dense[2]: min -", "ids of items: "
     )
-    assert outcome.err.endswith(f"last good checkpoint: {workdir}/checkpoints/1\n")
+    newest = f"newest checkpoint (not verified): {workdir}/checkpoints/1\n"
+    assert outcome.err.endswith(newest)
     assert list(runs.losses(workdir)) == [1]
     assert (workdir / "checkpoints" / "1").is_dir()
 

@@ -112,6 +112,13 @@ def test_finished_runs_are_kept_and_diverged_ones_tried_again(
     assert trained == ["seed=1,embedding.optimizer.learning_rate=0.001"]
     assert rows(workdir) == before
 
+    log = workdir / "seed=0,embedding.optimizer.learning_rate=0.5" / "metrics.jsonl"
+    log.write_text("junk\n" + log.read_text())  # which its run is to mend
+    del trained[:]
+    again = embark("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
+    assert again.code == 0
+    assert trained[0] == log.parent.name
+
 
 def test_a_folder_with_another_config_is_refused(config, trained, tmp_path):
     workdir = tmp_path / "sweep"

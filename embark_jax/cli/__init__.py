@@ -44,6 +44,10 @@ def main() -> None:
     absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax tells each of its steps
     try:
         app()
+    except (KeyboardInterrupt, SystemExit) as end:  # Typer turns the former into 130
+        if isinstance(end, SystemExit) and end.code != errors.CTRL_C_STATUS:
+            raise
+        errors.end_at_ctrl_c()
     except Exception as error:
         if not isinstance(error, errors.mendable()):
             raise

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
+from typing import NoReturn
 
 from rich.console import Console
 
 from embark_jax.config import ConfigError
+
+CTRL_C_STATUS = 128 + signal.SIGINT
+"""Exit status of a command that Ctrl-C ended, by the convention of shells."""
 
 
 def mendable() -> tuple[type[Exception], ...]:
@@ -36,3 +42,12 @@ def complain(message: str) -> None:
     """Prints a message as it is, and that it is an error."""
     Console(stderr=True).print("[red]error:[/red] ", end="")
     print(message, file=sys.stderr, flush=True)
+
+
+def end_at_ctrl_c() -> NoReturn:
+    """Ends the process at once: an orderly exit takes apart what threads still use."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ended by Ctrl-C", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(CTRL_C_STATUS)

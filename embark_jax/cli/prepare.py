@@ -125,6 +125,9 @@ def prepare(
         )
     manifest = prepared.manifest
     _say_what(manifest, out)
+    for name, count in manifest.missing_dense.items():
+        share = count / sum(map(manifest.rows, manifest.parts))
+        say(f"column {name!r}: {count:,} missing values ({share:.1%}) are 0")
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
         for line in prepared.skipped[:5]:

@@ -13,6 +13,11 @@ from embark_jax.tables import PADDING_ID, FeatureSpec
 
 OnBadId = Literal["error", "drop", "hash"]
 
+MIN_SCALE, MAX_SCALE = 0.01, 10
+"""Of dense values; logarithms of counts, which models take well, are up to 10."""
+SCALES_SHOWN = 5
+"""Columns in a warning."""
+
 
 class BatchChecker:
     """Checks batches and brings them into the one form that the train step takes.
@@ -172,6 +177,37 @@ def feature_statistics(batch: Batch) -> list[str]:
         else:
             lines.append(f"ids of {name}: {ids.size} padding")
     return lines
+
+
+def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
+    """A warning about columns whose values are far larger or smaller than 1, if any.
+
+    Models add and multiply dense values as they are; layers of cross products even
+    square them, again and again.
+
+    Args:
+      dense: ``[samples, columns]``.
+      names: of the columns.
+    """
+    typical = np.sqrt(np.mean(np.square(dense, dtype=np.float64), axis=0))
+    largest = np.abs(dense).max(axis=0, initial=0)
+    wrong = (typical > MAX_SCALE) | ((largest > 0) & (largest < MIN_SCALE))
+    if not wrong.any():
+        return []
+    found = [
+        f"{name} about {size:.3g}"
+        for name, size, far in zip(names, typical, wrong, strict=True)
+        if far
+    ]
+    shown = ", ".join(found[:SCALES_SHOWN])
+    if len(found) > SCALES_SHOWN:
+        shown += f" and {len(found) - SCALES_SHOWN} more"
+    return [
+        f"dense columns are far from 1 in size, so that training may fail: {shown} "
+        f"(root mean square of the first {len(dense):,} samples); give each as (value "
+        "- mean) / standard deviation, with those of the training samples, or counts "
+        "as log(1 + value), which is --log of `embark data prepare csv`"
+    ]
 
 
 def _float32(

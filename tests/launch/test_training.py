@@ -123,7 +123,7 @@ def test_as_one_process_whatever_happens(tmp_path, movielens_folder):
     for text in said:
         assert "process 1 was killed by SIGKILL; starting again from the last" in text
     stopped = max(runs.losses(workdir))
-    assert f"stopped by SIGTERM at step {stopped}\n" in said[0]
+    assert f"stopped at step {stopped:,} of 1,000,000, with a checkpoint" in said[0]
     assert not any("final" in each for each in runs.records(workdir))
 
     four = (stopped // 20 + 2) * 20

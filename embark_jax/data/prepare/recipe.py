@@ -142,8 +142,8 @@ class Recipe:
         here.
       samples: from the columns of a piece and the number of its file to the label, the
         dense features (float32), and for each feature its values: uint32, int64, text,
-        or lists of these. Missing values are null. It may also give SPLIT, and what
-        the history needs.
+        or lists of these. Missing values are null, and dense ones are counted and
+        become 0 later. It may also give SPLIT, and what the history needs.
       time_split: holds out the latest samples; None if the data set is in no order.
       bags_of_one_id: hotness of features that are made multi-hot when read.
       history: makes features of what a user met before.
@@ -203,6 +203,11 @@ def _halved(
     positions = np.arange(start, start + len(table))
     conditions = [positions < begin, positions < middle]
     return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
+
+
+def missing_where(raw: pa.ChunkedArray, values: np.ndarray) -> pa.Array:
+    """Values that were made of a raw column, and are missing where its are."""
+    return pa.array(values, mask=raw.is_null().to_numpy())
 
 
 def find(folder: Path, *names: str) -> Path:

@@ -20,6 +20,7 @@ from embark_jax.data.prepare.recipe import (
     ParquetFile,
     Recipe,
     last_part,
+    missing_where,
 )
 from embark_jax.tables import FeatureSpec
 
@@ -33,7 +34,7 @@ class Columns:
 
     Attributes:
       label: from 0 to 1.
-      dense: numbers; a missing one becomes 0.
+      dense: numbers; a missing one becomes 0, and is counted.
       features: categories, in Parquet also lists of them; () is all others.
       log: whether dense features become log(1 + x), and those below 0 become 0.
     """
@@ -100,6 +101,7 @@ def _recipe(raw: Sequence[DelimitedFile | ParquetFile], columns: Columns) -> Rec
         dense = {name: _numbers(table, name, path) for name in columns.dense}
         if columns.log:
             dense = {n: np.log1p(np.maximum(v, 0)) for n, v in dense.items()}
+        dense = {n: missing_where(table[n], v) for n, v in dense.items()}
         features = {n: _values(table[n], n, path) for n in columns.features}
         return pa.table({LABEL: label, **dense, **features})
 
