@@ -25,6 +25,7 @@ from embark_jax.config import (
     EmbeddingOptimizerConfig,
     ExperimentConfig,
     SyntheticConfig,
+    read_text,
 )
 from embark_jax.data import BatchChecker, Dataset
 from embark_jax.dataset import batch_checker, blaming, read_dataset
@@ -282,12 +283,9 @@ def _read_plan(
     features: Sequence[FeatureSpec],
 ) -> Plan:
     """The plan in a file, which must be for this model, mesh and batch."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+    text = read_text(path)
     with blaming(str(path)):
-        planned = Plan.from_json(data.decode())
+        planned = Plan.from_json(text)
         planned.check_serves(tables, features)
     problems = [
         f"{path}: plan is for {key} {planned_value}, the config says {value}"

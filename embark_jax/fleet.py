@@ -19,7 +19,8 @@ import pydantic.dataclasses
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from embark_jax import yaml_text
-from embark_jax.config import Config, ConfigError, nearest
+from embark_jax.config import Config, ConfigError, nearest, read_text
+from embark_jax.tables import whole
 
 FILES = Path(__file__).parent / "fleet_files"
 """``configs/fleets``, by a link that a built package has as a folder."""
@@ -120,7 +121,7 @@ class Fleet:
     """``nodes`` machines of ``gpus_per_node`` equal devices.
 
     Raises:
-      ValueError: if a count is below 1.
+      ValueError: if a count is no whole number, or below 1.
     """
 
     device: DeviceSpec
@@ -129,9 +130,13 @@ class Fleet:
     efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
 
     def __post_init__(self):
+        if not isinstance(self.device, DeviceSpec):
+            raise ValueError(
+                f"fleet: device is {self.device!r}, must be a DeviceSpec; known fleets "
+                f"are functions of embark_jax.fleets, such as dgx_h100(nodes=2)"
+            )
         for key in ("nodes", "gpus_per_node"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"fleet: {key} is {getattr(self, key)}, must be >= 1")
+            object.__setattr__(self, key, whole(f"fleet: {key}", getattr(self, key)))
 
     @property
     def devices(self) -> int:
@@ -148,7 +153,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
 
     Raises:
       ConfigError: if there is no such fleet, or with every problem of its file.
-      ValueError: if a count is below 1.
+      ValueError: if a count is no whole number, or below 1.
     """
     if source in BY_NAME:
         path = FILES / BY_NAME[source]
@@ -197,11 +202,11 @@ def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml_text.parse(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"fleet: {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"fleet: {path}: is not UTF-8 text ({error})") from None
+        text = read_text(path)
+    except ConfigError as error:
+        raise ConfigError(f"fleet: {error}") from None
+    try:
+        data = yaml_text.parse(text)
     except ConfigError as error:
         raise ConfigError(f"fleet: {path}, {error}") from None
     if not isinstance(data, Mapping):

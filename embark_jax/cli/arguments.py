@@ -22,13 +22,12 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Such as train.batch_size=4096."),
 ]
-TableListFile = Annotated[
-    Path | None,
+TableListName = Annotated[
+    str | None,
     typer.Option(
-        exists=True,
-        dir_okay=False,
-        help="Instead of CONFIG: a list of tables in YAML or JSON, such as those in "
-        "configs/models/.",
+        metavar="NAME|FILE",
+        help="Instead of CONFIG: a list of tables in YAML or JSON, or the name of one "
+        "in configs/models/, such as t180.",
     ),
 ]
 FleetName = Annotated[

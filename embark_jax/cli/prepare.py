@@ -153,15 +153,9 @@ def synth(
     """Make prepared data for a model: power-law ids, labels of a planted teacher."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
-    from embark_jax.planner.table_list import read_table_list
+    from embark_jax.planner import load_table_list
 
-    path = Path(model)
-    if not path.is_file():
-        path = Path("configs", "models", f"{model}.yaml")
-    if not path.is_file():
-        known = [each.stem for each in path.parent.glob("*.yaml")]
-        raise ConfigError(f"model is {model!r}, no file; {nearest(model, known)}")
-    listed = read_table_list(path.read_text("utf-8"))
+    listed = load_table_list(model)
     tables, features = listed.specs()
     tables = [
         dataclasses.replace(table, rows=max(1, round(table.rows * scale)))
@@ -185,7 +179,7 @@ def synth(
             data, out, made_from, workers=workers, progress=stages.update
         )
     _say_what(manifest, out)
-    config = _training(listed, path.stem, rows, out)
+    config = _training(listed, Path(model).stem, rows, out)
     config_io.save(config, out / TRAINING)
     say(f"to train on them: embark train {out / TRAINING}")
 
