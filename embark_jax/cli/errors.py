@@ -35,4 +35,14 @@ def show(error: Exception) -> None:
 def complain(message: str) -> None:
     """Prints a message as it is, and that it is an error."""
     Console(stderr=True).print("[red]error:[/red] ", end="")
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Text in which all that could steer a terminal is escaped; lines stay lines."""
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode()
+        for each in text
+    )

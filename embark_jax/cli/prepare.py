@@ -53,7 +53,12 @@ def prepare(
             "movielens-1m, csv or parquet."
         ),
     ],
-    raw: Annotated[Path, typer.Option(help="Folder of the files as downloaded.")],
+    raw: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the files as downloaded; of csv and parquet also one file."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder to fill; one that was begun is gone on with.")
     ],

@@ -206,8 +206,7 @@ def read_table_list(text: str) -> TableList:
     except pydantic.ValidationError as error:
         # A value that fits none of several types is reported once for each.
         errors = error.errors(include_url=False)
-        problems = dict.fromkeys(_explain(each, data) for each in errors)
-        problems.pop(None, None)
+        problems = dict.fromkeys(filter(None, (_explain(e, data) for e in errors)))
         raise ConfigError("; ".join(problems)) from None
 
 

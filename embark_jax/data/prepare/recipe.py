@@ -205,12 +205,22 @@ def _halved(
     return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
 
 
+def check_folder(raw: Path) -> None:
+    """Raises ``DataError`` if this is no folder."""
+    if not raw.is_dir():
+        found = "is a file" if raw.exists() else "no such folder"
+        raise DataError(
+            f"{raw}: {found}; --raw is the folder of the files as they were downloaded"
+        )
+
+
 def find(folder: Path, *names: str) -> Path:
     """The first of these files that is there, plain or gzip.
 
     Raises:
-      DataError: if none is.
+      DataError: if none is, or the folder is none.
     """
+    check_folder(folder)
     for name in names:
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():
