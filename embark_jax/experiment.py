@@ -28,7 +28,13 @@ from embark_jax.config import (
     read_text,
 )
 from embark_jax.data import BatchChecker, Dataset
-from embark_jax.dataset import batch_checker, blaming, read_dataset
+from embark_jax.dataset import (
+    batch_checker,
+    blaming,
+    check_batch_memory,
+    check_batch_size,
+    read_dataset,
+)
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.access import NO_STATISTICS, Statistics
@@ -104,10 +110,16 @@ class Experiment:
         """The model with its initial state on the devices of the plan's mesh.
 
         Raises:
-          ConfigError: if there are too few devices, the kernels cannot run on them, or
-            the model does not suit the embeddings.
+          ConfigError: if a batch is larger than the memory of this host, there are too
+            few devices, the kernels cannot run on them, or the model does not suit the
+            embeddings.
         """
         config = self.config
+        check_batch_memory(
+            config.train.batch_size // jax.process_count(),
+            self.dataset.dense_features,
+            self.features,
+        )
         with blaming("mesh"):
             mesh = self.plan.make_mesh()
         with blaming("embedding.kernels"):
@@ -166,6 +178,7 @@ def build(
       DataError: if the dataset is missing or damaged.
     """
     dataset, tables, features = read_dataset(config)
+    check_batch_size(config, dataset)
     if plan_file is None:
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:

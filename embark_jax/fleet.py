@@ -40,11 +40,14 @@ THIS_MACHINE = "this machine"
 _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-def _host_memory_bytes(value: Any) -> Any:
+def host_memory_bytes() -> int:
+    """Of this computer."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory_bytes(value: Any) -> Any:
     """Of this computer, where a file says so instead of a figure."""
-    if value == THIS_MACHINE:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return value
+    return host_memory_bytes() if value == THIS_MACHINE else value
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
@@ -61,7 +64,7 @@ class DeviceSpec:
     """
 
     name: str
-    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_host_memory_bytes)]
+    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_memory_bytes)]
     memory_bytes_per_s: PositiveFloat
     flops_per_s: PositiveFloat
     node_link_bytes_per_s: PositiveFloat

@@ -23,6 +23,8 @@ from embark_jax.data import Batch, BatchChecker
 from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, stopping_on_sigterm, total
 from embark_jax.planner import Plan
+from embark_jax.planner.html import page
+from embark_jax.planner.summary import overview
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.logs import MetricsLog
 from embark_jax.train.metrics import EvalAccumulator
@@ -43,10 +45,10 @@ def train(
 
     Args:
       config: the experiment.
-      workdir: gets ``config.yaml``, ``plan.json``, ``metrics.jsonl``, TensorBoard
-        events and ``checkpoints/``.
+      workdir: gets ``config.yaml``, ``plan.json``, ``plan.html``, ``metrics.jsonl``,
+        TensorBoard events and ``checkpoints/``.
       resume: continue from the newest checkpoint there, if there is one.
-      console: where plan, progress and results are shown.
+      console: where an overview of the plan, progress and results are shown.
       plan_file: a plan in JSON to train with; None makes one.
 
     Returns:
@@ -66,7 +68,7 @@ def train(
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
         setup = dataclasses.replace(setup, plan=plan)
-    console.print(setup.plan)
+    console.print(overview(setup.plan), markup=False, highlight=False)
 
     trainer = setup.trainer()
     check = trainer.check
@@ -81,6 +83,8 @@ def train(
         if main:
             config_io.save(config, workdir / "config.yaml")
             (workdir / "plan.json").write_text(setup.plan.to_json())
+            (workdir / "plan.html").write_text(page(setup.plan), "utf-8")
+            _say(console, f"the whole plan, and why: {workdir / 'plan.html'}")
         with MetricsLog(workdir, resume_at=trainer.step, writes=main) as log:
             try:
                 _train(setup, trainer, check, checkpoints, log, console)

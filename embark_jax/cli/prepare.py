@@ -158,6 +158,7 @@ def synth(
     """Make prepared data for a model: power-law ids, labels of a planted teacher."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
+    from embark_jax.dataset import check_drawing_memory
     from embark_jax.planner import load_table_list
 
     listed = load_table_list(model)
@@ -178,6 +179,7 @@ def synth(
         "seed": seed,
     }
     options = {k: v for k, v in made_from.items() if k not in ("tables", "features")}
+    check_drawing_memory(features)
     data = SyntheticClicks(tables, features, **options)
     with _Stages() as stages:
         manifest = synthetic.write(

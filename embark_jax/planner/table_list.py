@@ -34,7 +34,7 @@ from embark_jax.planner.dense import (
 )
 from embark_jax.planner.wire import FLOAT32, Wire
 from embark_jax.planner.workload import STATE_VALUES, Workload
-from embark_jax.tables import FeatureSpec, TableSpec, embedding_width
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, embedding_width
 
 T = TypeVar("T")
 
@@ -202,12 +202,16 @@ def read_table_list(text: str) -> TableList:
             f"{ITEM}: must be a list of tables or a mapping with tables, is {data!r}"
         )
     try:
-        return TableList.model_validate(data)
+        listed = TableList.model_validate(data)
+        check_model(*listed.specs())
     except pydantic.ValidationError as error:
         # A value that fits none of several types is reported once for each.
         errors = error.errors(include_url=False)
         problems = dict.fromkeys(filter(None, (_explain(e, data) for e in errors)))
         raise ConfigError("; ".join(problems)) from None
+    except ValueError as error:
+        raise ConfigError(f"{ITEM}: {error}") from None
+    return listed
 
 
 def _explain(error: Any, data: dict[str, Any]) -> str | None:

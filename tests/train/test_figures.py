@@ -20,7 +20,10 @@ RUN = [
 
 @pytest.mark.parametrize(
     "name",
-    ["runs/quickstart-20260101-12000{}", "a" * 200 + "/embedding.optimizer.learning_rate=0.{}"],
+    [
+        "runs/quickstart-20260101-12000{}",
+        "a" * 200 + "/embedding.optimizer.learning_rate=0.{}",
+    ],
 )
 def test_the_legend_of_ten_runs_is_shown_whole(name):
     names = [name.format(number) for number in range(10)]
