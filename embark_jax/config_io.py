@@ -215,6 +215,8 @@ def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
             return key, f"{given} given, must be a mapping"
         case "tuple_type":
             return key, f"{given} given, must be a list"
+        case "too_short":
+            return key, f"{given} given, must not be empty"
     return key, f"{given} given, {error['msg'].replace('Input should', 'must')}"
 
 

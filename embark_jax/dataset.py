@@ -106,8 +106,8 @@ def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
     needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
     if needed > (there := host_memory_bytes()):
         raise ConfigError(
-            f"embedding.features.{hottest.name}.hotness is {hottest.hotness:,}: the "
-            f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with take "
+            f"feature {hottest.name!r}: hotness is {hottest.hotness:,}; the "
+            f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with then take "
             f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of memory"
         )
 

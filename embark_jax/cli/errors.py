@@ -26,7 +26,9 @@ def mendable() -> tuple[type[Exception], ...]:
 
 def show(error: Exception) -> None:
     """Prints one message if a user can mend it, else a traceback."""
-    if isinstance(error, mendable()):
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        complain(f"{error.filename}: {error.strerror}")
+    elif isinstance(error, mendable()):
         complain(str(error))
     else:
         traceback.print_exception(error)

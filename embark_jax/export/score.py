@@ -288,7 +288,9 @@ def main() -> None:
     try:
         samples = read_samples(path)
         logits = Model(Path(__file__).parent).logits(**samples)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}")
+    except ValueError as error:
         sys.exit(f"error: {path}: {error}")
     np.savetxt(sys.stdout, logits, fmt="%.9g")
 

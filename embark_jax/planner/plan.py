@@ -180,10 +180,13 @@ class Plan:
           ValueError: if it is not a plan of this version, or with all that is wrong
             with it, one a line.
         """
-        value = json.loads(text)
-        if not isinstance(value, dict) or value.get("version") != PLAN_VERSION:
-            found = value.get("version") if isinstance(value, dict) else type(value)
-            raise ValueError(f"not a plan of version {PLAN_VERSION}: found {found}")
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"damaged plan: {error}") from None
+        version = value.get("version") if isinstance(value, dict) else "none"
+        if version != PLAN_VERSION:
+            raise ValueError(f"not a plan of version {PLAN_VERSION}: found {version}")
         del value["version"]
         try:
             return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))

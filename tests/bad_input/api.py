@@ -145,4 +145,4 @@ PLANS = [
     ),
 ]
 
-ENTRANCES = {"specs, fleets and data in Python": SPECS, "embark_jax.plan": PLANS}
+ENTRANCES = {"specs, fleets and data in Python": SPECS, "planning in Python": PLANS}

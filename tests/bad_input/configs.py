@@ -50,6 +50,7 @@ YAML = [
         DATA + "model: {kind: drlm}",
         "model.kind: 'drlm' given, must be 'dlrm_dcnv2' or 'dlrm'",
     ),
+    _yaml("a number for a section", DATA + "model: 3", "model: 3 given, must be a map"),
     _yaml("a section misspelt", DATA + "trian: {}", "did you mean train?"),
     _yaml("a section without keys", DATA + "mesh:", "mesh: None given, must be a map"),
     _yaml("a key that is no text", DATA + "1: 2", "1: 1 given as a key, must be text"),
@@ -79,6 +80,8 @@ YAML = [
 GIN = [
     _gin("nothing", "", "a.gin: is empty, must bind at least ExperimentConfig.data"),
     _gin("half a statement", "a.b = 1\nc.d", "a.gin, line 2: gin syntax error"),
+    _gin("a value that is none", "a.b = 1\nc.d = =", "line 2", "Unable to parse value"),
+    _gin("a call", "a.b = f(3)", "line 1: gin syntax error: Failed to parse token 'f'"),
     _gin("a bracket left open", "a.b = (\n", "gin syntax error"),
     _gin(
         "an import, which would run code",
@@ -141,8 +144,8 @@ OVERRIDES = [
     _change(
         "bags larger than the host's memory",
         "embedding.features.items.hotness=100000000",
-        "embedding.features.items.hotness is 100,000,000",
-        "take 16,384 GB, this machine has",
+        "feature 'items': hotness is 100,000,000",
+        "then take 16,384 GB, this machine has",
     ),
     Case(
         "a batch larger than the host's memory",
@@ -192,7 +195,7 @@ def _sweep(given: str, override: str, *says: str) -> Case:
 
 SWEEPS = [
     Case("nothing to try", "embark sweep tiny.yaml", ("sweep lists no values",)),
-    _sweep("no values", "sweep.seed=[]", "sweep.seed: [] given"),
+    _sweep("no values", "sweep.seed=[]", "sweep.seed: [] given, must not be empty"),
     _sweep(
         "a number for a list", "sweep.seed=3", "sweep.seed: 3 given, must be a list"
     ),

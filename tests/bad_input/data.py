@@ -66,11 +66,15 @@ RAW = [
     _raw("only a header", "label,shop\n", "raw/clicks.csv: has no samples"),
     _raw("no column of that name", "click,shop\n1,a\n", "has no column 'label'"),
     _raw("no column but the label", "label\n1\n", "no column is left for features"),
-    _raw("a column twice", "label,a,a\n1,2,3\n", "columns a: are used twice"),
+    _raw(
+        "a column twice",
+        "label,a,a\n1,2,3\n",
+        "raw/clicks.csv: columns a are used twice",
+    ),
     _raw(
         "bytes that are no text",
         JUNK + b"\n" + JUNK,
-        "raw/clicks.csv, line 1: is '",
+        "raw/clicks.csv, line 1: is '\\x80\\x81",
         "no UTF-8 text; must name the columns",
     ),
     _raw("UTF-16", "label,a\n1,2\n".encode("utf-16"), "is UTF-16 text, must be UTF-8"),

@@ -125,9 +125,9 @@ STATISTICS = [
         writing("stats.json", JUNK),
     ),
     _statistics(
-        "another version", lambda s: s.update(version=9), "version: ", "is 9, must be 1"
+        "another version", lambda s: s.update(version=9), "version: is 9, must be 1"
     ),
-    _statistics("no tables", lambda s: s.pop("tables"), "tables: Field required"),
+    _statistics("no tables", lambda s: s.pop("tables"), "tables: missing"),
     _statistics(
         "fewer accesses than rows",
         lambda s: s["tables"]["user"].update(bins=[[200, 3]]),
@@ -206,6 +206,14 @@ PLANS = [
         "capacities of nothing",
         lambda p: p.update(capacities={"rb_4": 3}),
         "capacities are given for ['rb_4']",
+    ),
+    _plan(
+        "capacities of no id",
+        lambda p: (
+            _placement(p).update(cluster="rb", devices=[0]),
+            p.update(capacities={"rb_4": 0}),
+        ),
+        "capacities {'rb_4': 0} must be positive integers",
     ),
     Case(
         "of other tables",

@@ -226,7 +226,12 @@ def _explain(error: str, line: bytes, layout: Layout) -> str:
 def shown(text: bytes) -> str:
     """Text of a file as a message quotes it: escaped, and cut to MOST_SHOWN."""
     whole = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
-    return repr(whole if len(whole) <= MOST_SHOWN else f"{whole[: MOST_SHOWN - 3]}...")
+    cut = whole if len(whole) <= MOST_SHOWN else f"{whole[: MOST_SHOWN - 3]}..."
+    escaped = (
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in cut
+    )
+    return f"'{''.join(escaped)}'"
 
 
 def _check_numbers(values: pa.ChunkedArray, column: Column) -> None:

@@ -161,7 +161,9 @@ class Recipe:
         names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"columns {', '.join(twice)}: are used twice")
+            raise DataError(
+                f"{self.raw[0].path}: columns {', '.join(twice)} are used twice"
+            )
 
 
 def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
