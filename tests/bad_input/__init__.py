@@ -3,7 +3,7 @@
 ``tests/test_bad_input.py`` tries each; ``experiments/bad_input`` shows what is said.
 """
 
-from tests.bad_input import api, configs, data, plans, runs
+from tests.bad_input import api, batches, configs, data, plans, runs
 from tests.bad_input.case import Case
 
 ENTRANCES: dict[str, list[Case]] = {
@@ -12,4 +12,5 @@ ENTRANCES: dict[str, list[Case]] = {
     **data.ENTRANCES,
     **runs.ENTRANCES,
     **api.ENTRANCES,
+    **batches.ENTRANCES,
 }
