@@ -30,6 +30,20 @@ class ConfigError(ValueError):
     """A config that cannot be used; the message names every problem, one a line."""
 
 
+def read_text(path: Path) -> str:
+    """The text of a file that a user names.
+
+    Raises:
+      ConfigError: if it cannot be read, or is no UTF-8 text.
+    """
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
+
+
 class Config(BaseModel):
     """Base of all sections: immutable, and closed to keys it does not know.
 

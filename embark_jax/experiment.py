@@ -25,9 +25,16 @@ from embark_jax.config import (
     EmbeddingOptimizerConfig,
     ExperimentConfig,
     SyntheticConfig,
+    read_text,
 )
 from embark_jax.data import BatchChecker, Dataset, PreparedData, scale_warnings
-from embark_jax.dataset import batch_checker, blaming, read_dataset
+from embark_jax.dataset import (
+    batch_checker,
+    blaming,
+    check_batch_memory,
+    check_batch_size,
+    read_dataset,
+)
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.access import NO_STATISTICS, Statistics
@@ -128,10 +135,16 @@ class Experiment:
         """The model with its initial state on the devices of the plan's mesh.
 
         Raises:
-          ConfigError: if there are too few devices, the kernels cannot run on them, or
-            the model does not suit the embeddings.
+          ConfigError: if a batch is larger than the memory of this host, there are too
+            few devices, the kernels cannot run on them, or the model does not suit the
+            embeddings.
         """
         config = self.config
+        check_batch_memory(
+            config.train.batch_size // jax.process_count(),
+            self.dataset.dense_features,
+            self.features,
+        )
         with blaming("mesh"):
             mesh = self.plan.make_mesh()
         with blaming("embedding.kernels"):
@@ -190,6 +203,7 @@ def build(
       DataError: if the dataset is missing or damaged.
     """
     dataset, tables, features = read_dataset(config)
+    check_batch_size(config, dataset)
     if plan_file is None:
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:
@@ -307,12 +321,9 @@ def _read_plan(
     features: Sequence[FeatureSpec],
 ) -> Plan:
     """The plan in a file, which must be for this model, mesh and batch."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+    text = read_text(path)
     with blaming(str(path)):
-        planned = Plan.from_json(data.decode())
+        planned = Plan.from_json(text)
         planned.check_serves(tables, features)
     problems = [
         f"{path}: plan is for {key} {planned_value}, the config says {value}"

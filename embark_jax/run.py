@@ -23,6 +23,8 @@ from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, total
 from embark_jax.launch.stopping import Stop, StoppedError, stopping
 from embark_jax.planner import Plan
+from embark_jax.planner.html import page
+from embark_jax.planner.summary import overview
 from embark_jax.train import history
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.display import (
@@ -51,10 +53,10 @@ def train(
 
     Args:
       config: the experiment.
-      workdir: gets ``config.yaml``, ``configs/``, ``plan.json``, ``metrics.jsonl``,
-        TensorBoard events and ``checkpoints/``.
+      workdir: gets ``config.yaml``, ``configs/``, ``plan.json``, ``plan.html``,
+        ``metrics.jsonl``, TensorBoard events and ``checkpoints/``.
       resume: continue from the newest checkpoint there, if there is one.
-      console: where plan, progress and results are shown.
+      console: where an overview of the plan, progress and results are shown.
       plan_file: a plan in JSON to train with; None makes one.
 
     Returns:
@@ -91,7 +93,7 @@ def _run(
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
         setup = dataclasses.replace(setup, plan=plan)
-    console.print(setup.plan)
+    console.print(overview(setup.plan), markup=False, highlight=False)
     if main:
         for warning in setup.scale_warnings():
             say(console, f"warning: {warning}")
@@ -108,6 +110,8 @@ def _run(
         if main:
             history.record(workdir, config, trainer.step)
             (workdir / "plan.json").write_text(setup.plan.to_json())
+            (workdir / "plan.html").write_text(page(setup.plan), "utf-8")
+            say(console, f"the whole plan, and why: {workdir / 'plan.html'}")
         with (
             MetricsLog(workdir, resume_at=trainer.step, writes=main) as log,
             stopping(functools.partial(say_at_end, console)) as stop,

@@ -65,9 +65,7 @@ def read_points(path: Path, overrides: Sequence[str] = ()) -> list[Point]:
     points = []
     for combination in itertools.product(*swept.values()):
         values = dict(zip(swept, combination, strict=True))
-        changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-        config = config_io.load(path, [*overrides, "sweep=null", *changes])
-        points.append(Point(values, config))
+        points.append(Point(values, config_io.load(path, overrides, values)))
     folders = [point.folder for point in points]
     for folder in folders:
         if folders.count(folder) > 1:

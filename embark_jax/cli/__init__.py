@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import absl.logging
 import typer
@@ -27,6 +29,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def show_version(asked: bool) -> None:
+    """Prints the version and ends the command, if that was asked."""
+    if asked:
+        print("embark_jax", importlib.metadata.version("embark_jax"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=show_version,
+            help="Show the version and end.",
+        ),
+    ] = False,
+) -> None:
+    """What the command takes before the name of another."""
+
+
 app.command()(train.train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)

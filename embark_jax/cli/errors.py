@@ -32,7 +32,9 @@ def mendable() -> tuple[type[Exception], ...]:
 
 def show(error: Exception) -> None:
     """Prints one message if a user can mend it, else a traceback."""
-    if isinstance(error, mendable()):
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        complain(f"{error.filename}: {error.strerror}")
+    elif isinstance(error, mendable()):
         complain(str(error))
     else:
         traceback.print_exception(error)
@@ -41,7 +43,7 @@ def show(error: Exception) -> None:
 def complain(message: str) -> None:
     """Prints a message as it is, and that it is an error."""
     Console(stderr=True).print("[red]error:[/red] ", end="")
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def end_at_ctrl_c() -> NoReturn:
@@ -51,3 +53,13 @@ def end_at_ctrl_c() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(CTRL_C_STATUS)
+
+
+def printable(text: str) -> str:
+    """Text in which all that could steer a terminal is escaped; lines stay lines."""
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode()
+        for each in text
+    )

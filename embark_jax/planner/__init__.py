@@ -11,7 +11,7 @@ from embark_jax.planner.predict import predict
 from embark_jax.planner.prediction import Prediction
 from embark_jax.planner.records import plan_record
 from embark_jax.planner.storage import Placement, Storage, lay_out
-from embark_jax.planner.table_list import TableList, read_table_list
+from embark_jax.planner.table_list import TableList, load_table_list, read_table_list
 from embark_jax.planner.wire import Wire
 from embark_jax.planner.workload import Workload
 
@@ -32,6 +32,7 @@ __all__ = [
     "capacities",
     "grow",
     "lay_out",
+    "load_table_list",
     "phases",
     "plan",
     "plan_for",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,7 +53,7 @@ class Workload:
         or go around in turn, as in EMBark's system.
 
     Raises:
-      ValueError: if the optimizer is unknown.
+      ValueError: if a value breaks its rule.
     """
 
     fleet: Fleet
@@ -68,6 +69,16 @@ class Workload:
     dealt: bool = True
 
     def __post_init__(self):
+        if not 0 <= self.zipf_exponent < math.inf:
+            raise ValueError(
+                f"zipf_exponent is {self.zipf_exponent}, must be finite and >= 0"
+            )
+        if not 0 < self.capacity_slack < math.inf:
+            raise ValueError(
+                f"capacity_slack is {self.capacity_slack}, must be finite and > 0"
+            )
+        if not isinstance(self.wire, Wire):
+            raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
         if self.optimizer not in STATE_VALUES:
             raise ValueError(
                 f"optimizer is {self.optimizer!r}, must be one of "

@@ -20,6 +20,7 @@ from embark_jax.data.prepare.delimited import Column, Layout
 from embark_jax.data.prepare.recipe import (
     DelimitedFile,
     Recipe,
+    check_folder,
     find,
     last_file,
     last_part,
@@ -69,6 +70,7 @@ def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
     Raises:
       DataError: if a day is missing between others, or there are fewer than two.
     """
+    check_folder(raw)
     days = {
         int(found[1]): path
         for path in raw.glob("day_*")

@@ -161,7 +161,9 @@ class Recipe:
         names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"columns {', '.join(twice)}: are used twice")
+            raise DataError(
+                f"{self.raw[0].path}: columns {', '.join(twice)} are used twice"
+            )
 
 
 def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
@@ -210,12 +212,22 @@ def missing_where(raw: pa.ChunkedArray, values: np.ndarray) -> pa.Array:
     return pa.array(values, mask=raw.is_null().to_numpy())
 
 
+def check_folder(raw: Path) -> None:
+    """Raises ``DataError`` if this is no folder."""
+    if not raw.is_dir():
+        found = "is a file" if raw.exists() else "no such folder"
+        raise DataError(
+            f"{raw}: {found}; --raw is the folder of the files as they were downloaded"
+        )
+
+
 def find(folder: Path, *names: str) -> Path:
     """The first of these files that is there, plain or gzip.
 
     Raises:
-      DataError: if none is.
+      DataError: if none is, or the folder is none.
     """
+    check_folder(folder)
     for name in names:
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():
