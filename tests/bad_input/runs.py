@@ -38,13 +38,13 @@ WORKDIRS = [
         "a run of another model to resume",
         "embark train tiny.yaml embedding.dim=8 model.bottom=[8] train.steps=2 "
         "--workdir run --resume",
-        ("tables.item.dim is 4 in the checkpoint, 8 here",),
+        ("embedding.dim is 4 in the run so far, 8 here",),
     ),
     Case(
         "a run on other data to resume",
         "embark train tiny.yaml data.train_samples=256 train.steps=2 "
         "--workdir run --resume",
-        ("data.train_samples is 512 in the checkpoint, 256 here",),
+        ("data.train_samples is 512 in the run so far, 256 here",),
     ),
     Case(
         "no run to plot",
