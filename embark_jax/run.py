@@ -36,7 +36,8 @@ from embark_jax.train.display import (
 )
 from embark_jax.train.logs import MetricsLog
 from embark_jax.train.progress import step_progress
-from embark_jax.train.trainer import NonFiniteLossError, Trainer
+from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.trainer import Trainer
 from embark_jax.train.window import Window
 
 

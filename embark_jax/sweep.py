@@ -19,7 +19,7 @@ from embark_jax import config_io, experiment, run
 from embark_jax.config import ConfigError, ExperimentConfig
 from embark_jax.train.logs import LogError, read_metrics
 from embark_jax.train.metrics import NonFiniteLogitError
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 
 RESULTS = "results.csv"
 SHOWN = {"test_auc": "test AUC", "test_log_loss": "test log loss"}

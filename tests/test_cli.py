@@ -17,7 +17,7 @@ from embark_jax.planner import Plan
 from embark_jax.train.checkpoint import CheckpointError
 from embark_jax.train.history import MAY_CHANGE
 from embark_jax.train.metrics import NonFiniteLogitError
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import assert_refused, embark
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embark_jax import config_io, run
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
 

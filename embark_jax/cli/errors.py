@@ -23,7 +23,7 @@ def mendable() -> tuple[type[Exception], ...]:
     from embark_jax.train.checkpoint import CheckpointError
     from embark_jax.train.logs import LogError
     from embark_jax.train.metrics import NonFiniteLogitError
-    from embark_jax.train.trainer import NonFiniteLossError
+    from embark_jax.train.results import NonFiniteLossError
 
     not_finite = NonFiniteLossError, NonFiniteLogitError
     damaged = DataError, CheckpointError, LogError

@@ -12,6 +12,7 @@ from embark_kernels import Implementation, RowOptimizer, choose
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from embark_jax.embedding.bags import in_table, mean_factor
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
@@ -193,7 +194,7 @@ class EmbeddingCollection:
         self._check_arrays("weights", weights, sorted(self._weighted), floats)
 
         def route(ids, weights):
-            valid = {n: _in_table(each, self._rows[n]) for n, each in ids.items()}
+            valid = {n: in_table(each, self._rows[n]) for n, each in ids.items()}
             bad = [(~valid[n] & (ids[n] != PADDING_ID)).sum() for n in features]
             bad = jnp.stack(bad).astype(jnp.int32)
             ids = {n: jnp.where(valid[n], ids[n], PADDING_ID) for n in features}
@@ -202,7 +203,7 @@ class EmbeddingCollection:
                 columns, factors = self._columns(cluster.index, ids, weights)
                 route, needs[name] = cluster.route(columns, factors)
                 mean_factors = {
-                    f.feature.name: _mean_factor(ids, weights, f.feature.name)
+                    f.feature.name: mean_factor(ids, weights, f.feature.name)
                     for f in cluster.index.features
                     if f.feature.pooling == "mean"
                 }
@@ -386,19 +387,3 @@ def _make_cluster(
         ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
         return UniqueBased(index, exchange, ragged, capacity, wire, implementation)
     return ReductionBased(index, exchange, capacity, batch, wire, implementation)
-
-
-def _in_table(ids: jax.Array, rows: int) -> jax.Array:
-    """Whether each id is a row of a table of so many."""
-    if rows > jnp.iinfo(ids.dtype).max:
-        return ids >= 0
-    return (ids >= 0) & (ids < rows)
-
-
-def _mean_factor(
-    ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
-) -> jax.Array:
-    """``[batch]`` one over the total weight of each bag; zero if that is zero."""
-    present = (ids[name] >= 0).astype(jnp.float32)
-    total = (present * weights[name] if name in weights else present).sum(axis=1)
-    return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.data import Batch
+from embark_jax.data import Batch, DataError
 from embark_jax.planner import MESH_AXES, Plan
 from embark_jax.tables import PADDING_ID
 
@@ -89,8 +89,17 @@ def put_batch(batch: Batch, mesh: Mesh) -> DeviceBatch:
 
 
 def own_part(batch: Batch, size: int) -> Batch:
-    """This process's part of a batch, which empty samples fill up to ``size``."""
+    """This process's part of a batch, which empty samples fill up to ``size``.
+
+    Raises:
+      DataError: if it has more samples.
+    """
     missing = size - len(batch)
+    if missing < 0:
+        raise DataError(
+            f"batch has {len(batch)} samples, must have at most {size}: the plan is "
+            "made for so many"
+        )
     part = size // jax.process_count()
     first = part * jax.process_index()
 

@@ -11,12 +11,11 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from embark_kernels import RowOptimizer
 from flax import nnx
@@ -27,7 +26,6 @@ from embark_jax.data import (
     DataError,
     Dataset,
     OnBadId,
-    feature_statistics,
     prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -38,6 +36,13 @@ from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.overlap import OverlappedStep
 from embark_jax.train.progress import step_progress
+from embark_jax.train.results import (
+    BadIdError,
+    NonFiniteLossError,
+    StepResult,
+    refuse_bad_ids,
+    refuse_non_finite,
+)
 from embark_jax.train.step import (
     StepReport,
     TrainState,
@@ -50,41 +55,12 @@ STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
 
 
-class NonFiniteLossError(ArithmeticError):
-    """The loss of a batch or its update is NaN or infinite; the state is that before
-    this batch."""
-
-
-class BadIdError(DataError):
-    """Ids that are no row of their table reached the devices; the state is that before
-    their batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """A step that was applied.
-
-    Attributes:
-      step: its number, from 1.
-      loss: mean log loss of its batch, before the update.
-      logits, labels: ``[batch]``, sharded by samples; logits before the update.
-      used: for each sharded storage the share of its capacity that the batch needed.
-    """
-
-    step: int
-    loss: float
-    logits: jax.Array
-    labels: jax.Array
-    used: Mapping[str, float]
-
-
 class Trainer:
     """A model, its embeddings and their state, and how a batch changes them.
 
     Args:
-      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``; copied.
-        It is trained in training mode and evaluated in evaluation mode; all of its
-        variables are kept, such as running statistics and random streams.
+      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``; copied,
+        with all of its variables, such as running statistics and random streams.
       embeddings: the embedding tables.
       dense_optimizer: an optax optimizer of the model's parameters.
       embedding_optimizer: the rule for touched rows.
@@ -94,8 +70,7 @@ class Trainer:
       dense: how the dense model lies on the devices.
       overlap: whether the route of a batch is made during the step before it.
       seed: of the initial tables.
-      on_bad_id: what becomes of an id that is no row of its table, as in
-        ``data.BatchChecker``.
+      on_bad_id: of ids that are no row of their table; as in ``data.BatchChecker``.
 
     Attributes:
       state: the current ``TrainState``.
@@ -164,8 +139,8 @@ class Trainer:
         plan = self.embeddings.plan
         if not _overflows(needed, plan.capacities):
             return False
-        sizes = {name: int(value) for name, value in needed.items()}
-        plan = dataclasses.replace(plan, capacities=grow(plan.capacities, sizes))
+        capacities = grow(plan.capacities, {n: int(v) for n, v in needed.items()})
+        plan = dataclasses.replace(plan, capacities=capacities)
         self._use(self.embeddings.with_plan(plan))
         self.recompilations += 1
         return True
@@ -175,7 +150,7 @@ class Trainer:
         dataset: Dataset,
         steps: int,
         *,
-        callback: Callable[[StepResult], None] | None = None,
+        callback: Callable[[StepResult], None] = lambda result: None,
         progress: bool | None = None,
     ) -> StepResult | None:
         """Trains up to step ``steps``, from wherever the state is.
@@ -198,15 +173,14 @@ class Trainer:
             task = bar.add_task("train", total=steps, completed=self.step, shown="")
             for last in self.iterate(dataset, steps):
                 bar.update(task, completed=last.step, shown=f"loss {last.loss:.4f}")
-                if callback is not None:
-                    callback(last)
+                callback(last)
         return last
 
     def train(
         self,
         batches: Iterable[Batch],
         *,
-        callback: Callable[[StepResult], None] | None = None,
+        callback: Callable[[StepResult], None] = lambda result: None,
     ) -> StepResult | None:
         """Trains on one's own batches, in order.
 
@@ -222,8 +196,7 @@ class Trainer:
         """
         last = None
         for last in self.iterate_batches(batches):
-            if callback is not None:
-                callback(last)
+            callback(last)
         return last
 
     def iterate(
@@ -252,9 +225,8 @@ class Trainer:
         def make_batch(step):
             return self.check(dataset.train_batch(step * parts + part, size))
 
-        wanted = itertools.takewhile(
-            lambda step: not stop(step), range(self.step, steps)
-        )
+        ahead = range(self.step, steps)
+        wanted = itertools.takewhile(lambda step: not stop(step), ahead)
         return self._apply_all(prefetch(make_batch, wanted))
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
@@ -278,11 +250,11 @@ class Trainer:
 
     def _apply_all(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Applies checked batches."""
-        waiting: deque[_Copied] = deque()
+        waiting: deque[tuple[Batch, DeviceBatch]] = deque()
         flying: deque[_Flight] = deque()
         try:
             for batch in batches:
-                waiting.append(self._copy(batch))
+                waiting.append((batch, self._put(batch, self.batch_size)))
                 if len(waiting) > self._overlap:
                     flying.append(self._dispatch(waiting))
                 if len(flying) > STEPS_IN_FLIGHT:
@@ -300,23 +272,19 @@ class Trainer:
             while flying:
                 self._land(flying)
 
-    def _copy(self, batch: Batch) -> _Copied:
-        return _Copied(batch, self._put(batch, self.batch_size))
-
-    def _dispatch(self, waiting: deque[_Copied]) -> _Flight:
+    def _dispatch(self, waiting: deque[tuple[Batch, DeviceBatch]]) -> _Flight:
         """Starts the step of the first that waits."""
         batch, on_devices = waiting.popleft()
-        following = waiting[0].on_devices if waiting else None
+        following = waiting[0][1] if waiting else None
         report = self.apply(on_devices, following)
-        return _Flight(
-            batch, on_devices.labels, report, self.embeddings.plan.capacities
-        )
+        capacities = self.embeddings.plan.capacities
+        return _Flight(batch, on_devices.labels, report, capacities)
 
     def apply(
         self, batch: DeviceBatch, following: DeviceBatch | None = None
     ) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
-        nor does ``step`` count. ``fit`` and ``train`` are what trains.
+        nor does ``step`` count. Training is done by ``fit`` and ``train``.
 
         Raises:
           ValueError: if an array has another shape or type than the plan says.
@@ -342,15 +310,11 @@ class Trainer:
             flying.clear()
             self._clear_halt()
             if bool(report.any_bad):
-                self._refuse_bad_ids(batches[0], report.bad_ids)
+                refuse_bad_ids(batches[0], report.bad_ids, self._checker())
             if not _overflows(report.needed, capacities):
-                raise NonFiniteLossError(
-                    f"loss is {float(report.loss):.6g} at step {self.step + 1}, and it "
-                    "or the update not finite; the batch:"
-                    "\n  " + "\n  ".join(feature_statistics(batches[0]))
-                )
+                refuse_non_finite(batches[0], float(report.loss), self.step + 1)
             self._make_room(report.needed)
-            again = deque(map(self._copy, batches))
+            again = deque((each, self._put(each, self.batch_size)) for each in batches)
             while again:
                 flying.append(self._dispatch(again))
         _, labels, report, capacities = flying.popleft()
@@ -387,11 +351,6 @@ class Trainer:
         check = check or self._checker()
         size = self.embeddings.plan.batch_size
         for batch in map(check, batches):
-            if len(batch) > size:
-                raise DataError(
-                    f"batch has {len(batch)} samples, must have at most {size}: the "
-                    "plan is made for so many"
-                )
             padded = self._put(own_part(batch, size), size)
             while True:
                 state = self.state
@@ -399,7 +358,7 @@ class Trainer:
                     state.params, state.model_state, state.storages, padded
                 )
                 if bool(any_bad):
-                    self._refuse_bad_ids(batch, bad_ids)
+                    refuse_bad_ids(batch, bad_ids, self._checker())
                 if not self._make_room(needed):
                     break
             yield batch, logits[: len(batch)]
@@ -414,19 +373,9 @@ class Trainer:
         return scores.result()
 
     def _checker(self) -> BatchChecker:
-        rows = {table.name: table.rows for table in self.embeddings.plan.tables}
-        return BatchChecker(
-            self.embeddings.plan.features, rows, on_bad_id=self._on_bad_id
-        )
-
-    def _refuse_bad_ids(self, batch: Batch, bad_ids: jax.Array) -> NoReturn:
-        """Raises for ids that reached the devices in spite of ``check``."""
-        features = self.embeddings.plan.features
-        shards = [np.asarray(shard.data) for shard in bad_ids.addressable_shards]
-        counts = [shard.reshape(-1, len(features)).sum(axis=0) for shard in shards]
-        found = self._checker().describe_bad_ids(batch, np.sum(counts, axis=0))
-        where = "\n  ".join(found) or "in the part of another process"
-        raise BadIdError(f"ids out of range, nothing of the batch is used:\n  {where}")
+        plan = self.embeddings.plan
+        rows = {table.name: table.rows for table in plan.tables}
+        return BatchChecker(plan.features, rows, on_bad_id=self._on_bad_id)
 
     def restore(self, state: TrainState) -> None:
         """Takes over a state, of a checkpoint say, that is shaped like the current."""
@@ -437,13 +386,6 @@ class Trainer:
     def _clear_halt(self) -> None:
         halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
         self.state = self.state._replace(halted=halted)
-
-
-class _Copied(NamedTuple):
-    """A batch, and its copy on the devices."""
-
-    batch: Batch
-    on_devices: DeviceBatch
 
 
 class _Flight(NamedTuple):

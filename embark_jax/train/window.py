@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from embark_jax.train.metrics import EvalAccumulator
-from embark_jax.train.trainer import STEPS_IN_FLIGHT, StepResult
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
 
 MIN_TIMED_STEPS = 10
 """Over fewer steps nothing is said of throughput: the time of one of them varies."""

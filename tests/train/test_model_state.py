@@ -16,7 +16,7 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 
 BATCH, DENSE, STEPS = 32, 3, 50
 TABLES = (ej.TableSpec("user", 60, 4), ej.TableSpec("item", 20, 4))

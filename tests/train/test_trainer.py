@@ -20,13 +20,9 @@ from embark_jax.planner import Placement, Plan, Wire
 from embark_jax.planner.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import put_batch
+from embark_jax.train.results import BadIdError, NonFiniteLossError
 from embark_jax.train.step import TrainState
-from embark_jax.train.trainer import (
-    STEPS_IN_FLIGHT,
-    BadIdError,
-    NonFiniteLossError,
-    Trainer,
-)
+from embark_jax.train.trainer import STEPS_IN_FLIGHT, Trainer
 
 BATCH, DENSE, ROWS = 32, 2, 64
 TABLES = (TableSpec("a", ROWS, 4), TableSpec("b", ROWS, 4))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embark_jax.train.trainer import STEPS_IN_FLIGHT, StepResult
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
 from embark_jax.train.window import MIN_TIMED_STEPS, Window
 
 BATCH = 4
