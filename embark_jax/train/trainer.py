@@ -159,8 +159,7 @@ class Trainer:
           dataset: its batch ``step`` is a pure function of the step.
           steps: number of the last step.
           callback: called with each step, in order, once it is certain.
-          progress: whether to show a progress bar; None shows one in a terminal and in
-            a notebook.
+          progress: whether to show a bar; None does in a terminal and in a notebook.
 
         Returns:
           The last step; None if the state was at ``steps`` already.
