@@ -14,7 +14,7 @@ import pytest
 
 from tests import runs
 
-STEPS, EVERY = 40, 5
+STEPS, EVERY = 24, 5
 ROWS = 400_000
 """Enough that a checkpoint takes a while to write: 13 MB."""
 OVERRIDES = (

@@ -135,9 +135,22 @@ def compile_large(cluster, batch, optimizer):
     )
 
 
-@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+LARGE_CASES = [
+    (cluster, optimizer)
+    for cluster in ("dp", "rb", "ub")
+    for optimizer in (SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1))
+]
+
+
+# Each cluster and each optimizer is there; LazyAdam has most to update.
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)], ids=str
+    ("cluster", "optimizer"),
+    [
+        pytest.param(*case, marks=[] if quick else [pytest.mark.slow])
+        for case in LARGE_CASES
+        for quick in [isinstance(case[1], LazyAdam) or case[0] == "rb"]
+    ],
+    ids=str,
 )
 def test_tables_are_updated_in_place(cluster, optimizer):
     compiled, state = compile_large(cluster, 2048, optimizer)
