@@ -7,12 +7,18 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from embark_jax.tables import PADDING_ID
 
-def in_table(ids: jax.Array, rows: int) -> jax.Array:
-    """Whether each id is a row of a table of so many."""
-    if rows > jnp.iinfo(ids.dtype).max:
-        return ids >= 0
-    return (ids >= 0) & (ids < rows)
+
+def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """The ids, with padding for those that are no row of a table of so many; and how
+    many those are, ``[]`` int32. All of an id of 64 bits is looked at, in any mode."""
+    with jax.enable_x64(ids.dtype == jnp.int64):
+        valid = ids >= 0
+        if rows <= jnp.iinfo(ids.dtype).max:
+            valid &= ids < rows
+        bad = (~valid & (ids != PADDING_ID)).sum(dtype=jnp.int32)
+        return jnp.where(valid, ids, PADDING_ID), bad
 
 
 def mean_factor(

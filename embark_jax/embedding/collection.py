@@ -12,7 +12,7 @@ from embark_kernels import Implementation, RowOptimizer, choose
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from embark_jax.embedding.bags import in_table, mean_factor
+from embark_jax.embedding.bags import mask_bad, mean_factor
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
@@ -27,7 +27,7 @@ from embark_jax.embedding.row_updates import StorageRoute, update_block
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.wire import FLOAT32, Wire
-from embark_jax.tables import PADDING_ID, embedding_shapes
+from embark_jax.tables import embedding_shapes
 
 Storages = dict[str, jax.Array]
 """By storage name: ``[devices * slots_per_device, width]`` float32; a replicated one
@@ -194,10 +194,9 @@ class EmbeddingCollection:
         self._check_arrays("weights", weights, sorted(self._weighted), floats)
 
         def route(ids, weights):
-            valid = {n: in_table(each, self._rows[n]) for n, each in ids.items()}
-            bad = [(~valid[n] & (ids[n] != PADDING_ID)).sum() for n in features]
-            bad = jnp.stack(bad).astype(jnp.int32)
-            ids = {n: jnp.where(valid[n], ids[n], PADDING_ID) for n in features}
+            masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
+            ids = {n: each for n, (each, _) in masked.items()}
+            bad = jnp.stack([count for _, count in masked.values()])
             storages, needs = {}, {}
             for name, cluster in self._clusters.items():
                 columns, factors = self._columns(cluster.index, ids, weights)
