@@ -137,6 +137,8 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
         "  dense_optimizer.learning_rate is 0.01 in the run so far, 0.5 here\n"
         "  train.eval_every is 2 in the run so far, 1 here\n"
         "  train.steps is 6 in the run so far, 9 here\n"
+    ) in outcome.out
+    assert (
         f"warning: {log}, line 2: no JSON object with a step; moved to "
         f"{workdir}/metrics.damaged\n"
     ) in outcome.out

@@ -28,6 +28,15 @@ train: {batch_size: 32, steps: 12, log_every: 1, eval_every: 6}
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_terminal():
+    """A process that was started in the background may ignore Ctrl-C; so would those
+    that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def config(tmp_path) -> Path:
     return runs.write_config(tmp_path, CONFIG)

@@ -280,7 +280,9 @@ def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
     identities = []
     for name in "abc":
         data = {"kind": "prepared", "path": tmp_path / name}
-        config = ExperimentConfig(data=data, model={"kind": "dcn"})
+        config = ExperimentConfig(
+            data=data, model={"kind": "dcn"}, train={"batch_size": 16}
+        )
         identities.append(experiment.build(config).data_order)
     assert identities[0] == identities[1] != identities[2]
 
