@@ -185,7 +185,7 @@ def test_a_missing_checkpoint_is_told(saved, tmp_path):
 def test_what_a_killed_write_left_goes_when_a_run_goes_on(saved, tmp_path):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
-    left = shutil.copytree(copied / "4", copied / "5.orbax-checkpoint-tmp")
+    left = shutil.copytree(copied / "4", copied / "5.tmp")
     with Checkpointer(copied, identity, keep=None) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
