@@ -32,6 +32,13 @@ class HeldRows(NamedTuple):
     first: int
     count: int
 
+    def part(self, begin: int, count: int) -> slice | np.ndarray:
+        """Selects some of them, as ``among`` does all."""
+        if not isinstance(self.among, slice):
+            return self.among[begin : begin + count]
+        first = self.among.start + begin * self.among.step
+        return slice(first, first + count * self.among.step, self.among.step)
+
 
 @dataclasses.dataclass(frozen=True)
 class TableLayout:

@@ -13,7 +13,7 @@ from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.checkpoint import CheckpointError, chosen_steps
 from embark_jax.train.checkpoint.checkpointer import READING_BYTES
 from embark_jax.train.checkpoint.folder import CheckpointFolder
-from embark_jax.train.checkpoint.reading import SavedCheckpoint
+from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces_of_table
 
 
 class SavedModel:
@@ -76,12 +76,11 @@ class SavedModel:
         rows = np.empty((table.rows, table.dim), np.float32)
 
         def read(piece: range) -> None:
-            rows[piece.start : piece.stop] = self._saved.table_rows(
-                place, name, piece.start, piece.stop
-            )
+            into = rows[piece.start : piece.stop]
+            self._saved.table_rows(place, name, piece, into)
 
         try:
-            pieces = self._saved.pieces_of_table(place, name)
+            pieces = pieces_of_table(place, 4 * table.dim)
             for _ in self._saved.in_threads(read, pieces):
                 pass
         except CheckpointError as error:

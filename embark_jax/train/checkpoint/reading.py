@@ -26,7 +26,7 @@ from embark_jax.train.checkpoint.manifest import (
 )
 
 READING_THREADS = 4
-LEAST_ROWS = 4096
+LEAST_ROWS = 1024
 """Of a table that are read together: more than are dealt."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -56,12 +56,11 @@ class SavedCheckpoint:
         except BaseException:
             self.close()
             raise
-        # For each that waits: what was read of it, its rows, and those in order.
-        pieces = max(2, min(READING_THREADS + 2, memory_bytes // (4 * PIECE_BYTES)))
-        self._ahead = pieces - 1
-        self._threads = min(READING_THREADS, pieces)
-        self.piece_bytes = min(PIECE_BYTES, memory_bytes // (4 * pieces))
-        self._buffers = Buffers(pieces * PIECE_BYTES)
+        # Of each piece that is read: as it is on disk, in order, and as it shall lie.
+        pieces = memory_bytes // (3 * PIECE_BYTES)
+        self._ahead = min(max(1, pieces - 1), READING_THREADS + 2)
+        self._threads = min(READING_THREADS, self._ahead + 1)
+        self.buffers = Buffers(3 * (self._ahead + 1) * PIECE_BYTES)
 
     def __enter__(self) -> SavedCheckpoint:
         return self
@@ -83,7 +82,9 @@ class SavedCheckpoint:
         found = np.empty(saved.shape, np.dtype(saved.dtype))
         for block in saved.blocks:
             data = np.empty(block.shape, found.dtype)
-            self._read(block.file, block.offset, data)
+            flat = data.reshape(-1).view(np.uint8)
+            for begin, part in self._read(block.file, block.offset, len(flat), 1):
+                flat[begin : begin + len(part)] = part
             where = zip(block.begin, block.shape, strict=True)
             found[tuple(slice(begin, begin + n) for begin, n in where)] = data
         return found
@@ -94,10 +95,18 @@ class SavedCheckpoint:
             raise CheckpointError(f"{NAME} has no array {name!r}")
         return self.manifest.arrays[name]
 
-    def read_rows(self, name: str, begin: int, into: np.ndarray) -> None:
-        """Copies rows of ``[rows, width]`` from ``begin`` on into ``[n, width]``."""
+    def rows(
+        self, name: str, begin: int, count: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Rows of ``[rows, width]`` from ``begin`` on, in parts.
+
+        Yields:
+          How many rows came before, and the next; they are overwritten thereafter.
+        """
         saved, done = self.find(name), 0
-        while done < len(into):
+        dtype, width = np.dtype(saved.dtype), saved.shape[1]
+        row_bytes = width * dtype.itemsize
+        while done < count:
             row = begin + done
             block = next(
                 each
@@ -105,52 +114,42 @@ class SavedCheckpoint:
                 if each.begin[0] <= row < each.begin[0] + each.shape[0]
             )
             inside = row - block.begin[0]
-            count = min(len(into) - done, block.shape[0] - inside)
-            offset = block.offset + inside * into.shape[1] * into.itemsize
-            self._read(block.file, offset, into[done : done + count])
-            done += count
+            here = min(count - done, block.shape[0] - inside)
+            offset = block.offset + inside * row_bytes
+            for _, part in self._read(block.file, offset, here * row_bytes, row_bytes):
+                rows = part.view(dtype).reshape(-1, width)
+                yield done, rows
+                done += len(rows)
 
     def table_rows(
         self,
         table: TableLayout,
         name: str,
-        begin: int,
-        end: int,
+        rows: range,
+        into: np.ndarray,
         wanted: Callable[[int, int], bool] = lambda row_shard, column_shard: True,
-    ) -> np.ndarray:
-        """``[end - begin, dim or 1]`` rows of a table, whatever plan wrote them.
+    ) -> None:
+        """Rows of a table, whatever plan wrote them.
 
         Args:
           table: of this checkpoint.
           name: of an array of the table's storage.
-          begin, end: the rows.
+          rows: their numbers.
+          into: ``[rows, dim]``, or ``[rows, 1]`` of a state with one value a row.
           wanted: tells of the table's shards which are needed; what others hold is not
-            read, and undefined.
+            read.
         """
-        saved = self.find(name)
-        width = saved.shape[1]
-        whole = width == table.width  # else one value a row, the same for all columns
-        rows = np.empty((end - begin, table.dim if whole else 1), np.dtype(saved.dtype))
+        width = self.find(name).shape[1]
         for j in range(table.row_shards):
-            held = table.held_rows(j, begin, end)
-            if not held.count:
-                continue
-            part = np.empty((held.count, width), rows.dtype)
-            for k in range(table.column_shards if whole else 1):
-                if wanted(j, k):
-                    slot = table.first_slots[j][k] + held.first
-                    self.read_rows(name, slot, part)
-                    rows[held.among, k * width : (k + 1) * width] = part
-        return rows
-
-    def pieces_of_table(self, table: TableLayout, name: str) -> Iterator[range]:
-        """The rows of a table in parts as large as memory allows."""
-        row_bytes = 4 * (table.dim if self.find(name).shape[1] > 1 else 1)
-        step = max(LEAST_ROWS, self.piece_bytes // row_bytes)
-        return (
-            range(begin, min(begin + step, table.rows))
-            for begin in range(0, table.rows, step)
-        )
+            held = table.held_rows(j, rows.start, rows.stop)
+            # A state with one value a row has it in all column shards.
+            for k in range(into.shape[1] // width):
+                if not held.count or not wanted(j, k):
+                    continue
+                slot = table.first_slots[j][k] + held.first
+                for done, part in self.rows(name, slot, held.count):
+                    where = held.part(done, len(part))
+                    into[where, k * width : (k + 1) * width] = part
 
     def in_threads(
         self, function: Callable[[Item], Result], items: Iterable[Item]
@@ -165,20 +164,32 @@ class SavedCheckpoint:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
-            finally:
+            except BaseException as error:
+                self.buffers.fail(error)
                 pool.shutdown(cancel_futures=True)
+                raise
 
-    def _read(self, file: str, offset: int, into: np.ndarray) -> None:
-        """Fills a contiguous array."""
-        data, reader = into.reshape(-1).view(np.uint8), self._files[file]
-        buffer, done = self._buffers.take(), 0
+    def _read(
+        self, file: str, offset: int, size: int, unit: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Bytes of a file in parts of whole units, and where each part begins."""
+        buffer, done = self.buffers.take(), 0
         try:
-            while done < len(data):
+            while done < size:
                 begin = offset + done
                 # As many whole checked parts as the buffer takes.
                 most = begin // CHECKED_BYTES * CHECKED_BYTES + PIECE_BYTES - begin
-                count = min(len(data) - done, most)
-                data[done : done + count] = reader.read(begin, begin + count, buffer)
+                count = min(size - done, most // unit * unit)
+                yield done, self._files[file].read(begin, begin + count, buffer)
                 done += count
         finally:
-            self._buffers.give(buffer)
+            self.buffers.give(buffer)
+
+
+def pieces_of_table(table: TableLayout, row_bytes: int) -> Iterator[range]:
+    """The rows of a table in parts that fit a buffer."""
+    step = 1 << max(LEAST_ROWS, PIECE_BYTES // row_bytes).bit_length() - 1
+    return (
+        range(begin, min(begin + step, table.rows))
+        for begin in range(0, table.rows, step)
+    )

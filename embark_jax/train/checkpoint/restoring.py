@@ -9,7 +9,7 @@ that are there are overwritten in place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from embark_jax.embedding.logical import TableLayout
 from embark_jax.train.checkpoint.errors import CheckpointError
 from embark_jax.train.checkpoint.files import PIECE_BYTES
 from embark_jax.train.checkpoint.manifest import Manifest
-from embark_jax.train.checkpoint.reading import SavedCheckpoint
+from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces_of_table
 
 
 def restore_tables(
@@ -78,6 +78,18 @@ def restore_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Arr
     return found
 
 
+class _Found(NamedTuple):
+    """Rows on their way to devices.
+
+    Attributes:
+      buffer: that they are in.
+      parts: rows of an array that follow each other, and the number of the first.
+    """
+
+    buffer: np.ndarray
+    parts: list[tuple[int, np.ndarray]]
+
+
 class _Block(NamedTuple):
     """Rows of an array on one device: ``data``, from ``begin`` on."""
 
@@ -104,6 +116,12 @@ class _Blocks:
         """The rows that this process has, each once."""
         found = {(begin, len(data)) for begin, data in self._blocks}
         return [range(begin, begin + count) for begin, count in sorted(found)]
+
+    def rows_in(self, buffer: np.ndarray, count: int, width: int) -> np.ndarray:
+        """``[count, width]`` at the beginning of a buffer."""
+        dtype = np.dtype(self._like.dtype)
+        size = count * width * dtype.itemsize
+        return buffer[:size].view(dtype).reshape(count, width)
 
     def have(self, row: int) -> bool:
         return any(row in each for each in self.ranges)
@@ -134,6 +152,15 @@ class _Blocks:
 @functools.partial(jax.jit, donate_argnums=0)
 def _overwrite(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(data, rows, first, axis=0)
+
+
+def _put_all(
+    saved: SavedCheckpoint, all_found: Iterable[_Found], blocks: _Blocks
+) -> None:
+    for found in all_found:
+        for first, rows in found.parts:
+            blocks.put(first, rows)
+        saved.buffers.give(found.buffer)
 
 
 def _storage_of(name: str) -> str:
@@ -168,15 +195,15 @@ def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
         for rows in blocks.ranges
         for begin in range(rows.start, rows.stop, step)
     ]
-    dtype = np.dtype(saved.find(name).dtype)
 
-    def read(piece: range) -> tuple[int, np.ndarray]:
-        rows = np.empty((len(piece), blocks.width), dtype)
-        saved.read_rows(name, piece.start, rows)
-        return piece.start, rows
+    def read(piece: range) -> _Found:
+        buffer = saved.buffers.take()
+        rows = blocks.rows_in(buffer, len(piece), blocks.width)
+        for done, part in saved.rows(name, piece.start, len(piece)):
+            rows[done : done + len(part)] = part
+        return _Found(buffer, [(piece.start, rows)])
 
-    for first, rows in saved.in_threads(read, pieces):
-        blocks.put(first, rows)
+    _put_all(saved, saved.in_threads(read, pieces), blocks)
 
 
 def _copy_table(
@@ -201,21 +228,24 @@ def _copy_table(
             for j, k in mine
         )
 
-    def read(piece: range) -> list[tuple[int, np.ndarray]]:
-        bounds = piece.start, piece.stop
-        rows = saved.table_rows(there, source, *bounds, wanted)
-        found = []
+    def read(piece: range) -> _Found:
+        in_order, sorted_ = saved.buffers.take(), saved.buffers.take()
+        rows = blocks.rows_in(in_order, len(piece), here.dim if whole else 1)
+        saved.table_rows(there, source, piece, rows, wanted)
+        parts, used = [], 0
         for j, k in mine:
-            held = here.held_rows(j, *bounds)
-            if held.count:
-                columns = slice(k * here.width, (k + 1) * here.width)
-                part = rows[held.among, columns if whole else slice(None)]
-                slot = here.first_slots[j][k] + held.first
-                found.append((slot, np.ascontiguousarray(part)))
-        return found
+            held = here.held_rows(j, piece.start, piece.stop)
+            if not held.count:
+                continue
+            part = blocks.rows_in(sorted_[used:], held.count, blocks.width)
+            columns = slice(k * blocks.width, (k + 1) * blocks.width)
+            part[:] = rows[held.among, columns if whole else slice(None)]
+            used += part.nbytes
+            parts.append((here.first_slots[j][k] + held.first, part))
+        saved.buffers.give(in_order)
+        return _Found(sorted_, parts)
 
     if mine:
-        pieces = saved.pieces_of_table(there, source)
-        for parts in saved.in_threads(read, pieces):
-            for first, rows in parts:
-                blocks.put(first, rows)
+        row_bytes = blocks.row_bytes * here.column_shards
+        pieces = pieces_of_table(there, row_bytes)
+        _put_all(saved, saved.in_threads(read, pieces), blocks)
