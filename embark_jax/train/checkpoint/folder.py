@@ -21,7 +21,9 @@ TEMPORARY = ".tmp"
 FAILED = "failed-"
 """A process that cannot write its part leaves the reason in such a file."""
 ORBAX_NAME = "_CHECKPOINT_METADATA"
-"""Of checkpoints of version 0, which Orbax wrote."""
+"""In checkpoints of version 0, which Orbax wrote."""
+ORBAX_SUFFIX = ".orbax"
+"""Of those that are being converted."""
 PATIENCE_S = 3600.0
 """How much slower than another's the disk of a process may be."""
 GLANCE_S = 0.05
@@ -74,13 +76,17 @@ class CheckpointFolder:
         """
         if not self.path.is_dir():
             return []
-        steps = sorted(int(p.name) for p in self.path.iterdir() if p.name.isdigit())
-        if steps and (self.path / str(steps[-1]) / ORBAX_NAME).exists():
+        names = [path.name for path in self.path.iterdir()]
+        steps = sorted(int(name) for name in names if name.isdigit())
+        of_orbax = [s for s in steps if (self.path / str(s) / ORBAX_NAME).exists()]
+        unfinished = [name for name in names if name.endswith(ORBAX_SUFFIX)]
+        if unfinished or (steps and steps[-1] in of_orbax):
+            newest = self.path / str((unfinished or steps)[-1])
             raise CheckpointError(
-                f"{self.path / str(steps[-1])}: is of version 0, written with Orbax; "
+                f"{newest}: is of version 0, which Orbax wrote; "
                 f"embark checkpoint convert {self.path} makes it one of this version"
             )
-        return [s for s in steps if not (self.path / str(s) / ORBAX_NAME).exists()]
+        return [step for step in steps if step not in of_orbax]
 
     def temporary(self, step: int) -> Path:
         """Where the checkpoint is written."""

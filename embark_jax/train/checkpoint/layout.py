@@ -39,7 +39,7 @@ def named_arrays(state: TrainState, tables: bool) -> dict[str, Any]:
         for name, value in state._asdict().items()
         if name not in NOT_SAVED and (name in TABLE_FIELDS) == tables
     }
-    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(wanted)}
+    return {array_name(path): leaf for path, leaf in jax.tree.leaves_with_path(wanted)}
 
 
 def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainState:
@@ -48,11 +48,12 @@ def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainStat
         name: value for name, value in state._asdict().items() if name not in NOT_SAVED
     }
     return state._replace(
-        **jax.tree.map_with_path(lambda path, _: arrays[_name(path)], fields)
+        **jax.tree.map_with_path(lambda path, _: arrays[array_name(path)], fields)
     )
 
 
-def _name(path: Sequence[Any]) -> str:
+def array_name(path: Sequence[Any]) -> str:
+    """Of an array by its path in the state."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
     return name.removesuffix(".value")  # of nnx.Variable
 
