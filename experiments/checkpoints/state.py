@@ -52,7 +52,7 @@ def make_plan(gigabytes: float, devices: int, way: str) -> Plan:
 
 
 def make_state(plan: Plan, filled: bool) -> tuple[TrainState, EmbeddingCollection]:
-    """A state of zeros, or in which each value tells its row and column in the array."""
+    """A state of zeros, or of values that tell their row and column in the array."""
     embeddings = EmbeddingCollection(plan, plan.make_mesh())
     scalar = jax.jit(
         lambda: jnp.zeros((), jnp.int32),
@@ -70,6 +70,7 @@ def make_state(plan: Plan, filled: bool) -> tuple[TrainState, EmbeddingCollectio
         halted=scalar,
         params={},
         dense_state={},
+        model_state={},
         storages=storages,
         embedding_state=embeddings.init_optimizer(RowwiseAdagrad(0.1)),
     )
@@ -85,10 +86,10 @@ def check(state: TrainState, plan: Plan, source: Plan) -> None:
         for begin in (0, layout.rows // 3, layout.rows - ROWS):
             found = np.zeros((ROWS, DIM), np.float32)
             expected = np.zeros((ROWS, DIM), np.float32)
-            for j, k, among, slots in _shards(layout, begin):
+            for k, among, slots in _shards(layout, begin):
                 columns = slice(k * layout.width, (k + 1) * layout.width)
                 found[among, columns] = array[slots.start : slots.stop]
-            for j, k, among, slots in _shards(theirs[table], begin):
+            for k, among, slots in _shards(theirs[table], begin):
                 width = theirs[table].width
                 columns = slice(k * width, (k + 1) * width)
                 numbers = np.array(slots)[:, None] * width + np.arange(width)
@@ -101,7 +102,7 @@ def _shards(layout: TableLayout, begin: int):
         held = layout.held_rows(j, begin, begin + ROWS)
         for k in range(layout.column_shards):
             first = layout.first_slots[j][k] + held.first
-            yield j, k, held.among, range(first, first + held.count)
+            yield k, held.among, range(first, first + held.count)
 
 
 def _fill(shape: tuple[int, int]) -> jax.Array:

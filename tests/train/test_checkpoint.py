@@ -278,7 +278,7 @@ def test_of_two_writers_one_is_refused(saved, tmp_path):
 def test_saving_copies_nothing_that_is_donated(tmp_path):
     # A view that is left of a block would make the next step copy the whole storage.
     setup, other = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=1")
-    list(other.fit(setup.dataset, 1))
+    other.fit(setup.dataset, 1)
 
     def places():
         storages = other.state.storages.values()
@@ -287,12 +287,12 @@ def test_saving_copies_nothing_that_is_donated(tmp_path):
     before = places()
     with Checkpointer(tmp_path / "run", setup.identity, keep=1) as checkpoints:
         checkpoints.save(other.state, 1, other.embeddings, BAD_IDS)
-        list(other.fit(setup.dataset, 2))
+        other.fit(setup.dataset, 2)
         assert places() == before
         state, _ = checkpoints.restore(other.state, other.embeddings)
     other.restore(state)
     assert places() == before
-    list(other.fit(setup.dataset, 2))
+    other.fit(setup.dataset, 2)
     assert places() == before
 
 
