@@ -71,13 +71,14 @@ def build(plan, logical):
         }
 
     of_states = {kind: arrays(kind) for kind in (WIDE, NARROW)}
-    key = jax.random.key(int(abs(next(iter(logical.values()))[0, 0]) * 1e6))
+    seed = int(abs(next(iter(logical.values()))[0, 0]) * 1e6)
+    key = jax.jit(lambda: jax.random.key(seed), out_shardings=replicated)()
     state = TrainState(
         step=put(np.int32(7)),
         halted=put(np.bool_(False)),
         params={"w": put(next(iter(logical.values()))[:1])},
         dense_state=(),
-        model_state={"key": jax.device_put(key, replicated)},
+        model_state={"key": key},
         storages=arrays(""),
         embedding_state={
             s.name: {kind: of_states[kind][s.name] for kind in of_states}

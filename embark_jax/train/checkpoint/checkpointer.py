@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -146,16 +147,22 @@ class Checkpointer:
             },
             table_layouts(embeddings.plan.storages),
         )
+        memory = self._memory_bytes or _memory_share()
+        writer, problem = None, ""
         try:
             folder = self._folder.begin(step)
-            memory = self._memory_bytes or free_memory_bytes() // 2
-            writer = StateWriter(folder, arrays, layout, embeddings.mesh, memory)
             if jax.process_index() == 0:
                 (folder / PLAN_NAME).write_text(embeddings.plan.to_json())
                 write_file(folder / NAME, manifest.to_json().encode())
+            writer = StateWriter(folder, arrays, layout, embeddings.mesh, memory)
         except OSError as error:
-            raise self._failed(step, error) from error
-        tell_all("")  # else the others' next step would wait for a slow disk here
+            problem = _reason(error)
+        # Without it the others' next step would wait for a slow disk here.
+        problems = [each for each in tell_all(problem) if each]
+        if writer is None or problems:
+            if writer is not None:
+                writer.abandon()
+            raise self._failed(step, problems[0])
         copied_s = time.monotonic() - begin
 
         def complete():
@@ -163,7 +170,7 @@ class Checkpointer:
                 writer.finish(lambda line: self._say(f"checkpoint {step}: {line}"))
                 self._complete(step, manifest)
             except (OSError, CheckpointError) as error:
-                self._error = self._failed(step, error)
+                self._error = self._failed(step, _reason(error))
                 return
             seconds = time.monotonic() - begin
             self._say(
@@ -212,8 +219,8 @@ class Checkpointer:
                     restored = _state(saved, state, tables, embeddings)
             except ForeignCheckpointError:
                 raise
-            except CheckpointError as error:
-                problem = f"{folder}: is damaged ({error})"
+            except (CheckpointError, OSError) as error:
+                problem = f"{folder}: is damaged ({_reason(error)})"
             problems = [each for each in tell_all(problem) if each]
             if restored is not None and not problems:
                 seconds = time.monotonic() - begin
@@ -255,10 +262,7 @@ class Checkpointer:
             error, self._error = self._error, None
             raise error
 
-    def _failed(self, step: int, error: Exception) -> CheckpointError:
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            reason = error.strerror or reason
+    def _failed(self, step: int, reason: str) -> CheckpointError:
         with contextlib.suppress(OSError):
             self._folder.give_up(step, jax.process_index(), reason)
         left = "there is none yet"
@@ -278,6 +282,16 @@ class Checkpointer:
             raise ForeignCheckpointError(
                 f"{saved.folder}: belongs to another experiment:\n  {lines}"
             )
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _memory_share() -> int:
+    """Of half of what is free, for each process of this host."""
+    hosts = tell_all(platform.node())
+    return free_memory_bytes() // 2 // hosts.count(platform.node())
 
 
 def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[int]:

@@ -100,14 +100,15 @@ class FileWriter:
 
     def close(self) -> None:
         """Comes back when everything is on the disk."""
-        try:
-            os.fsync(self._file)
-        finally:
-            os.close(self._file)
+        os.fsync(self._file)
+        self.abandon()
         _write_sums(self._path, self._sums)
 
     def abandon(self) -> None:
-        os.close(self._file)
+        """Closes the file without its checksums: it is not complete."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from embark_jax.train.checkpoint.errors import CheckpointError
 from embark_jax.train.checkpoint.files import PIECE_BYTES, Buffers, FileWriter
 from embark_jax.train.checkpoint.layout import (
     Layout,
@@ -92,8 +93,8 @@ class StateWriter:
             for name, size in self._files.items():
                 self._writers[name] = FileWriter(folder / name, size)
             self._copy(parts)
-        except BaseException as error:
-            self._abandon(error)
+        except BaseException:
+            self.abandon()
             raise
 
     @property
@@ -116,10 +117,17 @@ class StateWriter:
             for write in self._writes:
                 write.result()
             list(self._pool.map(FileWriter.close, self._writers.values()))
-        except BaseException as error:
-            self._abandon(error)
+        except BaseException:
+            self.abandon()
             raise
         self._pool.shutdown()
+
+    def abandon(self) -> None:
+        """Writes no more."""
+        self._buffers.fail(CheckpointError("the checkpoint was given up"))
+        self._pool.shutdown(cancel_futures=True)
+        for writer in self._writers.values():
+            writer.abandon()
 
     def _copy(self, parts: Mapping[str, Sequence[_Part]]) -> None:
         pieces = [
@@ -163,12 +171,6 @@ class StateWriter:
             raise
         self._buffers.give(buffer)
         self.written += size
-
-    def _abandon(self, error: BaseException) -> None:
-        self._buffers.fail(error)
-        self._pool.shutdown(cancel_futures=True)
-        for writer in self._writers.values():
-            writer.abandon()
 
 
 def _parts(
