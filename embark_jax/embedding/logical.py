@@ -147,9 +147,18 @@ def export_table(
         held = layout.held_rows(j, 0, layout.rows)
         for k in range(layout.column_shards if whole else 1):
             first = layout.first_slots[j][k] + held.first
-            part = np.asarray(array[first : first + held.count])
+            part = _rows_on_device(array, first, held.count)
             rows[held.among, k * width : (k + 1) * width] = part
     return rows
+
+
+def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
+    """Rows that one device holds; slicing the whole array would gather it."""
+    for shard in array.addressable_shards:
+        begin = shard.index[0].start or 0
+        if begin <= first < begin + len(shard.data):
+            return np.asarray(shard.data)[first - begin : first - begin + count]
+    raise ValueError(f"row {first} of {array.shape} is on a device of another process")
 
 
 def _table_layout(storage: Storage, placement: Placement) -> TableLayout:

@@ -29,8 +29,8 @@ def make_plan(gigabytes: float, devices: int, way: str) -> Plan:
     Args:
       gigabytes: of the tables together.
       devices: of the mesh.
-      way: "rows" splits each in RB by rows over all devices, "columns" in UB by two
-        columns and half as many rows, "unique" in UB by rows, from the last device on.
+      way: "rows" splits each in UB by rows over all devices, "columns" in UB by two
+        columns and half as many rows, "pooled" in RB by rows, from the last device on.
     """
     rows = int(gigabytes * 1e9 / (4 * DIM * TABLES)) // 64 * 64
     tables = [TableSpec(f"t{i}", rows, DIM) for i in range(TABLES)]
@@ -39,9 +39,9 @@ def make_plan(gigabytes: float, devices: int, way: str) -> Plan:
     placed = []
     for table in tables:
         if way == "rows":
-            placed.append(Placement(table, "rb", devices, 1, owners))
-        elif way == "unique":
-            placed.append(Placement(table, "ub", devices, 1, owners[::-1]))
+            placed.append(Placement(table, "ub", devices, 1, owners))
+        elif way == "pooled":
+            placed.append(Placement(table, "rb", devices, 1, owners[::-1]))
         else:
             shards = max(1, devices // 2)
             over = tuple(i % devices for i in range(2 * shards))
@@ -88,13 +88,24 @@ def check(state: TrainState, plan: Plan, source: Plan) -> None:
             expected = np.zeros((ROWS, DIM), np.float32)
             for k, among, slots in _shards(layout, begin):
                 columns = slice(k * layout.width, (k + 1) * layout.width)
-                found[among, columns] = array[slots.start : slots.stop]
+                found[among, columns] = _rows(array, slots)
             for k, among, slots in _shards(theirs[table], begin):
                 width = theirs[table].width
                 columns = slice(k * width, (k + 1) * width)
-                numbers = np.array(slots)[:, None] * width + np.arange(width)
+                numbers = np.arange(slots.start, slots.stop)[
+                    :, None
+                ] * width + np.arange(width)
                 expected[among, columns] = numbers & MASK
             np.testing.assert_array_equal(found, expected)
+
+
+def _rows(array: jax.Array, rows: range) -> np.ndarray:
+    """Of the one device that has them."""
+    for shard in array.addressable_shards:
+        begin = shard.index[0].start or 0
+        if rows.start in range(begin, begin + len(shard.data)):
+            return np.asarray(shard.data)[rows.start - begin : rows.stop - begin]
+    raise AssertionError
 
 
 def _shards(layout: TableLayout, begin: int):

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -337,9 +338,10 @@ def _state(
     arrays = dict(tables) | {
         name: restore_array(saved, name, array) for name, array in dense.items()
     }
-    replicated = NamedSharding(embeddings.mesh, PartitionSpec())
-    step = jnp.asarray(saved.manifest.step, jnp.int32)
-    return with_arrays(like, arrays)._replace(
-        step=jax.device_put(step, replicated),
-        halted=jax.device_put(jnp.zeros((), bool), replicated),
+    # device_put would compare the processes' values in a collective.
+    put = jax.jit(
+        lambda *values: values,
+        out_shardings=NamedSharding(embeddings.mesh, PartitionSpec()),
     )
+    step, halted = put(np.int32(saved.manifest.step), np.bool_(False))
+    return with_arrays(like, arrays)._replace(step=step, halted=halted)

@@ -26,6 +26,8 @@ from embark_jax.train.checkpoint.manifest import (
 )
 
 READING_THREADS = 4
+READ_BYTES = PIECE_BYTES - 2 * CHECKED_BYTES
+"""As much as surely fits a buffer, wherever it begins."""
 LEAST_ROWS = 1024
 """Of a table that are read together: more than are dealt."""
 Item = TypeVar("Item")
@@ -168,6 +170,10 @@ class SavedCheckpoint:
                 self.buffers.fail(error)
                 pool.shutdown(cancel_futures=True)
                 raise
+
+    def read(self, file: str, offset: int, size: int, buffer: np.ndarray) -> np.ndarray:
+        """At most ``READ_BYTES`` of a file, verified, as a part of the buffer."""
+        return self._files[file].read(offset, offset + size, buffer)
 
     def _read(
         self, file: str, offset: int, size: int, unit: int

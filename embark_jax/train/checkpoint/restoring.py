@@ -19,9 +19,15 @@ from jax import lax
 
 from embark_jax.embedding.logical import TableLayout
 from embark_jax.train.checkpoint.errors import CheckpointError
-from embark_jax.train.checkpoint.files import PIECE_BYTES
-from embark_jax.train.checkpoint.manifest import Manifest
-from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces_of_table
+from embark_jax.train.checkpoint.manifest import Block, Manifest
+from embark_jax.train.checkpoint.reading import (
+    READ_BYTES,
+    SavedCheckpoint,
+    pieces_of_table,
+)
+
+OVERWRITTEN_BYTES = 1 << 20
+"""At a time, on a device."""
 
 
 def restore_tables(
@@ -131,15 +137,14 @@ class _Blocks:
         for number, (begin, data) in enumerate(self._blocks):
             if not begin <= first < begin + len(data):
                 continue
-            done = 0
-            while done < len(rows):
-                # Few sizes, so that few programs are compiled.
-                count = 1 << (len(rows) - done).bit_length() - 1
+            # Few sizes, so that few programs are compiled: the last part overlaps.
+            most = max(1, OVERWRITTEN_BYTES // self.row_bytes)
+            size = 1 << min(len(rows), most).bit_length() - 1
+            for start in [*range(0, len(rows) - size, size), len(rows) - size]:
                 part = jax.device_put(
-                    rows[done : done + count], data.device, may_alias=True
+                    rows[start : start + size], data.device, may_alias=True
                 )
-                data = _overwrite(data, part, np.int32(first - begin + done))
-                done += count
+                data = _overwrite(data, part, np.int32(first - begin + start))
             # The rows' memory is used again.
             self._blocks[number] = _Block(begin, data.block_until_ready())
 
@@ -189,19 +194,23 @@ def _laid_out_alike(
 
 
 def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
-    step = 1 << max(1, PIECE_BYTES // blocks.row_bytes).bit_length() - 1
+    step = max(1, READ_BYTES // blocks.row_bytes)
+    step = 1 << step.bit_length() - 1
     pieces = [
-        range(begin, min(begin + step, rows.stop))
+        (block, range(begin, min(begin + step, end)))
+        for block in saved.find(name).blocks
         for rows in blocks.ranges
-        for begin in range(rows.start, rows.stop, step)
+        for end in [min(rows.stop, block.begin[0] + block.shape[0])]
+        for begin in range(max(rows.start, block.begin[0]), end, step)
     ]
 
-    def read(piece: range) -> _Found:
+    def read(piece: tuple[Block, range]) -> _Found:
+        block, rows = piece
         buffer = saved.buffers.take()
-        rows = blocks.rows_in(buffer, len(piece), blocks.width)
-        for done, part in saved.rows(name, piece.start, len(piece)):
-            rows[done : done + len(part)] = part
-        return _Found(buffer, [(piece.start, rows)])
+        begin = block.offset + (rows.start - block.begin[0]) * blocks.row_bytes
+        found = saved.read(block.file, begin, len(rows) * blocks.row_bytes, buffer)
+        found = blocks.rows_in(found, len(rows), blocks.width)
+        return _Found(buffer, [(rows.start, found)])
 
     _put_all(saved, saved.in_threads(read, pieces), blocks)
 
