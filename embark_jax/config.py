@@ -264,6 +264,10 @@ class TrainConfig(Config):
     checkpoint_every: PositiveInt | None = None
     """None writes only the last checkpoint."""
     keep_checkpoints: PositiveInt = 3
+    checkpoint_memory: PositiveInt | None = None
+    """Bytes of host memory that a process may take to save and to load. Training stands
+    still for as long as what does not fit takes to write; None is room for all of it,
+    but at most half of the memory that is free."""
 
 
 class ExperimentConfig(Config):

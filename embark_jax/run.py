@@ -105,6 +105,8 @@ def _run(
         workdir / "checkpoints",
         setup.identity | setup.data_order,
         config.train.keep_checkpoints,
+        config.train.checkpoint_memory,
+        functools.partial(say, console),
     ) as checkpoints:
         if resume:
             _resume(config, workdir, trainer, check, checkpoints, console)
@@ -175,14 +177,12 @@ def _resume(
     checkpoints: Checkpointer,
     console: Console,
 ) -> None:
-    """Goes to the newest checkpoint, if there is one, and says what is new."""
+    """Goes to the newest good checkpoint, if there is one, and says what is new."""
     main, changed = jax.process_index() == 0, []
-    if steps := of_process_0(checkpoints.steps):
+    if of_process_0(checkpoints.steps):
         if main:
             changed = history.changes(workdir, config)
-        state, bad_ids = checkpoints.restore(
-            trainer.state, trainer.embeddings, steps[-1]
-        )
+        state, bad_ids = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
         if main:  # which goes on counting for all
             check.bad_ids = bad_ids

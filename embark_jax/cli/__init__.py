@@ -11,6 +11,7 @@ import typer
 
 from embark_jax.cli import (
     bench,
+    checkpoint,
     data,
     doctor,
     errors,
@@ -62,6 +63,7 @@ app.command()(plot.plot)
 app.command()(export.export)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(doctor.doctor)
 
 

@@ -21,7 +21,7 @@ OVERRIDES = (
     *(f"embedding.tables.user.rows={ROWS}", "embedding.optimizer.kind=adagrad"),
     *(f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}"),
 )
-TEMPORARY = "*.orbax-checkpoint-tmp*"
+TEMPORARY = "*.tmp"
 
 
 class Runner:
