@@ -12,7 +12,7 @@ import pytest
 from embark_jax.launch.cluster import free_port
 
 PROCESS = """
-import resource, sys
+import resource, sys, time
 from pathlib import Path
 import jax
 port, index, folder = sys.argv[1:]
@@ -51,7 +51,12 @@ blank, _ = build(plan, zeros)
 moved, other_embeddings = build(other, zeros)
 said = []
 
+(folder / "9.tmp").mkdir(parents=True, exist_ok=True)  # a killed write left it
+tell_all("there")
+if index == 0:  # which clears the folder, before the other writes into it
+    time.sleep(2)
 with Checkpointer(folder, {}, 2, say=said.append) as checkpoints:
+    assert not (folder / "9.tmp").exists()
     for step in (1, 2):
         checkpoints.save(state, step, embeddings, {})
     assert checkpoints.steps == [1, 2]

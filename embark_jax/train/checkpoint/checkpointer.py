@@ -88,8 +88,8 @@ class Checkpointer:
         self._say = say
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
-        if keep is not None and jax.process_index() == 0:
-            self._folder.prepare()
+        if keep is not None:
+            self._prepare()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -173,11 +173,10 @@ class Checkpointer:
             except (OSError, CheckpointError) as error:
                 self._error = self._failed(step, _reason(error))
                 return
-            seconds = time.monotonic() - begin
+            seconds, size = time.monotonic() - begin, writer.size / GIGABYTE
             self._say(
-                f"checkpoint {step}: complete, {writer.size / GIGABYTE:.2f} GB in "
-                f"{seconds:.1f} s, {writer.size / GIGABYTE / seconds:.2f} GB/s; "
-                f"training stood still for {copied_s:.2f} s"
+                f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
+                f"{size / seconds:.2f} GB/s; training waited {copied_s:.2f} s"
             )
 
         self._thread = threading.Thread(target=complete, name="checkpoint", daemon=True)
@@ -245,10 +244,24 @@ class Checkpointer:
         finally:
             self._folder.release()
 
+    def _prepare(self) -> None:
+        """Process 0 clears the folder before any other writes into it."""
+        error, problem = None, ""
+        if jax.process_index() == 0:
+            try:
+                self._folder.prepare()
+            except (OSError, CheckpointError) as caught:
+                error, problem = caught, str(caught)
+        problems = [each for each in tell_all(problem) if each]
+        if error is not None:
+            raise error
+        if problems:
+            raise CheckpointError(problems[0])
+
     def _complete(self, step: int, manifest: Manifest) -> None:
         """Gives the checkpoint its name when all processes have written their parts."""
         if jax.process_index() == 0:
-            self._folder.commit(step, list(manifest.files))
+            self._folder.commit(step, manifest.files)
             if self._keep is not None:
                 self._folder.keep(self._keep)
         else:

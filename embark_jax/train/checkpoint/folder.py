@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from embark_jax.train.checkpoint.errors import CheckpointError
@@ -104,9 +104,13 @@ class CheckpointFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def commit(self, step: int, files: Sequence[str]) -> None:
+    def commit(self, step: int, files: Mapping[str, int]) -> None:
         """Waits until all files are written, by whichever process, and makes them a
         checkpoint.
+
+        Args:
+          step: of the checkpoint.
+          files: the bytes of each.
 
         Raises:
           CheckpointError: if a process could not write its part.
@@ -123,6 +127,9 @@ class CheckpointFolder:
                     f"not come in {PATIENCE_S:.0f} s"
                 )
             time.sleep(GLANCE_S)
+        for name, size in files.items():
+            if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+                raise CheckpointError(f"{name} was taken away or cut")
         sync_folder(folder)
         folder.rename(self.path / str(step))
         sync_folder(self.path)

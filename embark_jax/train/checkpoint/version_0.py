@@ -104,7 +104,7 @@ def _convert(target: CheckpointFolder, step: int, old: Path) -> None:
     }
     manifest = Manifest(step, run["identity"], run["bad_ids"], files, arrays, layouts)
     write_file(folder / NAME, manifest.to_json().encode())
-    target.commit(step, list(files))
+    target.commit(step, files)
 
 
 def _read(item: Path, only: str | None = None) -> Mapping[str, Any]:
