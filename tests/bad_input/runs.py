@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ CHECKPOINTS = [
         "a checkpoint without its tables",
         "run/checkpoints",
         "run/checkpoints/1",
-        damage=lambda: shutil.rmtree("run/checkpoints/1/tables"),
+        damage=lambda: Path("run/checkpoints/1/device-0.bin").unlink(),
     ),
     Case(
         "of another model",
