@@ -26,8 +26,8 @@ from embark_jax.cli.arguments import (
     say,
 )
 from embark_jax.config import ConfigError
-from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.planner.report import Report
+from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
+from embark_jax.planner.report.terminal import Report
 
 
 def plan(
@@ -105,7 +105,7 @@ def plan(
     if out is not None:
         out.write_text(planned.to_json())
     if html is not None:
-        from embark_jax.planner.html import page
+        from embark_jax.planner.report.html import page
 
         html.write_text(page(planned), "utf-8")
     if as_json:

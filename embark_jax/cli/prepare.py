@@ -153,7 +153,7 @@ def synth(
     """Make prepared data for a model: power-law ids, labels of a planted teacher."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
-    from embark_jax.planner.table_list import read_table_list
+    from embark_jax.planner.request.table_list import read_table_list
 
     path = Path(model)
     if not path.is_file():

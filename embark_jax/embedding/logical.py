@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.embedding.positions import find
 from embark_jax.planner import MESH_AXES, Placement, Storage
-from embark_jax.planner.dealing import dealing_of
 
 CHUNK_BYTES = 64 << 20
 """Of rows in flight on a device, for all devices together."""
@@ -32,16 +31,14 @@ class _Shards(NamedTuple):
     Attributes:
       owner, first_slot: ``[row_shards, column_shards]`` int32, padded to the storage's
         largest number of row shards.
-      order, limits: ``[DEALT_ROWS]`` int32 and ``[5]`` int64 of its ``Dealing``.
-      rows, part: ``[]`` int64 rows of the table, and the logical rows that each device
-        keeps.
+      rows, row_shards, part: ``[]`` int64 rows and row shards of the table, and the
+        logical rows that each device keeps.
     """
 
     owner: np.ndarray
     first_slot: np.ndarray
-    order: np.ndarray
-    limits: np.ndarray
     rows: np.int64
+    row_shards: np.int64
     part: np.int64
 
 
@@ -160,15 +157,14 @@ def _chunk_rows(part: int, devices: int, dim: int) -> int:
 
 
 def _shards(storage: Storage, placement: Placement, part: int) -> _Shards:
-    name, dealing = placement.table.name, dealing_of(placement)
+    name = placement.table.name
     most = max(each.row_shards for each in storage.placements)
     padding = ((0, most - placement.row_shards), (0, 0))
     return _Shards(
         np.pad(storage.owners(name), padding).astype(np.int32),
         np.pad(storage.first_slots[name], padding).astype(np.int32),
-        dealing.order,
-        np.array(dealing.limits, np.int64),
         np.int64(placement.table.rows),
+        np.int64(placement.row_shards),
         np.int64(part),
     )
 
@@ -216,9 +212,7 @@ def _compiled(
 
     def slots_of_rows(shards: _Shards, row: jax.Array, k: int) -> jax.Array:
         """``[rows]`` slot on this device; out of range where another holds the row."""
-        row_shard, local_row = find(
-            row, [*shards.limits], jnp.asarray(shards.order)[None], 0
-        )
+        row_shard, local_row = find(row, shards.row_shards)
         held = row < shards.rows
         if not replicated:
             held &= shards.owner[row_shard, k] == lax.axis_index(MESH_AXES)

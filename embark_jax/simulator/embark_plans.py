@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embark_jax.fleet import Fleet
-from embark_jax.planner import traffic
-from embark_jax.planner.candidates import ForcedPlacement
-from embark_jax.planner.cost import StoragePrice
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.search.candidates import ForcedPlacement
+from embark_jax.planner.cost.model import StoragePrice
 from embark_jax.planner.explore import best_plan
-from embark_jax.planner.rates import Rates
+from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.search import Search
-from embark_jax.planner.storage import Cluster, Placement, StorageKind
-from embark_jax.planner.workload import Shape, Workload
+from embark_jax.planner.layout.storage import Cluster, Placement, StorageKind
+from embark_jax.planner.request.workload import Shape, Workload
 from embark_jax.simulator.embark_step import (
     FLOAT_BYTES,
     HALF_BYTES,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from embark_jax.config import ConfigError
 from embark_jax.fleet import Fleet
-from embark_jax.planner.dense import DenseNetwork
-from embark_jax.planner.table_list import TableList, dense_optimizer_of
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
+from embark_jax.planner.request.workload import Workload
 from embark_jax.simulator.dense import DType
 from embark_jax.tables import FeatureSpec, TableSpec
 

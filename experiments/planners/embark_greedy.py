@@ -19,8 +19,8 @@ import numpy as np
 from baselines import Features, Placements, Tables, rows_over
 
 from embark_jax.planner import EmbarkModel, Placement, Workload
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.workload import Shape, TableUse, table_use
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.request.workload import Shape, TableUse, table_use
 
 ROUNDS = 20
 TABLE_GIB = (60, 20)

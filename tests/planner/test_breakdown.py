@@ -7,12 +7,12 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
-from embark_jax.planner.breakdown import break_down
-from embark_jax.planner.cost import ProgramModel
+from embark_jax.planner.cost.breakdown import break_down
+from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.dealing import deal
-from embark_jax.planner.predict import predict
-from embark_jax.planner.reasons import reason, split, times
-from embark_jax.planner.workload import Shape, TableUse, Workload
+from embark_jax.planner.cost.predict import predict
+from embark_jax.planner.report.reasons import reason, split, times
+from embark_jax.planner.request.workload import Shape, TableUse, Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 

@@ -16,9 +16,9 @@ from embark_jax.planner import (
     plan,
     predict,
 )
-from embark_jax.planner.candidates import shapes
-from embark_jax.planner.storage import Exchange
-from embark_jax.planner.workload import table_use
+from embark_jax.planner.search.candidates import shapes
+from embark_jax.planner.layout.storage import Exchange
+from embark_jax.planner.request.workload import table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
 MODELS = {"program": ProgramModel, "embark": EmbarkModel}

@@ -8,12 +8,12 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import Placement, phases, predict, traffic
-from embark_jax.planner.candidates import weigh
-from embark_jax.planner.cost import EmbarkModel, ProgramModel
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.predict import account
-from embark_jax.planner.storage import Exchange, StorageKind
-from embark_jax.planner.workload import Shape, TableUse, Workload, shape_of
+from embark_jax.planner.search.candidates import weigh
+from embark_jax.planner.cost.model import EmbarkModel, ProgramModel
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.predict import account
+from embark_jax.planner.layout.storage import Exchange, StorageKind
+from embark_jax.planner.request.workload import Shape, TableUse, Workload, shape_of
 from embark_jax.tables import FeatureSpec, TableSpec
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.

@@ -19,7 +19,7 @@ from embark_jax.planner.dealing import (
     in_turn,
     locate,
 )
-from embark_jax.planner.storage import EVEN_LOAD
+from embark_jax.planner.layout.storage import EVEN_LOAD
 from embark_jax.tables import FeatureSpec, TableSpec
 
 

@@ -14,13 +14,13 @@ from embark_jax.planner import (
     plan,
     predict,
 )
-from embark_jax.planner.candidates import weigh
+from embark_jax.planner.search.candidates import weigh
 from embark_jax.planner.ledger import Ledger
 from embark_jax.planner.levelling import LEAST_LOAD, MOST_LOAD, Levelling
-from embark_jax.planner.memory import Memory
+from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.placing import Placing
-from embark_jax.planner.storage import EVEN_LOAD
-from embark_jax.planner.workload import shape_of
+from embark_jax.planner.layout.storage import EVEN_LOAD
+from embark_jax.planner.request.workload import shape_of
 from embark_jax.tables import FeatureSpec, TableSpec
 
 WORKLOAD = Workload(fleet.dgx_h100(1, gpus_per_node=2), 4096, zipf_exponent=1.1)

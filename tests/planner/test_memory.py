@@ -9,14 +9,14 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
-from embark_jax.planner.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.explore import best_plan
 from embark_jax.planner.lines import least_bytes
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.predict import account
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.predict import account
 from embark_jax.planner.search import Search
-from embark_jax.planner.storage import StorageKind
-from embark_jax.planner.workload import Shape, TableUse
+from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.workload import Shape, TableUse
 from embark_jax.tables import FeatureSpec, TableSpec
 
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)

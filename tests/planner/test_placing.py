@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from embark_jax import fleet
-from embark_jax.planner.cost import ProgramModel
+from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.exchanges import exchange_shards
 from embark_jax.planner.menu import Menu
 from embark_jax.planner.placing import Placing
 from embark_jax.planner.polish import close_storages, polish, rank
 from embark_jax.planner.search import Search
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from embark_jax import fleet
 from embark_jax.planner import Placement, Plan, plan, plan_record, summary
-from embark_jax.planner.html import page
-from embark_jax.planner.report import Report
+from embark_jax.planner.report.html import page
+from embark_jax.planner.report.terminal import Report
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 

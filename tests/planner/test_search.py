@@ -16,8 +16,8 @@ from embark_jax.planner import (
     plan_record,
     read_table_list,
 )
-from embark_jax.planner.cost import EmbarkModel
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.cost.model import EmbarkModel
+from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embark_jax.planner.dealing import deal, in_turn
-from embark_jax.planner.statistics import HEAD_ROWS, Zipf
+from embark_jax.planner.request.skew import HEAD_ROWS, Zipf
 
 
 def probabilities(rows, exponent):

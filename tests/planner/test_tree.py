@@ -6,7 +6,7 @@ import pytest
 from embark_jax import fleet
 from embark_jax.planner.box import Box, Solution
 from embark_jax.planner.branching import splits
-from embark_jax.planner.cost import ProgramModel
+from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cuts import Cuts
 from embark_jax.planner.lines import solve
 from embark_jax.planner.menu import Menu
@@ -14,7 +14,7 @@ from embark_jax.planner.placing import Placing
 from embark_jax.planner.program import Program
 from embark_jax.planner.search import Search
 from embark_jax.planner.tree import Tree
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 
 FLEETS = [(1, 4, "flat"), (2, 2, "hierarchical"), (2, 4, "hierarchical")]

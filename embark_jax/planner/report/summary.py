@@ -1,0 +1,218 @@
+"""What a report of a plan says, before it is laid out for a terminal or a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embark_jax.planner.layout.storage import Placement
+
+if TYPE_CHECKING:
+    from embark_jax.planner.layout.plan import Plan
+
+BYTES_PER_PARAMETER = 4
+MOST_RUNS = 6
+"""Of neighbouring devices, that a list of owners names."""
+POOR_GAP = 0.1
+"""From which on a report says that a better plan may exist."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Where a table lives, or several that are alike in all that is told of them.
+
+    Attributes:
+      tables: their names.
+      rows, dim, ids: of each; ids a sample at most.
+      placement: such as "RB 8 × 1", row shards by column shards.
+      devices: owners of all of them, in words.
+      ms: their part of the slowest device's time, together; None if it is not known.
+      why: the reason.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    dim: int
+    ids: int
+    placement: str
+    devices: str
+    ms: float | None
+    why: str
+
+    @property
+    def name(self) -> str:
+        others = len(self.tables) - 1
+        return self.tables[0] + (f" and {others} alike" if others else "")
+
+
+def headline(plan: Plan) -> str:
+    return (
+        f"{counted(len(plan.placements), 'table')}, "
+        f"{counted(len(plan.features), 'feature')} on "
+        f"{plan.nodes} × {plan.gpus_per_node} devices, batch {plan.batch_size:,}"
+    )
+
+
+def verdict(plan: Plan) -> tuple[str, str]:
+    """What the plan is predicted to cost, and a warning if it may be poor, or ""."""
+    prediction = plan.prediction
+    if prediction is None:
+        return "no prediction: the plan was not made by the planner", ""
+    allocated_bytes = max(prediction.device_bytes)
+    unit, size = byte_unit(allocated_bytes)
+    cost = (
+        f"{prediction.step_ms:.3f} ms a step for the embeddings, "
+        f"{allocated_bytes / size:.3g} {unit} a device (predicted, cost model "
+        f"{prediction.cost_model}); "
+    )
+    if math.isinf(prediction.gap):
+        return cost + "how near the optimum it is, is not known", ""
+    cost += (
+        f"at most {prediction.gap:.1%} above the optimum of this cost model over the "
+        f"splits it considers, dealt evenly (lower bound "
+        f"{prediction.lower_bound_ms:.3f} ms)"
+    )
+    if prediction.gap <= POOR_GAP:
+        return cost, ""
+    faster = 1 - prediction.lower_bound_ms / prediction.step_ms
+    return cost, f"poor certificate: a plan that is {faster:.0%} faster may exist"
+
+
+def decisions(plan: Plan, each: bool = False) -> list[Decision]:
+    """Of all tables, those that take most time first.
+
+    Args:
+      plan: the plan.
+      each: every table by itself, rather than alike ones together.
+    """
+    ids: dict[str, int] = {}
+    for feature in plan.features:
+        ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    groups: dict[tuple, list[Placement]] = {}
+    for p in plan.placements:
+        alike = (p.table.rows, p.table.dim, ids[p.table.name])
+        key = (*alike, p.cluster, p.row_shards, p.column_shards, p.reason)
+        groups.setdefault((p.table.name, *key) if each else key, []).append(p)
+    found = []
+    for members in groups.values():
+        first, names = members[0], tuple(p.table.name for p in members)
+        replicated = first.cluster == "dp"
+        owners = [device for p in members for device in p.devices]
+        split = "" if replicated else f" {first.row_shards} × {first.column_shards}"
+        found.append(
+            Decision(
+                names,
+                first.table.rows,
+                first.table.dim,
+                ids[first.table.name],
+                first.cluster.upper() + split,
+                "all" if replicated else _ranges(owners, plan.devices),
+                sum(breakdown.table_ms[name] for name in names) if breakdown else None,
+                first.reason,
+            )
+        )
+    return sorted(found, key=lambda decision: -(decision.ms or 0.0))
+
+
+def slowest(plan: Plan) -> int:
+    """The device that the step waits for."""
+    return int(np.argmax(plan.prediction.device_ms)) if plan.prediction else 0
+
+
+def path_title(plan: Plan) -> str:
+    if plan.devices == 1:
+        return "Where the step's time goes"
+    return f"Where device {slowest(plan)}, the slowest, spends the step"
+
+
+def critical_path(plan: Plan) -> dict[str, float]:
+    """Time in ms of each phase on the slowest device; empty if it is not known."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    if breakdown is None:
+        return {}
+    device = slowest(plan)
+    return {name: ms[device] for name, ms in breakdown.phase_ms.items()}
+
+
+def offenders(plan: Plan, most: int = 5) -> dict[str, float]:
+    """The tables that take most of the slowest device's time, in ms."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    table_ms = breakdown.table_ms if breakdown else {}
+    order = sorted(table_ms, key=lambda name: -table_ms[name])
+    return {name: table_ms[name] for name in order[:most]}
+
+
+def loads(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """``([devices] ids a sample at most, [devices] bytes of rows)`` of each device's
+    own shards; replicated tables count for all."""
+    lookups, row_bytes = np.zeros(plan.devices), np.zeros(plan.devices)
+    for placement in plan.placements:
+        hotness = sum(
+            f.hotness for f in plan.features if f.table == placement.table.name
+        )
+        for index, owner in enumerate(placement.devices):
+            row_shard = index // placement.column_shards
+            rows = placement.shard_rows(row_shard)
+            share = placement.load_of(row_shard) / placement.row_shards
+            lookups[owner] += hotness * share
+            row_bytes[owner] += rows * placement.width * BYTES_PER_PARAMETER
+        if placement.cluster == "dp":
+            lookups += hotness / plan.devices
+            size = placement.table.rows * placement.table.dim * BYTES_PER_PARAMETER
+            row_bytes += size
+    return lookups, row_bytes
+
+
+def sent_bytes(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:
+    """``([devices, devices] useful, [devices, devices] with padding)`` bytes that each
+    device (row) sends each other in exchanges; None if it is not known."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    if breakdown is None:
+        return None
+    others = ~np.eye(plan.devices, dtype=bool)
+    # A device asks of owners by column, and answers as an owner by row.
+    useful = np.add.outer(breakdown.from_owner_bytes, breakdown.to_owner_bytes)
+    return useful * others, breakdown.padded_bytes * others
+
+
+def byte_unit(most_bytes: float) -> tuple[str, float]:
+    """Name and size of the unit in which so many bytes read well."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if most_bytes >= size:
+            return unit, size
+    return "bytes", 1.0
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 table", "26 tables"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def short(number: float) -> str:
+    """Three figures, such as "0.0123", "39.1k", "40M"."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _ranges(owners: Sequence[int], devices: int) -> str:
+    """Such as "0–3, 6"."""
+    if len(set(owners)) == devices > 1:
+        return "all"
+    runs: list[list[int]] = []
+    for device in sorted(set(owners)):
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    listed = [
+        str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}"
+        for run in runs[:MOST_RUNS]
+    ]
+    return ", ".join(listed) + (", …" if len(runs) > MOST_RUNS else "")

@@ -1,0 +1,310 @@
+"""The relaxation: a linear program whose optimum no plan can beat.
+
+Shards have no owners in it, so that every load may be spread evenly over the devices,
+and tables may take fractions of candidates. In symbols, with x_c tables of group g that
+take candidate c, and y_r the level r (``objective.py``)::
+
+    minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r
+    such that  Σ_{c of g} x_c = count_g                        every table takes one
+               y_r ≥ Σ_c mean_rc x_c                            at least the mean
+               y_r ≥ Σ_{c of g} largest_rc x_c / count_g        at least the largest shard
+               bytes(x, y) ≤ limit                              where memory is short
+
+The most of any device is at least the mean over devices, and at least any of its
+shards, so that every plan satisfies these rows; that a storage is used is one more level,
+whose largest "shard" is 1. Rows of the third kind are many, and few matter: they are
+added where the last solution breaks them.
+
+A candidate is left out if another of its group and storage has no more of any mean, any
+largest shard, time and bytes: put in its place, the other makes no left side larger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
+
+from embark_jax.planner.cost import candidates as kinds
+from embark_jax.planner.cost.objective import (
+    LEVEL_IDS,
+    LEVEL_NODE,
+    LEVEL_ROWS,
+    LEVEL_SUMS,
+    LEVELS,
+)
+from embark_jax.planner.search.instance import Instance
+
+MOST_ROUNDS = 30
+"""Of adding rows; the bound holds after any of them."""
+BROKEN = 1e-4
+"""Share of the bound by which a row must be broken to be added."""
+SAFETY = 1e-6
+"""Share by which a bound is lowered for the solver's tolerances."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """What the relaxation, or its whole-number version, says.
+
+    Attributes:
+      bound_ms: no plan takes less.
+      tables: ``[candidates]`` how many take each.
+      above_ms: ``[candidates]`` by how much more no plan can beat that takes it.
+      ms_per_byte: what another byte of memory would save.
+    """
+
+    bound_ms: float
+    tables: np.ndarray
+    above_ms: np.ndarray
+    ms_per_byte: float = 0.0
+
+
+class Relaxation:
+    """The linear program of one instance.
+
+    Attributes:
+      instance: what is relaxed.
+      live: ``[live]`` candidates that are not left out.
+      group, storage: ``[live]``.
+      mean, largest: ``[rows, live]`` what a table adds to the mean of a level, and its
+        largest shard; scaled so that all are in ms, or of memory alone.
+      prices: ``[rows]`` 1, or 0 for levels that matter to memory alone.
+    """
+
+    def __init__(self, instance: Instance, allowed: np.ndarray):
+        """
+        Args:
+          instance: what is relaxed.
+          allowed: ``[candidates]`` those that plans may have.
+        """
+        self.instance = instance
+        each, objective = instance.candidates, instance.objective
+        mean, largest = _levels_of(instance)
+        self.unit = np.where(mean.any(axis=1), np.maximum(mean.max(axis=1), 1e-30), 1.0)
+        mean, largest = mean / self.unit[:, None], largest / self.unit[:, None]
+        price = objective.prices.reshape(-1)
+        self.prices = np.concatenate([price, objective.fixed_ms, [1.0]]) * self.unit
+        chosen = np.flatnonzero(allowed)
+        # Of what a table writes in the update: as many rows as places, or as it has.
+        s = each.storage
+        places = mean[LEVEL_IDS * len(objective.storages) + s, np.arange(len(each))]
+        places = places * self.unit[LEVEL_IDS * len(objective.storages) + s]
+        rows = mean[LEVEL_ROWS * len(objective.storages) + s, np.arange(len(each))]
+        rows = rows * self.unit[LEVEL_ROWS * len(objective.storages) + s]
+        touched = np.minimum(places * objective.devices, rows)
+        self._touched_bytes = objective.row_gradient_bytes[s] * touched
+        keep = _undominated(instance, chosen, mean, largest, self._touched_bytes)
+        self.live = chosen[keep]
+        self.group, self.storage = each.table[self.live], s[self.live]
+        self.mean, self.largest = mean[:, self.live], largest[:, self.live]
+        self.rows = len(self.prices)
+
+    def solve(
+        self, limit_bytes: float = np.inf, objective: np.ndarray | None = None
+    ) -> Solution | None:
+        """The optimum; None if memory does not suffice.
+
+        Args:
+          limit_bytes: of memory on a device.
+          objective: instead of time.
+        """
+        instance, number = self.instance, len(self.live)
+        groups = len(instance.counts)
+        cost = self.times() if objective is None else objective
+        blocks, limits = self._means(), np.zeros(self.rows)
+        memory = 0
+        if np.isfinite(limit_bytes):
+            shares, fixed = self.memory()
+            blocks = sparse.vstack([blocks, shares / limit_bytes])
+            limits = np.append(limits, 1 - fixed / limit_bytes)
+            memory = len(fixed)
+        tables = sparse.csr_matrix(
+            (np.ones(number), (self.group, np.arange(number))),
+            (groups, number + self.rows),
+        )
+        upper = np.concatenate(
+            [instance.counts[self.group], np.full(self.rows, np.inf)]
+        )
+        bounds = np.stack([np.zeros_like(upper), upper], axis=1)
+        added = np.zeros((groups, self.rows), bool)
+        found: Any = None
+        for _ in range(MOST_ROUNDS):
+            found = linprog(
+                cost, blocks, limits, tables, instance.counts, bounds, "highs"
+            )
+            if found.x is None:
+                return None
+            broken = self._broken(found.x, cost, added)
+            if not broken.any():
+                break
+            added |= broken
+            more = self.largest_rows(*np.nonzero(broken))
+            blocks = sparse.vstack([blocks, more])
+            limits = np.append(limits, np.zeros(more.shape[0]))
+        tables_of, above_ms = np.zeros((2, len(instance.candidates)))
+        above_ms[:] = np.inf
+        tables_of[self.live] = np.maximum(found.x[:number], 0.0)
+        above_ms[self.live] = np.maximum(found.lower.marginals[:number], 0.0)
+        self.added = added
+        of_memory = found.ineqlin.marginals[self.rows : self.rows + memory]
+        ms_per_byte = float(-of_memory.sum()) / limit_bytes if memory else 0.0
+        bound_ms = float(found.fun) * (1 - SAFETY)
+        return Solution(bound_ms, tables_of, above_ms, ms_per_byte)
+
+    def least_bytes(self) -> float:
+        """No plan takes less memory on every device."""
+        shares, fixed = self.memory()
+        scale = self.instance.memory.limit_bytes
+        found = [
+            self.solve(objective=np.asarray(share.todense()).reshape(-1) / scale)
+            for share in shares
+        ]
+        return max(
+            each.bound_ms * scale + more
+            for each, more in zip(found, fixed, strict=True)
+            if each is not None
+        )
+
+    def times(self) -> np.ndarray:
+        """``[live + rows]`` the objective: ms."""
+        everywhere_ms = self.instance.candidates.everywhere_ms[self.live]
+        return np.concatenate([everywhere_ms, self.prices])
+
+    def memory(self) -> tuple[sparse.csr_matrix, np.ndarray]:
+        """``[2, live + rows]`` bytes in backward of the dense layers and in the update,
+        and ``[2]`` what is fixed of them (``Objective.bytes``)."""
+        objective, each = self.instance.objective, self.instance.candidates
+        none = np.zeros(len(objective.storages) + 1)
+        held = np.append(objective.held_bytes.reshape(-1), none) * self.unit
+        update = np.append(objective.update_bytes.reshape(-1), none) * self.unit
+        everywhere = each.everywhere_bytes[self.live]
+        touched = everywhere + self._touched_bytes[self.live]
+        both = np.stack(
+            [
+                np.concatenate([everywhere, held]),
+                np.concatenate([touched, held + update]),
+            ]
+        )
+        return sparse.csr_matrix(both), objective.fixed_bytes
+
+    def largest_rows(self, groups: np.ndarray, rows: np.ndarray) -> sparse.csr_matrix:
+        """``[len(groups), live + rows]`` largest shards of a group less the level."""
+        counts, number = self.instance.counts, len(self.live)
+        of_group = [np.flatnonzero(self.group == g) for g in range(len(counts))]
+        entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for i, (g, r) in enumerate(zip(groups.tolist(), rows.tolist(), strict=True)):
+            mine = of_group[g]
+            mine = mine[self.largest[r, mine] > 0]
+            entries.append((np.full(len(mine), i), mine, self.largest[r, mine] / counts[g]))
+        each = np.arange(len(groups))
+        entries.append((each, number + rows, np.full(len(groups), -1.0)))
+        row, column, value = map(np.concatenate, zip(*entries, strict=True))
+        shape = (len(groups), number + self.rows)
+        return sparse.csr_matrix((value, (row, column)), shape)
+
+    def _means(self) -> sparse.csr_matrix:
+        """``[rows, live + rows]`` means less the level."""
+        return sparse.hstack(
+            [sparse.csr_matrix(self.mean), -sparse.identity(self.rows)], "csr"
+        )
+
+    def _broken(
+        self, x: np.ndarray, cost: np.ndarray, added: np.ndarray
+    ) -> np.ndarray:
+        """``[groups, rows]`` where a group's largest shards are above the level."""
+        number, counts = len(self.live), self.instance.counts
+        taken = np.flatnonzero(x[:number] > 1e-9)
+        weighted = self.largest[:, taken] * x[taken]
+        largest = np.zeros((self.rows, len(counts)))
+        np.add.at(largest.T, self.group[taken], weighted.T)
+        above = (largest / counts).T - x[number:]
+        worth = above * cost[number:]
+        return (worth > BROKEN * max(float(cost @ x), 1e-30) / 10) & ~added
+
+
+def _levels_of(instance: Instance) -> tuple[np.ndarray, np.ndarray]:
+    """``([rows, candidates] mean, [rows, candidates] largest)``: for each level of each
+    storage, whether a storage is used, and time in the update."""
+    each, objective = instance.candidates, instance.objective
+    storages, devices = len(objective.storages), objective.devices
+    gpus = instance.workload.fleet.gpus_per_node
+    nodes = np.ceil(each.row_shards / gpus)  # on as few as go, each on another device
+    ids = each.loads[kinds.CERTAIN] + objective.slack * each.loads[kinds.EXPECTED]
+    loads = np.stack(
+        [
+            each.loads[kinds.SUMS],
+            ids,
+            each.loads[kinds.ROWS],
+            each.loads[kinds.LOOKUP_MS],
+            each.loads[kinds.GRADIENTS_MS],
+            each.loads[kinds.UPDATE_MS],
+        ]
+    )
+    total = each.reduced(np.add, loads) * each.column_shards / devices
+    top = each.reduced(np.maximum, loads)
+    rows = (len(LEVELS) + 1) * storages + 1
+    mean, largest = np.zeros((2, rows, len(each)))
+    number = np.arange(len(each))
+    for level in LEVELS:
+        if level != LEVEL_NODE:
+            mean[level * storages + each.storage, number] = total[level]
+            largest[level * storages + each.storage, number] = top[level]
+    staged = np.flatnonzero(each.hierarchical)
+    row = LEVEL_NODE * storages + each.storage[staged]
+    on_nodes = nodes[staged] * each.column_shards[staged]
+    mean[row, staged] = top[LEVEL_SUMS, staged] * on_nodes * gpus / devices
+    largest[row, staged] = top[LEVEL_SUMS, staged]
+    largest[len(LEVELS) * storages + each.storage, number] = 1.0
+    mean[-1], largest[-1] = total[-1], top[-1]
+    return mean, largest
+
+
+def _undominated(
+    instance: Instance,
+    chosen: np.ndarray,
+    mean: np.ndarray,
+    largest: np.ndarray,
+    touched_bytes: np.ndarray,
+) -> np.ndarray:
+    """``[chosen]`` whether none of the same group and storage is as good or better."""
+    each, storages = instance.candidates, len(instance.objective.storages)
+    s = each.storage[chosen]
+    levels = np.arange(len(LEVELS))[:, None] * storages + s
+    measures = np.concatenate(
+        [
+            mean[levels, chosen],
+            largest[levels, chosen],
+            mean[-1:, chosen],
+            largest[-1:, chosen],
+            each.everywhere_ms[None, chosen],
+            each.everywhere_bytes[None, chosen],
+            touched_bytes[None, chosen],
+        ]
+    )
+    keep = np.ones(len(chosen), bool)
+    fixed = [owners is not None for owners in instance.owners]
+    pairs = each.table[chosen] * storages + s
+    order = np.argsort(pairs, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1):
+        if len(members) == 1 or fixed[each.table[chosen[members[0]]]]:
+            continue
+        mine = measures[:, members]
+        no_more = (mine[:, :, None] <= mine[:, None, :]).all(axis=0)
+        # Of equals the first stays.
+        equal = no_more & no_more.T
+        before = np.tri(len(members), k=-1, dtype=bool).T
+        keep[members] = ~(no_more & (~equal | before)).any(axis=0)
+    return keep
+
+
+def alone_ms(instance: Instance) -> np.ndarray:
+    """``[candidates]`` time of a table by itself, spread evenly over the devices."""
+    objective, each = instance.objective, instance.candidates
+    mean, _ = _levels_of(instance)
+    fixed_ms = np.zeros_like(objective.fixed_ms)
+    prices = np.concatenate([objective.prices.reshape(-1), fixed_ms, [1.0]])
+    return each.everywhere_ms + prices @ mean
