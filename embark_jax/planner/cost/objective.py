@@ -183,6 +183,15 @@ class Objective:
         own_ms = loads.own[[LOOKUP_MS, GRADIENTS_MS, UPDATE_MS]].sum(axis=(0, 1))
         return self.step_ms(loads) - waits_ms + own_ms
 
+    def unit_bytes(self, loads: Loads) -> np.ndarray:
+        """``[levels, storages]`` memory that one more unit of each level takes."""
+        levels, found = self.levels(loads), self.held_bytes + self.update_bytes
+        fewer_places = levels[LEVEL_IDS] * self.devices < levels[LEVEL_ROWS]
+        gradient_bytes = self.row_gradient_bytes
+        found[LEVEL_IDS] += gradient_bytes * self.devices * fewer_places
+        found[LEVEL_ROWS] += gradient_bytes * ~fewer_places
+        return found
+
     def bytes(self, loads: Loads) -> float:
         """Allocated on every device, at the fuller of two times (``memory.py``)."""
         levels = self.levels(loads)

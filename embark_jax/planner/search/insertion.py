@@ -14,6 +14,8 @@ added up inside nodes lie on the first positions of as few nodes as go.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from embark_jax.planner.cost.candidates import (
@@ -84,6 +86,17 @@ class Menu:
                 self.in_node[of_staged, :rows] = 1
         self.largest = self.loads.max(axis=2)
 
+    def only(self, kept: np.ndarray) -> Menu:
+        """Of these candidates alone, by their numbers in the menu."""
+        other = copy.copy(self)
+        other.chosen, other.storage = self.chosen[kept], self.storage[kept]
+        other.positions = [self.positions[i] for i in kept]
+        other.loads, other.largest = self.loads[:, kept], self.largest[:, kept]
+        staged = np.isin(self.staged, kept)
+        other.staged = np.searchsorted(kept, self.staged[staged])
+        other.node_sums, other.in_node = self.node_sums[staged], self.in_node[staged]
+        return other
+
 
 class Insertion:
     """Inserts tables into one assignment by its smooth cost.
@@ -101,8 +114,8 @@ class Insertion:
     def set_price(self, ms_per_byte: float) -> None:
         """Of memory from now on."""
         objective, self.ms_per_byte = self.assignment.instance.objective, ms_per_byte
-        all_bytes = objective.held_bytes + objective.update_bytes
-        prices = objective.prices + ms_per_byte * all_bytes
+        unit_bytes = objective.unit_bytes(self.assignment.loads)
+        prices = objective.prices + ms_per_byte * unit_bytes
         kinds = [LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS]
         kinds += [LEVEL_ROWS] * bool(ms_per_byte)
         self._prices, self._node_prices = prices[kinds], prices[LEVEL_NODE]

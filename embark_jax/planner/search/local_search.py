@@ -23,11 +23,13 @@ POWERS = (4, 8, 16, 32, 64, 128, 256)
 the maximum on 128 devices."""
 FIRST_POWER = 8
 """Of the smooth cost by which tables are inserted at first."""
+CLOSING_POWERS = (64,)
+"""The same after all tables of a storage have moved."""
 PASSES = 2
 """Over all tables, with each power."""
 FAILURES = 2
 """Of alike tables in a pass, after which the others are not tried."""
-MOST_CANDIDATES = 8
+MOST_CANDIDATES = 16
 """Of a table that are tried: those that the relaxation likes best."""
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
@@ -118,6 +120,38 @@ class LocalSearch:
                 insertion.set_price(ms_per_byte)
                 if not moved:
                     break
+        return best
+
+    def close_storages(
+        self,
+        assignment: Assignment,
+        dice: np.random.Generator,
+        limit_bytes: float = np.inf,
+        ms_per_byte: float = 0.0,
+    ) -> Assignment:
+        """Moves all tables of one storage to others, storage by storage, where that
+        makes a better assignment: none would go alone while the others stay."""
+        best, best_rank = assignment, assignment.rank(limit_bytes)
+        for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
+            tables = np.flatnonzero(self.instance.candidates.storage[best.candidate] == s)
+            if not len(tables) or not self.movable[tables].all():
+                continue
+            others = {
+                g: self.menus[g].only(np.flatnonzero(self.menus[g].storage != s))
+                for g in np.unique(self.instance.group[tables]).tolist()
+            }
+            if not all(len(menu.chosen) for menu in others.values()):
+                continue
+            trial = best.copy()
+            insertion = Insertion(trial, CLOSING_POWERS[0], ms_per_byte)
+            for table in tables.tolist():
+                trial.take(table)
+            for table in tables.tolist():
+                menu = others[int(self.instance.group[table])]
+                trial.put(table, *insertion.best(menu)[1:])
+            trial = self.improve(trial, dice, limit_bytes, ms_per_byte, CLOSING_POWERS)
+            if (now := trial.rank(limit_bytes)) < best_rank:
+                best, best_rank = trial, now
         return best
 
     def _pass(self, insertion: Insertion, dice: np.random.Generator) -> bool:

@@ -104,30 +104,40 @@ class Relaxation:
         self.rows = len(self.prices)
 
     def solve(
-        self, limit_bytes: float = np.inf, objective: np.ndarray | None = None
+        self,
+        limit_bytes: float = np.inf,
+        objective: np.ndarray | None = None,
+        crowding: float = 0.0,
     ) -> Solution | None:
         """The optimum; None if memory does not suffice.
 
         Args:
           limit_bytes: of memory on a device.
           objective: instead of time.
+          crowding: levels are taken to be the mean and this share of the largest shard,
+            at least. Above 0 the result bounds nothing, but its candidates are easier
+            to place: they end up to one shard above the mean.
         """
         instance, number = self.instance, len(self.live)
         groups = len(instance.counts)
         cost = self.times() if objective is None else objective
-        blocks, limits = self._means(), np.zeros(self.rows)
+        cost = np.append(cost, np.zeros(self.rows))
+        blocks = self._level_rows(crowding)
+        limits = np.zeros(2 * self.rows)
         memory = 0
         if np.isfinite(limit_bytes):
             shares, fixed = self.memory()
-            blocks = sparse.vstack([blocks, shares / limit_bytes])
+            none = sparse.csr_matrix((len(fixed), self.rows))
+            shares = sparse.hstack([shares / limit_bytes, none])
+            blocks = sparse.vstack([blocks, shares])
             limits = np.append(limits, 1 - fixed / limit_bytes)
             memory = len(fixed)
         tables = sparse.csr_matrix(
             (np.ones(number), (self.group, np.arange(number))),
-            (groups, number + self.rows),
+            (groups, number + 2 * self.rows),
         )
         upper = np.concatenate(
-            [instance.counts[self.group], np.full(self.rows, np.inf)]
+            [instance.counts[self.group], np.full(2 * self.rows, np.inf)]
         )
         bounds = np.stack([np.zeros_like(upper), upper], axis=1)
         added = np.zeros((groups, self.rows), bool)
@@ -150,7 +160,7 @@ class Relaxation:
         tables_of[self.live] = np.maximum(found.x[:number], 0.0)
         above_ms[self.live] = np.maximum(found.lower.marginals[:number], 0.0)
         self.added = added
-        of_memory = found.ineqlin.marginals[self.rows : self.rows + memory]
+        of_memory = found.ineqlin.marginals[2 * self.rows : 2 * self.rows + memory]
         ms_per_byte = float(-of_memory.sum()) / limit_bytes if memory else 0.0
         bound_ms = float(found.fun) * (1 - SAFETY)
         return Solution(bound_ms, tables_of, above_ms, ms_per_byte)
@@ -201,15 +211,24 @@ class Relaxation:
             mine = mine[self.largest[r, mine] > 0]
             entries.append((np.full(len(mine), i), mine, self.largest[r, mine] / counts[g]))
         each = np.arange(len(groups))
-        entries.append((each, number + rows, np.full(len(groups), -1.0)))
+        of_largest = number + self.rows + rows
+        entries.append((each, of_largest, np.full(len(groups), -1.0)))
         row, column, value = map(np.concatenate, zip(*entries, strict=True))
-        shape = (len(groups), number + self.rows)
+        shape = (len(groups), number + 2 * self.rows)
         return sparse.csr_matrix((value, (row, column)), shape)
 
-    def _means(self) -> sparse.csr_matrix:
-        """``[rows, live + rows]`` means less the level."""
-        return sparse.hstack(
-            [sparse.csr_matrix(self.mean), -sparse.identity(self.rows)], "csr"
+    def _level_rows(self, crowding: float) -> sparse.csr_matrix:
+        """``[2 * rows, live + 2 * rows]`` means, with crowding, less the level; and the
+        largest shard less the level."""
+        one = sparse.identity(self.rows)
+        storages = len(self.instance.objective.storages)
+        crowded = np.full(self.rows, float(crowding))
+        crowded[: LEVEL_IDS * storages] = 0.0  # partial sums are whole, and always fit
+        crowded[LEVEL_NODE * storages : -1] = 0.0
+        mean = sparse.csr_matrix(self.mean)
+        none = sparse.csr_matrix(self.mean.shape)
+        return sparse.bmat(
+            [[mean, -one, sparse.diags(crowded)], [none, -one, one]], format="csr"
         )
 
     def _broken(
@@ -221,8 +240,8 @@ class Relaxation:
         weighted = self.largest[:, taken] * x[taken]
         largest = np.zeros((self.rows, len(counts)))
         np.add.at(largest.T, self.group[taken], weighted.T)
-        above = (largest / counts).T - x[number:]
-        worth = above * cost[number:]
+        above = (largest / counts).T - x[number + self.rows :]
+        worth = above * cost[number : number + self.rows]
         return (worth > BROKEN * max(float(cost @ x), 1e-30) / 10) & ~added
 
 

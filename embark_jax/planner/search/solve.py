@@ -19,9 +19,11 @@ from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.swaps import swap_shards
 
+CLOSE=True
+CROWDING = (0.0, 0.5, 1.0, 0.25)
 TRIES = 4
 """Roundings that are improved, at most."""
-TABLES = 400
+TABLES = 1200
 """Of all tries together: of larger models fewer roundings are improved."""
 PROMISING = 1.1
 """Times the best step, up to which an exchange with this bound is searched."""
@@ -99,7 +101,7 @@ def _search(
         solution = solutions[exchange]
         if best is not None and solution.bound_ms > best.step_ms() / PROMISING:
             continue
-        for assignment in tries(instance, solution, limit_bytes):
+        for assignment in tries(instance, relaxations[exchange], solution, limit_bytes):
             if best is None or assignment.rank(limit_bytes) < best.rank(limit_bytes):
                 best = assignment
     assert best is not None
@@ -108,10 +110,13 @@ def _search(
 
 
 def tries(
-    instance: Instance, solution: Solution, limit_bytes: float, first: int = 0
+    instance: Instance,
+    relaxation: Relaxation,
+    solution: Solution,
+    limit_bytes: float,
+    first: int = 0,
 ) -> Iterator[Assignment]:
-    """Plans from several roundings of one solution; the first rounds up the largest
-    fractions."""
+    """Plans from several roundings; the first rounds up the largest fractions."""
     search = LocalSearch(instance, solution)
     ms_per_byte = 0.0
     if np.isfinite(limit_bytes):
@@ -120,10 +125,16 @@ def tries(
     number = int(np.clip(TABLES // len(instance.tables), 1, TRIES))
     for seed in range(first, first + number):
         dice = np.random.default_rng(seed)
-        chosen = round_tables(instance, solution.tables, dice if seed else None)
+        crowded = solution
+        if seed % len(CROWDING):
+            crowded = relaxation.solve(limit_bytes, crowding=CROWDING[seed % len(CROWDING)]) or solution
+        again = seed >= len(CROWDING)
+        chosen = round_tables(instance, crowded.tables, dice if again else None)
         assignment = search.construct(chosen, ms_per_byte)
         assignment = search.improve(assignment, dice, limit_bytes, ms_per_byte)
-        yield swap_shards(assignment, search.movable, limit_bytes)
+        if CLOSE:
+            assignment = search.close_storages(assignment, dice, limit_bytes, ms_per_byte)
+        yield swap_shards(assignment, search.movable, limit_bytes, ms_per_byte)
 
 
 def shortage(instance: Instance, least_bytes: float) -> str:

@@ -16,21 +16,27 @@ from embark_jax.planner.cost.candidates import (
     EXPECTED,
     GRADIENTS_MS,
     LOOKUP_MS,
+    ROWS,
     SUMS,
     UPDATE_MS,
 )
-from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_SUMS
+from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_ROWS, LEVEL_SUMS
 from embark_jax.planner.search.assignment import Assignment
 
 EVENNESS = 1e-3
 """Weight of a load that raises no level, against one that does."""
+DEARER, MOST_PRICES = 4.0, 6
+"""Times the price of memory, again and again, while it does not suffice."""
 MOST_PAIRS = 200_000
 """Of shards of a storage that are looked at: a count, not a time, so that plans
 repeat."""
 
 
 def swap_shards(
-    assignment: Assignment, movable: np.ndarray, limit_bytes: float
+    assignment: Assignment,
+    movable: np.ndarray,
+    limit_bytes: float,
+    ms_per_byte: float = 0.0,
 ) -> Assignment:
     """The assignment after swaps, or as it was if it is not better.
 
@@ -38,13 +44,19 @@ def swap_shards(
       assignment: of all tables; not changed.
       movable: ``[tables]`` whether the planner chooses their owners.
       limit_bytes: of memory on a device.
+      ms_per_byte: what memory is taken to cost; more while it does not suffice.
     """
-    found = assignment.copy()
-    for s in np.flatnonzero(found.loads.tables):
-        _Swaps(found, int(s), movable).run()
-        found = found.copy()
-    better = found.rank(limit_bytes) < assignment.rank(limit_bytes)
-    return found if better else assignment
+    best, found = assignment, assignment.copy()
+    for _ in range(MOST_PRICES):
+        for s in np.flatnonzero(found.loads.tables):
+            _Swaps(found, int(s), movable, ms_per_byte).run()
+            found = found.copy()
+        if found.rank(limit_bytes) < best.rank(limit_bytes):
+            best = found
+        if not found.rank(limit_bytes).excess_bytes:
+            break
+        ms_per_byte *= DEARER
+    return best
 
 
 class _Swaps:
@@ -57,7 +69,9 @@ class _Swaps:
       held: ``[classes][devices]`` lists of shards.
     """
 
-    def __init__(self, assignment: Assignment, s: int, movable: np.ndarray):
+    def __init__(
+        self, assignment: Assignment, s: int, movable: np.ndarray, ms_per_byte: float
+    ):
         instance = assignment.instance
         each, objective = instance.candidates, instance.objective
         self.assignment, self.s, self.objective = assignment, s, objective
@@ -74,8 +88,10 @@ class _Swaps:
         self.node = np.arange(devices) // (
             instance.workload.fleet.gpus_per_node if staged else devices
         )
-        prices = objective.prices[:, s]
-        self.price = np.array([prices[LEVEL_SUMS], prices[LEVEL_IDS], 1.0, 1.0, 1.0])
+        unit_bytes = objective.unit_bytes(assignment.loads)
+        prices = (objective.prices + ms_per_byte * unit_bytes)[:, s]
+        each_ms = prices[LEVEL_SUMS], prices[LEVEL_IDS], 1.0, 1.0, prices[LEVEL_ROWS]
+        self.price = np.array([*each_ms, 1.0])
         loads = [
             each.shard_loads(int(assignment.candidate[table]))[
                 :, index // int(each.column_shards[assignment.candidate[table]])
@@ -162,8 +178,9 @@ class _Swaps:
         return tried, found
 
     def _costs(self, own: np.ndarray) -> np.ndarray:
-        """``[5, ...]`` ms that each level would have, of ``[7, ...]`` loads."""
+        """``[6, ...]`` ms that each level would have, of ``[7, ...]`` loads."""
         objective = self.objective
         ids = objective.capacities(own[CERTAIN], own[EXPECTED])
-        each = [own[SUMS], ids, own[LOOKUP_MS], own[GRADIENTS_MS], own[UPDATE_MS]]
+        each = [own[SUMS], ids, own[LOOKUP_MS], own[GRADIENTS_MS], own[ROWS]]
+        each.append(own[UPDATE_MS])
         return self.price.reshape(-1, *[1] * (own.ndim - 1)) * np.stack(each)
