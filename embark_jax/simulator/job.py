@@ -37,11 +37,6 @@ class Job:
     dense_optimizer: str
 
     @property
-    def embark_workload(self) -> Workload:
-        """In EMBark's system, whose row shards take rows in turn."""
-        return dataclasses.replace(self.workload, dealt=False)
-
-    @property
     def embark_key_bytes(self) -> int:
         """Of an id in HugeCTR."""
         return 8 if any(table.rows > WIDE_ROWS for table in self.tables) else 4

@@ -164,7 +164,7 @@ class Shapes:
         every id once."""
         likely = (self.workload.device_batch * self._ids)[self.shape] * self.shares
         if self.cluster == "ub":
-            unique = self._unique(self.workload.device_batch) / self.row_shards
+            unique = self.expected_unique(self.workload.device_batch) / self.row_shards
             likely = np.minimum(likely, unique[self.shape])
         return likely
 
@@ -177,7 +177,7 @@ class Shapes:
     def batch_unique(self) -> np.ndarray:
         """Rows of each that the whole batch touches: as many as it has rows, since rows
         that go in turn are touched evenly but for the hottest few."""
-        unique = self._unique(self.workload.batch_size) / self.rows
+        unique = self.expected_unique(self.workload.batch_size) / self.rows
         return unique[self.shape] * self.shard_rows
 
     @property
@@ -185,7 +185,7 @@ class Shapes:
         """``[shapes]`` ids a sample, without padding."""
         return self.hotness * self.filled
 
-    def _unique(self, samples: int) -> np.ndarray:
+    def expected_unique(self, samples: int) -> np.ndarray:
         """``[shapes]`` different rows to expect in so many samples."""
         of_table = np.zeros(len(self.uses))
         for i in np.unique(self.table):

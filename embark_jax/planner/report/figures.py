@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embark_jax.planner.report import summary
+from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.request.statistics import Statistics
-
-if TYPE_CHECKING:
-    from embark_jax.planner.layout.plan import Plan
 
 MOST_CURVES = 10
 """Of the tables with the most accesses; more cannot be told apart."""
@@ -64,7 +61,7 @@ def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
 
 
 def device_loads(plan: Plan) -> Figure:
-    """Predicted time of each device, phase upon phase."""
+    """How long each device is busy, phase upon phase."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     devices = np.arange(plan.devices)
@@ -88,7 +85,7 @@ def device_memory(plan: Plan) -> Figure:
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     devices = np.arange(plan.devices)
-    _, held = summary.loads(plan)
+    held = summary.row_bytes(plan)
     allocated = np.array(plan.prediction.device_bytes if plan.prediction else held)
     unit, size = summary.byte_unit(allocated.max())
     axes.bar(devices, allocated / size, color="lightgrey", label="allocated")

@@ -6,14 +6,11 @@ import base64
 import io
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
+from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.report import figures, summary
-
-if TYPE_CHECKING:
-    from embark_jax.planner.layout.plan import Plan
 
 STYLE = """
 .embark-plan { font-family: sans-serif; max-width: 75em; }
@@ -46,12 +43,12 @@ def _body(plan: Plan, each: bool) -> str:
     parts = [
         f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
         f'<p class="warning">{escape(warning)}</p>' if warning else "",
+        f"<p>{escape(uneven)}</p>" if (uneven := summary.uneven_rows(plan)) else "",
         _section("Tables", _decisions(plan, each), each),
     ]
     path = summary.critical_path(plan)
     if path:
-        title = summary.path_title(plan)
-        parts.append(_section(title, _critical_path(path), each))
+        parts.append(_section(summary.PATH_TITLE, _critical_path(path), each))
     drawn = {
         "Load of each device": figures.device_loads(plan),
         "Memory of each device": figures.device_memory(plan),

@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.layout.storage import Placement
-
-if TYPE_CHECKING:
-    from embark_jax.planner.layout.plan import Plan
 
 BYTES_PER_PARAMETER = 4
 MOST_RUNS = 6
 """Of neighbouring devices, that a list of owners names."""
 POOR_GAP = 0.1
 """From which on a report says that a better plan may exist."""
+UNEVEN = 1.2
+"""Ids of the hottest row shard to the mean, from which on a report speaks of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Decision:
       rows, dim, ids: of each; ids a sample at most.
       placement: such as "RB 8 × 1", row shards by column shards.
       devices: owners of all of them, in words.
-      ms: their part of the slowest device's time, together; None if it is not known.
+      ms: their part of the step's time, together; None if it is not known.
       why: the reason.
     """
 
@@ -73,13 +72,15 @@ def verdict(plan: Plan) -> tuple[str, str]:
         return cost + "how near the optimum it is, is not known", ""
     cost += (
         f"at most {prediction.gap:.1%} above the optimum of this cost model over the "
-        f"splits it considers, dealt evenly (lower bound "
-        f"{prediction.lower_bound_ms:.3f} ms)"
+        f"splits it considers (lower bound {prediction.lower_bound_ms:.3f} ms)"
     )
     if prediction.gap <= POOR_GAP:
         return cost, ""
     faster = 1 - prediction.lower_bound_ms / prediction.step_ms
-    return cost, f"poor certificate: a plan that is {faster:.0%} faster may exist"
+    return cost, (
+        f"a plan that is up to {faster:.0%} faster may exist: `embark plan --certify "
+        "SECONDS` looks for it, and says how much faster at most"
+    )
 
 
 def decisions(plan: Plan, each: bool = False) -> list[Decision]:
@@ -119,53 +120,49 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
     return sorted(found, key=lambda decision: -(decision.ms or 0.0))
 
 
-def slowest(plan: Plan) -> int:
-    """The device that the step waits for."""
-    return int(np.argmax(plan.prediction.device_ms)) if plan.prediction else 0
-
-
-def path_title(plan: Plan) -> str:
-    if plan.devices == 1:
-        return "Where the step's time goes"
-    return f"Where device {slowest(plan)}, the slowest, spends the step"
+PATH_TITLE = "Where the step's time goes: phases last until their fullest device is done"
 
 
 def critical_path(plan: Plan) -> dict[str, float]:
-    """Time in ms of each phase on the slowest device; empty if it is not known."""
+    """How many ms each phase lasts; empty if it is not known."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
-    if breakdown is None:
-        return {}
-    device = slowest(plan)
-    return {name: ms[device] for name, ms in breakdown.phase_ms.items()}
+    return dict(breakdown.critical_ms) if breakdown else {}
+
+
+def uneven_rows(plan: Plan) -> str:
+    """How uneven row shards are, since rows go in turn; "" if they are not."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    hottest = dict(breakdown.hottest_row_shard) if breakdown else {}
+    uneven = [name for name in hottest if hottest[name] >= UNEVEN]
+    if not uneven:
+        return ""
+    most = max(uneven, key=lambda name: hottest[name])
+    return (
+        f"row shards of {counted(len(uneven), 'table')} are uneven: the hottest is sent "
+        f"up to {hottest[most]:.2g}× the mean of its table ({most})"
+    )
 
 
 def offenders(plan: Plan, most: int = 5) -> dict[str, float]:
-    """The tables that take most of the slowest device's time, in ms."""
+    """The tables that take most of the step's time, in ms."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
     table_ms = breakdown.table_ms if breakdown else {}
     order = sorted(table_ms, key=lambda name: -table_ms[name])
     return {name: table_ms[name] for name in order[:most]}
 
 
-def loads(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """``([devices] ids a sample at most, [devices] bytes of rows)`` of each device's
-    own shards; replicated tables count for all."""
-    lookups, row_bytes = np.zeros(plan.devices), np.zeros(plan.devices)
+def row_bytes(plan: Plan) -> np.ndarray:
+    """``[devices]`` bytes of rows of each device's own shards; replicated tables count
+    for all."""
+    found = np.zeros(plan.devices)
     for placement in plan.placements:
-        hotness = sum(
-            f.hotness for f in plan.features if f.table == placement.table.name
-        )
-        for index, owner in enumerate(placement.devices):
-            row_shard = index // placement.column_shards
-            rows = placement.shard_rows(row_shard)
-            share = placement.load_of(row_shard) / placement.row_shards
-            lookups[owner] += hotness * share
-            row_bytes[owner] += rows * placement.width * BYTES_PER_PARAMETER
+        table = placement.table
         if placement.cluster == "dp":
-            lookups += hotness / plan.devices
-            size = placement.table.rows * placement.table.dim * BYTES_PER_PARAMETER
-            row_bytes += size
-    return lookups, row_bytes
+            found += table.rows * table.dim * BYTES_PER_PARAMETER
+        for index, owner in enumerate(placement.devices):
+            rows = placement.shard_rows(index // placement.column_shards)
+            found[owner] += rows * placement.width * BYTES_PER_PARAMETER
+    return found
 
 
 def sent_bytes(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:

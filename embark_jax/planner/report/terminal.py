@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
@@ -12,17 +12,16 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.report import summary
 from embark_jax.planner.report.summary import short
-
-if TYPE_CHECKING:
-    from embark_jax.planner.layout.plan import Plan
 
 MOST_DECISIONS = 30
 """Lines of tables, unless each is asked for."""
 MOST_DEVICES = 16
 """Listed one by one; more are listed by node."""
 BAR_COLUMNS = 24
+TEXT_COLUMNS = 120
 WIDE_COLUMNS = 100
 """A narrower terminal is not shown all numbers of tables."""
 
@@ -48,9 +47,21 @@ class Report:
         yield Text(cost)
         if warning:
             yield Text(warning, style="bold yellow")
+        if uneven := summary.uneven_rows(plan):
+            yield Text(uneven)
         yield _decisions(plan, self.each, options.max_width < WIDE_COLUMNS)
         yield from _critical_path(plan)
         yield _devices(plan)
+
+
+def as_text(plan: Plan) -> str:
+    """Plain text, also in a terminal and in a notebook."""
+    text = io.StringIO()
+    console = Console(
+        file=text, width=TEXT_COLUMNS, force_terminal=False, force_jupyter=False
+    )
+    console.print(Report(plan))
+    return text.getvalue()
 
 
 def _table(*headings: str, title: str) -> Table:
@@ -98,7 +109,7 @@ def _critical_path(plan: Plan) -> list[Table | Text]:
     total_ms = sum(phase_ms.values())
     if not total_ms:
         return []
-    table = _table("phase", "ms", "share", title=summary.path_title(plan))
+    table = _table("phase", "ms", "share", title=summary.PATH_TITLE)
     table.add_column("")
     for name, ms in phase_ms.items():
         bar = "█" * round(BAR_COLUMNS * ms / max(phase_ms.values()))
@@ -114,11 +125,12 @@ def _critical_path(plan: Plan) -> list[Table | Text]:
 
 
 def _devices(plan: Plan) -> Table:
-    lookups, row_bytes = summary.loads(plan)
-    columns = {"ids a sample": lookups}
-    held = {"rows": row_bytes}
+    columns = {}
+    held = {"rows": summary.row_bytes(plan)}
     if plan.prediction:
-        columns = {"load, ms": np.array(plan.prediction.device_ms), **columns}
+        columns = {"busy, ms": np.array(plan.prediction.device_ms)}
+        if plan.prediction.breakdown:
+            columns["ids a sample"] = np.array(plan.prediction.breakdown.device_ids)
         held["allocated"] = np.array(plan.prediction.device_bytes)
     unit, size = summary.byte_unit(max(each.max() for each in held.values()))
     columns |= {f"{name}, {unit}": each / size for name, each in held.items()}

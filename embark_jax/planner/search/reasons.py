@@ -10,6 +10,9 @@ from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.relaxation import alone_ms
 
+NOTABLE = 1.1
+"""A ratio from which on it is worth saying."""
+
 
 def reasons(assignment: Assignment) -> list[str]:
     """For each table how it is split, and what the other clusters would cost it by
@@ -29,13 +32,13 @@ def reasons(assignment: Assignment) -> list[str]:
             found.append(f"forced, {how}")
         else:
             others = [
-                f"{cluster.upper()} would take {times(ms[other] / ms[chosen])} the time"
+                f"{cluster.upper()} {times(ms[other] / ms[chosen])}"
                 for cluster, other in sorted(dearer[group].items())
-                if other != chosen
-                and cluster != CLUSTERS[each.cluster[chosen]]
-                and ms[other] > ms[chosen] > 0
+                if cluster != CLUSTERS[each.cluster[chosen]]
+                and ms[other] > NOTABLE * ms[chosen] > 0
             ]
-            found.append("; ".join([how, *others]))
+            slower = "; alone it would take longer in " * bool(others)
+            found.append(how + slower + ", ".join(others))
     return found
 
 
@@ -61,10 +64,6 @@ def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> st
         if hottest >= NOTABLE:
             how += f", the hottest {times(hottest)} the mean"
     return f"{'- and '.join(ways)}-wise {where}{how}"
-
-
-NOTABLE = 1.1
-"""Ratio of the hottest row shard's ids to the mean, from which on it is said."""
 
 
 def times(ratio: float) -> str:

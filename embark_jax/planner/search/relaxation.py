@@ -42,8 +42,8 @@ MOST_ROUNDS = 30
 """Of adding rows; the bound holds after any of them."""
 BROKEN = 1e-4
 """Share of the bound by which a row must be broken to be added."""
-SAFETY = 1e-6
-"""Share by which a bound is lowered for the solver's tolerances."""
+SAFETY = 1e-9
+"""Share by which a bound is lowered for rounding errors."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,6 +122,8 @@ class Relaxation:
         groups = len(instance.counts)
         cost = self.times() if objective is None else objective
         cost = np.append(cost, np.zeros(self.rows))
+        scale = max(float(cost.max()), 1e-300)
+        cost = cost / scale  # the solver's tolerances are absolute
         blocks = self._level_rows(crowding)
         limits = np.zeros(2 * self.rows)
         memory = 0
@@ -155,15 +157,37 @@ class Relaxation:
             more = self.largest_rows(*np.nonzero(broken))
             blocks = sparse.vstack([blocks, more])
             limits = np.append(limits, np.zeros(more.shape[0]))
+        multipliers = np.maximum(-found.ineqlin.marginals, 0.0)
+        rates = cost + blocks.T @ multipliers
+        bound_ms = scale * (self._dual_bound(rates) - limits @ multipliers)
         tables_of, above_ms = np.zeros((2, len(instance.candidates)))
         above_ms[:] = np.inf
         tables_of[self.live] = np.maximum(found.x[:number], 0.0)
-        above_ms[self.live] = np.maximum(found.lower.marginals[:number], 0.0)
+        least = np.full(groups, np.inf)
+        np.minimum.at(least, self.group, rates[:number])
+        above_ms[self.live] = scale * (rates[:number] - least[self.group])
         self.added = added
         of_memory = found.ineqlin.marginals[2 * self.rows : 2 * self.rows + memory]
-        ms_per_byte = float(-of_memory.sum()) / limit_bytes if memory else 0.0
-        bound_ms = float(found.fun) * (1 - SAFETY)
+        ms_per_byte = scale * float(-of_memory.sum()) / limit_bytes if memory else 0.0
+        bound_ms = max(0.0, bound_ms * (1 - SAFETY))
         return Solution(bound_ms, tables_of, above_ms, ms_per_byte)
+
+    def _dual_bound(self, rates: np.ndarray) -> float:
+        """What no plan is below, whatever the solver's tolerances: for any multipliers
+        of the rows, every table takes the candidate of the least rate, and every level
+        is zero, or where its rate is negative as large as a level can be.
+
+        Args:
+          rates: ``[live + 2 * rows]`` costs with the rows' at their multipliers.
+        """
+        counts, number = self.instance.counts, len(self.live)
+        least = np.full(len(counts), np.inf)
+        np.minimum.at(least, self.group, rates[:number])
+        most = np.zeros((len(counts), self.rows))
+        devices = self.instance.objective.devices
+        np.maximum.at(most, self.group, (self.mean * devices + self.largest).T)
+        highest = np.tile(counts @ most, 2)
+        return float(counts @ least + np.minimum(rates[number:], 0.0) @ highest)
 
     def least_bytes(self) -> float:
         """No plan takes less memory on every device."""
