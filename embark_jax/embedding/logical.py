@@ -212,7 +212,8 @@ def _compiled(
 
     def slots_of_rows(shards: _Shards, row: jax.Array, k: int) -> jax.Array:
         """``[rows]`` slot on this device; out of range where another holds the row."""
-        row_shard, local_row = find(row, shards.row_shards)
+        found = find(row, shards.row_shards)
+        row_shard, local_row = (each.astype(jnp.int32) for each in found)
         held = row < shards.rows
         if not replicated:
             held &= shards.owner[row_shard, k] == lax.axis_index(MESH_AXES)

@@ -17,6 +17,7 @@ from embark_jax.planner.cost.objective import (
 )
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
+from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.layout.prediction import Breakdown
 from embark_jax.planner.layout.storage import Placement
 from embark_jax.planner.request.workload import Workload
@@ -40,7 +41,12 @@ def break_down(
     priced = price(placements, features, workload, model)
     parts = phases(placements, features, workload, model)
     names = [placement.table.name for placement in placements]
-    to_owner, from_owner = _useful_bytes(priced, model)
+    likely = _likely_ids(placements, features, workload)
+    device_ids = np.zeros((len(priced.candidates.storages), workload.devices))
+    for i, (placement, ids) in enumerate(zip(placements, likely, strict=True)):
+        each = np.repeat(ids, placement.column_shards) if placement.devices else ids[:0]
+        np.add.at(device_ids[priced.candidates.storage[i]], priced.owners[i], each)
+    to_owner, from_owner = _useful_bytes(priced, model, device_ids)
     exchanged_bytes = sum(
         part.buffer_bytes
         for part in parts
@@ -51,13 +57,15 @@ def break_down(
         for part in parts
         if part.collective not in (None, "all_to_all")
     )
-    likely = priced.loads.own[[kinds.CERTAIN, kinds.EXPECTED]].sum(axis=(0, 1))
     return Breakdown(
         critical_ms(parts),
         _device_ms(parts, workload.devices),
         dict(zip(names, map(float, _table_ms(priced)), strict=True)),
-        dict(zip(names, map(float, _hottest(priced)), strict=True)),
-        tuple(map(float, likely / workload.device_batch)),
+        {
+            name: float(ids.max() / ids.mean()) if ids.any() else 1.0
+            for name, ids in zip(names, likely, strict=True)
+        },
+        tuple(map(float, device_ids.sum(axis=0) / workload.device_batch)),
         tuple(map(float, to_owner)),
         tuple(map(float, from_owner)),
         exchanged_bytes / workload.devices,
@@ -73,13 +81,16 @@ def _device_ms(parts: Sequence[Phase], devices: int) -> dict[str, tuple[float, .
     return {name: tuple(map(float, ms)) for name, ms in total_ms.items() if ms.any()}
 
 
-def _hottest(priced: Priced) -> np.ndarray:
-    """``[tables]`` ids of the hottest row shard, as a multiple of the mean; 1 for DP."""
-    candidates = priced.candidates
-    ids = candidates.loads[kinds.CERTAIN] + candidates.loads[kinds.EXPECTED]
-    most = candidates.reduced(np.maximum, ids)
-    mean = candidates.reduced(np.add, ids) / candidates.row_shards
-    return np.divide(most, mean, where=mean > 0, out=np.ones_like(most))
+def _likely_ids(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+) -> list[np.ndarray]:
+    """For each table ``[row_shards]`` ids that a device is likely to send to each."""
+    return [
+        Shapes.of_placement(placement, features, workload).likely_ids
+        for placement in placements
+    ]
 
 
 def _table_ms(priced: Priced) -> np.ndarray:
@@ -117,13 +128,16 @@ def _table_ms(priced: Priced) -> np.ndarray:
     return total_ms
 
 
-def _useful_bytes(priced: Priced, model: ProgramModel) -> tuple[np.ndarray, np.ndarray]:
-    """``([devices], [devices])`` bytes to and from the owner, as in ``Breakdown``."""
+def _useful_bytes(
+    priced: Priced, model: ProgramModel, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``([devices], [devices])`` bytes to and from the owner, as in ``Breakdown``, of
+    ``[storages, devices]`` ids that a device sends each."""
     own, devices = priced.loads.own, priced.objective.devices
     to_owner, from_owner = np.zeros((2, devices))
     for s, storage in enumerate(priced.candidates.storages):
         counts = {
-            "id": own[kinds.CERTAIN, s] + own[kinds.EXPECTED, s],
+            "id": ids[s],
             "sum": own[kinds.SUMS, s],
         }
         for unit, work in model.storage_work(storage):

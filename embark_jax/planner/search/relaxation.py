@@ -75,11 +75,12 @@ class Relaxation:
       prices: ``[rows]`` 1, or 0 for levels that matter to memory alone.
     """
 
-    def __init__(self, instance: Instance, allowed: np.ndarray):
+    def __init__(self, instance: Instance, allowed: np.ndarray, drop: bool = True):
         """
         Args:
           instance: what is relaxed.
           allowed: ``[candidates]`` those that plans may have.
+          drop: whether dominated candidates are left out.
         """
         self.instance = instance
         each, objective = instance.candidates, instance.objective
@@ -97,8 +98,11 @@ class Relaxation:
         rows = rows * self.unit[LEVEL_ROWS * len(objective.storages) + s]
         touched = np.minimum(places * objective.devices, rows)
         self._touched_bytes = objective.row_gradient_bytes[s] * touched
-        keep = _undominated(instance, chosen, mean, largest, self._touched_bytes)
-        self.live = chosen[keep]
+        if drop:
+            chosen = chosen[
+                _undominated(instance, chosen, mean, largest, self._touched_bytes)
+            ]
+        self.live = chosen
         self.group, self.storage = each.table[self.live], s[self.live]
         self.mean, self.largest = mean[:, self.live], largest[:, self.live]
         self.rows = len(self.prices)

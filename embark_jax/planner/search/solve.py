@@ -18,18 +18,22 @@ from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.swaps import swap_shards
+from embark_jax.planner.search.whole_program import WholeProgram
 
-CLOSE=True
 CROWDING = (0.0, 0.5, 1.0, 0.25)
-TRIES = 4
-"""Roundings that are improved, at most."""
+"""Of the relaxations whose roundings are improved (``Relaxation.solve``)."""
 TABLES = 1200
-"""Of all tries together: of larger models fewer roundings are improved."""
+"""Of all roundings together: of larger models fewer are improved."""
+ALIKE = 0.5
+"""Groups for each table, up to which whole numbers of tables are solved for."""
+NODES = 20
+"""Of that solver's tree: a count, not a time, so that plans repeat."""
 PROMISING = 1.1
 """Times the best step, up to which an exchange with this bound is searched."""
-LIMIT_RATIO = 0.95
+LIMIT_RATIO = 0.985
 """Of the limits of memory that are tried one after the other, until a plan fits."""
-MOST_LIMITS = 20
+MOST_LIMITS, MORE_LIMITS = 20, 3
+"""Of them all, and of those from which on a plan fits: what fits in less may be better."""
 MEMORY_PRICE = 0.05
 """What a device's fair share of the tables is taken to cost at least, in step times,
 where memory is limited."""
@@ -71,16 +75,20 @@ def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
         return found
     limit_bytes = instance.memory.limit_bytes
     least_bytes = min(each.least_bytes() for each in relaxations.values())
-    for _ in range(MOST_LIMITS):
+    best, bound_ms, more = None, 0.0, MORE_LIMITS
+    for number in range(MOST_LIMITS):
         limited = _search(instance, relaxations, limit_bytes)
-        if limited is None:
+        if limited is None or not more:
             break
-        if limit_bytes == instance.memory.limit_bytes:
-            bound_ms = limited.bound_ms
+        bound_ms = limited.bound_ms if number == 0 else bound_ms
         if limited.assignment.fits():
-            return dataclasses.replace(limited, bound_ms=bound_ms)
-        limit_bytes = max(LIMIT_RATIO * limit_bytes, 1.0001 * least_bytes)
-    raise ValueError(shortage(instance, least_bytes))
+            step_ms, more = limited.assignment.step_ms(), more - 1
+            if best is None or step_ms < best.assignment.step_ms():
+                best = limited
+        limit_bytes *= LIMIT_RATIO
+    if best is None:
+        raise ValueError(shortage(instance, least_bytes))
+    return dataclasses.replace(best, bound_ms=bound_ms)
 
 
 def _search(
@@ -97,44 +105,61 @@ def _search(
     if not solutions:
         return None
     best: Assignment | None = None
+    # What is planned for less memory is compared by what there is.
+    there = instance.memory.limit_bytes if np.isfinite(limit_bytes) else np.inf
     for exchange in sorted(solutions, key=lambda each: solutions[each].bound_ms):
         solution = solutions[exchange]
         if best is not None and solution.bound_ms > best.step_ms() / PROMISING:
             continue
         for assignment in tries(instance, relaxations[exchange], solution, limit_bytes):
-            if best is None or assignment.rank(limit_bytes) < best.rank(limit_bytes):
+            if best is None or assignment.rank(there) < best.rank(there):
                 best = assignment
     assert best is not None
     bound_ms = min(solution.bound_ms for solution in solutions.values())
     return Found(best, bound_ms, relaxations, solutions)
 
 
+class Placer:
+    """Makes plans of choices of candidates, for one relaxation's solution.
+
+    Attributes:
+      relaxed: the solution.
+    """
+
+    def __init__(self, instance: Instance, relaxed: Solution, limit_bytes: float):
+        self.relaxed, self.limit_bytes = relaxed, limit_bytes
+        self.search = LocalSearch(instance, relaxed)
+        self.ms_per_byte = 0.0
+        if np.isfinite(limit_bytes):
+            least = MEMORY_PRICE * relaxed.bound_ms / limit_bytes
+            self.ms_per_byte = max(relaxed.ms_per_byte, least)
+
+    def place(self, chosen: np.ndarray, dice: np.random.Generator) -> Assignment:
+        """A plan that begins with these candidates, ``[tables]``."""
+        search, limits = self.search, (self.limit_bytes, self.ms_per_byte)
+        assignment = search.construct(chosen, self.ms_per_byte)
+        assignment = search.improve(assignment, dice, *limits)
+        assignment = search.close_storages(assignment, dice, *limits)
+        return swap_shards(assignment, search.movable, *limits)
+
+
 def tries(
-    instance: Instance,
-    relaxation: Relaxation,
-    solution: Solution,
-    limit_bytes: float,
-    first: int = 0,
+    instance: Instance, relaxation: Relaxation, relaxed: Solution, limit_bytes: float
 ) -> Iterator[Assignment]:
-    """Plans from several roundings; the first rounds up the largest fractions."""
-    search = LocalSearch(instance, solution)
-    ms_per_byte = 0.0
-    if np.isfinite(limit_bytes):
-        least = MEMORY_PRICE * solution.bound_ms / limit_bytes
-        ms_per_byte = max(solution.ms_per_byte, least)
-    number = int(np.clip(TABLES // len(instance.tables), 1, TRIES))
-    for seed in range(first, first + number):
+    """Plans of several choices of candidates: of the relaxation, of the relaxation with
+    crowded levels, and of whole tables, where many are alike."""
+    placer = Placer(instance, relaxed, limit_bytes)
+    number = int(np.clip(TABLES // len(instance.tables), 1, len(CROWDING)))
+    for seed, crowding in enumerate(CROWDING[:number]):
+        solution = relaxation.solve(limit_bytes, crowding=crowding) or relaxed
         dice = np.random.default_rng(seed)
-        crowded = solution
-        if seed % len(CROWDING):
-            crowded = relaxation.solve(limit_bytes, crowding=CROWDING[seed % len(CROWDING)]) or solution
-        again = seed >= len(CROWDING)
-        chosen = round_tables(instance, crowded.tables, dice if again else None)
-        assignment = search.construct(chosen, ms_per_byte)
-        assignment = search.improve(assignment, dice, limit_bytes, ms_per_byte)
-        if CLOSE:
-            assignment = search.close_storages(assignment, dice, limit_bytes, ms_per_byte)
-        yield swap_shards(assignment, search.movable, limit_bytes, ms_per_byte)
+        yield placer.place(round_tables(instance, solution.tables), dice)
+    if len(instance.counts) <= ALIKE * len(instance.tables):
+        program = WholeProgram(relaxation, relaxed, limit_bytes)
+        solution, _ = program.solve(np.inf, nodes=NODES)
+        if solution.tables.any():
+            dice = np.random.default_rng(number)
+            yield placer.place(round_tables(instance, solution.tables), dice)
 
 
 def shortage(instance: Instance, least_bytes: float) -> str:
