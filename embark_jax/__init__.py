@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from embark_jax.planner import Plan as Plan
     from embark_jax.planner import Statistics as Statistics
     from embark_jax.planner import Wire as Wire
-    from embark_jax.planner.report import figures as figures
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list
+    from embark_jax.planner.report import figures as figures
     from embark_jax.tables import FeatureSpec as FeatureSpec
     from embark_jax.tables import TableSpec as TableSpec
     from embark_jax.train.metrics import evaluate as evaluate

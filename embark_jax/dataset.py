@@ -23,8 +23,8 @@ from embark_jax.data import (
     SyntheticClicks,
     accesses,
 )
-from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.planner.request.histogram import Histogram
+from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.tables import FeatureSpec, TableSpec
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.layout.storage import Placement
 from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import Placement
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from embark_jax.planner.cost.collectives import Reach
 from embark_jax.planner.cost.model import ProgramModel
-from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.layout.storage import Cluster, Placement, StorageKind
+from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
 from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import (

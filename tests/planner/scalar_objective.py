@@ -34,7 +34,9 @@ def step_ms(placements, features, workload, model):
         if storage.hierarchical:
             gpus, columns = workload.fleet.gpus_per_node, placed.column_shards
             held = {(d // gpus, i % columns) for i, d in enumerate(placed.devices)}
-            nodes[storage].update({n: bags * c for n, c in Counter(n for n, _ in held).items()})
+            nodes[storage].update(
+                {n: bags * c for n, c in Counter(n for n, _ in held).items()}
+            )
     total_ms = everywhere_ms + max(update.values(), default=0.0)
     for storage in storages:
         price = model.storage_price(storage)

@@ -8,11 +8,11 @@ import pytest
 from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
 from embark_jax.planner.cost.breakdown import break_down
+from embark_jax.planner.cost.candidates import candidates_of
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import predict
-from embark_jax.planner.cost.candidates import candidates_of
-from embark_jax.planner.search.reasons import split, times
 from embark_jax.planner.request.workload import Workload
+from embark_jax.planner.search.reasons import split, times
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 

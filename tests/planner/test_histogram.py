@@ -10,10 +10,10 @@ from scipy.special import comb
 from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
-from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
+from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.histogram import MOST_HOTTEST, Histogram
 from embark_jax.planner.request.skew import Zipf
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.planner.request.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 

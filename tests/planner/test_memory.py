@@ -9,11 +9,11 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
-from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.relaxation import Relaxation

@@ -16,7 +16,9 @@ def test_it_prices_what_the_scalar_one_does(seed):
     model = ProgramModel(workload)
     priced = price(placements, features, workload, model)
     expected_ms = step_ms(placements, features, workload, model)
-    assert priced.objective.step_ms(priced.loads) == pytest.approx(expected_ms, rel=1e-9)
+    assert priced.objective.step_ms(priced.loads) == pytest.approx(
+        expected_ms, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -28,7 +30,9 @@ def test_embarks_formula_is_one_phase(seed):
     model = EmbarkModel(workload)
     priced = price(placements, features, workload, model)
     expected_ms = step_ms(placements, features, workload, model)
-    assert priced.objective.step_ms(priced.loads) == pytest.approx(expected_ms, rel=1e-9)
+    assert priced.objective.step_ms(priced.loads) == pytest.approx(
+        expected_ms, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))

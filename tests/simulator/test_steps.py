@@ -9,8 +9,8 @@ import pytest
 
 from embark_jax import fleet, planner
 from embark_jax.planner import Placement, Workload
-from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.simulator import (
     Job,
     chrome_trace,

@@ -89,9 +89,7 @@ def storage_collectives(
             to, unit = devices, "sum_bytes"
             if reach == "rail":
                 to, unit = nodes, "node_sum_bytes"
-            each_bytes = traffic.sum_buffer_bytes(
-                storage.width, device_batch, to, form
-            )
+            each_bytes = traffic.sum_buffer_bytes(storage.width, device_batch, to, form)
             described = Collective("all_to_all", phase, carries, reach=reach)
             yield dataclasses.replace(described, **{unit: each_bytes})
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from embark_jax.planner.cost import traffic
-from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.workload import Workload
 
 MEMORY_SHARE = 0.9
@@ -94,7 +94,9 @@ class Memory:
         workload = self.workload
         per_sample = shapes.hotness * (1 + shapes.weighted)
         if shapes.cluster != "rb":
-            per_sample = per_sample + ENTRY_VALUES * shapes.hotness * shapes.column_shards
+            per_sample = (
+                per_sample + ENTRY_VALUES * shapes.hotness * shapes.column_shards
+            )
         ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
         pooled_bytes = traffic.rows_bytes(shapes.bags, shapes.dim)
         pooled_bytes = workload.micro_batches * pooled_bytes

@@ -32,8 +32,8 @@ from embark_jax.planner.layout.storage import Cluster, StorageKind
 from embark_jax.planner.request.workload import Workload
 
 OWNER_PHASES = "lookup", "gradients", "update"
-"""Phases in which owners work on their own shards. Lookup and gradients of a storage lie
-between its exchanges; the update of all storages follows the last exchange of a step."""
+"""Phases in which owners work on their own shards. Lookup and gradients of a storage
+lie between its exchanges; the update of all follows the last exchange of a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,9 @@ class ProgramModel:
 
     def _update(self, width: np.ndarray, rows: np.ndarray) -> Work:
         states = self.workload.state_values
-        return Work("update", "rows", traffic.update_rows_bytes(1, width, *states) * rows)
+        return Work(
+            "update", "rows", traffic.update_rows_bytes(1, width, *states) * rows
+        )
 
     def everywhere_work(self, shapes: Shapes) -> Iterator[Work]:
         """What shapes ask of every device, wherever their shards are."""

@@ -11,9 +11,8 @@ phase ends when its fullest device is done. So a plan costs ::
 in which a *level* is the largest load of any device in a storage: of partial sums, ids,
 and owners' time in lookup and gradients. Time in the update is added up over storages
 first: all are updated between the last exchange of a step and the first of the next.
-Nothing is taken to overlap, in whatever order the
-program runs the storages, so that a step takes no longer than that; the dense layers are
-not in it.
+Nothing is taken to overlap, in whatever order the program runs the storages, so that a
+step takes no longer than that; the dense layers are not in it.
 
 Search, bound, report and simulator ask this module; a few lines in
 ``tests/planner/scalar_objective.py`` compute the same one shard at a time.

@@ -77,7 +77,7 @@ def phases(
       sums to the predicted time of the step.
     """
     priced = price(placements, features, workload, model)
-    loads, levels = priced.loads, priced.objective.levels(priced.loads)
+    levels = priced.objective.levels(priced.loads)
     everywhere = np.ones(workload.devices)
     parts: list[Phase] = []
     for s, storage in enumerate(priced.candidates.storages):

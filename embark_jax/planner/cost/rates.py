@@ -40,7 +40,7 @@ class Rates:
     def exchange_us(self) -> float:
         """Latency of an all-to-all: a launch, one hop, and a message to each device of
         other nodes."""
-        fleet, efficiency = self.fleet, self.fleet.efficiency
+        fleet = self.fleet
         if fleet.devices == 1:
             return 0.0
         if fleet.nodes == 1:

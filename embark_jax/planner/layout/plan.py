@@ -165,7 +165,9 @@ class Plan:
         """
         value = json.loads(text)
         if not isinstance(value, dict) or "version" not in value:
-            raise ValueError(f"not a plan: found {type(value).__name__} without version")
+            raise ValueError(
+                f"not a plan: found {type(value).__name__} without version"
+            )
         if value["version"] != PLAN_VERSION:
             raise ValueError(
                 f"plan is of version {value['version']}, must be {PLAN_VERSION}: rows "

@@ -27,8 +27,9 @@ class StorageKind(NamedTuple):
     Attributes:
       cluster: of their tables.
       width: columns of a shard.
-      split: whether their tables are split by columns. Each of their rows then lies on several
-        devices, and optimizers of whole rows need an exchange that other storages do not.
+      split: whether their tables are split by columns. Each of their rows then lies on
+        several devices, and optimizers of whole rows need an exchange that other
+        storages do not.
       weighted: whether weights travel with their ids: in RB, where owners pool.
       hierarchical: whether what travels does so inside nodes first, then between GPUs
         of equal rank, or directly between any two devices.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from embark_jax.planner.report import summary
 from embark_jax.planner.layout.plan import Plan
+from embark_jax.planner.report import summary
 from embark_jax.planner.request.statistics import Statistics
 
 MOST_CURVES = 10

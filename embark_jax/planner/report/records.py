@@ -14,7 +14,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     """What a plan says, spelled out: its predicted cost, every table and every shard.
 
     Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
-    column shard the columns ``range(column_start, column_stop)``. A replicated table is listed as one shard for each device.
+    column shard the columns ``range(column_start, column_stop)``. A replicated
+    table is listed as one shard for each device.
 
     Raises:
       ValueError: if the plan has no prediction.

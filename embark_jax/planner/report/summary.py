@@ -120,7 +120,9 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
     return sorted(found, key=lambda decision: -(decision.ms or 0.0))
 
 
-PATH_TITLE = "Where the step's time goes: phases last until their fullest device is done"
+PATH_TITLE = (
+    "Where the step's time goes: phases last until their fullest device is done"
+)
 
 
 def critical_path(plan: Plan) -> dict[str, float]:
@@ -138,8 +140,8 @@ def uneven_rows(plan: Plan) -> str:
         return ""
     most = max(uneven, key=lambda name: hottest[name])
     return (
-        f"row shards of {counted(len(uneven), 'table')} are uneven: the hottest is sent "
-        f"up to {hottest[most]:.2g}× the mean of its table ({most})"
+        f"row shards of {counted(len(uneven), 'table')} are uneven: the hottest is "
+        f"sent up to {hottest[most]:.2g}× the mean of its table ({most})"
     )
 
 

@@ -22,7 +22,7 @@ from embark_jax.planner.search.whole_program import WholeProgram
 CLOSE = 1e-3
 """Gap at which there is nothing left to prove."""
 LEAST_S, SHARE = 2.0, 3
-"""Of one run of the solver: at least so long, or the time that is left divided by this."""
+"""Of one run of the solver: so long, or the time that is left divided by this."""
 
 
 def certify(instance: Instance, found: Found, seconds: float) -> Found:

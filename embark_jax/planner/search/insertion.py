@@ -166,8 +166,8 @@ class Insertion:
     def _choose_nodes(
         self, menu: Menu, scores: np.ndarray, costs: np.ndarray, devices: np.ndarray
     ) -> None:
-        """Of candidates that are added up inside nodes: adds the cost of partial sums of
-        nodes to ``costs``, and orders ``devices`` node by node."""
+        """Of candidates that are added up inside nodes: adds the cost of sums of nodes
+        to ``costs``, and orders ``devices`` node by node."""
         staged, power = menu.staged, self.power
         s = menu.storage[staged]
         held = self.assignment.loads.node_sums[s]
@@ -179,7 +179,9 @@ class Insertion:
         inside = np.argsort(of_nodes, axis=2, kind="stable")
         best = np.take_along_axis(of_nodes, inside, axis=2)
         node_scores = np.einsum("cng,cg->cn", best, menu.in_node)
-        node_scores += prices[:, None] * (_power((held + largest) / scale, power) - before)
+        node_scores += prices[:, None] * (
+            _power((held + largest) / scale, power) - before
+        )
         nodes = np.argsort(node_scores, axis=1, kind="stable")
         each = np.arange(len(s))[:, None]
         after = _power((held[each, nodes] + menu.node_sums) / scale, power)

@@ -18,7 +18,7 @@ from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.layout.plan import MAX_SLOTS
 from embark_jax.planner.layout.storage import Exchange, Placement
-from embark_jax.planner.request.forced import FREE, Cluster, ForcedPlacement
+from embark_jax.planner.request.forced import FREE, ForcedPlacement
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -58,8 +58,8 @@ class Instance:
         ]
 
     def allowed(self, exchange: Exchange) -> np.ndarray:
-        """``[candidates]`` those of plans in which RB tables have this exchange, but for
-        forced ones."""
+        """``[candidates]`` those of plans in which RB tables have this exchange, but
+        for forced ones."""
         each = self.candidates
         fixed = np.array([force.exchange is not None for force in self.forced])
         pooled = each.cluster == CLUSTERS.index("rb")
@@ -85,7 +85,9 @@ def make_instance(
     memory = Memory(workload)
     uses = table_uses(tables, features, workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
-    keys = [(use, forced.get(t.name, FREE)) for t, use in zip(tables, uses, strict=True)]
+    keys = [
+        (use, forced.get(t.name, FREE)) for t, use in zip(tables, uses, strict=True)
+    ]
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     choices = np.array(
         [

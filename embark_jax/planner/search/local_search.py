@@ -133,7 +133,9 @@ class LocalSearch:
         makes a better assignment: none would go alone while the others stay."""
         best, best_rank = assignment, assignment.rank(limit_bytes)
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
-            tables = np.flatnonzero(self.instance.candidates.storage[best.candidate] == s)
+            tables = np.flatnonzero(
+                self.instance.candidates.storage[best.candidate] == s
+            )
             if not len(tables) or not self.movable[tables].all():
                 continue
             others = {
@@ -160,7 +162,10 @@ class LocalSearch:
         failures: Counter[tuple[int, int]] = Counter()
         cost = insertion.smooth_cost()
         for table in dice.permutation(np.flatnonzero(self.movable)).tolist():
-            candidate, owners = int(assignment.candidate[table]), assignment.owners[table]
+            candidate, owners = (
+                int(assignment.candidate[table]),
+                assignment.owners[table],
+            )
             group = int(self.instance.group[table])
             if failures[group, candidate] >= FAILURES:
                 continue

@@ -100,9 +100,7 @@ def plan_for(
             raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
         cost_model = models[cost_model]
     exchanges = exchanges_of(fleet, cost_model)
-    instance = make_instance(
-        tables, features, forced, workload, cost_model, exchanges
-    )
+    instance = make_instance(tables, features, forced, workload, cost_model, exchanges)
     found = solve(instance, exchanges)
     if certify_s:
         found = certify(instance, found, certify_s)
@@ -128,7 +126,7 @@ def _as_plan(found: Found, features: Sequence[FeatureSpec]) -> Plan:
         capacities=capacities(placements, features, workload),
         prediction=dataclasses.replace(
             predict(placements, features, workload, model),
-            lower_bound_ms=found.bound_ms,
+            lower_bound_ms=float(found.bound_ms),
             breakdown=break_down(placements, features, workload, model)
             if isinstance(model, ProgramModel)
             else None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embark_jax.fleet import Fleet
-from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
 from embark_jax.planner.cost import candidates as kinds
+from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.relaxation import alone_ms
 

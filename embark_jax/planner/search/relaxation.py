@@ -7,12 +7,12 @@ take candidate c, and y_r the level r (``objective.py``)::
     minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r
     such that  Σ_{c of g} x_c = count_g                        every table takes one
                y_r ≥ Σ_c mean_rc x_c                            at least the mean
-               y_r ≥ Σ_{c of g} largest_rc x_c / count_g        at least the largest shard
+               y_r ≥ Σ_{c of g} largest_rc x_c / count_g        and the largest shard
                bytes(x, y) ≤ limit                              where memory is short
 
 The most of any device is at least the mean over devices, and at least any of its
-shards, so that every plan satisfies these rows; that a storage is used is one more level,
-whose largest "shard" is 1. Rows of the third kind are many, and few matter: they are
+shards, so that every plan satisfies these rows; that a storage is used is one more
+level, whose largest "shard" is 1. Rows of the third kind are many, and few matter: they are
 added where the last solution breaks them.
 
 A candidate is left out if another of its group and storage has no more of any mean, any
@@ -237,7 +237,9 @@ class Relaxation:
         for i, (g, r) in enumerate(zip(groups.tolist(), rows.tolist(), strict=True)):
             mine = of_group[g]
             mine = mine[self.largest[r, mine] > 0]
-            entries.append((np.full(len(mine), i), mine, self.largest[r, mine] / counts[g]))
+            entries.append(
+                (np.full(len(mine), i), mine, self.largest[r, mine] / counts[g])
+            )
         each = np.arange(len(groups))
         of_largest = number + self.rows + rows
         entries.append((each, of_largest, np.full(len(groups), -1.0)))
@@ -259,9 +261,7 @@ class Relaxation:
             [[mean, -one, sparse.diags(crowded)], [none, -one, one]], format="csr"
         )
 
-    def _broken(
-        self, x: np.ndarray, cost: np.ndarray, added: np.ndarray
-    ) -> np.ndarray:
+    def _broken(self, x: np.ndarray, cost: np.ndarray, added: np.ndarray) -> np.ndarray:
         """``[groups, rows]`` where a group's largest shards are above the level."""
         number, counts = len(self.live), self.instance.counts
         taken = np.flatnonzero(x[:number] > 1e-9)

@@ -33,7 +33,7 @@ PROMISING = 1.1
 LIMIT_RATIO = 0.985
 """Of the limits of memory that are tried one after the other, until a plan fits."""
 MOST_LIMITS, MORE_LIMITS = 20, 3
-"""Of them all, and of those from which on a plan fits: what fits in less may be better."""
+"""Of them all, and of those at which a plan fits: what fits in less may be better."""
 MEMORY_PRICE = 0.05
 """What a device's fair share of the tables is taken to cost at least, in step times,
 where memory is limited."""

@@ -2,8 +2,8 @@
 
 Local search moves whole tables. What is then left is a shard here and there that would
 lie better where another is: two shards of one storage change devices, or one goes to
-another device, always the best such pair, until none helps. Shards that add the same are
-one *class*: it does not matter which of them is taken. Shards that are added up inside
+another device, always the best such pair, until none helps. Shards that add the same
+are one *class*: it does not matter which of them is taken. Shards that are added up inside
 their node stay in it, so that partial sums of nodes stay as they are.
 """
 
@@ -46,6 +46,8 @@ def swap_shards(
       limit_bytes: of memory on a device.
       ms_per_byte: what memory is taken to cost; more while it does not suffice.
     """
+    if assignment.instance.workload.devices == 1:
+        return assignment
     best, found = assignment, assignment.copy()
     for _ in range(MOST_PRICES):
         for s in np.flatnonzero(found.loads.tables):
@@ -130,7 +132,9 @@ class _Swaps:
             self.own[:, there] += moved
             self._move(mine, here, there)
             self._move(other, there, here)
-        owners = {table: self.assignment.owners[table].copy() for table, _ in self.shards}
+        owners = {
+            table: self.assignment.owners[table].copy() for table, _ in self.shards
+        }
         for of_class in self.held:
             for device, shards in enumerate(of_class):
                 for shard in shards:

@@ -1,16 +1,16 @@
 """The relaxation with whole tables: a mixed-integer program.
 
-The relaxation allows fractions of tables and any spread of shards. Here tables are whole
-(HiGHS through ``scipy.optimize.milp``), and large shards take room: of shards of at least
-a size q a device holds at most level / q, rounded down (a dual feasible function,
+The relaxation allows fractions of tables and any spread of shards. Here tables are
+whole (HiGHS through ``scipy.optimize.milp``), and large shards take room: of shards of
+at least a size q a device holds at most level / q, rounded down (a dual feasible function,
 https://doi.org/10.1007/s101079900114). In symbols, beside the rows of the relaxation,
 with n_rq the most shards of size q on a device::
 
-    x_c whole;  largest_rc t_c ≤ y_r;  x_c ≤ count_g t_c            a shard is whole, too
+    x_c whole;  largest_rc t_c ≤ y_r;  x_c ≤ count_g t_c           a shard is whole, too
     n_rq whole;  Σ_c ⌊shards_rc / q⌋ x_c ≤ devices × n_rq;  q n_rq ≤ y_r
 
-Sizes q are those of the shards that the last solution takes. Candidates beside which the
-bound is already above the plan are left out: no better plan takes them.
+Sizes q are those of the shards that the last solution takes. Candidates beside which
+the bound is already above the plan are left out: no better plan takes them.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ class WholeProgram:
                 limits = np.append(limits, 1 - more / self.limit_bytes)
         row, column, value = map(np.concatenate, zip(*entries, strict=True))
         matrix = sparse.csr_matrix((value, (row, column)), (height, width))
-        tables = sparse.csr_matrix((np.ones(number), (group, each)), (len(counts), width))
+        tables = sparse.csr_matrix(
+            (np.ones(number), (group, each)), (len(counts), width)
+        )
         whole = np.ones(width)
         whole[y:n] = 0
         upper = np.full(width, np.inf)
