@@ -53,7 +53,9 @@ def test_every_number_of_the_example():
         np.testing.assert_allclose(gpus, kind, rtol=5e-3)
         assert top == pytest.approx(levels[level], rel=5e-3)
         assert unit_ms == pytest.approx(objective.prices[level, rb], rel=1e-3)
-        assert ms == pytest.approx(objective.prices[level, rb] * levels[level], rel=5e-3)
+        assert ms == pytest.approx(
+            objective.prices[level, rb] * levels[level], rel=5e-3
+        )
     *gpus, top, _, ms = map(float, row("| update")[1:])
     np.testing.assert_allclose(gpus, loads.update_ms, rtol=5e-3)
     assert top == ms == pytest.approx(loads.update_ms.max(), rel=5e-3)

@@ -29,8 +29,10 @@ PASSES = 2
 """Over all tables, with each power."""
 FAILURES = 2
 """Of alike tables in a pass, after which the others are not tried."""
-MOST_CANDIDATES = 16
-"""Of a table that are tried: those that the relaxation likes best."""
+MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
+"""Of a table that are tried: those that the relaxation likes best; fewer in a model of
+more unlike tables than ``MANY``."""
+MANY = 64
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
 DEARER, CHEAPER = 2.0, 0.5
@@ -61,8 +63,10 @@ class LocalSearch:
         first = np.searchsorted(each.table[order], np.arange(len(instance.counts)))
         last = np.append(first[1:], len(order))
         self.menus: list[Menu] = []
+        self.is_large = len(instance.counts) > MANY
+        most = FEW_CANDIDATES if self.is_large else MOST_CANDIDATES
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-            mine = order[begin : min(begin + MOST_CANDIDATES, end)]
+            mine = order[begin : min(begin + most, end)]
             mine = mine[np.isfinite(relaxed.above_ms[mine])]
             self.menus.append(Menu(instance, mine))
 
@@ -132,6 +136,8 @@ class LocalSearch:
         """Moves all tables of one storage to others, storage by storage, where that
         makes a better assignment: none would go alone while the others stay."""
         best, best_rank = assignment, assignment.rank(limit_bytes)
+        if self.is_large:  # takes longer than it gains
+            return best
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
             tables = np.flatnonzero(
                 self.instance.candidates.storage[best.candidate] == s

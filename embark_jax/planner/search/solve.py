@@ -22,8 +22,8 @@ from embark_jax.planner.search.whole_program import WholeProgram
 
 CROWDING = (0.0, 0.5, 1.0, 0.25)
 """Of the relaxations whose roundings are improved (``Relaxation.solve``)."""
-TABLES = 1200
-"""Of all roundings together: of larger models fewer are improved."""
+GROUPS = 240
+"""Of all roundings together: of models with more unlike tables fewer are improved."""
 ALIKE = 0.5
 """Groups for each table, up to which whole numbers of tables are solved for."""
 NODES = 20
@@ -149,9 +149,11 @@ def tries(
     """Plans of several choices of candidates: of the relaxation, of the relaxation with
     crowded levels, and of whole tables, where many are alike."""
     placer = Placer(instance, relaxed, limit_bytes)
-    number = int(np.clip(TABLES // len(instance.tables), 1, len(CROWDING)))
+    number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
     for seed, crowding in enumerate(CROWDING[:number]):
-        solution = relaxation.solve(limit_bytes, crowding=crowding) or relaxed
+        solution = relaxed
+        if crowding:
+            solution = relaxation.solve(limit_bytes, crowding=crowding) or relaxed
         dice = np.random.default_rng(seed)
         yield placer.place(round_tables(instance, solution.tables), dice)
     if len(instance.counts) <= ALIKE * len(instance.tables):
