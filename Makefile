@@ -1,5 +1,6 @@
 # make quickstart   trains a small model on a mesh of CPU devices
-# make test         runs the tests
+# make test         tests every behaviour, in a few minutes
+# make test-all     does, and runs the slow tests: many examples, processes, notebooks
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
 # make check        format, lint, types
 #
@@ -10,14 +11,20 @@ VENV ?= .venv
 VENV_GPU ?= .venv-gpu
 PIP = -m pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: quickstart test test-gpu-compile check clean
+.PHONY: quickstart test test-slow test-all test-gpu-compile check clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/embark train configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+	$(PYTEST) -m "not slow and not gpu_compile"
+
+test-slow: $(VENV)/.installed-test
+	$(PYTEST) -m "slow and not gpu_compile"
+
+test-all: test test-slow
 
 test-gpu-compile: $(VENV_GPU)/.installed
 	$(VENV_GPU)/bin/python -m pytest -m gpu_compile tests/gpu_compile

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from embark_jax.planner import Plan as Plan
     from embark_jax.planner import Statistics as Statistics
     from embark_jax.planner import Wire as Wire
+    from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list
     from embark_jax.planner.report import figures as figures
@@ -63,6 +64,7 @@ _PLACES = {
     "Statistics": "embark_jax.planner:Statistics",
     "Wire": "embark_jax.planner:Wire",
     "figures": "embark_jax.planner.report.figures",
+    "load_table_list": "embark_jax.planner:load_table_list",
     "plan": "embark_jax.planner:plan",
     "read_table_list": "embark_jax.planner:read_table_list",
     "FeatureSpec": "embark_jax.tables:FeatureSpec",

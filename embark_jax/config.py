@@ -30,6 +30,20 @@ class ConfigError(ValueError):
     """A config that cannot be used; the message names every problem, one a line."""
 
 
+def read_text(path: Path) -> str:
+    """The text of a file that a user names.
+
+    Raises:
+      ConfigError: if it cannot be read, or is no UTF-8 text.
+    """
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
+
+
 class Config(BaseModel):
     """Base of all sections: immutable, and closed to keys it does not know.
 
@@ -59,6 +73,9 @@ class SyntheticConfig(Config):
     zipf_exponent: NonNegativeFloat = 1.05
     train_samples: PositiveInt = 1_000_000
     test_samples: PositiveInt = 100_000
+    seed: NonNegativeInt = 0
+    """Of samples and teacher, apart from that of the run: seeds of a sweep then differ
+    in the initial parameters alone."""
 
 
 class MovieLens100KConfig(Config):
@@ -247,6 +264,10 @@ class TrainConfig(Config):
     checkpoint_every: PositiveInt | None = None
     """None writes only the last checkpoint."""
     keep_checkpoints: PositiveInt = 3
+    checkpoint_memory: PositiveInt | None = None
+    """Bytes of host memory that a process may take to save and to load. Training stands
+    still for as long as what does not fit takes to write; None is room for all of it,
+    but at most half of the memory that is free."""
 
 
 class ExperimentConfig(Config):

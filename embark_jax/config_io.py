@@ -6,6 +6,7 @@ once, so that all problems of a file are reported together and alike.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -25,7 +26,11 @@ from embark_jax.config_tables import experiment_of
 from embark_jax.planner.request.table_list import read_table_list
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+def load(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    point: Mapping[str, Any] | None = None,
+) -> ExperimentConfig:
     """Reads an experiment config.
 
     Args:
@@ -36,6 +41,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         of a key wins. Changing the ``kind`` of a section drops the keys that the file
         sets and the new kind does not have. Last of all ``scale=0.001`` shrinks the
         experiment, as ``ExperimentConfig.shrunk`` does.
+      point: one combination of the values that the config's ``sweep`` lists, by dotted
+        key. They go before all else, and the config is then without ``sweep``.
 
     Raises:
       ConfigError: with every problem of the file and the overrides: dotted key, value
@@ -54,17 +61,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
     # Kinds first: a key that another override sets must not be dropped with the file's.
+    changes = {override: f"override {override!r}" for override in overrides}
+    if point is not None:
+        changes["sweep=null"] = "sweep"
+        for key, value in point.items():
+            changes[f"{key}={json.dumps(value)}"] = f"sweep.{key} lists {value!r}"
     applied, scale = [], None
-    for override in sorted(overrides, key=lambda text: ".kind=" not in text):
-        if override.startswith("scale="):
-            scale = override.removeprefix("scale=")
+    for change in sorted(changes, key=lambda text: ".kind=" not in text):
+        if change.startswith("scale="):
+            scale = change.removeprefix("scale=")
             continue
         try:
-            data = _override(data, override)
+            data = _override(data, change)
         except ConfigError as error:
-            problems[f"override {override!r}"] = str(error)
+            problems[changes[change]] = str(error)
         else:
-            applied.append(override)
+            applied.append(change)
     try:
         config = ExperimentConfig.model_validate(data)
         if scale is not None and not problems:
@@ -73,7 +85,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         problems["scale"] = str(error)
     except pydantic.ValidationError as error:
         for key, text in map(_explain, error.errors(include_url=False)):
-            blamed = [f" (override {o!r})" for o in applied if _touches(o, key)]
+            blamed = [f" ({changes[c]})" for c in applied if _touches(c, key)]
             problems.setdefault(key, text + "".join(blamed))
     else:
         if not problems:
@@ -203,6 +215,8 @@ def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
             return key, f"{given} given, must be a mapping"
         case "tuple_type":
             return key, f"{given} given, must be a list"
+        case "too_short":
+            return key, f"{given} given, must not be empty"
     return key, f"{given} given, {error['msg'].replace('Input should', 'must')}"
 
 

@@ -23,6 +23,8 @@ from embark_jax.data import (
     SyntheticClicks,
     accesses,
 )
+from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
+from embark_jax.fleet import host_memory_bytes
 from embark_jax.planner.request.histogram import Histogram
 from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -53,7 +55,8 @@ def read_dataset(
             options = config.data.model_dump(exclude={"kind"})
             with blaming("embedding"):
                 tables, features = _declared_model(config)
-                dataset = SyntheticClicks(tables, features, **options, seed=config.seed)
+                check_drawing_memory(features)
+                dataset = SyntheticClicks(tables, features, **options)
         case MovieLens100KConfig():
             dataset = MovieLens100K(
                 config.data.path,
@@ -65,6 +68,48 @@ def read_dataset(
             dataset = PreparedData(config.data.path, seed=config.seed)
             tables, features = _merged_model(config, dataset)
     return dataset, tables, features
+
+
+def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
+    """Raises ``ConfigError`` if a batch is larger than an epoch of the data."""
+    batch, samples = config.train.batch_size, dataset.train_samples
+    if batch > samples:
+        more = ", or raise data.train_samples" * (config.data.kind == "synthetic")
+        raise ConfigError(
+            f"train.batch_size is {batch:,}, more than the {samples:,} training "
+            f"samples, some of which every batch would hold twice; lower it{more}"
+        )
+
+
+def check_batch_memory(
+    batch_size: int, dense_features: int, features: Sequence[FeatureSpec]
+) -> None:
+    """Raises ``ConfigError`` if a batch is larger than the memory of this host.
+
+    Args:
+      batch_size: samples that this process reads for a step.
+      dense_features, features: of the model.
+    """
+    ids = sum(f.hotness * (2 if f.weighted else 1) for f in features)
+    needed, there = 4 * batch_size * (1 + dense_features + ids), host_memory_bytes()
+    if needed > there:
+        raise ConfigError(
+            f"train.batch_size: {batch_size:,} samples of {ids:,} ids and weights take "
+            f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of "
+            "memory; lower it, or hotness"
+        )
+
+
+def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
+    """Raises ``ConfigError`` if a feature is too hot to be drawn on this host."""
+    hottest = max(features, key=lambda feature: feature.hotness)
+    needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
+    if needed > (there := host_memory_bytes()):
+        raise ConfigError(
+            f"feature {hottest.name!r}: hotness is {hottest.hotness:,}; the "
+            f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with then take "
+            f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of memory"
+        )
 
 
 def batch_checker(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,16 @@ from embark_jax.config import (
     EmbeddingOptimizerConfig,
     ExperimentConfig,
     SyntheticConfig,
+    read_text,
 )
-from embark_jax.data import BatchChecker, Dataset
-from embark_jax.dataset import batch_checker, blaming, read_dataset
+from embark_jax.data import BatchChecker, Dataset, PreparedData, scale_warnings
+from embark_jax.dataset import (
+    batch_checker,
+    blaming,
+    check_batch_memory,
+    check_batch_size,
+    read_dataset,
+)
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.cost.traffic import VALUE_BYTES
@@ -42,6 +49,9 @@ from embark_jax.tables import (
 )
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.trainer import Trainer
+
+SCALE_SAMPLES = 4096
+"""Training samples that are looked at for the scale of dense columns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +75,15 @@ class Experiment:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on to belong to this experiment.
 
-        Plan and mesh are not in it: they may change. The seed is: order and split of
-        the data are a function of it.
+        Plan and mesh are not in it: they may change. The seed is: the order of the data
+        is a function of it. So is the seed that synthetic data are made with.
         """
         config = self.config
+        seeds = {"seed": config.seed}
+        if isinstance(config.data, SyntheticConfig):
+            seeds["data_seed"] = config.data.seed
         return {
-            "seed": config.seed,
+            **seeds,
             "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in self.tables},
             "features": {
                 f.name: {
@@ -90,10 +103,29 @@ class Experiment:
     @property
     def data_order(self) -> dict[str, Any]:
         """What a run that resumes must agree on too: a step must mean the same data."""
+        data = self.config.data.model_dump(mode="json", exclude={"path"})
+        if isinstance(self.dataset, PreparedData):
+            data["files"] = self.dataset.manifest.digest()
         return {
-            "data": self.config.data.model_dump(mode="json", exclude={"path"}),
+            "data": data,
             "train": {"batch_size": self.config.train.batch_size},
         }
+
+    @property
+    def missing_dense(self) -> Mapping[str, int]:
+        """Values of dense columns that are not in the data, and are 0 instead."""
+        if isinstance(self.dataset, PreparedData):
+            return self.dataset.manifest.missing_dense
+        return {}
+
+    def scale_warnings(self) -> list[str]:
+        """What is wrong with the scale of dense columns in the first samples."""
+        dataset = self.dataset
+        batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
+        names = [f"dense[{i}]" for i in range(dataset.dense_features)]
+        if isinstance(dataset, PreparedData):
+            names = list(dataset.manifest.dense)
+        return scale_warnings(batch.dense, names)
 
     def checker(self) -> BatchChecker:
         """Checks the dataset's batches against the tables."""
@@ -103,10 +135,16 @@ class Experiment:
         """The model with its initial state on the devices of the plan's mesh.
 
         Raises:
-          ConfigError: if there are too few devices, the kernels cannot run on them, or
-            the model does not suit the embeddings.
+          ConfigError: if a batch is larger than the memory of this host, there are too
+            few devices, the kernels cannot run on them, or the model does not suit the
+            embeddings.
         """
         config = self.config
+        check_batch_memory(
+            config.train.batch_size // jax.process_count(),
+            self.dataset.dense_features,
+            self.features,
+        )
         with blaming("mesh"):
             mesh = self.plan.make_mesh()
         with blaming("embedding.kernels"):
@@ -134,6 +172,7 @@ class Experiment:
             dense=config.train.dense,
             overlap=config.train.overlap,
             seed=config.seed,
+            on_bad_id=config.embedding.on_bad_id,
         )
 
 
@@ -164,6 +203,7 @@ def build(
       DataError: if the dataset is missing or damaged.
     """
     dataset, tables, features = read_dataset(config)
+    check_batch_size(config, dataset)
     if plan_file is None:
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:
@@ -281,12 +321,9 @@ def _read_plan(
     features: Sequence[FeatureSpec],
 ) -> Plan:
     """The plan in a file, which must be for this model, mesh and batch."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+    text = read_text(path)
     with blaming(str(path)):
-        planned = Plan.from_json(data.decode())
+        planned = Plan.from_json(text)
         planned.check_serves(tables, features)
     problems = [
         f"{path}: plan is for {key} {planned_value}, the config says {value}"

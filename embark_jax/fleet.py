@@ -19,7 +19,8 @@ import pydantic.dataclasses
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from embark_jax import yaml_text
-from embark_jax.config import Config, ConfigError, nearest
+from embark_jax.config import Config, ConfigError, nearest, read_text
+from embark_jax.tables import whole
 
 FILES = Path(__file__).parent / "fleet_files"
 """``configs/fleets``, by a link that a built package has as a folder."""
@@ -39,11 +40,14 @@ THIS_MACHINE = "this machine"
 _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-def _host_memory_bytes(value: Any) -> Any:
+def host_memory_bytes() -> int:
+    """Of this computer."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory_bytes(value: Any) -> Any:
     """Of this computer, where a file says so instead of a figure."""
-    if value == THIS_MACHINE:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return value
+    return host_memory_bytes() if value == THIS_MACHINE else value
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
@@ -60,7 +64,7 @@ class DeviceSpec:
     """
 
     name: str
-    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_host_memory_bytes)]
+    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_memory_bytes)]
     memory_bytes_per_s: PositiveFloat
     flops_per_s: PositiveFloat
     node_link_bytes_per_s: PositiveFloat
@@ -122,7 +126,7 @@ class Fleet:
     """``nodes`` machines of ``gpus_per_node`` equal devices.
 
     Raises:
-      ValueError: if a count is below 1.
+      ValueError: if a count is no whole number, or below 1.
     """
 
     device: DeviceSpec
@@ -131,9 +135,13 @@ class Fleet:
     efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
 
     def __post_init__(self):
+        if not isinstance(self.device, DeviceSpec):
+            raise ValueError(
+                f"fleet: device is {self.device!r}, must be a DeviceSpec; known fleets "
+                f"are functions of embark_jax.fleets, such as dgx_h100(nodes=2)"
+            )
         for key in ("nodes", "gpus_per_node"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"fleet: {key} is {getattr(self, key)}, must be >= 1")
+            object.__setattr__(self, key, whole(f"fleet: {key}", getattr(self, key)))
 
     @property
     def devices(self) -> int:
@@ -150,7 +158,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
 
     Raises:
       ConfigError: if there is no such fleet, or with every problem of its file.
-      ValueError: if a count is below 1.
+      ValueError: if a count is no whole number, or below 1.
     """
     if source in BY_NAME:
         path = FILES / BY_NAME[source]
@@ -199,11 +207,11 @@ def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml_text.parse(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"fleet: {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"fleet: {path}: is not UTF-8 text ({error})") from None
+        text = read_text(path)
+    except ConfigError as error:
+        raise ConfigError(f"fleet: {error}") from None
+    try:
+        data = yaml_text.parse(text)
     except ConfigError as error:
         raise ConfigError(f"fleet: {path}, {error}") from None
     if not isinstance(data, Mapping):

@@ -7,33 +7,38 @@ and logs; at a stop all steps have landed.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Iterator, Mapping
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
 
-from embark_jax import config_io, experiment
+from embark_jax import experiment
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import Batch, BatchChecker
 from embark_jax.experiment import Experiment
-from embark_jax.launch.processes import of_process_0, stopping_on_sigterm, total
+from embark_jax.launch.processes import of_process_0, total
+from embark_jax.launch.stopping import Stop, StoppedError, stopping
 from embark_jax.planner import Plan
+from embark_jax.planner.report.html import page
+from embark_jax.planner.report.summary import overview
+from embark_jax.train import history
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
+from embark_jax.train.display import (
+    say,
+    say_at_end,
+    show_result,
+    split_text,
+    step_text,
+)
 from embark_jax.train.logs import MetricsLog
-from embark_jax.train.metrics import EvalAccumulator
-from embark_jax.train.trainer import NonFiniteLossError, StepResult, Trainer
+from embark_jax.train.progress import step_progress
+from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.trainer import Trainer
+from embark_jax.train.window import Window
 
 
 def train(
@@ -45,65 +50,114 @@ def train(
 ) -> dict[str, Any] | None:
     """Trains, evaluates on the test set, and leaves everything in ``workdir``.
 
-    SIGTERM ends it early, with a checkpoint to resume from.
+    SIGTERM and Ctrl-C end it early, with a checkpoint to resume from.
 
     Args:
       config: the experiment.
-      workdir: gets ``config.yaml``, ``plan.json``, ``metrics.jsonl``, TensorBoard
-        events and ``checkpoints/``.
+      workdir: gets ``config.yaml``, ``configs/``, ``plan.json``, ``plan.html``,
+        ``metrics.jsonl``, TensorBoard events and ``checkpoints/``.
       resume: continue from the newest checkpoint there, if there is one.
-      console: where plan, progress and results are shown.
+      console: where an overview of the plan, progress and results are shown.
       plan_file: a plan in JSON to train with; None makes one.
 
     Returns:
-      The last record of ``metrics.jsonl``: the test metrics. None if SIGTERM ended it.
+      The last record of ``metrics.jsonl``: the test metrics. None if it ended early.
 
     Raises:
       FileExistsError: if ``workdir`` already holds a run and ``resume`` is false.
+      OSError: if it cannot be written to.
       ConfigError, DataError, CheckpointError: if config, plan, data or the run to be
         resumed do not fit together; that run is then as it was.
       NonFiniteLossError: if a loss is not finite.
     """
+    try:
+        return _run(config, workdir, resume, console, plan_file)
+    except KeyboardInterrupt:  # before training or after it: ``stopping`` holds it back
+        say(console, "no step was under way: nothing is lost")
+        raise
+
+
+def _run(
+    config: ExperimentConfig,
+    workdir: Path,
+    resume: bool,
+    console: Console,
+    plan_file: Path | None,
+) -> dict[str, Any] | None:
     experiment.make_host_devices(config)
     main = jax.process_index() == 0  # which alone writes what one process can
-    if main and not resume:
-        _check_unused(workdir)
+    if main:
+        _check_writable(workdir)
+        if not resume:
+            _check_unused(workdir)
     setup = experiment.build(config, plan_file)
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
         setup = dataclasses.replace(setup, plan=plan)
-    console.print(setup.plan)
+    console.print(overview(setup.plan), markup=False, highlight=False)
+    if main:
+        for warning in setup.scale_warnings():
+            say(console, f"warning: {warning}")
 
-    trainer, check = setup.trainer(), setup.checker()
+    trainer = setup.trainer()
+    check = trainer.check
     with Checkpointer(
         workdir / "checkpoints",
         setup.identity | setup.data_order,
         config.train.keep_checkpoints,
+        config.train.checkpoint_memory,
+        functools.partial(say, console),
     ) as checkpoints:
         if resume:
-            step = _resume(trainer, check, checkpoints)
-            _say(console, f"resumed at step {step:,} of {config.train.steps:,}")
+            _resume(config, workdir, trainer, check, checkpoints, console)
         if main:
-            config_io.save(config, workdir / "config.yaml")
+            history.record(workdir, config, trainer.step)
             (workdir / "plan.json").write_text(setup.plan.to_json())
-        with MetricsLog(workdir, resume_at=trainer.step, writes=main) as log:
+            (workdir / "plan.html").write_text(page(setup.plan), "utf-8")
+            say(console, f"the whole plan, and why: {workdir / 'plan.html'}")
+        with (
+            MetricsLog(workdir, resume_at=trainer.step, writes=main) as log,
+            stopping(functools.partial(say_at_end, console)) as stop,
+        ):
+            if log.set_aside:
+                say(console, f"warning: {log.set_aside}")
             try:
-                _train(setup, trainer, check, checkpoints, log, console)
-            except NonFiniteLossError as error:
-                good = checkpoints.steps[-1:]
-                where = workdir / "checkpoints" / str(*good) if good else "none"
-                raise NonFiniteLossError(
-                    f"{error}\nlast good checkpoint: {where}"
-                ) from None
-            if trainer.step < config.train.steps:
-                _say(console, f"stopped by SIGTERM at step {trainer.step:,}")
+                _train(setup, trainer, check, checkpoints, log, console, stop)
+                record = {"final": True, **_result(setup, trainer, stop.during)}
+            except StoppedError:
+                where = workdir / "checkpoints" / str(checkpoints.steps[-1])
+                say(
+                    console,
+                    f"stopped at step {trainer.step:,} of {config.train.steps:,}, "
+                    f"with a checkpoint to --resume from: {where}",
+                )
                 return None
-            record = {"final": True, **_result(setup, trainer)}
+            except NonFiniteLossError as error:
+                written = checkpoints.steps[-1:]
+                where = workdir / "checkpoints" / str(*written) if written else "none"
+                raise NonFiniteLossError(
+                    f"{error}\nnewest checkpoint (not verified): {where}"
+                ) from None
             record["recompilations"] = trainer.recompilations
             record |= _counts("bad_ids", total(check.bad_ids))
+            record |= _counts("missing_dense", setup.missing_dense)
             log.write(trainer.step, record)
-    _show_result(record, console)
+    show_result(record, console)
     return record
+
+
+def _check_writable(workdir: Path) -> None:
+    """Tries before the work begins; creates nothing that stays."""
+    place = workdir.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise type(error)(
+            f"{workdir}: nothing can be written to {place} ({error.strerror}); choose "
+            "another --workdir"
+        ) from None
 
 
 def _check_unused(workdir: Path) -> None:
@@ -115,16 +169,26 @@ def _check_unused(workdir: Path) -> None:
             )
 
 
-def _resume(trainer: Trainer, check: BatchChecker, checkpoints: Checkpointer) -> int:
-    """Goes to the newest checkpoint, if there is one; returns its step."""
-    if steps := of_process_0(checkpoints.steps):
-        state, bad_ids = checkpoints.restore(
-            trainer.state, trainer.embeddings, steps[-1]
-        )
+def _resume(
+    config: ExperimentConfig,
+    workdir: Path,
+    trainer: Trainer,
+    check: BatchChecker,
+    checkpoints: Checkpointer,
+    console: Console,
+) -> None:
+    """Goes to the newest good checkpoint, if there is one, and says what is new."""
+    main, changed = jax.process_index() == 0, []
+    if of_process_0(checkpoints.steps):
+        if main:
+            changed = history.changes(workdir, config)
+        state, bad_ids = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
-        if jax.process_index() == 0:  # which goes on counting for all
+        if main:  # which goes on counting for all
             check.bad_ids = bad_ids
-    return trainer.step
+    say(console, f"resumed at step {trainer.step:,} of {config.train.steps:,}")
+    for change in changed:
+        say(console, f"  {change}")
 
 
 def _train(
@@ -134,11 +198,13 @@ def _train(
     checkpoints: Checkpointer,
     log: MetricsLog,
     console: Console,
+    stop: Stop,
 ) -> None:
-    """Trains to the last step, or until SIGTERM, and leaves a checkpoint there."""
+    """Trains to the last step and leaves a checkpoint there; or raises StoppedError and
+    leaves one where it stopped."""
     options = setup.config.train
-    window = _Window()
-    with _progress(console) as progress, stopping_on_sigterm() as stopping:
+    window = Window()
+    with step_progress(console=console) as progress:
         task = progress.add_task(
             "train", total=options.steps, completed=trainer.step, shown="compiling"
         )
@@ -146,33 +212,38 @@ def _train(
         def report():
             record = window.close()
             log.write(trainer.step, record)
-            progress.update(task, completed=trainer.step, shown=_shown(record))
+            progress.update(task, completed=trainer.step, shown=step_text(record))
             if not console.is_terminal:
-                _say(console, f"step {trainer.step:,}: {_shown(record)}")
+                say(console, f"step {trainer.step:,}: {step_text(record)}")
 
         def save():
             bad_ids = total(check.bad_ids)
             checkpoints.save(trainer.state, trainer.step, trainer.embeddings, bad_ids)
 
         while trainer.step < options.steps:
-            stop = _next_stop(setup.config, trainer.step)
-            for result in trainer.fit(setup.dataset, stop, check, stopping):
+            goal = _next_stop(setup.config, trainer.step)
+            for result in trainer.iterate(setup.dataset, goal, stop.before):
                 window.add(result)
-                if result.step % options.log_every == 0 or result.step == stop:
+                if result.step % options.log_every == 0 or result.step == goal:
                     report()
-            if trainer.step < stop:
+            if trainer.step < goal:
                 if not window.empty:
                     report()
                 if trainer.step not in checkpoints.steps:
                     save()
-                return
-            if options.eval_every and stop % options.eval_every == 0:
-                split, batches = _held_out(setup)
-                record = _record(setup, trainer, split, batches)
-                log.write(stop, record)
-                _say(progress.console, f"step {stop:,}: {_shown_split(record, split)}")
-            if stop == options.steps or (
-                options.checkpoint_every and stop % options.checkpoint_every == 0
+                raise StoppedError
+            try:
+                if options.eval_every and goal % options.eval_every == 0:
+                    split, batches = _held_out(setup)
+                    record = _record(setup, trainer, split, stop.during(batches))
+                    log.write(goal, record)
+                    shown = split_text(record, split)
+                    say(progress.console, f"step {goal:,}: {shown}")
+            except StoppedError:
+                save()
+                raise
+            if goal == options.steps or (
+                options.checkpoint_every and goal % options.checkpoint_every == 0
             ):
                 save()
             window.stop()
@@ -183,52 +254,6 @@ def _next_stop(config: ExperimentConfig, step: int) -> int:
     options = config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
     return min([options.steps, *((step // every + 1) * every for every in intervals)])
-
-
-class _Window:
-    """The steps since the last record."""
-
-    def __init__(self):
-        self._results: list[StepResult] = []
-        self._timed_steps = 0
-        self._since: float | None = None
-
-    @property
-    def empty(self) -> bool:
-        return not self._results
-
-    def add(self, result: StepResult) -> None:
-        self._results.append(result)
-        if self._since is None:
-            # The first step after a stop waited for a compilation or an evaluation.
-            self._since = time.perf_counter()
-        else:
-            self._timed_steps += 1
-
-    def stop(self) -> None:
-        """Stops the clock until the next step."""
-        self._since, self._timed_steps = None, 0
-
-    def close(self) -> dict[str, float | None]:
-        """The record of the window; the next one begins here."""
-        results, self._results = self._results, []
-        samples = self._timed_steps * len(results[0].labels)
-        now = time.perf_counter()
-        seconds = now - (self._since or now)
-        samples_per_s = samples / seconds if samples else None
-        self._since, self._timed_steps = now, 0
-        scores = EvalAccumulator()
-        for result in results:
-            scores.add(result.labels, result.logits, len(result.labels))
-        return {
-            "loss": float(np.mean([result.loss for result in results])),
-            "train_auc": scores.result().auc,
-            "samples_per_s": samples_per_s,
-            **{
-                f"capacity_used/{name}": max(result.used[name] for result in results)
-                for name in results[0].used
-            },
-        }
 
 
 def evaluate_checkpoint(
@@ -256,13 +281,17 @@ def evaluate_checkpoint(
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings, step)
     trainer.restore(state)
     record = _result(setup, trainer)
-    _show_result(record, console)
+    show_result(record, console)
     return record
 
 
-def _result(setup: Experiment, trainer: Trainer) -> dict[str, Any]:
+def _result(
+    setup: Experiment,
+    trainer: Trainer,
+    during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+) -> dict[str, Any]:
     """The test metrics, and the best that any model could reach."""
-    batches = setup.dataset.test_batches(setup.plan.batch_size)
+    batches = during(setup.dataset.test_batches(setup.plan.batch_size))
     record = _record(setup, trainer, "test", batches)
     bayes_auc = setup.dataset.bayes_auc()
     return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
@@ -282,60 +311,10 @@ def _record(
 ) -> dict[str, Any]:
     """Metrics over a whole split, whose name is in theirs."""
     check = setup.checker()
-    metrics = dataclasses.asdict(trainer.evaluate(map(check, batches)))
+    metrics = dataclasses.asdict(trainer.evaluate(batches, check))
     record = {f"{split}_{name}": value for name, value in metrics.items()}
     return record | _counts(f"{split}_bad_ids", check.bad_ids)
 
 
 def _counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:
     return {f"{prefix}/{name}": n for name, n in bad_ids.items() if n}
-
-
-def _show_result(record: dict[str, Any], console: Console) -> None:
-    table = Table("test metric", "value")
-    table.columns[1].justify = "right"
-    for name, value in record.items():
-        if name.startswith("test_") and value is not None:
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
-            table.add_row(name.removeprefix("test_"), shown)
-    if "bayes_auc" in record:
-        table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
-    console.print(table)
-    for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):
-        for name, count in record.items():
-            if name.startswith(prefix):
-                feature = name.removeprefix(prefix)
-                _say(console, f"{where}: {count:,} bad ids of {feature!r} were mended")
-
-
-def _say(console: Console, text: str) -> None:
-    """Prints text as it is: one line, and brackets are no markup."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("step"),
-        BarColumn(),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
-def _shown(record: Mapping[str, Any]) -> str:
-    parts = [f"loss {record['loss']:.4f}"]
-    if record["train_auc"] is not None:
-        parts.append(f"AUC {record['train_auc']:.4f}")
-    if record["samples_per_s"] is not None:
-        parts.append(f"{record['samples_per_s']:,.0f} samples/s")
-    return "  ".join(parts)
-
-
-def _shown_split(record: Mapping[str, Any], split: str) -> str:
-    auc = record[f"{split}_auc"]
-    return f"{split} loss {record[f'{split}_log_loss']:.5f}" + (
-        "" if auc is None else f"  AUC {auc:.5f}"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import itertools
@@ -16,9 +17,9 @@ from rich.table import Table
 
 from embark_jax import config_io, experiment, run
 from embark_jax.config import ConfigError, ExperimentConfig
-from embark_jax.train.logs import FILE_NAME, read_metrics
+from embark_jax.train.logs import LogError, read_metrics
 from embark_jax.train.metrics import NonFiniteLogitError
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 
 RESULTS = "results.csv"
 SHOWN = {"test_auc": "test AUC", "test_log_loss": "test log loss"}
@@ -64,9 +65,7 @@ def read_points(path: Path, overrides: Sequence[str] = ()) -> list[Point]:
     points = []
     for combination in itertools.product(*swept.values()):
         values = dict(zip(swept, combination, strict=True))
-        changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-        config = config_io.load(path, [*overrides, "sweep=null", *changes])
-        points.append(Point(values, config))
+        points.append(Point(values, config_io.load(path, overrides, values)))
     folders = [point.folder for point in points]
     for folder in folders:
         if folders.count(folder) > 1:
@@ -88,13 +87,13 @@ def run_sweep(
       console: where the runs and, at the end, a table of them are shown.
 
     Returns:
-      For each point, up to the one that SIGTERM ended, its folder, values, and
+      For each point, up to the one that was ended early, its folder, values, and
       test metrics, or "diverged" with the error.
 
     Raises:
       FileExistsError: if ``workdir`` holds something and ``resume`` is false.
       ConfigError: if a folder in it holds a run of another config.
-      DataError, CheckpointError, LogError: as ``run.train`` does.
+      DataError, CheckpointError: as ``run.train`` does.
     """
     if not resume and workdir.exists() and any(workdir.iterdir()):
         raise FileExistsError(
@@ -163,8 +162,8 @@ def _check_same(point: Point, folder: Path) -> None:
 
 def _trained(point: Point, folder: Path, console: Console) -> dict[str, Any] | None:
     """The metrics of a finished run, or of one that is now run to its end; None if
-    SIGTERM ended it before."""
-    if (folder / FILE_NAME).exists():
+    it was ended early."""
+    with contextlib.suppress(LogError):  # missing, or damaged: which resuming mends
         records = read_metrics(folder)
         if records and records[-1].get("final"):
             console.print("finished earlier")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Pooling = Literal["sum", "mean", "none"]
 
@@ -39,18 +40,20 @@ class TableSpec:
     init_scale: float | None = None
 
     def __post_init__(self):
-        if not self.name or "/" in self.name:
+        if not isinstance(self.name, str) or not self.name or "/" in self.name:
             raise ValueError(
-                f"table name {self.name!r}: must be non-empty, without '/'"
+                f"table name {self.name!r}: must be non-empty text, without '/'"
             )
         for key in ("rows", "dim"):
-            if getattr(self, key) < 1:
-                raise ValueError(
-                    f"table {self.name!r}: {key} is {getattr(self, key)}, must be >= 1"
-                )
-        if self.init_scale is not None and self.init_scale < 0:
+            value = whole(f"table {self.name!r}: {key}", getattr(self, key))
+            object.__setattr__(self, key, value)
+        scale = self.init_scale
+        if scale is not None and not (
+            isinstance(scale, numbers.Real) and 0 <= scale < math.inf
+        ):
             raise ValueError(
-                f"table {self.name!r}: init_scale is {self.init_scale}, must be >= 0"
+                f"table {self.name!r}: init_scale is {scale!r}, must be a finite "
+                "number >= 0"
             )
 
     @property
@@ -83,14 +86,18 @@ class FeatureSpec:
     weighted: bool = False
 
     def __post_init__(self):
-        if not self.name:
-            raise ValueError("feature name must be non-empty")
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"feature name {self.name!r}: must be non-empty text")
         if not self.table:
             object.__setattr__(self, "table", self.name)
-        if self.hotness < 1:
-            raise ValueError(
-                f"feature {self.name!r}: hotness is {self.hotness}, must be >= 1"
-            )
+        for key, kind in (("table", str), ("weighted", bool)):
+            if not isinstance(value := getattr(self, key), kind):
+                raise ValueError(
+                    f"feature {self.name!r}: {key} is {value!r}, must be of type "
+                    f"{kind.__name__}"
+                )
+        hotness = whole(f"feature {self.name!r}: hotness", self.hotness)
+        object.__setattr__(self, "hotness", hotness)
         if self.pooling not in get_args(Pooling):
             raise ValueError(
                 f"feature {self.name!r}: pooling is {self.pooling!r}, must be one of "
@@ -98,10 +105,32 @@ class FeatureSpec:
             )
 
 
+def whole(what: str, value: Any) -> int:
+    """A count, Python's or NumPy's, as an int.
+
+    Raises:
+      ValueError: if it is no whole number, or below 1.
+    """
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or value < 1:
+        raise ValueError(f"{what} is {value!r}, must be a whole number >= 1")
+    return int(value)
+
+
 def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
     """Raises ``ValueError`` with every inconsistency between tables and features."""
     problems = []
-    for kind, specs in (("table", tables), ("feature", features)):
+    for kind, specs, cls in (
+        ("table", tables, TableSpec),
+        ("feature", features, FeatureSpec),
+    ):
+        others = [spec for spec in specs if not isinstance(spec, cls)]
+        if others or not specs:
+            found = f"{others[0]!r} among them" if others else "none given"
+            raise ValueError(
+                f"{kind}s: {found}, must be at least one {cls.__name__} and nothing "
+                "else"
+            )
         names = [spec.name for spec in specs]
         problems += [
             f"{kind} name {name!r} is used {names.count(name)} times, must be unique"

@@ -1,12 +1,15 @@
-"""Eight CPU devices, strict numerics, and hypothesis without a clock."""
+"""Eight CPU devices, strict numerics, cheap compilation, hypothesis without a clock."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
-# Read when jax is imported, so set before that.
+# Read when JAX and NumPy are imported, so set before that.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # more of them spin while idle
 
 import hypothesis
 import jax
@@ -15,7 +18,32 @@ import pytest
 CPU_DEVICES = 8
 
 
+def compile_cheaply(config) -> None:
+    """In this process and in those that it starts: nothing is optimized, and one cache
+    holds the programs of all. Most of the tests' time is compilation, and their
+    programs are small."""
+    # Programs for GPUs are examined as users get them.
+    if importlib.util.find_spec("jax_cuda13_plugin") is not None:
+        return
+    flags = "--xla_backend_optimization_level=0"
+    if jax.version.__version_info__ < (0, 11):  # newer ones know it no more
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    os.environ.setdefault("XLA_FLAGS", flags)
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # of the process that started this
+        return
+    cache = tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)
+    config.add_cleanup(cache.cleanup)
+    for option, value in (
+        ("jax_compilation_cache_dir", cache.name),
+        ("jax_persistent_cache_min_compile_time_secs", 0.1),
+        ("jax_persistent_cache_min_entry_size_bytes", -1),
+    ):
+        os.environ[option.upper()] = str(value)
+        jax.config.update(option, value)
+
+
 def pytest_configure(config):
+    compile_cheaply(config)
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -144,7 +144,3 @@ def assert_refused(outcome: Outcome, *expected: str) -> None:
     for text in expected:
         assert text in outcome.err
     assert "Traceback" not in outcome.err
-
-
-def truncate(path: Path) -> None:
-    path.write_text(path.read_text()[:100])

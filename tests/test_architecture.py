@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,6 +161,16 @@ def test_jax_is_not_imported_before_it_is_needed(module):
 @pytest.mark.parametrize("path", [*MODULES, *KERNELS], ids=name_of)
 def test_modules_are_short(path):
     assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_a_built_package_holds_fleets_and_models():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "setuptools"
+    ]
+    patterns = settings["package-data"]["embark_jax"]
+    shipped = {each.resolve() for pattern in patterns for each in PACKAGE.glob(pattern)}
+    folders = ROOT / "configs" / "fleets", ROOT / "configs" / "models"
+    assert shipped == {each for folder in folders for each in folder.rglob("*.yaml")}
 
 
 def test_no_package_takes_the_name_kernels():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import shutil
@@ -14,10 +15,11 @@ from embark_jax.config import ConfigError
 from embark_jax.data import DataError
 from embark_jax.planner import Plan
 from embark_jax.train.checkpoint import CheckpointError
+from embark_jax.train.history import MAY_CHANGE
 from embark_jax.train.metrics import NonFiniteLogitError
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
-from tests.runs import assert_refused, embark, truncate
+from tests.runs import assert_refused, embark
 
 ONE_DEVICE = ("mesh.nodes=1", "mesh.gpus_per_node=1")
 
@@ -64,6 +66,16 @@ def test_a_run_leaves_all_it_should(trained):
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == list(
         "246"
     )
+    # A few lines of the plan come first; the rest is on a page.
+    lines = out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("step "))
+    assert lines[:2] == [
+        "3 tables, 3 features on 2 × 4 devices, batch 64",
+        "tables: 1 in RB, 1 in UB, 1 in DP",
+    ]
+    assert first <= 8
+    assert f"the whole plan, and why: {workdir / 'plan.html'}" in lines[:first]
+    assert (workdir / "plan.html").read_text().startswith("<!DOCTYPE html>")
     # Without a terminal: a line for each record, nothing that moves, 80 columns.
     assert [
         line for line in out.splitlines() if re.match(r"step \d+: loss 0\.\d", line)
@@ -102,29 +114,40 @@ def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
     assert out.read_bytes().startswith(start)
 
 
-def test_plot_refuses_what_is_no_run_and_no_picture(trained, tmp_path):
-    out = tmp_path / "curves.png"
-    assert_refused(embark("plot", tmp_path, "--out", out), "holds no metrics.jsonl")
-    (tmp_path / "metrics.jsonl").touch()
-    assert_refused(embark("plot", tmp_path, "--out", out), "has logged nothing yet")
-    wrong = embark("plot", trained[1], "--out", tmp_path / "curves.txt")
-    assert_refused(wrong, "curves.txt: must end in .png or .svg")
-    assert not out.exists()
-
-
 def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
+    """With another learning rate, and in spite of a damaged log, both of which it
+    says."""
     config, workdir, _, compiled = trained
     assert [compiled.count(f"jit({name})") for name in ("train_step", "predict")] == [
         *(1, 1)
     ]
     workdir = shutil.copytree(workdir, tmp_path / "run")
+    log = workdir / "metrics.jsonl"
+    first, *others = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([first, "junk\n", *others]))
     with runs.compilations() as again:
         outcome = embark(
             *("train", config, "train.steps=9", "train.eval_every=1"),
+            "dense_optimizer.learning_rate=0.5",
             *("--workdir", workdir, "--resume"),
         )
     assert (outcome.code, outcome.err) == (0, "")
-    assert "resumed at step 6 of 9\n" in outcome.out
+    assert (
+        "resumed at step 6 of 9\n"
+        "  dense_optimizer.learning_rate is 0.01 in the run so far, 0.5 here\n"
+        "  train.eval_every is 2 in the run so far, 1 here\n"
+        "  train.steps is 6 in the run so far, 9 here\n"
+    ) in outcome.out
+    assert (
+        f"warning: {log}, line 2: no JSON object with a step; moved to "
+        f"{workdir}/metrics.damaged\n"
+    ) in outcome.out
+    assert (workdir / "metrics.damaged").read_text() == "junk\n"
+    rates = [
+        config_io.load(workdir / name).dense_optimizer.learning_rate
+        for name in ("configs/0.yaml", "configs/6.yaml", "config.yaml")
+    ]
+    assert rates == [0.01, 0.5, 0.5]
     assert [again.count(f"jit({name})") for name in ("train_step", "predict")] == [1, 1]
     assert sorted(runs.losses(workdir)) == list(range(1, 10))
     assert runs.final(workdir)["step"] == 9
@@ -176,6 +199,11 @@ def test_help_says_what_to_run_first():
     assert (Path(__file__).parent.parent / first).is_file()
 
 
+def test_the_version_is_that_of_the_package():
+    version = importlib.metadata.version("embark_jax")
+    assert embark("--version") == (0, f"embark_jax {version}\n", "")
+
+
 def test_doctor_shows_devices_and_versions():
     outcome = embark("doctor")
     assert (outcome.code, outcome.err) == (0, "")
@@ -187,75 +215,6 @@ def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=1))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["train.bach_size=4"], ["unknown key; did you mean batch_size?"]),
-        (["train.batch_size=60"], ["60, must be a multiple of the 8 devices"]),
-        (["data={kind: movielens_100k, path: nope}"], ["nope", "No such file"]),
-        (["embedding.tables.user.column_shards=3"], ["'user'", "must divide dim 4"]),
-        (["embedding.features.city.table=town"], ["'city' reads table 'town'"]),
-        (["model.bottom=[8, 8]"], ["model: feature 'city' has dim 4, must be 8"]),
-        (["mesh.nodes=4"], ["mesh: ", "4 × 4 = 16 devices, this machine shows 8"]),
-        (
-            ["embedding.kernels=mosaic_gpu"],
-            ["embedding.kernels: mosaic_gpu needs a GPU", "choose auto or xla"],
-        ),
-    ],
-    ids=lambda value: value[0].partition("=")[0],
-)
-def test_a_config_that_cannot_be_used(config, tmp_path, overrides, expected):
-    outcome = embark("train", config, *overrides, "--workdir", tmp_path / "run")
-    assert_refused(outcome, *expected)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "overrides", "expected"),
-    [
-        (Path.unlink, [], ["No such file"]),
-        (truncate, [], ["Unterminated string"]),
-        (lambda path: path.write_bytes(b"\xff\xfe"), [], ["can't decode byte 0xff"]),
-        (lambda path: edit(path, version=0), [], ["not a plan of version 4"]),
-        (lambda path: edit(path, nodes=None), [], ["damaged plan: TypeError"]),
-        (lambda path: edit(path, gpus_per_node=0), [], ["damaged plan: ZeroDivision"]),
-        (
-            lambda path: edit(path, capacities={"rb_4": 0, "ub_4": 9}),
-            [],
-            ["{'rb_4': 0}"],
-        ),
-        (
-            lambda path: None,
-            ["embedding.tables.city.rows=21"],
-            ["plan is for another model", "table 'city': plan has", "rows=21"],
-        ),
-        (
-            lambda path: None,
-            ["mesh.gpus_per_node=2", "train.batch_size=32"],
-            ["mesh.gpus_per_node 4, the config says 2", "train.batch_size 64, the"],
-        ),
-    ],
-    ids=[
-        *("missing", "truncated", "no text", "version", "no nodes", "no gpus"),
-        *("capacity", "other model", "other mesh and batch"),
-    ],
-)
-def test_a_plan_that_cannot_be_used(
-    trained, config, tmp_path, damage, overrides, expected
-):
-    path = shutil.copy(trained[1] / "plan.json", tmp_path / "plan.json")
-    damage(path)
-    args = ("train", config, *overrides, "--plan", path)
-    outcome = embark(*args, "--workdir", tmp_path / "run")
-    assert_refused(outcome, str(path), *expected)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_is_not_overwritten(config, earlier):
-    outcome = embark("train", config, "--workdir", earlier)
-    assert_refused(outcome, f"{earlier} already holds a run", "pass --resume")
-
-
 def test_another_model_is_not_resumed(config, earlier):
     changes = ["embedding.dim=8", "model.bottom=[8, 8]", "seed=1"]
     changes += ["embedding.optimizer.kind=adam", "dense_optimizer.kind=sgd"]
@@ -263,28 +222,42 @@ def test_another_model_is_not_resumed(config, earlier):
     outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
     assert_refused(outcome)
     assert outcome.err.splitlines() == [
-        f"error: {earlier}/checkpoints/6: belongs to another experiment:",
-        "  data.train_samples is 4096 in the checkpoint, 2048 here",
-        "  dense_optimizer is adagrad in the checkpoint, sgd here",
-        "  embedding_optimizer is rowwise_adagrad in the checkpoint, adam here",
-        "  model.bottom is [8, 4] in the checkpoint, [8, 8] here",
-        "  seed is 0 in the checkpoint, 1 here",
-        "  tables.city.dim is 4 in the checkpoint, 8 here",
-        "  tables.item.dim is 4 in the checkpoint, 8 here",
-        "  tables.user.dim is 4 in the checkpoint, 8 here",
-        "  train.batch_size is 64 in the checkpoint, 32 here",
+        f"error: {earlier}: cannot be resumed with this config:",
+        "  data.train_samples is 4096 in the run so far, 2048 here",
+        "  dense_optimizer.kind is adagrad in the run so far, sgd here",
+        "  embedding.dim is 4 in the run so far, 8 here",
+        "  embedding.optimizer.kind is rowwise_adagrad in the run so far, adam here",
+        "  model.bottom is [8, 4] in the run so far, [8, 8] here",
+        "  seed is 0 in the run so far, 1 here",
+        "  train.batch_size is 64 in the run so far, 32 here",
+        f"only these keys may change: {', '.join(MAY_CHANGE)}",
     ]
+    (earlier / "config.yaml").rename(earlier.parent / "config.yaml")
+    outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
+    (earlier.parent / "config.yaml").rename(earlier / "config.yaml")
+    assert_refused(
+        outcome,
+        f"{earlier}/checkpoints/6: belongs to another experiment:",
+        "  data.train_samples is 4096 in the checkpoint, 2048 here",
+        "  tables.city.dim is 4 in the checkpoint, 8 here",
+        "  train.batch_size is 64 in the checkpoint, 32 here",
+    )
 
 
-def test_no_checkpoint_to_evaluate(config, tmp_path):
-    outcome = embark("evaluate", config, "--checkpoint", tmp_path / "nope")
-    assert_refused(outcome, f"{tmp_path / 'nope'}: no such folder")
+def test_a_workdir_that_cannot_be_written_is_refused_first(
+    config, tmp_path, monkeypatch
+):
+    def unwanted(*_):
+        raise AssertionError("nothing is planned for it")
 
-
-def test_resuming_takes_a_workdir(config):
-    outcome = embark("train", config, "--resume")
-    assert outcome.code == 2
-    assert "--resume needs the --workdir" in outcome.err
+    monkeypatch.setattr(run.experiment, "build", unwanted)
+    workdir = config / "runs" / "a"  # below a file
+    outcome = embark("train", config, "--workdir", workdir)
+    assert_refused(outcome, f"{workdir}: nothing can be written to {config} (Not a")
+    writable = tmp_path / "new" / "run"
+    with pytest.raises(AssertionError):
+        embark("train", config, "--workdir", writable)
+    assert not writable.parent.exists()
 
 
 def test_a_loss_that_is_not_finite(config, tmp_path):
@@ -295,7 +268,8 @@ def test_a_loss_that_is_not_finite(config, tmp_path):
     assert_refused(
         outcome, "loss is nan at step 2", "dense[2]: min -", "ids of items: "
     )
-    assert outcome.err.endswith(f"last good checkpoint: {workdir}/checkpoints/1\n")
+    newest = f"newest checkpoint (not verified): {workdir}/checkpoints/1\n"
+    assert outcome.err.endswith(newest)
     assert list(runs.losses(workdir)) == [1]
     assert (workdir / "checkpoints" / "1").is_dir()
 
@@ -315,6 +289,15 @@ def test_a_message_is_printed_as_it_is(config, monkeypatch, error):
 
     monkeypatch.setattr(run, "train", fail)
     assert embark("train", config) == (1, "", f"error: {message}\n")
+
+
+def test_what_steers_a_terminal_is_escaped(config, monkeypatch):
+    def fail(*_):
+        raise DataError("line 3: \x1b[31m\x07\udcff\r\tä\n  more")
+
+    monkeypatch.setattr(run, "train", fail)
+    expected = "error: line 3: \\x1b[31m\\x07\\udcff\\r\tä\n  more\n"
+    assert embark("train", config) == (1, "", expected)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, TypeError])

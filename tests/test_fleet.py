@@ -109,5 +109,5 @@ def test_an_unknown_fleet_names_the_nearest():
 
 
 def test_a_fleet_has_at_least_one_device():
-    with pytest.raises(ValueError, match="nodes is 0, must be >= 1"):
+    with pytest.raises(ValueError, match="nodes is 0, must be a whole number >= 1"):
         fleet.dgx_h100(nodes=0)

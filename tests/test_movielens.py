@@ -12,6 +12,7 @@ from embark_jax.data import MovieLens100K
 from embark_jax.planner import Plan
 from tests import runs
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "movielens_100k.yaml"
 

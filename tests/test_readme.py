@@ -14,5 +14,4 @@ def test_the_example_trains(capsys):
     auc, best = map(float, out.splitlines()[-1].split(" of "))
     # One device, 300 steps: far from chance and not beyond the best attainable.
     assert 0.6 < auc < best
-    losses = [float(line.split()[1]) for line in out.splitlines()[-4:-1]]
-    assert losses[-1] < losses[0] < 0.75
+    assert 0 < float(out.splitlines()[-2].removeprefix("loss ")) < 0.6

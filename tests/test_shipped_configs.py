@@ -15,6 +15,7 @@ from embark_jax.config_io import load
 from embark_jax.planner import read_table_list
 from tests.planner.test_search import GAPS
 from tests.runs import embark
+from tests.thorough import thorough
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -26,6 +27,14 @@ EXPERIMENTS = sorted(
 )
 YAML = [path for path in EXPERIMENTS if path.suffix == ".yaml"]
 GIN = [path for path in EXPERIMENTS if path.suffix == ".gin"]
+TRAINED_QUICKLY = [
+    *(CONFIGS / "quickstart.yaml", CONFIGS / "models" / "rmc1.yaml"),
+    *(
+        CONFIGS / "experiments" / "movielens_100k" / f"{model}.yaml"
+        for model in ("deepfm", "dlrm", "tbsm")
+    ),
+]
+"""With and without sequences, and a list of tables; all others are slow."""
 STEPS = 10
 MOST_TABLES = 60
 # Narrow layers, which compile and run fast; tables keep their dims.
@@ -71,7 +80,7 @@ def train(config: ExperimentConfig) -> None:
     """Ten steps."""
     setup = experiment.build(config)
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
-        results = setup.trainer().fit(setup.dataset, STEPS, setup.checker())
+        results = setup.trainer().iterate(setup.dataset, STEPS)
         losses = [result.loss for result in results]
     assert len(losses) == STEPS
     assert all(map(math.isfinite, losses))
@@ -107,7 +116,7 @@ def test_every_experiment_plans_for_its_fleet(path, movielens_folder):
     )
 
 
-@pytest.mark.parametrize("path", YAML, ids=name_of)
+@pytest.mark.parametrize("path", thorough(YAML, TRAINED_QUICKLY), ids=name_of)
 def test_every_experiment_trains(path, movielens_folder):
     changes = stand_in(path)
     if load(path).data.kind == "synthetic":
@@ -136,7 +145,7 @@ def test_every_other_table_list_plans_for_its_fleet(path, tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
 
 
-@pytest.mark.parametrize("path", TABLE_LISTS, ids=name_of)
+@pytest.mark.parametrize("path", thorough(TABLE_LISTS, TRAINED_QUICKLY), ids=name_of)
 def test_every_table_list_trains(path, tmp_path):
     few = without_most_equals(path, tmp_path)
     train(load(few, ["scale=0.001", *NARROW[load(few).model.kind]]))

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax import config_io, run, sweep
-from embark_jax.config import ConfigError
-from embark_jax.train.trainer import NonFiniteLossError
+from embark_jax import config_io, run
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
 
@@ -112,6 +111,13 @@ def test_finished_runs_are_kept_and_diverged_ones_tried_again(
     assert trained == ["seed=1,embedding.optimizer.learning_rate=0.001"]
     assert rows(workdir) == before
 
+    log = workdir / "seed=0,embedding.optimizer.learning_rate=0.5" / "metrics.jsonl"
+    log.write_text("junk\n" + log.read_text())  # which its run is to mend
+    del trained[:]
+    again = embark("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
+    assert again.code == 0
+    assert trained[0] == log.parent.name
+
 
 def test_a_folder_with_another_config_is_refused(config, trained, tmp_path):
     workdir = tmp_path / "sweep"
@@ -130,30 +136,6 @@ def test_a_run_that_was_told_to_end_ends_the_sweep(config, monkeypatch, tmp_path
     outcome = embark("sweep", config, *SWEPT, "--workdir", tmp_path / "sweep")
     assert outcome.code == 0
     assert len(folders) == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], "sweep lists no values"),
-        (["sweep.seed=[]"], "sweep.seed: [] given"),
-        (["sweep.seed=3"], "sweep.seed: 3 given, must be a list"),
-        (["sweep.seed=[1, 1]"], "sweep lists seed=1 twice"),
-        (["sweep.train.stebs=[1]"], "unknown key; did you mean steps?"),
-        (["sweep.seed=[0, -1]"], "seed: -1 given"),
-    ],
-)
-def test_a_sweep_that_cannot_be_run(config, overrides, expected):
-    with pytest.raises(ConfigError) as caught:
-        sweep.read_points(config, overrides)
-    assert expected in str(caught.value)
-
-
-def test_train_refuses_a_sweep(config, tmp_path):
-    outcome = embark("train", config, *SWEPT, "--workdir", tmp_path / "run")
-    assert outcome.code == 1
-    assert "run embark sweep, or add sweep=null" in outcome.err
-    assert not (tmp_path / "run").exists()
 
 
 def test_gin_lists_the_same_values(tmp_path, config):

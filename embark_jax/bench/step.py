@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from embark_jax.data import Batch
 from embark_jax.experiment import Experiment
-from embark_jax.train.trainer import Trainer, put_batch
+from embark_jax.train.device_batch import put_batch
+from embark_jax.train.trainer import Trainer
 
 BATCHES = 8
 """Different ones, so that no cache holds all the rows of the next."""
@@ -55,8 +56,7 @@ def measure_step(
     """
     say("compiling the step")
     trainer = setup.trainer()
-    for _ in trainer.train(batches):  # compiles; capacities grow to hold them all
-        pass
+    trainer.train(batches)  # compiles; capacities grow to hold them all
     on_devices = [put_batch(batch, trainer.embeddings.mesh) for batch in batches]
     losses: list[float] = []
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import absl.logging
 import typer
 
 from embark_jax.cli import (
     bench,
+    checkpoint,
     data,
     doctor,
     errors,
@@ -27,6 +30,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def show_version(asked: bool) -> None:
+    """Prints the version and ends the command, if that was asked."""
+    if asked:
+        print("embark_jax", importlib.metadata.version("embark_jax"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=show_version,
+            help="Show the version and end.",
+        ),
+    ] = False,
+) -> None:
+    """What the command takes before the name of another."""
+
+
 app.command()(train.train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
@@ -36,6 +63,7 @@ app.command()(plot.plot)
 app.command()(export.export)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(doctor.doctor)
 
 
@@ -44,6 +72,10 @@ def main() -> None:
     absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax tells each of its steps
     try:
         app()
+    except (KeyboardInterrupt, SystemExit) as end:  # Typer turns the former into 130
+        if isinstance(end, SystemExit) and end.code != errors.CTRL_C_STATUS:
+            raise
+        errors.end_at_ctrl_c()
     except Exception as error:
         if not isinstance(error, errors.mendable()):
             raise

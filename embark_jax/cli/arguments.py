@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from embark_jax import fleet as fleets
+from embark_jax.cli.errors import printable
 from embark_jax.fleet import Fleet
 from embark_jax.planner.request.wire import WireFormat
 from embark_jax.planner.request.workload import STATE_VALUES
@@ -22,13 +23,12 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Such as train.batch_size=4096."),
 ]
-TableListFile = Annotated[
-    Path | None,
+TableListName = Annotated[
+    str | None,
     typer.Option(
-        exists=True,
-        dir_okay=False,
-        help="Instead of CONFIG: a list of tables in YAML or JSON, such as those in "
-        "configs/models/.",
+        metavar="NAME|FILE",
+        help="Instead of CONFIG: a list of tables in YAML or JSON, or the name of one "
+        "in configs/models/, such as t180.",
     ),
 ]
 FleetName = Annotated[
@@ -82,4 +82,4 @@ def load_fleet(name: str | None, nodes: int | None) -> Fleet:
 
 def say(text: str) -> None:
     """Prints text as it is: one line, and brackets are no markup."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)

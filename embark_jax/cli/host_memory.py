@@ -1,13 +1,16 @@
-"""Keeps the C library from giving memory back to the kernel between steps."""
+"""Keeps the C library from giving memory back to the kernel between steps on CPU."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+from pathlib import Path
 
 # Of malloc.h of glibc: https://sourceware.org/glibc/manual/latest/html_node/
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 NEVER = 2**31 - 1
+DEVICES = Path("/dev")
 
 
 def keep_freed_memory() -> None:
@@ -17,10 +20,20 @@ def keep_freed_memory() -> None:
     unmapped at its end, and touching their fresh pages costs more than the arithmetic.
     The process stays as large as it has ever been. As the environment variables
     ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_ARENA_MAX=1``; does
-    nothing without glibc. To be called before threads are started.
+    nothing without glibc, nor where steps run on GPUs, whose host would only stay large
+    for nothing. To be called before threads are started, so before JAX knows its
+    devices.
     """
-    if platform.libc_ver()[0] == "glibc":
+    if platform.libc_ver()[0] == "glibc" and not _has_gpu():
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, NEVER)
         mallopt(M_ARENA_MAX, 1)
+
+
+def _has_gpu() -> bool:
+    """Whether JAX would use a GPU, as far as one can know before it starts."""
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms.split(",")[0] != "cpu"
+    names = ("nvidia[0-9]*", "kfd", "dxg")  # of NVIDIA, of AMD, and below Windows
+    return any(True for name in names for _ in DEVICES.glob(name))

@@ -17,7 +17,7 @@ from embark_jax.cli.arguments import (
     Nodes,
     OptimizerName,
     Overrides,
-    TableListFile,
+    TableListName,
     WireGradients,
     WireRows,
     ZipfExponent,
@@ -25,7 +25,7 @@ from embark_jax.cli.arguments import (
     load_fleet,
     say,
 )
-from embark_jax.config import ConfigError
+from embark_jax.config import ConfigError, read_text
 from embark_jax.planner.report.terminal import Report
 from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 
@@ -35,7 +35,7 @@ def plan(
         Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
     ] = None,
     overrides: Overrides = None,
-    tables: TableListFile = None,
+    tables: TableListName = None,
     fleet: FleetName = None,
     nodes: Nodes = None,
     batch: BatchSize = None,
@@ -81,7 +81,11 @@ def plan(
         raise typer.BadParameter("give either a CONFIG or --tables")
     statistics = NO_STATISTICS
     if stats is not None:
-        statistics = Statistics.from_json(stats.read_text())
+        text = read_text(stats)
+        try:
+            statistics = Statistics.from_json(text)
+        except ConfigError as error:
+            raise ConfigError(f"{stats}: {error}") from None
     start = time.perf_counter()
     if config_file is not None:
         for_tables = (fleet, nodes, batch, zipf, optimizer, wire_rows, wire_gradients)
@@ -99,7 +103,7 @@ def plan(
     else:
         assert tables is not None
         try:
-            listed = planner.read_table_list(tables.read_text())
+            listed = planner.load_table_list(tables)
             machines = load_fleet(fleet, nodes)
             wire = planner.Wire(wire_rows or "float32", wire_gradients or "float32")
             workload = listed.workload(machines, batch, zipf, optimizer, wire)

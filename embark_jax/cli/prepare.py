@@ -53,7 +53,12 @@ def prepare(
             "movielens-1m, csv or parquet."
         ),
     ],
-    raw: Annotated[Path, typer.Option(help="Folder of the files as downloaded.")],
+    raw: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the files as downloaded; of csv and parquet also one file."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder to fill; one that was begun is gone on with.")
     ],
@@ -125,6 +130,9 @@ def prepare(
         )
     manifest = prepared.manifest
     _say_what(manifest, out)
+    for name, count in manifest.missing_dense.items():
+        share = count / sum(map(manifest.rows, manifest.parts))
+        say(f"column {name!r}: {count:,} missing values ({share:.1%}) are 0")
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
         for line in prepared.skipped[:5]:
@@ -153,15 +161,10 @@ def synth(
     """Make prepared data for a model: power-law ids, labels of a planted teacher."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
-    from embark_jax.planner.request.table_list import read_table_list
+    from embark_jax.dataset import check_drawing_memory
+    from embark_jax.planner import load_table_list
 
-    path = Path(model)
-    if not path.is_file():
-        path = Path("configs", "models", f"{model}.yaml")
-    if not path.is_file():
-        known = [each.stem for each in path.parent.glob("*.yaml")]
-        raise ConfigError(f"model is {model!r}, no file; {nearest(model, known)}")
-    listed = read_table_list(path.read_text("utf-8"))
+    listed = load_table_list(model)
     tables, features = listed.specs()
     tables = [
         dataclasses.replace(table, rows=max(1, round(table.rows * scale)))
@@ -179,13 +182,14 @@ def synth(
         "seed": seed,
     }
     options = {k: v for k, v in made_from.items() if k not in ("tables", "features")}
+    check_drawing_memory(features)
     data = SyntheticClicks(tables, features, **options)
     with _Stages() as stages:
         manifest = synthetic.write(
             data, out, made_from, workers=workers, progress=stages.update
         )
     _say_what(manifest, out)
-    config = _training(listed, path.stem, rows, out)
+    config = _training(listed, Path(model).stem, rows, out)
     config_io.save(config, out / TRAINING)
     say(f"to train on them: embark train {out / TRAINING}")
 

@@ -17,7 +17,7 @@ from embark_jax.cli.arguments import (
     Nodes,
     OptimizerName,
     Overrides,
-    TableListFile,
+    TableListName,
     ZipfExponent,
     console,
     load_fleet,
@@ -37,7 +37,7 @@ def simulate(
         Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
     ] = None,
     overrides: Overrides = None,
-    tables: TableListFile = None,
+    tables: TableListName = None,
     fleet: FleetName = None,
     nodes: Nodes = None,
     batch: BatchSize = None,
@@ -76,7 +76,7 @@ def simulate(
                 job, plan = _job(built), built.plan
             else:
                 assert tables is not None
-                listed = planner.read_table_list(tables.read_text())
+                listed = planner.load_table_list(tables)
                 machines = load_fleet(fleet, nodes)
                 job = simulator.job_of_list(listed, machines, batch, zipf, optimizer)
             simulations = []

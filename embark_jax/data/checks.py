@@ -13,6 +13,11 @@ from embark_jax.tables import PADDING_ID, FeatureSpec
 
 OnBadId = Literal["error", "drop", "hash"]
 
+MIN_SCALE, MAX_SCALE = 0.01, 10
+"""Of dense values; logarithms of counts, which models take well, are up to 10."""
+SCALES_SHOWN = 5
+"""Columns in a warning."""
+
 
 class BatchChecker:
     """Checks batches and brings them into the one form that the train step takes.
@@ -24,7 +29,7 @@ class BatchChecker:
     Args:
       features: all features of the model.
       table_rows: rows of each table.
-      dense_features: number of dense features.
+      dense_features: number of dense features; None takes that of the first batch.
       on_bad_id: what to do with an id that is neither in ``0 .. rows - 1`` nor the
         padding -1. "error" raises, "drop" makes it padding, "hash" maps it to a row by
         a hash; the latter two count it.
@@ -40,7 +45,7 @@ class BatchChecker:
         self,
         features: Sequence[FeatureSpec],
         table_rows: Mapping[str, int],
-        dense_features: int,
+        dense_features: int | None = None,
         on_bad_id: OnBadId = "error",
     ):
         if on_bad_id not in get_args(OnBadId):
@@ -66,6 +71,10 @@ class BatchChecker:
         bad = (labels < 0) | (labels > 1)
         if bad.any():
             _fail(batch, "labels", bad, labels, "must be from 0 to 1")
+        if self._dense_features is None:
+            self._dense_features = (
+                np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
+            )
         dense = _float32(batch, "dense", batch.dense, (samples, self._dense_features))
         _check_names("ids", batch.ids, self._features.keys())
         _check_names("weights", batch.weights, self._weighted)
@@ -101,8 +110,8 @@ class BatchChecker:
         bad = (ids < PADDING_ID) | (ids >= rows)
         if self._on_bad_id == "error":
             rule = (
-                f"must be from 0 to {rows - 1}, or {PADDING_ID} for padding; mend the "
-                'data, or set on_bad_id to "drop" or "hash"'
+                f"{self._id_rule(name)}; mend the data, or set on_bad_id to "
+                '"drop" or "hash"'
             )
             _fail(batch, f"ids of feature {name!r}", bad, ids, rule)
         self.bad_ids[name] += int(bad.sum())
@@ -112,6 +121,30 @@ class BatchChecker:
         else:
             mended[bad] = splitmix64(mended[bad].view(np.uint64)) % np.uint64(rows)
         return mended
+
+    def _id_rule(self, name: str) -> str:
+        table, last = self._features[name].table, self._rows[name] - 1
+        return (
+            f"must be from 0 to {last} (rows of table {table!r}), or {PADDING_ID} for "
+            "padding"
+        )
+
+    def describe_bad_ids(self, batch: Batch, counts: Sequence[int]) -> list[str]:
+        """A line on each feature with ids out of range: how many, an example, the rule.
+
+        Args:
+          batch: with those ids.
+          counts: how many each feature has, in the order of the features.
+        """
+        lines = []
+        for name, count in zip(self._features, counts, strict=True):
+            if count:
+                ids = batch.ids[name]
+                bad = ids[(ids < PADDING_ID) | (ids >= self._rows[name])]
+                lines.append(
+                    f"feature {name!r}: {count} such as {bad[0]}, {self._id_rule(name)}"
+                )
+        return lines
 
     def _weights(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
         what, shape = f"weights of feature {name!r}", np.shape(batch.ids[name])
@@ -144,6 +177,37 @@ def feature_statistics(batch: Batch) -> list[str]:
         else:
             lines.append(f"ids of {name}: {ids.size} padding")
     return lines
+
+
+def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
+    """A warning about columns whose values are far larger or smaller than 1, if any.
+
+    Models add and multiply dense values as they are; layers of cross products even
+    square them, again and again.
+
+    Args:
+      dense: ``[samples, columns]``.
+      names: of the columns.
+    """
+    typical = np.sqrt(np.mean(np.square(dense, dtype=np.float64), axis=0))
+    largest = np.abs(dense).max(axis=0, initial=0)
+    wrong = (typical > MAX_SCALE) | ((largest > 0) & (largest < MIN_SCALE))
+    if not wrong.any():
+        return []
+    found = [
+        f"{name} about {size:.3g}"
+        for name, size, far in zip(names, typical, wrong, strict=True)
+        if far
+    ]
+    shown = ", ".join(found[:SCALES_SHOWN])
+    if len(found) > SCALES_SHOWN:
+        shown += f" and {len(found) - SCALES_SHOWN} more"
+    return [
+        f"dense columns are far from 1 in size, so that training may fail: {shown} "
+        f"(root mean square of the first {len(dense):,} samples); give each as (value "
+        "- mean) / standard deviation, with those of the training samples, or counts "
+        "as log(1 + value), which is --log of `embark data prepare csv`"
+    ]
 
 
 def _float32(

@@ -2,11 +2,13 @@
 
 Such a folder holds ``manifest.json`` and, for each split, Arrow IPC files that are read
 by memory mapping: a column for the label, each dense feature and each feature's ids, in
-record batches of ``block_rows`` samples. ``vocabulary/`` says which value each id is.
+record batches of ``block_rows`` samples, its blocks. ``vocabulary/`` says which value
+each id is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,27 +16,43 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pydantic
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax.config import Config
 from embark_jax.data.batch import DataError, id_dtype
+from embark_jax.data.blocks import crc32_of
 from embark_jax.data.files import sha256_of, write_arrow, write_json
 from embark_jax.tables import FeatureSpec, Pooling
 
 FILE_NAME = "manifest.json"
+VERSION = 2
 LABEL = "label"
+VOCABULARY = "vocabulary"
+"""Folder of the vocabularies."""
 SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
 """Of samples that are read and shuffled as one; a disk reads so much at full speed."""
+MEND = "prepare the data again, in another folder"
 
 
-class Part(Config):
+class File(Config):
     """One file: its place below the folder, and what must be in it."""
 
     file: str
-    rows: PositiveInt
     bytes: PositiveInt
     sha256: str
+
+
+class Part(File):
+    """A file of samples.
+
+    Attributes:
+      rows: samples.
+      crc32: of the values of each block, in 8 hexadecimal digits, one after the other.
+    """
+
+    rows: PositiveInt
+    crc32: str = Field("", pattern="^([0-9a-f]{8})*$")
 
 
 class PreparedFeature(Config):
@@ -68,9 +86,12 @@ class Manifest(Config):
       block_rows: samples of each record batch but the last of a file.
       parts: files of each split, in order.
       skipped_lines: bad lines of the raw files that are not in the samples.
+      missing_dense: for each dense column how many values the raw files lack, if any;
+        they are 0 in the samples.
+      vocabularies: files that say which value each id is.
     """
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
     features: Mapping[str, PreparedFeature]
@@ -78,6 +99,8 @@ class Manifest(Config):
     block_rows: PositiveInt
     parts: Mapping[str, tuple[Part, ...]]
     skipped_lines: NonNegativeInt = 0
+    missing_dense: Mapping[str, PositiveInt] = {}
+    vocabularies: tuple[File, ...] = ()
     bayes_auc: float | None = None
 
     @classmethod
@@ -91,6 +114,11 @@ class Manifest(Config):
         )
         rows = 2 ** max(0, int(math.log2(BLOCK_BYTES / row_bytes)))
         return manifest.model_copy(update={"block_rows": rows})
+
+    def digest(self) -> str:
+        """Names the samples: of other files it is another."""
+        hashes = "".join(part.sha256 for part in all_parts(self))
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     def rows(self, split: str) -> int:
         """Samples of a split."""
@@ -115,11 +143,30 @@ def load(folder: Path) -> Manifest:
     """Reads the manifest of a folder, and looks whether its files are whole by size.
 
     Raises:
-      DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
+      DataError: if the folder is not, or not wholly, prepared, a file is not whole, or
+        there are no checksums, as in folders of version 1.
+    """
+    manifest = read(folder)
+    if manifest.version < VERSION:
+        raise DataError(
+            f"{folder / FILE_NAME}: is of version {manifest.version}, without the "
+            f"checksums that training looks at; `embark data verify {folder}` checks "
+            "the files and adds them"
+        )
+    for part in all_parts(manifest):
+        check_size(folder, part)
+    return manifest
+
+
+def read(folder: Path) -> Manifest:
+    """Reads the manifest of a folder, of any version, and looks at no other file.
+
+    Raises:
+      DataError: if the folder is not, or not wholly, prepared.
     """
     path = folder / FILE_NAME
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such file; `embark data prepare` makes such a folder, and "
@@ -128,18 +175,16 @@ def load(folder: Path) -> Manifest:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(
-            f"{path}: {where}: {first['msg']}; prepare the data again"
-        ) from None
-    for part in all_parts(manifest):
-        file = folder / part.file
-        size = file.stat().st_size if file.is_file() else None
-        if size != part.bytes:
-            found = "is missing" if size is None else f"has {size:,} bytes"
-            raise DataError(
-                f"{file}: {found}, must have {part.bytes:,}; prepare the data again"
-            )
-    return manifest
+        raise DataError(f"{path}: {where}: {first['msg']}; {MEND}") from None
+
+
+def check_size(folder: Path, file: File) -> None:
+    """Raises ``DataError`` if a file is not whole."""
+    path = folder / file.file
+    size = path.stat().st_size if path.is_file() else None
+    if size != file.bytes:
+        found = "is missing" if size is None else f"has {size:,} bytes"
+        raise DataError(f"{path}: {found}, must have {file.bytes:,}; {MEND}")
 
 
 def all_parts(manifest: Manifest) -> list[Part]:
@@ -149,7 +194,20 @@ def all_parts(manifest: Manifest) -> list[Part]:
 
 def write_part(folder: Path, file: str, table: pa.Table, block_rows: int) -> Part:
     """Writes a part, whole or not at all."""
+    table = table.combine_chunks()
+    write_arrow(folder / file, table, block_rows)
+    crc32 = "".join(map(crc32_of, table.to_batches(block_rows)))
+    known = file_of(folder, file)
+    return Part(**known.model_dump(), rows=len(table), crc32=crc32)
+
+
+def vocabularies(folder: Path) -> tuple[File, ...]:
+    """The files that say which value each id is, as they are now."""
+    paths = sorted((folder / VOCABULARY).glob("*.arrow"))
+    return tuple(file_of(folder, f"{VOCABULARY}/{path.name}") for path in paths)
+
+
+def file_of(folder: Path, file: str) -> File:
+    """A file as it is now."""
     path = folder / file
-    write_arrow(path, table, block_rows)
-    size = path.stat().st_size
-    return Part(file=file, rows=len(table), bytes=size, sha256=sha256_of(path))
+    return File(file=file, bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.manifest import LABEL, Manifest
+from embark_jax.data.blocks import CRC32_DIGITS, arrays, crc32_of_arrays
+from embark_jax.data.manifest import LABEL, MEND, SPLITS, Manifest
 from embark_jax.data.multi_hot import bags_of
 
 WINDOW_BLOCKS = 64
@@ -28,12 +29,15 @@ class PreparedData:
     are read in pieces of a megabyte, and any batch is found without reading those
     before it.
 
+    A block's checksum is looked at when it is read for the first time.
+
     Args:
       folder: with a ``manifest.json``.
       seed: orders the training samples, anew in each epoch.
 
     Raises:
-      DataError: if the folder is not wholly prepared, or was damaged since.
+      DataError: if the folder is not wholly prepared, or was damaged since; so does
+        what reads samples.
     """
 
     def __init__(self, folder: Path, *, seed: int = 0):
@@ -48,7 +52,8 @@ class PreparedData:
         self.train_samples = self.manifest.rows("train")
         if not self.train_samples:
             raise DataError(f"{self.folder}: has no training samples")
-        self._blocks = _blocks(self.manifest, "train")
+        self._splits = {split: _blocks(self.manifest, split) for split in SPLITS}
+        self._blocks = self._splits["train"]
         # One of each is in use at a time; a batch at a border meets two windows.
         self._order = functools.lru_cache(maxsize=1)(self._make_order)
         self._window = functools.lru_cache(maxsize=1)(self._make_window)
@@ -80,9 +85,9 @@ class PreparedData:
 
     def in_file_order(self, split: str, batch_size: int) -> Iterator[Batch]:
         """A split once, as its files have it; the last batch may be shorter."""
-        table, held = _blocks(self.manifest, split), []
-        for block in range(len(table.rows)):
-            held.append(self._read(table, block))
+        blocks, held = self._splits[split], []
+        for block in range(len(blocks.rows)):
+            held.append(self._read(blocks, block))
             while (count := sum(len(piece[LABEL]) for piece in held)) >= batch_size:
                 joined = _join(held)
                 yield self._batch(_cut(joined, slice(0, batch_size)), split)
@@ -112,23 +117,33 @@ class PreparedData:
 
     def _read(self, blocks: _Blocks, block: int) -> _Columns:
         """A block's columns as they lie in the file: nothing is copied."""
-        first, size = int(blocks.first[block]), int(blocks.rows[block])
-        reader = self._open(blocks.files[blocks.part[block]])
-        batch = reader.get_batch(first // self.manifest.block_rows)
-        columns = {name: _array(batch.column(name)) for name in batch.schema.names}
-        start = int(blocks.part_starts[blocks.part[block]]) + first
+        part, first = int(blocks.part[block]), int(blocks.first[block])
+        size, file = int(blocks.rows[block]), blocks.files[part]
+        try:
+            number = first // self.manifest.block_rows
+            columns = arrays(self._open(file).get_batch(number))
+        except DataError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DataError(f"{self.folder / file}: {error}; {MEND}") from None
+        if not blocks.checked[block]:
+            sizes = {len(values) for values in columns.values()}
+            if sizes != {size} or crc32_of_arrays(columns) != blocks.crc32[block]:
+                raise DataError(
+                    f"{self.folder / file}, rows {first} to {first + size - 1}: are "
+                    "not as they were written, the file is damaged; `embark data "
+                    f"verify {self.folder}` looks for more such; {MEND}"
+                )
+            blocks.checked[block] = True
+        start = int(blocks.part_starts[part]) + first
         return columns | {_ROW: np.arange(start, start + size)}
 
     def _open_part(self, file: str) -> pa.RecordBatchFileReader:
         path = self.folder / file
-        try:
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"{path}: {error}; prepare the data again") from None
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
         if not reader.schema.equals(self.manifest.schema()):
             raise DataError(
-                f"{path}: its columns are not those of the manifest; prepare the data "
-                "again"
+                f"{path}: its columns are not those of the manifest; {MEND}"
             )
         return reader
 
@@ -168,14 +183,17 @@ class _Order(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """For each block of a split: its part, its first row there, and its rows; and the
-    file and the first row in the split of each part."""
+    """For each block of a split: its part, its first row there, its rows, its checksum,
+    and whether that was looked at; and the file and the first row in the split of each
+    part."""
 
     files: list[str]
     part_starts: np.ndarray
     part: np.ndarray
     first: np.ndarray
     rows: np.ndarray
+    crc32: list[str]
+    checked: np.ndarray
 
 
 def _blocks(manifest: Manifest, split: str) -> _Blocks:
@@ -187,14 +205,18 @@ def _blocks(manifest: Manifest, split: str) -> _Blocks:
     part, first, rows = np.array(found, np.int64).reshape(-1, 3).T
     parts = manifest.parts[split]
     starts = np.cumsum([0, *(each.rows for each in parts)])
-    return _Blocks([each.file for each in parts], starts, part, first, rows)
-
-
-def _array(column: pa.Array) -> np.ndarray:
-    if isinstance(column, pa.FixedSizeListArray):
-        flat = column.flatten().to_numpy()
-        return flat.reshape(len(column), column.type.list_size)
-    return column.to_numpy()
+    crc32 = [
+        each.crc32[place : place + CRC32_DIGITS]
+        for each in parts
+        for place in range(0, len(each.crc32), CRC32_DIGITS)
+    ]
+    if len(crc32) != len(rows):
+        raise DataError(
+            f"the manifest has {len(crc32)} checksums of the {len(rows)} blocks of "
+            f"{split!r}; {MEND}"
+        )
+    files, checked = [each.file for each in parts], np.zeros(len(rows), bool)
+    return _Blocks(files, starts, part, first, rows, crc32, checked)
 
 
 def _cut(columns: _Columns, rows: slice | np.ndarray) -> _Columns:

@@ -23,6 +23,11 @@ BLOCK = 1024
 """Samples are made in blocks, each with its own random stream, so that a sample
 depends on its position and not on the batch size."""
 
+CALIBRATION_SAMPLES = 4 * BLOCK
+BYTES_AN_ID = 40
+"""Of memory, at most, while the ids of a feature are drawn and the teacher looks at
+them, as tracemalloc counts it."""
+
 _TRAIN, _TEST, _CALIBRATION = range(3)
 
 # Normal logits with this mean and deviation give a click rate of 0.27 and let the best
@@ -208,7 +213,7 @@ class SyntheticClicks:
         )
         self._table_keys = dict(zip(self.table_rows, keys, strict=True))
         rng = np.random.default_rng([self._seed, _CALIBRATION])
-        terms = self._teacher_terms(*self._draw_inputs(rng, 4 * BLOCK))
+        terms = self._teacher_terms(*self._draw_inputs(rng, CALIBRATION_SAMPLES))
         pairs = min(_PAIRS, len(self.features) - 1)
         scales = np.concatenate(
             [

@@ -35,21 +35,23 @@ class TabSeparated:
             raise DataError(f"{path}: not UTF-8 text ({error}); {remedy}") from None
         if (found := lines[0].split("\t")) != self._header:
             raise DataError(
-                f"{path}, line 1: header is {found}, must be {self._header}; {remedy}"
+                f"{path}, line 1: header is {found!s:.200}, must be {self._header}; "
+                + remedy
             )
         self.rows = [line.split("\t") for line in lines[1:-1]]
         for row, values in enumerate(self.rows):
             if len(values) != len(header):
                 raise DataError(
-                    f"{self.locate(row)}: has {len(values)} columns {values}, must "
-                    f"have {len(header)} ({', '.join(header)}); {remedy}"
+                    f"{self.locate(row)}: has {len(values)} columns "
+                    f"{values!s:.200}, must have {len(header)} "
+                    f"({', '.join(header)}); {remedy}"
                 )
             if "" in values:
                 self._fail(row, header[values.index("")], "", "must not be empty")
         if lines[-1]:
             raise DataError(
                 f"{path}, line {len(lines)}: the file ends inside this row, "
-                f"{lines[-1]!r}, which must end with a newline; {remedy}"
+                f"{lines[-1]!r:.80}, which must end with a newline; {remedy}"
             )
 
     def __len__(self) -> int:
@@ -112,6 +114,6 @@ class TabSeparated:
 
     def _fail(self, row: int, column: str, value: str, rule: str) -> NoReturn:
         raise DataError(
-            f"{self.locate(row)}, column {column}: value is {value!r}, {rule}; "
+            f"{self.locate(row)}, column {column}: value is {value!r:.80}, {rule}; "
             f"{self._remedy}"
         )

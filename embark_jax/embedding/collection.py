@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, RowOptimizer, choose
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
+from embark_jax.embedding.bags import mask_bad, mean_factor
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
@@ -34,7 +36,23 @@ OptimizerState = dict[str, dict[str, jax.Array]]
 """By storage name and name of the state, shaped like the storage or ``[…, 1]``."""
 
 
-Routes = dict[str, StorageRoute]
+class Routes(NamedTuple):
+    """Where the ids of a batch go; it depends on no parameter.
+
+    Attributes:
+      storages: by storage name, what the batch means for it.
+      needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
+      bad_ids: ``[devices, features]`` int32, in the order of the plan's features: how
+        many ids of each device's samples are neither a row of their table nor padding.
+        They are treated as padding.
+      any_bad: ``[]`` bool, whether there are any on any device.
+    """
+
+    storages: dict[str, StorageRoute]
+    needed: dict[str, jax.Array]
+    bad_ids: jax.Array
+    any_bad: jax.Array
+
 
 BATCH = PartitionSpec(MESH_AXES)
 MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
@@ -83,7 +101,6 @@ class EmbeddingCollection:
         self.implementation = implementation
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
-        self._route_specs = self._specs_of_routes(BATCH)
         self._clusters: dict[str, Cluster] = {
             name: _make_cluster(
                 plan, storage, wire, ragged, choose(implementation, storage.width)
@@ -91,6 +108,9 @@ class EmbeddingCollection:
             for name, storage in self._storages.items()
         }
         self._weighted = {f.name for f in plan.features if f.weighted}
+        rows = {table.name: table.rows for table in plan.tables}
+        self._rows = {f.name: rows[f.table] for f in plan.features}
+        self._route_specs = self._specs_of_routes(BATCH)
 
     def with_plan(self, plan: Plan) -> EmbeddingCollection:
         """The same tables under another plan for the same mesh."""
@@ -158,33 +178,41 @@ class EmbeddingCollection:
     ) -> Routes:
         """Finds out where each id goes; depends on no parameter.
 
+        An id that is neither a row of its table nor -1 goes nowhere: it is counted, and
+        treated as padding.
+
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
           weights: for each weighted feature ``[batch, hotness]`` float32.
 
         Raises:
-          ValueError: if a feature is missing or has another shape.
+          ValueError: if a feature is missing or has another shape or type.
         """
-        self._check_shapes("ids", ids, [f.name for f in self.plan.features])
-        self._check_shapes("weights", weights, sorted(self._weighted))
+        integers, floats = (jnp.int32, jnp.int64), (jnp.float32,)
+        features = [f.name for f in self.plan.features]
+        self._check_arrays("ids", ids, features, integers)
+        self._check_arrays("weights", weights, sorted(self._weighted), floats)
 
         def route(ids, weights):
-            routes, needs = {}, {}
+            masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
+            ids = {n: each for n, (each, _) in masked.items()}
+            bad = jnp.stack([count for _, count in masked.values()])
+            storages, needs = {}, {}
             for name, cluster in self._clusters.items():
                 columns, factors = self._columns(cluster.index, ids, weights)
                 route, needs[name] = cluster.route(columns, factors)
                 mean_factors = {
-                    f.feature.name: _mean_factor(ids, weights, f.feature.name)
+                    f.feature.name: mean_factor(ids, weights, f.feature.name)
                     for f in cluster.index.features
                     if f.feature.pooling == "mean"
                 }
-                routes[name] = StorageRoute(route, mean_factors, needs[name])
-            if sharded := list(self.plan.capacities):
-                # One collective for all storages.
-                needed = largest_over_devices(jnp.stack([needs[n] for n in sharded]))
-                for name, each in zip(sharded, needed, strict=True):
-                    routes[name] = routes[name]._replace(needed=each)
-            return routes
+                storages[name] = StorageRoute(route, mean_factors)
+            # One collective for all of them.
+            asked = [needs[name] for name in self.plan.capacities]
+            asked.append(bad.sum(dtype=jnp.int32))  # 64 bits where ids have them
+            *asked, bad_anywhere = largest_over_devices(jnp.stack(asked))
+            needed = dict(zip(self.plan.capacities, asked, strict=True))
+            return Routes(storages, needed, bad[None], bad_anywhere > 0)
 
         mapped = self._map(route, (BATCH, BATCH), self._route_specs)
         return mapped(dict(ids), dict(weights))
@@ -192,7 +220,7 @@ class EmbeddingCollection:
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
         """``[]`` int32 capacity that the batch needs, for each sharded storage; of
         several micro-batches, the one that needs the most."""
-        return {name: routes[name].needed.max() for name in self.plan.capacities}
+        return {name: routes.needed[name].max() for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
         """``[]`` bool: whether the batch fits all capacities. If not, some ids are
@@ -208,8 +236,8 @@ class EmbeddingCollection:
         def lookup(storages, routes):
             found = {}
             for name, cluster in self._clusters.items():
-                outputs = cluster.lookup(storages[name], routes[name].route)
-                mean_factors = routes[name].mean_factors
+                outputs = cluster.lookup(storages[name], routes.storages[name].route)
+                mean_factors = routes.storages[name].mean_factors
                 for feature in cluster.index.features:
                     value = feature.assemble(outputs)
                     if feature.feature.name in mean_factors:
@@ -251,7 +279,7 @@ class EmbeddingCollection:
                     cluster,
                     storages[name],
                     state[name],
-                    routes[name],
+                    routes.storages[name],
                     gradients,
                     optimizer,
                     step,
@@ -289,26 +317,31 @@ class EmbeddingCollection:
             check_vma=False,
         )
 
-    def _specs_of_routes(self, batch: PartitionSpec) -> dict[str, StorageRoute]:
-        specs = StorageRoute._make([batch, batch, PartitionSpec()])
-        return dict.fromkeys(self._storages, specs)
+    def _specs_of_routes(self, batch: PartitionSpec) -> Any:
+        storages = dict.fromkeys(self._storages, batch)
+        return Routes._make([storages, PartitionSpec(), batch, PartitionSpec()])
 
     def _copies(self, name: str) -> int:
         return 1 if self._storages[name].replicated else self.plan.devices
 
-    def _check_shapes(
-        self, what: str, given: Mapping[str, jax.Array], expected: Sequence[str]
+    def _check_arrays(
+        self,
+        what: str,
+        given: Mapping[str, jax.Array],
+        expected: Sequence[str],
+        dtypes: Sequence[DTypeLike],
     ) -> None:
         if set(given) != set(expected):
             raise ValueError(
                 f"{what} are given for {sorted(given)}, must be for {sorted(expected)}"
             )
         shapes = {f.name: (self.plan.batch_size, f.hotness) for f in self.plan.features}
+        allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
         problems = [
-            f"{what} of feature {name!r} have shape {array.shape}, must have "
-            f"{shapes[name]} ([batch, hotness] of the plan)"
+            f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
+            f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan)"
             for name, array in given.items()
-            if array.shape != shapes[name]
+            if array.shape != shapes[name] or array.dtype not in dtypes
         ]
         if problems:
             raise ValueError("; ".join(problems))
@@ -353,12 +386,3 @@ def _make_cluster(
         ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
         return UniqueBased(index, exchange, ragged, capacity, wire, implementation)
     return ReductionBased(index, exchange, capacity, batch, wire, implementation)
-
-
-def _mean_factor(
-    ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
-) -> jax.Array:
-    """``[batch]`` one over the total weight of each bag; zero if that is zero."""
-    present = (ids[name] >= 0).astype(jnp.float32)
-    total = (present * weights[name] if name in weights else present).sum(axis=1)
-    return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))

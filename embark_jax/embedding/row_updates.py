@@ -25,12 +25,10 @@ class StorageRoute(NamedTuple):
       route: of its cluster.
       mean_factors: for each feature with mean pooling ``[batch]``, one over the total
         weight of a bag.
-      needed: ``[]`` capacity that the batch needs, equal on all devices.
     """
 
     route: Any
     mean_factors: dict[str, jax.Array]
-    needed: jax.Array
 
 
 def update_block(

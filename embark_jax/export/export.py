@@ -39,8 +39,7 @@ def export_run(
     is complete. ``score.py`` scores with NumPy alone; ``scoring.jax`` holds
     ``score(params, tables, dense, ids, weights)`` as ``jax.export`` serializes it.
 
-    One table at a time is in host memory: twice its bytes at most, while Orbax reads
-    it. Neither mesh, plan nor data are needed.
+    One table at a time is in host memory. Neither mesh, plan nor data are needed.
 
     Args:
       workdir: of the run.

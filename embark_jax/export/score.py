@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -57,13 +58,26 @@ class Model:
         }
 
     def logits(self, dense, ids, weights=None) -> np.ndarray:
-        """``[samples]`` log odds; arguments as in the file of samples."""
-        embeddings = {
-            name: self._embed(name, feature, ids[name], (weights or {}).get(name))
-            for name, feature in sorted(self.description["features"].items())
-        }
-        config = self.description["model"]
-        dense = np.asarray(dense, np.float32)
+        """``[samples]`` log odds; arguments as in the file of samples.
+
+        Raises:
+          ValueError: if arrays are missing, unknown, or not of their shape and type.
+        """
+        features, config = self.description["features"], self.description["model"]
+        weighted = [name for name, each in features.items() if each["weighted"]]
+        check_names("ids", ids, features)
+        weights = weights or {}
+        check_names("weights", weights, weighted)
+        dense = checked("dense", dense, None, self.description["dense_features"], "fiu")
+        embeddings = {}
+        for name, feature in sorted(features.items()):
+            shape = len(dense), feature["hotness"]
+            bags = checked(f"ids/{name}", ids[name], *shape, "iu")
+            factors = None
+            if feature["weighted"]:
+                factors = checked(f"weights/{name}", weights[name], *shape, "fiu")
+            embeddings[name] = self._embed(name, feature, bags, factors)
+        dense = dense.astype(np.float32)
         return MODELS[config["kind"]](self.params, config, dense, embeddings)
 
     def _embed(self, name, feature, ids, weights) -> np.ndarray:
@@ -71,11 +85,12 @@ class Model:
         table = self.tables[feature["table"]]
         if ids.min(initial=0) < -1 or ids.max(initial=0) >= len(table):
             raise ValueError(
-                f"feature {name!r}: ids must be -1 (padding) to {len(table) - 1}"
+                f"feature {name!r}: ids must be -1 (padding) to {len(table) - 1}, are "
+                f"{ids.min()} to {ids.max()}"
             )
         factors = (ids >= 0).astype(np.float32)
-        if feature["weighted"]:
-            factors = factors * weights
+        if weights is not None:
+            factors = factors * weights.astype(np.float32)
         if feature["pooling"] == "mean":
             total = factors.sum(axis=1, keepdims=True)
             factors = np.divide(
@@ -85,6 +100,42 @@ class Model:
         if feature["pooling"] == "none":
             return rows * factors[:, :, None]
         return np.einsum("bhd,bh->bd", rows, factors)
+
+
+def check_names(kind, given, known) -> None:
+    """Raises ``ValueError`` unless exactly the known features are given."""
+    for problem, names in (
+        ("missing", set(known) - set(given)),
+        ("unknown to the model", set(given) - set(known)),
+    ):
+        if names:
+            raise ValueError(
+                f"{kind} of features {', '.join(sorted(names))}: {problem}; needed "
+                f"are {', '.join(sorted(known)) or 'none'}"
+            )
+
+
+def checked(what, array, samples, columns, kinds) -> np.ndarray:
+    """An array that is ``[samples, columns]``, of these kinds of NumPy's dtypes.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    array = np.asarray(array)
+    rows = "samples" if samples is None else samples
+    if array.ndim != 2 or array.shape != (
+        len(array) if samples is None else samples,
+        columns,
+    ):
+        raise ValueError(
+            f"{what}: shape is {list(array.shape)}, must be [{rows}, {columns}]"
+        )
+    if array.dtype.kind not in kinds:
+        rule = "integers" if kinds == "iu" else "numbers"
+        raise ValueError(f"{what}: dtype is {array.dtype}, must be {rule}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{what}: must be finite")
+    return array
 
 
 def linear(params, path, x) -> np.ndarray:
@@ -201,18 +252,46 @@ MODELS = {
 }
 
 
+def read_samples(path: str) -> dict:
+    """The arguments of ``Model.logits`` in a file of samples.
+
+    Raises:
+      OSError, ValueError: if there is none, or it is no such file.
+    """
+    try:
+        arrays = np.load(path)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("one array")
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        raise ValueError("must be a .npz file as numpy.savez writes it") from None
+    given: dict = {"ids": {}, "weights": {}}
+    with arrays:
+        for key in arrays.files:
+            group, _, feature = key.partition("/")
+            if key == "dense":
+                given[key] = arrays[key]
+            elif feature and group in ("ids", "weights"):
+                given[group][feature] = arrays[key]
+            else:
+                raise ValueError(f"array {key!r}: must be dense, ids/… or weights/…")
+    if "dense" not in given:
+        raise ValueError("array 'dense' is missing")
+    return given
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("samples", help="the .npz file")
-    with np.load(parser.parse_args().samples) as samples:
-        given: dict[str, dict[str, np.ndarray]] = {"ids": {}, "weights": {}}
-        for key in samples.files:
-            group, _, feature = key.partition("/")
-            if feature:
-                given[group][feature] = samples[key]
-        logits = Model(Path(__file__).parent).logits(samples["dense"], **given)
+    path = parser.parse_args().samples
+    try:
+        samples = read_samples(path)
+        logits = Model(Path(__file__).parent).logits(**samples)
+    except OSError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}")
+    except ValueError as error:
+        sys.exit(f"error: {path}: {error}")
     np.savetxt(sys.stdout, logits, fmt="%.9g")
 
 

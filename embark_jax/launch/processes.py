@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from embark_kernels import tuning
 from jax.experimental import multihost_utils
 
 from embark_jax.config import ConfigError, ExperimentConfig
@@ -42,6 +40,8 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
                 f"mesh: has {devices} devices, the {processes} processes have "
                 f"{jax.device_count()}: a mesh must span them all"
             )
+        # Caches differ between hosts, and their programs must not.
+        tuning.use(of_process_0(tuning.winners()))
     mine = config.model_dump(mode="json")
     if found := differences(of_process_0(mine), mine, "for process 0"):
         raise ConfigError("\n".join(["all processes must have one config:", *found]))
@@ -66,27 +66,3 @@ def total(counts: Mapping[str, int]) -> dict[str, int]:
         mine = np.array(list(counts.values()), np.int64)
         all_counts = np.asarray(multihost_utils.process_allgather(mine))
     return dict(zip(counts, map(int, all_counts.sum(axis=0)), strict=True))
-
-
-@contextlib.contextmanager
-def stopping_on_sigterm() -> Iterator[Callable[[int], bool]]:
-    """Lets a run end well when SIGTERM announces the end of its machine.
-
-    Yields:
-      A function of a step, to be asked before each, that says whether to stop there;
-      all processes are told to stop at the same one, whichever got the signal.
-    """
-    asked = threading.Event()
-    several = jax.process_count() > 1
-    if not several:  # else JAX handles the signal, since its initialization
-        before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    try:
-        yield (
-            multihost_utils.reached_preemption_sync_point
-            if several
-            else lambda step: asked.is_set()
-        )
-    finally:
-        if not several:
-            signal.signal(signal.SIGTERM, before)

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from embark_jax.launch.cluster import Cluster
@@ -64,6 +65,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
+        self._interrupted = False
 
     def supervise(self) -> int:
         """Returns the exit status: 0 if all processes of the run ended well.
@@ -73,15 +75,15 @@ class Supervisor:
         """
         try:
             return asyncio.run(self._supervise())
-        except asyncio.CancelledError:  # SIGTERM before there was a process
-            return 128 + signal.SIGTERM
+        except asyncio.CancelledError:  # a signal before there was a process
+            return 128 + (signal.SIGINT if self._interrupted else signal.SIGTERM)
 
     async def _supervise(self) -> int:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(
-            signal.SIGTERM, self._pass_on_sigterm, task
-        )
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._pass_on_sigterm, task)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt, task)
         if self._cluster.process_id != 0:
             return await self._attempts()
         rendezvous = Rendezvous(self._run, self._cluster.processes, self._max_restarts)
@@ -161,8 +163,10 @@ class Supervisor:
                 resume=attempt > 0,
                 link=theirs.fileno(),
             )
-            # The process inherits the mask: it lets SIGTERM in when it can handle it.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            # The process inherits the mask: it lets SIGTERM in when it can handle it,
+            # and never Ctrl-C, which a terminal sends to both, and which is ours.
+            held_back = {signal.SIGTERM, signal.SIGINT}
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
             try:
                 self._process = process = await asyncio.create_subprocess_exec(
                     *self._command,
@@ -197,6 +201,22 @@ class Supervisor:
         return Failure(
             f"{name} was killed by {killer.name}", symptom=killer == signal.SIGABRT
         )
+
+    def _interrupt(self, task: asyncio.Task) -> None:
+        """Has the run end with a checkpoint at Ctrl-C; ends at once at the second."""
+        if self._interrupted:
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            os._exit(128 + signal.SIGINT)
+        self._interrupted = True
+        print(
+            "Ctrl-C: all processes end after the same step, with a checkpoint; Ctrl-C "
+            "again ends this one at once",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._pass_on_sigterm(task)
 
     def _pass_on_sigterm(self, task: asyncio.Task) -> None:
         if self._process is None:

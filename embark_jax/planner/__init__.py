@@ -16,7 +16,11 @@ from embark_jax.planner.layout.storage import Placement, Storage, lay_out
 from embark_jax.planner.report.records import plan_record
 from embark_jax.planner.request.forced import ForcedPlacement
 from embark_jax.planner.request.statistics import Statistics
-from embark_jax.planner.request.table_list import TableList, read_table_list
+from embark_jax.planner.request.table_list import (
+    TableList,
+    load_table_list,
+    read_table_list,
+)
 from embark_jax.planner.request.wire import Wire
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.planning import plan, plan_for
@@ -38,6 +42,7 @@ __all__ = [
     "capacities",
     "grow",
     "lay_out",
+    "load_table_list",
     "phases",
     "plan",
     "plan_for",

@@ -147,15 +147,14 @@ def program_tasks(
                 after = [each for each in after if each not in ROUTING]
             waits = [DENSE, *(f"{storage.name} {each}" for each in after)]
             if stage == UPDATE:
-                checked = sharded and not workload.overlap
-                waits += [APPLIED, *([CHECK] if checked else [])]
+                waits += [APPLIED, *([] if workload.overlap else [CHECK])]
             backward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
         if stages:
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
-    if sharded:  # one maximum over devices for all their capacities
-        sorts = [f"{storage.name} sort of ids" for storage in sharded]
-        needed_bytes = FLOAT_BYTES * len(sharded)
-        routes.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
+    # One maximum over devices: of all capacities, and of the ids out of range.
+    sorts = [f"{storage.name} sort of ids" for storage in sharded]
+    needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
+    routes.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
     return [
         *forward,
         *make.dense(

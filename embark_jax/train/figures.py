@@ -15,6 +15,8 @@ Records = Sequence[Mapping[str, Any]]
 """Of one run, as ``logs.read_metrics`` gives them."""
 
 CAPACITY = "capacity_used/"
+MOST_COLUMNS, MOST_SHOWN = 4, 90
+"""Of the legend, and characters of a name there: these fit into one column."""
 MARKERS = {"validation": "o", "test": "x"}
 """Of the splits that are evaluated."""
 
@@ -55,13 +57,26 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
     speed.set_ylim(bottom=0)
     fill.set(title="Capacity (dotted: full)", xlabel="step", ylabel="share in use")
     fill.set_ylim(bottom=0)
-    figure.legend(
-        handles=_legend(list(runs)),
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-    )
+    _add_legend(figure, _handles(list(runs)))
     return figure
+
+
+def _add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """A legend below the plots, in as many columns as fit, for which the figure grows
+    in height."""
+    for columns in range(MOST_COLUMNS, 0, -1):
+        legend = figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+        )
+        figure.draw_without_rendering()
+        extent = legend.get_window_extent()
+        if extent.width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
 
 
 def _colors(number: int) -> list[Any]:
@@ -71,10 +86,15 @@ def _colors(number: int) -> list[Any]:
     return [colormaps["viridis"](i / (number - 1)) for i in range(number)]
 
 
-def _legend(names: Sequence[str]) -> list[Line2D]:
+def _handles(names: Sequence[str]) -> list[Line2D]:
+    """Of the legend; the ends of long names tell runs apart."""
+    shown = [
+        name if len(name) <= MOST_SHOWN else f"…{name[1 - MOST_SHOWN :]}"
+        for name in names
+    ]
     runs = [
         Line2D([], [], color=color, label=name)
-        for color, name in zip(_colors(len(names)), names, strict=True)
+        for color, name in zip(_colors(len(shown)), shown, strict=True)
     ]
     training = Line2D([], [], color="black", lw=1, label="training")
     held_out = [

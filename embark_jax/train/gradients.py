@@ -7,50 +7,17 @@ add up to the batch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection, Routes, Storages
-from embark_jax.planner import MESH_AXES, Plan
-
-
-class DeviceBatch(NamedTuple):
-    """A batch on the devices, sharded by samples; fields as in ``data.Batch``."""
-
-    dense: jax.Array
-    ids: Mapping[str, jax.Array]
-    weights: Mapping[str, jax.Array]
-    labels: jax.Array
-
-
-def abstract_batch(
-    plan: Plan, mesh: Mesh, dense_features: int, wide: Collection[str] = ()
-) -> DeviceBatch:
-    """Shapes and shardings of a batch; nothing is allocated.
-
-    Args:
-      plan: its features and batch size.
-      mesh: of the plan.
-      dense_features: columns of ``dense``.
-      wide: features whose ids are int64, not int32.
-    """
-    by_sample = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-
-    def of(shape, dtype=jnp.float32) -> Any:
-        shape = (plan.batch_size, *shape)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
-
-    ids = {
-        f.name: of((f.hotness,), jnp.int64 if f.name in wide else jnp.int32)
-        for f in plan.features
-    }
-    weights = {f.name: of((f.hotness,)) for f in plan.features if f.weighted}
-    return DeviceBatch(of((dense_features,)), ids, weights, of(()))
+from embark_jax.planner import MESH_AXES
+from embark_jax.train.device_batch import DeviceBatch
 
 
 class Gradients(NamedTuple):
@@ -59,6 +26,7 @@ class Gradients(NamedTuple):
     Attributes:
       loss: ``[]`` mean log loss of the batch.
       logits: ``[batch]`` in the order of the batch's samples.
+      model_state: after the batch; each micro-batch starts from that of the one before.
       dense: of the loss by the model's parameters.
       embeddings: by each array that ``lookup`` returned; of several micro-batches along
         a first axis.
@@ -66,6 +34,7 @@ class Gradients(NamedTuple):
 
     loss: jax.Array
     logits: jax.Array
+    model_state: Any
     dense: Any
     embeddings: dict[str, jax.Array]
 
@@ -81,9 +50,10 @@ def route(
 
 
 def gradients(
-    losses_of: Callable[[Any, dict, DeviceBatch], tuple[jax.Array, jax.Array]],
+    losses_of: Callable[..., tuple[jax.Array, jax.Array, Any]],
     collection: EmbeddingCollection,
     params: Any,
+    model_state: Any,
     storages: Storages,
     routes: Routes,
     batch: DeviceBatch,
@@ -92,9 +62,11 @@ def gradients(
     """Gradients of the mean loss.
 
     Args:
-      losses_of: ``(params, embeddings, batch) -> (losses, logits)``, both ``[batch]``.
+      losses_of: ``(params, model_state, embeddings, batch) -> (losses, logits,
+        model_state)``; losses and logits are ``[batch]``.
       collection: the embedding tables.
       params: of the dense model.
+      model_state: the rest of its variables.
       storages: of the tables.
       routes: of ``route``.
       batch: all of it.
@@ -102,28 +74,34 @@ def gradients(
     """
     samples = batch.labels.size
 
-    def share_of(params, embeddings, part):
-        losses, logits = losses_of(params, embeddings, part)
-        return losses.sum() / samples, logits
+    def share_of(params, embeddings, model_state, part):
+        losses, logits, model_state = losses_of(params, model_state, embeddings, part)
+        return losses.sum() / samples, (logits, model_state)
 
-    def of_part(part, routes):
+    def of_part(model_state, part, routes):
         embeddings = collection.lookup(storages, routes)
         gradient_of = jax.value_and_grad(share_of, argnums=(0, 1), has_aux=True)
-        (loss, logits), (dense, embedding) = gradient_of(params, embeddings, part)
-        return Gradients(loss, logits, dense, embedding)
+        (loss, (logits, model_state)), (dense, embedding) = gradient_of(
+            params, embeddings, model_state, part
+        )
+        return Gradients(loss, logits, model_state, dense, embedding)
 
     if micro_batches == 1:
-        return of_part(batch, routes)
+        return of_part(model_state, batch, routes)
 
-    def add(sums, part):
-        found = of_part(*part)
+    def add(carried, part):
+        sums, model_state = carried
+        found = of_part(model_state, *part)
         sums = jax.tree.map(jnp.add, sums, (found.loss, found.dense))
-        return sums, (found.logits, found.embeddings)
+        return (sums, found.model_state), (found.logits, found.embeddings)
 
     nothing = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
     parts = _cut(collection, batch, micro_batches), routes
-    (loss, dense), (logits, embeddings) = lax.scan(add, nothing, parts)
-    return Gradients(loss, _join(collection, logits), dense, embeddings)
+    ((loss, dense), model_state), (logits, embeddings) = lax.scan(
+        add, (nothing, model_state), parts
+    )
+    logits = _join(collection, logits)
+    return Gradients(loss, logits, model_state, dense, embeddings)
 
 
 def _cut(

@@ -14,6 +14,8 @@ from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
 
 FILE_NAME = "metrics.jsonl"
+DAMAGED = "metrics.damaged"
+"""Gets the lines that make no sense."""
 
 
 class LogError(ValueError):
@@ -30,25 +32,26 @@ class MetricsLog:
 
     A run that resumes at step S repeats what came after it, and ends anew. So lines
     beyond S or with ``"final": true`` are dropped, atomically, with a last line that a
-    killed process left unfinished; in TensorBoard events beyond S are hidden.
+    killed process left unfinished; in TensorBoard events beyond S are hidden. Other
+    lines that are no object with a step are moved to ``metrics.damaged``.
 
     Args:
       workdir: of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
       resume_at: the step that training continues from; 0 begins anew.
       writes: False leaves no trace: in a run of several processes one writes.
 
-    Raises:
-      LogError: if a line other than an unfinished last one is not an object with a
-        step.
+    Attributes:
+      set_aside: says how many lines were moved; None if none were.
     """
 
     def __init__(self, workdir: Path, resume_at: int = 0, writes: bool = True):
         workdir = Path(workdir)
         path = workdir / FILE_NAME if writes else Path(os.devnull)
+        self.set_aside: str | None = None
         if writes:
             workdir.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                _keep_until(path, resume_at)
+                self.set_aside = _keep_until(path, resume_at)
         self._file = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(
             str(workdir / "tensorboard"),
@@ -117,48 +120,65 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     path = Path(workdir) / FILE_NAME
     if not path.is_file():
         raise LogError(f"{workdir}: holds no {FILE_NAME}, so it is no run's workdir")
-    return [
-        {key: _NOT_FINITE.get(value, value) for key, value in record.items()}
-        for _, record in _records(path)
-    ]
+    records = []
+    for number, line, record in _records(path):
+        if record is None:
+            raise LogError(
+                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
+                "step; only the last line may be damaged. To resume the run moves it "
+                f"to {DAMAGED}"
+            )
+        finite = {key: _NOT_FINITE.get(value, value) for key, value in record.items()}
+        records.append(finite)
+    return records
 
 
 _NOT_FINITE: dict[Any, Any] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line, with its newline, and what it says."""
+def _records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Each line's number, itself with its newline, and what it says: None if nothing.
+
+    A last line without a newline that says nothing is left out: it was cut short.
+    """
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
             if not isinstance(record["step"], int):
                 raise TypeError
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError):
             if number == len(lines) and not line.endswith(b"\n"):
                 return
-            raise LogError(
-                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
-                "step; only the last line may be damaged"
-            ) from error
-        yield line.rstrip(b"\n") + b"\n", record
+            record = None
+        yield number, line.rstrip(b"\n") + b"\n", record
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drops what a run resumed at ``step`` writes again, and a last line cut short.
+def _keep_until(path: Path, step: int) -> str | None:
+    """Drops what a run resumed at ``step`` writes again, and a last line cut short;
+    moves what makes no sense, and says so.
 
     The old file stays whole until the new one takes its name.
     """
-    new = b"".join(
-        line
-        for line, record in _records(path)
-        if record["step"] <= step and not record.get("final", False)
-    )
-    if new == path.read_bytes():
-        return
-    temporary = path.with_suffix(".jsonl.new")
-    with temporary.open("wb") as file:
-        file.write(new)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    kept, damaged = [], {}
+    for number, line, record in _records(path):
+        if record is None:
+            damaged[number] = line
+        elif record["step"] <= step and not record.get("final", False):
+            kept.append(line)
+    aside = path.with_name(DAMAGED)
+    if damaged:
+        with aside.open("ab") as file:
+            file.writelines(damaged.values())
+    new = b"".join(kept)
+    if new != path.read_bytes():
+        temporary = path.with_suffix(".jsonl.new")
+        with temporary.open("wb") as file:
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    if not damaged:
+        return None
+    numbers = ", ".join(map(str, damaged))
+    return f"{path}, line {numbers}: no JSON object with a step; moved to {aside}"

@@ -26,9 +26,10 @@ class Metrics:
         is useless. None if all labels are equal. He et al., ADKDD 2014,
         https://doi.org/10.1145/2648584.2648589.
       calibration: mean prediction over mean label. None if all labels are 0.
-      auc: area under the ROC curve, ties counted half. None if all labels are equal.
+      auc: area under the ROC curve, ties counted half. None if all labels are equal, or
+        some are soft: neither 0 nor 1.
       accuracy: share of samples on whose side of 1/2 the prediction is; exactly 1/2
-        counts as a prediction of 0.
+        counts as a prediction of 0. None if some labels are soft.
     """
 
     samples: int
@@ -36,18 +37,18 @@ class Metrics:
     normalized_entropy: float | None
     calibration: float | None
     auc: float | None
-    accuracy: float
+    accuracy: float | None
 
 
 def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
     """Metrics of ``logits``, as predictions of ``labels``.
 
     Args:
-      labels: ``[samples]``, each 0 or 1.
+      labels: ``[samples]``, each from 0 to 1: clicks, or probabilities of one.
       logits: ``[samples]`` log-odds of label 1.
 
     Raises:
-      ValueError: if there are no samples, shapes differ or a label is neither 0 nor 1.
+      ValueError: if there are no samples, shapes differ or a label is not from 0 to 1.
       NonFiniteLogitError: if a logit is not finite.
     """
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
@@ -58,13 +59,14 @@ def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
     decay = np.exp(-np.abs(logits))
     predictions = np.where(logits > 0, 1, decay) / (1 + decay)
     one_class = base_rate in (0.0, 1.0)
+    soft = bool(((labels != 0) & (labels != 1)).any())
     return Metrics(
         samples=len(labels),
         log_loss=log_loss,
         normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
         calibration=float(predictions.mean()) / base_rate if base_rate else None,
-        auc=None if one_class else float(roc_auc_score(labels, logits)),
-        accuracy=float(np.mean((logits > 0) == (labels == 1))),
+        auc=None if one_class or soft else float(roc_auc_score(labels, logits)),
+        accuracy=None if soft else float(np.mean((logits > 0) == (labels == 1))),
     )
 
 
@@ -79,7 +81,7 @@ def _check(labels: np.ndarray, logits: np.ndarray) -> None:
             "[samples] with at least one sample"
         )
     for name, array, good, rule, error in (
-        ("label", labels, (labels == 0) | (labels == 1), "0 or 1", ValueError),
+        ("label", labels, (labels >= 0) & (labels <= 1), "from 0 to 1", ValueError),
         ("logit", logits, np.isfinite(logits), "finite", NonFiniteLogitError),
     ):
         if not good.all():

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import jax
 
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.train.gradients import DeviceBatch, route
+from embark_jax.train.device_batch import DeviceBatch
+from embark_jax.train.gradients import route
 from embark_jax.train.step import StepReport, TrainState
 
 

@@ -6,21 +6,14 @@ Needs neither the mesh nor the plan nor the data that it was trained with.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.checkpoint import (
-    WEIGHTS,
-    CheckpointError,
-    chosen_step,
-    read_items,
-)
-
-_AS_NUMPY = ocp.RestoreArgs(restore_type=np.ndarray)
+from embark_jax.train.checkpoint import CheckpointError, chosen_steps
+from embark_jax.train.checkpoint.checkpointer import READING_BYTES
+from embark_jax.train.checkpoint.folder import CheckpointFolder
+from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces_of_table
 
 
 class SavedModel:
@@ -40,22 +33,16 @@ class SavedModel:
     """
 
     def __init__(self, folder: Path, step: int | None = None):
-        self._folder = Path(folder).absolute()
-        if not self._folder.is_dir():
+        folder = Path(folder).absolute()
+        if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder")
-        options = ocp.CheckpointManagerOptions(
-            create=False, cleanup_tmp_directories=False
-        )
-        # With handlers named, the manager can tell what a checkpoint holds.
-        handlers = {name: ocp.PyTreeCheckpointHandler() for name in ("dense", "tables")}
-        self._manager = ocp.CheckpointManager(
-            self._folder,
-            options=options,
-            item_names=("dense", "tables", "run"),
-            item_handlers=handlers,
-        )
-        self.step = chosen_step(self._folder, sorted(self._manager.all_steps()), step)
-        identity = self._read(run=ocp.args.JsonRestore())["run"]["identity"]
+        (self.step, *_) = chosen_steps(folder, CheckpointFolder(folder).steps(), step)
+        self._folder = folder / str(self.step)
+        try:
+            self._saved = SavedCheckpoint(self._folder, READING_BYTES)
+        except CheckpointError as error:
+            raise self._damaged(error) from None
+        identity = self._saved.manifest.identity
         self.tables = tuple(
             TableSpec(name, **shape) for name, shape in identity["tables"].items()
         )
@@ -68,29 +55,39 @@ class SavedModel:
         return self
 
     def __exit__(self, *exception) -> None:
-        self._manager.close()
+        self._saved.close()
 
     def dense(self) -> dict[str, np.ndarray]:
         """Parameters of the dense model by dotted path, such as "top.layers.0.w"."""
-        saved = self._manager.item_metadata(self.step)["dense"]["params"]
-        params = self._restore("dense", {"params": saved})["params"]
-        return {
-            ".".join(key.key for key in path).removesuffix(".value"): array
-            for path, array in jax.tree.leaves_with_path(params)
-        }
+        prefix = "params."
+        try:
+            return {
+                name.removeprefix(prefix): self._saved.array(name)
+                for name in self._saved.manifest.arrays
+                if name.startswith(prefix)
+            }
+        except CheckpointError as error:
+            raise self._damaged(error) from None
 
     def table(self, table: TableSpec) -> np.ndarray:
         """``[rows, dim]`` of one table, which is all that is read."""
-        found = self._restore("tables", {table.name: {WEIGHTS: 0}})
-        return found[table.name][WEIGHTS][: table.rows]  # padded to a fleet's devices
+        place = self._saved.manifest.tables[table.name]
+        name = f"storages.{place.storage}"
+        rows = np.empty((table.rows, table.dim), np.float32)
 
-    def _restore(self, item: str, wanted: Any) -> Any:
-        args = ocp.args.PyTreeRestore(
-            wanted,
-            restore_args=jax.tree.map(lambda _: _AS_NUMPY, wanted),
-            partial_restore=True,
+        def read(piece: range) -> None:
+            into = rows[piece.start : piece.stop]
+            self._saved.table_rows(place, name, piece, into)
+
+        try:
+            pieces = pieces_of_table(place, 4 * table.dim)
+            for _ in self._saved.in_threads(read, pieces):
+                pass
+        except CheckpointError as error:
+            raise self._damaged(error) from None
+        return rows
+
+    def _damaged(self, error: CheckpointError) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder}: is damaged, delete it to use an older one ({error})"
         )
-        return self._read(**{item: args})[item]
-
-    def _read(self, **items: ocp.args.CheckpointArgs) -> Any:
-        return read_items(self._manager, self._folder, self.step, **items)

@@ -16,26 +16,33 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from embark_kernels import RowOptimizer
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import (
     Batch,
     BatchChecker,
+    DataError,
     Dataset,
-    feature_statistics,
+    OnBadId,
     prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import grow
-from embark_jax.tables import PADDING_ID
 from embark_jax.train.dense_parallelism import DenseParallelism
-from embark_jax.train.gradients import DeviceBatch
+from embark_jax.train.device_batch import DeviceBatch, own_part, put_batch
+from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.overlap import OverlappedStep
+from embark_jax.train.progress import step_progress
+from embark_jax.train.results import (
+    BadIdError,
+    NonFiniteLossError,
+    StepResult,
+    refuse_bad_ids,
+    refuse_non_finite,
+)
 from embark_jax.train.step import (
     StepReport,
     TrainState,
@@ -48,51 +55,12 @@ STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
 
 
-class NonFiniteLossError(ArithmeticError):
-    """The loss of a batch or its update is NaN or infinite; the state is that before
-    this batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """A step that was applied.
-
-    Attributes:
-      step: its number, from 1.
-      loss: mean log loss of its batch, before the update.
-      logits, labels: ``[batch]``, sharded by samples; logits before the update.
-      used: for each sharded storage the share of its capacity that the batch needed.
-    """
-
-    step: int
-    loss: float
-    logits: jax.Array
-    labels: jax.Array
-    used: Mapping[str, float]
-
-
-def put_batch(batch: Batch, mesh: Mesh) -> DeviceBatch:
-    """Copies a checked batch to the devices, sharded by samples.
-
-    In a run of several processes each gives its own part, and all get the whole batch.
-    """
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-
-    def put(array):
-        # 64-bit ids stay what they are; elsewhere JAX would cut them to 32 bits.
-        with jax.enable_x64(array.dtype == np.int64):
-            return jax.make_array_from_process_local_data(sharding, array)
-
-    ids = {name: put(value) for name, value in batch.ids.items()}
-    weights = {name: put(value) for name, value in batch.weights.items()}
-    return DeviceBatch(put(batch.dense), ids, weights, put(batch.labels))
-
-
 class Trainer:
     """A model, its embeddings and their state, and how a batch changes them.
 
     Args:
-      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``.
+      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``; copied,
+        with all of its variables, such as running statistics and random streams.
       embeddings: the embedding tables.
       dense_optimizer: an optax optimizer of the model's parameters.
       embedding_optimizer: the rule for touched rows.
@@ -102,9 +70,11 @@ class Trainer:
       dense: how the dense model lies on the devices.
       overlap: whether the route of a batch is made during the step before it.
       seed: of the initial tables.
+      on_bad_id: of ids that are no row of their table; as in ``data.BatchChecker``.
 
     Attributes:
       state: the current ``TrainState``.
+      check: brings training batches into the form that a step takes; counts bad ids.
       step: steps that were applied for certain.
       embeddings: the collection in use; replaced when capacities grow.
       embedding_optimizer: the rule for touched rows.
@@ -123,18 +93,20 @@ class Trainer:
         dense: DenseParallelism = "replicated",
         overlap: bool = False,
         seed: int = 0,
+        on_bad_id: OnBadId = "error",
     ):
-        self._model = model
+        self._model = FlaxModel(model)
         self._dense_optimizer = dense_optimizer
         self.embedding_optimizer = embedding_optimizer
         self.batch_size = embeddings.plan.batch_size * micro_batches
         self._micro_batches = micro_batches
         self._dense: DenseParallelism = dense
         self._overlap = overlap
+        self._on_bad_id: OnBadId = on_bad_id
         self.recompilations = 0
         self.step = 0
         self.state = init_state(
-            model,
+            self._model,
             embeddings,
             dense_optimizer,
             embedding_optimizer,
@@ -142,6 +114,7 @@ class Trainer:
             dense,
         )
         self._use(embeddings)
+        self.check = self._checker()
 
     def _use(self, embeddings: EmbeddingCollection) -> None:
         self.embeddings = embeddings
@@ -166,8 +139,8 @@ class Trainer:
         plan = self.embeddings.plan
         if not _overflows(needed, plan.capacities):
             return False
-        sizes = {name: int(value) for name, value in needed.items()}
-        plan = dataclasses.replace(plan, capacities=grow(plan.capacities, sizes))
+        capacities = grow(plan.capacities, {n: int(v) for n, v in needed.items()})
+        plan = dataclasses.replace(plan, capacities=capacities)
         self._use(self.embeddings.with_plan(plan))
         self.recompilations += 1
         return True
@@ -176,50 +149,111 @@ class Trainer:
         self,
         dataset: Dataset,
         steps: int,
-        check: Callable[[Batch], Batch] | None = None,
-        stop: Callable[[int], bool] = lambda step: False,
-    ) -> Iterator[StepResult]:
+        *,
+        callback: Callable[[StepResult], None] = lambda result: None,
+        progress: bool | None = None,
+    ) -> StepResult | None:
         """Trains up to step ``steps``, from wherever the state is.
-
-        Batches are made and checked in the background while the devices work. In a run
-        of several processes each makes its own part of every batch.
 
         Args:
           dataset: its batch ``step`` is a pure function of the step.
           steps: number of the last step.
-          check: such as a ``data.BatchChecker``; None takes one that refuses bad ids.
+          callback: called with each step, in order, once it is certain.
+          progress: whether to show a bar; None does in a terminal and in a notebook.
+
+        Returns:
+          The last step; None if the state was at ``steps`` already.
+
+        Raises:
+          DataError, NonFiniteLossError: as ``iterate`` does.
+        """
+        last = None
+        with step_progress(progress) as bar:
+            task = bar.add_task("train", total=steps, completed=self.step, shown="")
+            for last in self.iterate(dataset, steps):
+                bar.update(task, completed=last.step, shown=f"loss {last.loss:.4f}")
+                callback(last)
+        return last
+
+    def train(
+        self,
+        batches: Iterable[Batch],
+        *,
+        callback: Callable[[StepResult], None] = lambda result: None,
+    ) -> StepResult | None:
+        """Trains on one's own batches, in order.
+
+        Args:
+          batches: as ``iterate_batches`` takes them.
+          callback: called with each step, in order, once it is certain.
+
+        Returns:
+          The last step; None if there are no batches.
+
+        Raises:
+          DataError, NonFiniteLossError: as ``iterate_batches`` does.
+        """
+        last = None
+        for last in self.iterate_batches(batches):
+            callback(last)
+        return last
+
+    def iterate(
+        self,
+        dataset: Dataset,
+        steps: int,
+        stop: Callable[[int], bool] = lambda step: False,
+    ) -> Iterator[StepResult]:
+        """Trains like ``fit``, and yields each step once it is certain.
+
+        Nothing is trained before the first step is asked for. Batches are made and
+        checked in the background while the devices work. In a run of several processes
+        each makes its own part of every batch.
+
+        Args:
+          dataset, steps: as for ``fit``.
           stop: asked before each batch is made, with its step (from 0), whether to end
             early; must answer alike in all processes.
+
+        Raises:
+          DataError, NonFiniteLossError: as ``iterate_batches`` does.
         """
-        check = check or self._strict_checker(dataset)
         parts, part = jax.process_count(), jax.process_index()
         size = self.batch_size // parts
 
         def make_batch(step):
-            return check(dataset.train_batch(step * parts + part, size))
+            return self.check(dataset.train_batch(step * parts + part, size))
 
-        wanted = itertools.takewhile(
-            lambda step: not stop(step), range(self.step, steps)
-        )
-        return self.train(prefetch(make_batch, wanted))
+        ahead = range(self.step, steps)
+        wanted = itertools.takewhile(lambda step: not stop(step), ahead)
+        return self._apply_all(prefetch(make_batch, wanted))
 
-    def train(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
-        """Applies checked batches in order; yields each step once it is certain.
+    def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
+        """Trains like ``train``, and yields each step once it is certain.
 
-        In a run of several processes each gives its own part of every batch.
+        Nothing is trained before the first step is asked for. When the iterator ends,
+        early or not, ``state`` and ``step`` are those after the last batch taken; until
+        then ``state`` may be ahead of what was yielded.
 
-        When the iterator ends, early or not, ``state`` and ``step`` are those after the
-        last batch taken; until then ``state`` may be ahead of what was yielded.
+        Args:
+          batches: each of ``batch_size`` samples; in a run of several processes each
+            gives its own part of every batch.
 
         Raises:
+          DataError: if a batch breaks a rule of ``data.BatchChecker``; the state is
+            that before it.
           NonFiniteLossError: if a loss or an update is not finite; the state is that
             before it.
         """
-        waiting: deque[_Copied] = deque()
+        return self._apply_all(map(self.check, batches))
+
+    def _apply_all(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
+        """Applies checked batches."""
+        waiting: deque[tuple[Batch, DeviceBatch]] = deque()
         flying: deque[_Flight] = deque()
         try:
             for batch in batches:
-                waiting.append(self._copy(batch))
+                waiting.append((batch, self._put(batch, self.batch_size)))
                 if len(waiting) > self._overlap:
                     flying.append(self._dispatch(waiting))
                 if len(flying) > STEPS_IN_FLIGHT:
@@ -228,7 +262,7 @@ class Trainer:
                 flying.append(self._dispatch(waiting))
             while flying:
                 yield self._land(flying)
-        except NonFiniteLossError:
+        except (NonFiniteLossError, BadIdError):
             waiting.clear()
             raise
         finally:
@@ -237,23 +271,23 @@ class Trainer:
             while flying:
                 self._land(flying)
 
-    def _copy(self, batch: Batch) -> _Copied:
-        return _Copied(batch, self._put(batch, self.batch_size))
-
-    def _dispatch(self, waiting: deque[_Copied]) -> _Flight:
+    def _dispatch(self, waiting: deque[tuple[Batch, DeviceBatch]]) -> _Flight:
         """Starts the step of the first that waits."""
         batch, on_devices = waiting.popleft()
-        following = waiting[0].on_devices if waiting else None
+        following = waiting[0][1] if waiting else None
         report = self.apply(on_devices, following)
-        return _Flight(
-            batch, on_devices.labels, report, self.embeddings.plan.capacities
-        )
+        capacities = self.embeddings.plan.capacities
+        return _Flight(batch, on_devices.labels, report, capacities)
 
     def apply(
         self, batch: DeviceBatch, following: DeviceBatch | None = None
     ) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
-        nor does ``step`` count. ``train`` is what trains."""
+        nor does ``step`` count. Training is done by ``fit`` and ``train``.
+
+        Raises:
+          ValueError: if an array has another shape or type than the plan says.
+        """
         self.state, report = self._step(self.state, batch, following)
         return report
 
@@ -261,9 +295,9 @@ class Trainer:
         """Copies this process's part of a batch of ``size`` samples."""
         size //= jax.process_count()
         if len(batch) != size:
-            raise ValueError(
-                f"batch has {len(batch)} samples, the plan is made for {size} in each "
-                "process"
+            raise DataError(
+                f"batch has {len(batch)} samples, must have {size}: the plan is made "
+                "for so many in each process"
             )
         return put_batch(batch, self.embeddings.mesh)
 
@@ -274,14 +308,12 @@ class Trainer:
             report, capacities = flying[0].report, flying[0].capacities
             flying.clear()
             self._clear_halt()
+            if bool(report.any_bad):
+                refuse_bad_ids(batches[0], report.bad_ids, self._checker())
             if not _overflows(report.needed, capacities):
-                raise NonFiniteLossError(
-                    f"loss is {float(report.loss):.6g} at step {self.step + 1}, and it "
-                    "or the update not finite; the batch:"
-                    "\n  " + "\n  ".join(feature_statistics(batches[0]))
-                )
+                refuse_non_finite(batches[0], float(report.loss), self.step + 1)
             self._make_room(report.needed)
-            again = deque(map(self._copy, batches))
+            again = deque((each, self._put(each, self.batch_size)) for each in batches)
             while again:
                 flying.append(self._dispatch(again))
         _, labels, report, capacities = flying.popleft()
@@ -294,35 +326,55 @@ class Trainer:
             used={n: int(report.needed[n]) / have for n, have in capacities.items()},
         )
 
-    def predict(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, jax.Array]]:
-        """Yields each checked batch with its ``[batch]`` logits.
+    @property
+    def model(self) -> nnx.Module:
+        """The module with its trained variables, in evaluation mode: a copy, which
+        further training leaves as it is."""
+        return self._model.module(self.state.params, self.state.model_state)
+
+    def predict(
+        self, batches: Iterable[Batch], check: BatchChecker | None = None
+    ) -> Iterator[tuple[Batch, jax.Array]]:
+        """Yields each batch, checked, with its ``[batch]`` logits.
 
         A batch may be shorter than the plan's; it is padded with empty bags. In a run
         of several processes all give the same whole batches.
+
+        Args:
+          batches: to score.
+          check: counts their bad ids; None takes a new one.
+
+        Raises:
+          DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
+        check = check or self._checker()
         size = self.embeddings.plan.batch_size
-        for batch in batches:
-            padded = self._put(_own_part(batch, size), size)
-            logits, needed = self._predict(
-                self.state.params, self.state.storages, padded
-            )
-            while self._make_room(needed):
-                logits, needed = self._predict(
-                    self.state.params, self.state.storages, padded
+        for batch in map(check, batches):
+            padded = self._put(own_part(batch, size), size)
+            while True:
+                state = self.state
+                logits, needed, any_bad, bad_ids = self._predict(
+                    state.params, state.model_state, state.storages, padded
                 )
+                if bool(any_bad):
+                    refuse_bad_ids(batch, bad_ids, self._checker())
+                if not self._make_room(needed):
+                    break
             yield batch, logits[: len(batch)]
 
-    def evaluate(self, batches: Iterable[Batch]) -> Metrics:
-        """Metrics over all checked batches together."""
+    def evaluate(
+        self, batches: Iterable[Batch], check: BatchChecker | None = None
+    ) -> Metrics:
+        """Metrics over all batches together; arguments and errors as of ``predict``."""
         scores = EvalAccumulator()
-        for batch, logits in self.predict(batches):
+        for batch, logits in self.predict(batches, check):
             scores.add(batch.labels, logits, len(batch))
         return scores.result()
 
-    def _strict_checker(self, dataset: Dataset) -> BatchChecker:
-        rows = {table.name: table.rows for table in self.embeddings.plan.tables}
-        features = self.embeddings.plan.features
-        return BatchChecker(features, rows, dataset.dense_features)
+    def _checker(self) -> BatchChecker:
+        plan = self.embeddings.plan
+        rows = {table.name: table.rows for table in plan.tables}
+        return BatchChecker(plan.features, rows, on_bad_id=self._on_bad_id)
 
     def restore(self, state: TrainState) -> None:
         """Takes over a state, of a checkpoint say, that is shaped like the current."""
@@ -333,13 +385,6 @@ class Trainer:
     def _clear_halt(self) -> None:
         halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
         self.state = self.state._replace(halted=halted)
-
-
-class _Copied(NamedTuple):
-    """A batch, and its copy on the devices."""
-
-    batch: Batch
-    on_devices: DeviceBatch
 
 
 class _Flight(NamedTuple):
@@ -353,24 +398,3 @@ class _Flight(NamedTuple):
 
 def _overflows(needed: Mapping[str, jax.Array], capacities: Mapping[str, int]) -> bool:
     return any(int(needed[name]) > have for name, have in capacities.items())
-
-
-def _own_part(batch: Batch, size: int) -> Batch:
-    """This process's part of a batch, which empty samples fill up to ``size``."""
-    missing = size - len(batch)
-    part = size // jax.process_count()
-    first = part * jax.process_index()
-
-    def cut(array, fill):
-        if missing:
-            rows = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
-            array = np.pad(array, rows, constant_values=fill)
-        return array[first : first + part]
-
-    return dataclasses.replace(
-        batch,
-        dense=cut(batch.dense, 0),
-        ids={name: cut(ids, PADDING_ID) for name, ids in batch.ids.items()},
-        labels=cut(batch.labels, 0),
-        weights={name: cut(value, 0) for name, value in batch.weights.items()},
-    )

@@ -33,7 +33,8 @@ from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import MESH_AXES, Plan, ProgramModel, TableList, phases
 from embark_jax.planner.cost.collectives import dense_collectives
 from embark_jax.planner.cost.traffic import all_reduce_bytes
-from embark_jax.train.gradients import abstract_batch
+from embark_jax.train.device_batch import abstract_batch
+from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.step import abstract_state, make_train_step
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,7 @@ def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
         cross_rank=dense.cross_rank,
         rngs=nnx.Rngs(0),
     )
+    model = FlaxModel(model)
     kind: Any = listed.optimizer or "rowwise_adagrad"
     rows = build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind))
     optimizers = optax.adagrad(0.01), rows

@@ -50,12 +50,16 @@ def main() -> None:
 def train(path: Path, wire: tuple[str, str], seed: int) -> dict[str, float]:
     """The test metrics of a run on 2 × 4 CPU devices with RB and UB tables alone, so
     that all rows and gradients of embeddings travel compressed."""
-    _, tables, _ = read_dataset(config_io.load(path))
+    config = config_io.load(path)
+    _, tables, _ = read_dataset(config)
+    seeds = [f"seed={seed}"]
+    if config.data.kind == "synthetic":
+        seeds.append(f"data.seed={seed}")
     with tempfile.TemporaryDirectory() as workdir:
         command = [
             *(sys.executable, "-c", "from embark_jax.cli import main; main()"),
             *("train", path, "--workdir", workdir),
-            *("mesh.nodes=2", "mesh.gpus_per_node=4", f"seed={seed}"),
+            *("mesh.nodes=2", "mesh.gpus_per_node=4", *seeds),
             *(f"embedding.wire.rows={wire[0]}", f"embedding.wire.gradients={wire[1]}"),
             *(
                 f"embedding.tables.{each.name}.cluster={cluster}"

@@ -3,6 +3,8 @@
 Winners lie in a JSON file, ``tuned.json`` in ``$EMBARK_KERNELS_CACHE``, by default
 ``~/.cache/embark_kernels``. The file is only a cache: where it says nothing of a shape,
 or is damaged, the heuristic's config is taken. No config changes a result.
+
+The processes of one program must agree: ``use`` gives all of them what one has read.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +27,9 @@ from embark_kernels.config import LookupConfig, UpdateConfig
 
 Config = TypeVar("Config", LookupConfig, UpdateConfig)
 ROUNDS, CALLS = 5, 10
+Winners = Mapping[str, Mapping[str, int]]
+"""Configs by key."""
+_given: Winners | None = None
 
 
 def cache_file() -> Path:
@@ -46,18 +51,31 @@ def update_key(width: int, dtype: Any, state_widths: dict[str, int]) -> str:
 
 def tuned(key: str, heuristic: Config) -> Config:
     """The winner for this machine's kind of device, else the heuristic's config."""
-    path = cache_file()
-    if not path.exists():
-        return heuristic
-    kinds = _read(path, path.stat().st_mtime_ns)
-    found = kinds.get(jax.devices()[0].device_kind, {}).get(key)
+    found = (winners() if _given is None else _given).get(key)
     if found is None:
         return heuristic
     try:
         return type(heuristic)(**found)
     except (TypeError, ValueError) as error:
-        warnings.warn(f"{path}: {key!r} is {found}: {error}; ignored", stacklevel=2)
+        warnings.warn(
+            f"{cache_file()}: {key!r} is {found}: {error}; ignored", stacklevel=2
+        )
         return heuristic
+
+
+def winners() -> Winners:
+    """All that the file says of this machine's kind of device."""
+    path = cache_file()
+    if not path.exists():
+        return {}
+    kinds = _read(path, path.stat().st_mtime_ns)
+    return kinds.get(jax.devices()[0].device_kind, {})
+
+
+def use(given: Winners | None) -> None:
+    """From now on takes these instead of what the file says; None takes the file's."""
+    global _given
+    _given = given
 
 
 def tune(

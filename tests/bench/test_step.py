@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests import runs
 from tests.runs import embark
 
@@ -20,6 +22,7 @@ def test_it_trains_and_reports(tmp_path):
     assert last < first, "the batches it steps on in turn are not learnt"
 
 
+@pytest.mark.slow
 def test_it_reads_as_a_table(tmp_path):
     config = runs.write_config(tmp_path)
     outcome = embark("bench", "step", config, "--rounds", "1", "mesh={nodes: 1}")

@@ -88,7 +88,7 @@ WEIGHTS = good_batch().weights["tags"]
         (
             with_ids("user", [[7], [100]]),
             r"clicks.tsv, line 1: ids of feature 'user', column 0: value is 100, must "
-            r'be from 0 to 99, or -1 for padding; .* "drop" or "hash" \(1 such values',
+            r'be from 0 to 99 .*, or -1 for padding; .* "drop" or "hash" \(1 such v',
         ),
         (with_ids("tags", [[1, 2, -2], [9, 1, 1]]), "line 0.*column 2: value is -2,"),
         (

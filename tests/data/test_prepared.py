@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark_jax.data import DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import Manifest, PreparedFeature
+from embark_jax.data.verify import verify
+from tests.runs import embark
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}
 BLOCK_ROWS, WINDOW_BLOCKS = 4, 3
@@ -158,7 +162,7 @@ def edit(folder: Path, **changes) -> None:
             lambda f: (f / "manifest.json").write_text("{"),
             r"manifest\.json: .*prepare the data again",
         ),
-        (lambda f: edit(f, version=2), r"manifest\.json: version: "),
+        (lambda f: edit(f, version=3), r"manifest\.json: version: "),
         (lambda f: edit(f, block_rows=0), r"manifest\.json: block_rows: "),
         (lambda f: (f / "train" / "1.arrow").unlink(), r"train/1\.arrow: is missing"),
         (
@@ -172,6 +176,88 @@ def test_damage_is_named(tmp_path, damage, message):
     damage(write(tmp_path))
     with pytest.raises(DataError, match=message):
         PreparedData(tmp_path).train_batch(0, 8)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_a_flipped_byte_is_never_trained_on(folder, draw):
+    """Wherever it is, it is found or changes nothing that is read."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(shutil.copytree(folder, Path(scratch) / "copy"))
+        file = copy / "train" / "1.arrow"
+        damaged = bytearray(file.read_bytes())
+        place = draw.draw(st.integers(0, len(damaged) - 1))
+        damaged[place] ^= draw.draw(st.integers(1, 255))
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"train/1\.arrow: is not as it was"):
+            verify(copy)
+        found = numbers_or_error(copy)
+        assert file.name in found or found == numbers_or_error(folder)
+
+
+def numbers_or_error(folder: Path) -> str:
+    try:
+        return str(numbers(PreparedData(folder).train_batch(0, 72)))
+    except DataError as error:
+        return str(error)
+
+
+def test_damaged_values_are_named_when_they_are_read(tmp_path):
+    file = write(tmp_path) / "train" / "1.arrow"
+    content = file.read_bytes()
+    values = np.arange(23 + 8, 23 + 12, dtype=np.float32).tobytes()  # its third block
+    assert content.count(values) == 1
+    file.write_bytes(content.replace(values, bytes(16)))
+    with pytest.raises(DataError) as found:
+        PreparedData(tmp_path).train_batch(0, 72)
+    assert str(found.value) == (
+        f"{file}, rows 8 to 11: are not as they were written, the file is damaged; "
+        f"`embark data verify {tmp_path}` looks for more such; prepare the data again, "
+        "in another folder"
+    )
+    assert len(list(PreparedData(tmp_path).test_batches(9))) == 3
+
+
+def test_verify_reads_everything(tmp_path):
+    write(tmp_path)
+    assert verify(tmp_path).files == 6
+    damaged = ["test/0.arrow", "train/2.arrow"]
+    for name in damaged:
+        with (tmp_path / name).open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"x")
+    (tmp_path / "validation" / "0.arrow").unlink()
+    outcome = embark("data", "verify", tmp_path)
+    assert outcome.code == 1
+    first, *others = outcome.err.splitlines()
+    assert first == (
+        f"error: {tmp_path}: is damaged; prepare the data again, in another folder"
+    )
+    assert len(others) == 3
+    for name in (*damaged, "validation/0.arrow"):
+        assert f"  {tmp_path}/{name}: is " in outcome.err
+
+
+def test_an_older_folder_is_refused_with_the_command_that_mends_it(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "manifest.json"
+    expected = path.read_bytes()
+    older = json.loads(expected)
+    older["version"] = 1
+    for key in ("missing_dense", "vocabularies"):
+        del older[key]
+    for part in itertools.chain(*older["parts"].values()):
+        del part["crc32"]
+    path.write_text(json.dumps(older))
+    command = f"`embark data verify {tmp_path}` checks the files and adds them"
+    with pytest.raises(DataError, match=command):
+        PreparedData(tmp_path)
+    outcome = embark("data", "verify", tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "6 files, " in outcome.out
+    assert "all as they were written\n" in outcome.out
+    assert path.read_bytes() == expected
+    PreparedData(tmp_path).train_batch(0, 72)
 
 
 def test_a_file_of_zeros_is_named(tmp_path):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import export_array
+from embark_jax.embedding.logical import export_table
 from embark_jax.planner import Placement, Plan, Wire, lay_out
 from embark_jax.planner.request.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -172,11 +172,8 @@ def solve(problem: Problem, implementation: str = "xla"):
 def tables_of(collection: EmbeddingCollection, arrays) -> dict[str, np.ndarray]:
     """Logical rows of every table out of storage-like arrays."""
     return {
-        p.table.name: np.asarray(
-            export_array(collection, p.table.name, arrays[storage.name])
-        )[: p.table.rows]
-        for storage in collection.plan.storages
-        for p in storage.placements
+        table.name: export_table(collection, arrays, table.name)
+        for table in collection.plan.tables
     }
 
 

@@ -99,7 +99,13 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
     route = jax.jit(lambda ids: collection.route({"f": ids}, {}))
     assert "f64" not in route.lower(on_devices).as_text()
 
-    found = route(on_devices)[f"{cluster}_4"].route
+    routes = route(on_devices)
+    assert not routes.any_bad
+    with jax.enable_x64(True):
+        far = np.where(np.arange(32).reshape(16, 2) % 3, ids, BILLIONS + 2**32)
+        on_devices = jax.device_put(far, sharding)
+    assert int(np.sum(route(on_devices).bad_ids)) == 11
+    found = routes.storages[f"{cluster}_4"].route
     received = found.received.slot if cluster == "rb" else found.slot
     owners, rows = ids % 8, ids // 8
     for device, slots in enumerate(np.asarray(received.reshape(8, -1))):

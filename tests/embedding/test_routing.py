@@ -1,6 +1,9 @@
 """Integer routines against plain NumPy."""
 
+import functools
+
 import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
@@ -9,18 +12,27 @@ from hypothesis.extra import numpy as hnp
 from embark_jax.embedding import routing
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def unique_by_owner(owner, slot, devices, slots, capacity):
+    return routing.unique_by_owner(owner, slot, devices, slots, capacity)
+
+
+# Few sizes, each of which is compiled.
 @hypothesis.given(
-    hnp.arrays(np.int32, st.integers(1, 40), elements=st.integers(0, 3 * 5)),
-    st.integers(1, 8),
+    hnp.arrays(np.int32, st.sampled_from([1, 7, 40]), elements=st.integers(0, 3 * 5)),
+    st.sampled_from([1, 3, 8]),
 )
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=40)
 def test_unique_buckets(key, capacity):
     """Keys 0..14 are slots 0..4 of owners 0..2; 15 is padding."""
     devices, slots, n = 3, 5, len(key)
     owner = np.where(key == 15, devices, key // slots).astype(np.int32)
     slot = np.where(key == 15, slots, key % slots).astype(np.int32)
-    found = routing.unique_by_owner(
-        jnp.asarray(owner), jnp.asarray(slot), devices, slots, capacity
+    found = jax.tree.map(
+        np.asarray,
+        unique_by_owner(
+            jnp.asarray(owner), jnp.asarray(slot), devices, slots, capacity
+        ),
     )
     wanted = [np.unique(slot[owner == d]) for d in range(devices)]
     np.testing.assert_array_equal(found.count, list(map(len, wanted)))
@@ -32,7 +44,7 @@ def test_unique_buckets(key, capacity):
         for place, of_slot in enumerate(kept):
             first = np.flatnonzero((owner == d) & (slot == of_slot))[0]
             assert found.position[d, place] == first
-    flat = np.append(np.asarray(found.slot).reshape(-1), -1)
+    flat = np.append(found.slot.reshape(-1), -1)
     for entry in range(n):
         place = int(found.inverse[entry])
         lost = owner[entry] == devices or (

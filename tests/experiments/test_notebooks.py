@@ -32,6 +32,7 @@ def plots(notebook) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_a_fresh_kernel(path, request):
     environment = dict(os.environ)

@@ -71,6 +71,21 @@ def test_a_damaged_file_is_ignored_with_a_warning(cache, text, warning):
         assert tuning.tuned("key", GUESS) == GUESS
 
 
+def test_what_is_given_counts_and_not_the_file(cache, monkeypatch):
+    key, other = "lookup float32 8 1", "lookup float32 8 2"
+    keep(monkeypatch, key, BEST, [BEST])
+    try:
+        tuning.use({other: {"bags_per_block": 1, "rows_in_flight": 2}})
+        assert tuning.tuned(key, GUESS) == GUESS
+        assert tuning.tuned(other, GUESS) == LookupConfig(1, 2)
+        tuning.use(tuning.winners())
+        cache.unlink()
+        assert tuning.tuned(key, GUESS) == BEST
+    finally:
+        tuning.use(None)
+    assert tuning.tuned(key, GUESS) == GUESS
+
+
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "t180", "t200", "t510", "t7"])
 def test_shapes_are_those_of_the_models(name):
     path = Path(__file__).parents[2] / "configs" / "models" / f"{name}.yaml"

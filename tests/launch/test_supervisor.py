@@ -239,6 +239,37 @@ time.sleep(1000)
     assert statuses == [0, 0]
 
 
+ENDS_AT_SIGTERM = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+time.sleep(1000)
+"""
+
+
+def test_ctrl_c_is_passed_on_as_sigterm(run):
+    started = run(WORK + "time.sleep(0.5)" + ENDS_AT_SIGTERM)
+    pids = started.pids_of_workers()
+    for pid in pids:  # a terminal sends it to them too
+        os.kill(pid, signal.SIGINT)
+    for process in started.processes:
+        process.send_signal(signal.SIGINT)
+    statuses, said = started.end()
+    assert statuses == [0, 0]
+    assert all("Ctrl-C: all processes end after the same step" in text for text in said)
+
+
+def test_a_second_ctrl_c_ends_at_once(run):
+    started = run(FOREVER)
+    pids = started.pids_of_workers()
+    first = started.processes[0]
+    first.send_signal(signal.SIGINT)
+    assert first.stdout.readline().startswith("Ctrl-C: all processes end")
+    first.send_signal(signal.SIGINT)
+    statuses, _ = started.end()
+    assert statuses == [130, 1]
+    assert all(map(gone, pids))
+
+
 def test_strangers_are_sent_away(run):
     started = run(FOREVER)
     started.pids_of_workers()

@@ -43,6 +43,20 @@ def shown(plan, each=False, columns=120):
     return captured.get()
 
 
+def test_an_overview_is_a_few_lines(planned):
+    found = summary.overview(planned).splitlines()
+    clusters = [placement.cluster for placement in planned.placements]
+    assert found[0] == summary.headline(planned)
+    for cluster in set(clusters):
+        assert f"{clusters.count(cluster)} in {cluster.upper()}" in found[1]
+    assert f"{planned.prediction.step_ms:.3f} ms a step" in found[2]
+    slowest = next(iter(summary.offenders(planned)))
+    assert found[4].startswith(f"tables that take most of it: {slowest} ")
+    assert len(found) <= 6
+    unknown = dataclasses.replace(planned, prediction=None)
+    assert len(summary.overview(unknown).splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     "machines",
     [fleet.this_machine(), fleet.dgx_h100(), fleet.dgx_h100(16)],

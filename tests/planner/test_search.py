@@ -20,6 +20,7 @@ from embark_jax.planner.cost.model import EmbarkModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
+from tests.thorough import thorough
 
 BATCH = 65_536
 # name, nodes: the certified gap that was reached when this was written, rounded up.
@@ -110,8 +111,11 @@ def test_the_same_request_gives_the_same_plan():
     assert one == two
 
 
-@pytest.mark.parametrize(("name", "nodes"), GAPS)
-def test_plans_are_near_their_bound(name, nodes):
+@pytest.mark.parametrize(
+    "model", thorough(GAPS, [("DLRM-DCNv2", 1), ("T200", 2)]), ids=str
+)
+def test_plans_are_near_their_bound(model):
+    name, nodes = model
     planned = plan(
         *published.model(name),
         fleet.dgx_h100(nodes),

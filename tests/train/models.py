@@ -14,7 +14,9 @@ from jax.sharding import Mesh
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import Plan
-from embark_jax.train.gradients import DeviceBatch, abstract_batch, route
+from embark_jax.train.device_batch import DeviceBatch, abstract_batch
+from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.gradients import route
 from embark_jax.train.step import abstract_state, make_train_step
 
 DENSE_FEATURES = 13
@@ -59,7 +61,7 @@ def compile_step(
         compute_dtype="float32",
         rngs=nnx.Rngs(0),
     )
-    dense_optimizer = optax.adagrad(0.01)
+    model, dense_optimizer = FlaxModel(model), optax.adagrad(0.01)
     state = abstract_state(model, collection, dense_optimizer, optimizer)
     step = make_train_step(
         *(model, collection, dense_optimizer, optimizer, state),

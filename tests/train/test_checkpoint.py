@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
+import resource
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,9 +15,11 @@ import pytest
 
 from embark_jax import config_io, experiment
 from embark_jax.embedding.logical import export_table
+from embark_jax.train import checkpoint
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from tests import runs
 
+README = Path(checkpoint.__file__).with_name("README.md")
 BAD_IDS = {"user": 3, "items": 0, "city": 0}
 
 
@@ -46,10 +52,10 @@ def saved(tmp_path_factory):
     steps = {}
     with Checkpointer(folder / "run", setup.identity, keep=2) as checkpoints:
         for step in (1, 3, 4):
-            list(trainer.fit(setup.dataset, step))
+            trainer.fit(setup.dataset, step)
             steps[step] = jax.tree.map(np.array, trainer.state), tables(trainer)
             checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
-        list(trainer.fit(setup.dataset, 7))
+        trainer.fit(setup.dataset, 7)
         assert checkpoints.steps == [3, 4]
     return folder / "run", setup.identity, steps[3], trainer
 
@@ -142,31 +148,65 @@ def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
     )
 
 
+def flip(path, byte):
+    """Changes one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "reason"),
     [
-        lambda folder: shutil.rmtree(folder / "tables"),
-        lambda folder: (folder / "tables" / "manifest.ocdbt").write_bytes(b"x"),
-        lambda folder: (folder / "dense" / "_METADATA").write_text('{"tree'),
-        lambda folder: (folder / "run" / "metadata").write_text('{"step": 4,'),
-        lambda folder: (folder / "run" / "metadata").unlink(),
+        (lambda f: (f / "device-1.bin").unlink(), "device-1.bin is missing"),
+        (lambda f: os.truncate(f / "device-0.bin", 4096), "has 4,096 bytes, must have"),
+        (lambda f: flip(f / "device-1.bin", 5000), "checksum of 128 KiB from byte 0"),
+        (lambda f: flip(f / "device-0.bin.xxh3", 3), "device-0.bin: the checksum"),
+        (lambda f: (f / "device-0.bin.xxh3").unlink(), "device-0.bin.xxh3 is missing"),
+        (lambda f: flip(f / "checkpoint.json", 30), "checkpoint.json: the checksum"),
+        (lambda f: (f / "checkpoint.json").unlink(), "checkpoint.json is missing"),
     ],
-    ids=["no tables", "bad manifest", "cut metadata", "cut run", "no run"],
 )
-# Orbax reads on in the background after it has failed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_damaged_checkpoint_is_refused(saved, tmp_path, damage):
-    folder, identity, _, trainer = saved
+def test_a_damaged_checkpoint_is_left_out(saved, tmp_path, damage, reason):
+    folder, identity, (expected, _), trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
     damage(copied / "4")
-    with Checkpointer(copied, identity, keep=None) as checkpoints:
-        with pytest.raises(CheckpointError) as caught:
-            checkpoints.restore(trainer.state, trainer.embeddings)
-        assert str(caught.value).startswith(f"{copied / '4'}: is damaged, delete it")
-        assert "\n" not in str(caught.value)
-        state, _ = checkpoints.restore(trainer.state, trainer.embeddings, 3)
-    assert int(state.step) == 3
-    trainer.restore(state)
+    said = []
+    with Checkpointer(copied, identity, None, say=said.append) as checkpoints:
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
+        trainer.restore(state)
+        assert trainer.step == 3
+        jax.tree.map(np.testing.assert_array_equal, trainer.state, expected)
+        (left_out,) = (line for line in said if "left out" in line)
+        assert left_out.startswith(f"left out {copied / '4'}: is damaged (")
+        assert reason in left_out
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_is_refused(saved, tmp_path):
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    (copied / "4" / "device-0.bin").unlink()
+    with (
+        Checkpointer(copied, identity, keep=None) as checkpoints,
+        pytest.raises(CheckpointError) as caught,
+    ):
+        checkpoints.restore(trainer.state, trainer.embeddings, 4)
+    assert str(caught.value) == (
+        f"{copied / '4'}: is damaged (device-0.bin is missing); delete it to use an "
+        "older one"
+    )
+
+
+def test_when_all_are_damaged_it_says_so(saved, tmp_path):
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    for step in ("3", "4"):
+        (copied / step / "checkpoint.json").unlink()
+    with (
+        Checkpointer(copied, identity, keep=None) as checkpoints,
+        pytest.raises(CheckpointError, match=r"3: is damaged .* so are all older ones"),
+    ):
+        checkpoints.restore(trainer.state, trainer.embeddings)
 
 
 def test_a_missing_checkpoint_is_told(saved, tmp_path):
@@ -185,7 +225,7 @@ def test_a_missing_checkpoint_is_told(saved, tmp_path):
 def test_what_a_killed_write_left_goes_when_a_run_goes_on(saved, tmp_path):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
-    left = shutil.copytree(copied / "4", copied / "5.orbax-checkpoint-tmp")
+    left = shutil.copytree(copied / "4", copied / "5.tmp")
     with Checkpointer(copied, identity, keep=None) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
@@ -194,3 +234,74 @@ def test_what_a_killed_write_left_goes_when_a_run_goes_on(saved, tmp_path):
         checkpoints.save(trainer.state, 7, trainer.embeddings, BAD_IDS)
         assert checkpoints.steps == [4, 7]
     assert not left.exists()
+
+
+def save_and_wait(checkpoints, trainer, step):
+    checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
+    checkpoints.close()
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    before = runs.snapshot(copied)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpointer(copied, identity, keep=2) as checkpoints:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # no file is larger
+        try:
+            with pytest.raises(CheckpointError) as caught:
+                save_and_wait(checkpoints, trainer, 9)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert str(caught.value) == (
+            f"{copied / '9'}: the checkpoint could not be written (File too large); "
+            "the newest is that of step 4"
+        )
+        assert runs.snapshot(copied) == before
+        checkpoints.save(trainer.state, 9, trainer.embeddings, BAD_IDS)
+        assert checkpoints.steps == [4, 9]
+
+
+def test_of_two_writers_one_is_refused(saved, tmp_path):
+    _, identity, _, trainer = saved
+    folder = tmp_path / "run"
+    with Checkpointer(folder, identity, keep=2) as checkpoints:
+        with pytest.raises(CheckpointError, match="another run writes its checkpoints"):
+            Checkpointer(folder, identity, keep=2)
+        checkpoints.save(trainer.state, 1, trainer.embeddings, BAD_IDS)
+        with Checkpointer(folder, identity, keep=None) as reader:
+            assert set(reader.steps) <= {1}
+    with Checkpointer(folder, identity, keep=2) as checkpoints:
+        assert checkpoints.steps == [1]
+
+
+def test_saving_copies_nothing_that_is_donated(tmp_path):
+    # A view that is left of a block would make the next step copy the whole storage.
+    setup, other = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=1")
+    other.fit(setup.dataset, 1)
+
+    def places():
+        storages = other.state.storages.values()
+        return [each.unsafe_buffer_pointer() for each in storages]
+
+    before = places()
+    with Checkpointer(tmp_path / "run", setup.identity, keep=1) as checkpoints:
+        checkpoints.save(other.state, 1, other.embeddings, BAD_IDS)
+        other.fit(setup.dataset, 2)
+        assert places() == before
+        state, _ = checkpoints.restore(other.state, other.embeddings)
+    other.restore(state)
+    assert places() == before
+    other.fit(setup.dataset, 2)
+    assert places() == before
+
+
+def test_numpy_alone_reads_a_table(saved):
+    folder, _, (_, expected), _ = saved
+    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    found = {}
+    exec(code, found)
+    for name in ("user", "item", "city"):
+        np.testing.assert_array_equal(
+            found["table"](folder / "3", name), expected[name, "weights"]
+        )

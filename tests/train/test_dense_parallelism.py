@@ -56,7 +56,7 @@ def make_trainer(dense, micro_batches=1):
 
 
 def losses(trainer, steps=STEPS):
-    return [result.loss for result in trainer.fit(DATA, steps)]
+    return [result.loss for result in trainer.iterate(DATA, steps)]
 
 
 @pytest.fixture(scope="module")

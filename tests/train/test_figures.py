@@ -18,6 +18,27 @@ RUN = [
 ]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "runs/quickstart-20260101-12000{}",
+        "a" * 200 + "/embedding.optimizer.learning_rate=0.{}",
+    ],
+)
+def test_the_legend_of_ten_runs_is_shown_whole(name):
+    names = [name.format(number) for number in range(10)]
+    figure = run_curves(dict.fromkeys(names, RUN))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert [text[-20:] for text in shown[:10]] == [name[-20:] for name in names]
+    inside = figure.bbox.padded(1).get_points()
+    low, high = legend.get_window_extent().get_points()
+    assert (inside[0] <= low).all()
+    assert (high <= inside[1]).all()
+    assert min(axes.get_window_extent().height for axes in figure.axes) > 200
+
+
 def with_capacity(records, **used):
     extra = {f"capacity_used/{name}": share for name, share in used.items()}
     return [each | extra if "loss" in each else each for each in records]

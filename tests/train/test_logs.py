@@ -113,15 +113,23 @@ def test_a_line_torn_by_a_kill_is_dropped(tmp_path, cut):
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"loss": 1}', '{"step": "x"}'])
-def test_damage_elsewhere_is_an_error_and_changes_nothing(tmp_path, damage):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n' + damage + '\n{"step": 3}\n')
-    before = path.read_bytes()
+def test_damage_elsewhere_is_set_aside_and_said(tmp_path, damage):
+    path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.damaged"
+    path.write_text('{"step": 1}\n' + damage + '\n{"step": 3}\n\xff\n')
     with pytest.raises(LogError, match=r"metrics.jsonl, line 2: .* must be a JSON"):
-        MetricsLog(tmp_path, resume_at=2)
-    with pytest.raises(LogError, match=r"metrics.jsonl, line 2: "):
         read_metrics(tmp_path)
-    assert path.read_bytes() == before
+    with MetricsLog(tmp_path, resume_at=3) as log:
+        assert log.set_aside == (
+            f"{path}, line 2, 4: no JSON object with a step; moved to {aside}"
+        )
+    assert [line["step"] for line in lines(tmp_path)] == [1, 3]
+    assert aside.read_text() == damage + "\n\xff\n"
+    with MetricsLog(tmp_path, resume_at=3) as log:
+        assert log.set_aside is None
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 3]
+    path.write_text("junk\n" + path.read_text())
+    write_steps(tmp_path, 4, resume_at=3)
+    assert aside.read_text() == damage + "\n\xff\njunk\n"
 
 
 def test_a_kill_while_rewriting_leaves_the_old_log(tmp_path, monkeypatch):

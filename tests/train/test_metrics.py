@@ -89,7 +89,11 @@ def test_one_class_has_neither_auc_nor_normalized_entropy(label, calibration):
         ),
         ([1], [1, 2], r"labels have shape \(1,\) and logits \(2,\)"),
         ([[1]], [[1]], r"labels have shape \(1, 1\)"),
-        ([0, 0.5, 2], [0, 0, 0], r"label of sample 1 is 0.5, must be 0 or 1 \(2 of 3"),
+        (
+            [0, -0.5, 2],
+            [0, 0, 0],
+            r"label of sample 1 is -0.5, must be from 0 to 1 \(2",
+        ),
         ([0, 1], [0, math.nan], r"logit of sample 1 is nan, must be finite \(1 of 2"),
     ],
 )
@@ -117,3 +121,14 @@ def test_accumulated_sharded_batches_equal_the_whole_set():
 def test_nothing_accumulated_is_an_error():
     with pytest.raises(ValueError, match="at least one sample"):
         EvalAccumulator().result()
+
+
+def test_soft_labels_have_a_loss_and_a_calibration_but_no_ranking():
+    labels, logits = np.array([0.3, 0.9, 0, 1]), np.array([-1.0, 2.0, 0.5, 0.0])
+    p = 1 / (1 + np.exp(-logits))
+    found = evaluate(labels, logits)
+    expected = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).mean()
+    assert found.log_loss == pytest.approx(expected)
+    assert found.calibration == pytest.approx(p.mean() / labels.mean())
+    assert found.auc is None
+    assert found.accuracy is None

@@ -19,13 +19,10 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement, Plan, Wire
 from embark_jax.planner.request.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.device_batch import put_batch
+from embark_jax.train.results import BadIdError, NonFiniteLossError
 from embark_jax.train.step import TrainState
-from embark_jax.train.trainer import (
-    STEPS_IN_FLIGHT,
-    NonFiniteLossError,
-    Trainer,
-    put_batch,
-)
+from embark_jax.train.trainer import STEPS_IN_FLIGHT, Trainer
 
 BATCH, DENSE, ROWS = 32, 2, 64
 TABLES = (TableSpec("a", ROWS, 4), TableSpec("b", ROWS, 4))
@@ -70,6 +67,7 @@ def make_trainer(
     placed=PLACED,
     micro_batches=1,
     wire=FLOAT32,
+    on_bad_id="error",
 ) -> Trainer:
     plan = Plan(FEATURES, placed, 2, 2, BATCH // micro_batches, capacities)
     embeddings = EmbeddingCollection(plan, plan.make_mesh(), wire=wire)
@@ -82,6 +80,7 @@ def make_trainer(
         micro_batches=micro_batches,
         overlap=overlap,
         seed=1,
+        on_bad_id=on_bad_id,
     )
 
 
@@ -123,14 +122,14 @@ def undisturbed(compiled):
     trainer = at_the_start(compiled)
     found, states = [], [snapshot(trainer)]
     for step in range(1, 11):
-        found += losses(trainer.fit(Clicks(), step))
+        found += losses(trainer.iterate(Clicks(), step))
         states.append(snapshot(trainer))
     return found, states
 
 
 def test_steps_in_flight_change_nothing(trainer, undisturbed):
     expected, states = undisturbed
-    assert losses(trainer.fit(Clicks(), 10)) == expected
+    assert losses(trainer.iterate(Clicks(), 10)) == expected
     assert_equal_states(snapshot(trainer), states[10])
 
 
@@ -139,7 +138,7 @@ def test_an_overflow_changes_no_bit(trainer, wide_from):
     """Few rows need few places; from step ``wide_from`` on, batches need more."""
     data = Clicks(spread=lambda step: 1 if step < wide_from else ROWS)
     tight = make_trainer({"rb_2_split": 16, "ub_4": 1})
-    assert losses(tight.fit(data, 8)) == losses(trainer.fit(data, 8))
+    assert losses(tight.iterate(data, 8)) == losses(trainer.iterate(data, 8))
     assert 1 <= tight.recompilations <= 3
     assert_equal_states(snapshot(tight), snapshot(trainer))
     assert trainer.recompilations == 0
@@ -150,14 +149,14 @@ def test_overlap_changes_no_bit(trainer, capacities):
     """Nor with stops, steps that are replayed, or a loop that is left early."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
     overlapped = make_trainer(capacities, overlap=True)
-    list(overlapped.fit(data, 2))
-    for result in overlapped.fit(data, 8):
+    list(overlapped.iterate(data, 2))
+    for result in overlapped.iterate(data, 8):
         if result.step == 3:
             break
     assert 3 < overlapped.step < 8
-    list(trainer.fit(data, overlapped.step))
+    list(trainer.iterate(data, overlapped.step))
     assert_equal_states(snapshot(overlapped), snapshot(trainer))
-    assert losses(overlapped.fit(data, 8)) == losses(trainer.fit(data, 8))
+    assert losses(overlapped.iterate(data, 8)) == losses(trainer.iterate(data, 8))
     assert_equal_states(snapshot(overlapped), snapshot(trainer))
     assert (overlapped.recompilations > 0) == (capacities != AMPLE)
 
@@ -175,7 +174,9 @@ def test_overlap_changes_no_bit_beside_all_else():
         )
         for overlap in (False, True)
     )
-    assert losses(overlapped.fit(Clicks(), 4)) == losses(trainer.fit(Clicks(), 4))
+    assert losses(overlapped.iterate(Clicks(), 4)) == losses(
+        trainer.iterate(Clicks(), 4)
+    )
     assert_equal_states(snapshot(overlapped), snapshot(trainer))
 
 
@@ -188,7 +189,7 @@ def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
         return put_batch(batch, mesh)
 
     monkeypatch.setattr("embark_jax.train.trainer.put_batch", record)
-    assert next(trainer.fit(Clicks(), 9)).step == 1
+    assert next(trainer.iterate(Clicks(), 9)).step == 1
     assert len(copied) == 1 + STEPS_IN_FLIGHT
 
 
@@ -196,15 +197,15 @@ def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
     _, states = undisturbed
     overlapped = make_trainer(overlap=True)
     with pytest.raises(NonFiniteLossError, match="at step 6, "):
-        list(overlapped.fit(Clicks(spoil=spoil_at(6, dense=HUGE)), 10))
+        list(overlapped.iterate(Clicks(spoil=spoil_at(6, dense=HUGE)), 10))
     assert_equal_states(snapshot(overlapped), states[5])
-    list(overlapped.fit(Clicks(), 10))
+    list(overlapped.iterate(Clicks(), 10))
     assert_equal_states(snapshot(overlapped), states[10])
 
 
 def test_capacities_grow_no_more_than_needed():
     tight = make_trainer({"rb_2_split": 64, "ub_4": 2})
-    results = list(tight.fit(Clicks(), 8))
+    results = list(tight.iterate(Clicks(), 8))
     capacities = tight.embeddings.plan.capacities
     assert capacities["rb_2_split"] == 64
     assert 2 < capacities["ub_4"] <= 32, "a device has at most 16 ids of table b"
@@ -229,13 +230,13 @@ def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
     tight = make_trainer({"rb_2_split": 16, "ub_4": 1})
     found = []
-    for result in tight.fit(data, 8):
+    for result in tight.iterate(data, 8):
         found.append((result.step, result.loss))
         if result.step == 3:
             assert tight.recompilations == 0
             tight.evaluate(data.test_batches(BATCH))
             assert tight.recompilations > 0
-    assert found == losses(trainer.fit(data, 8))
+    assert found == losses(trainer.iterate(data, 8))
     assert_equal_states(snapshot(tight), snapshot(trainer))
 
 
@@ -262,7 +263,7 @@ def test_a_batch_of_huge_numbers_stops_before_it_does_harm(
     _, states = undisturbed
     data = Clicks(spoil=spoil_at(bad_step, dense=HUGE))
     with pytest.raises(NonFiniteLossError) as caught:
-        list(trainer.fit(data, 10))
+        list(trainer.iterate(data, 10))
     message = str(caught.value)
     assert f"at step {bad_step}, " in message
     assert "dense[1]: min 3e+38, max 3e+38, mean 3e+38, 0 of 32 not finite" in message
@@ -274,7 +275,7 @@ def test_a_batch_of_huge_numbers_stops_before_it_does_harm(
     assert trainer.step == bad_step - 1
     assert_equal_states(snapshot(trainer), states[bad_step - 1])
     # Nothing is stuck: with the batch mended, training goes on as if never disturbed.
-    list(trainer.fit(Clicks(), 10))
+    list(trainer.iterate(Clicks(), 10))
     assert_equal_states(snapshot(trainer), states[10])
 
 
@@ -291,18 +292,18 @@ class Norm(nnx.Module):
 
 def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
     trainer = make_trainer(model=Norm())
-    list(trainer.fit(Clicks(), 2))
+    list(trainer.iterate(Clicks(), 2))
     before = snapshot(trainer)
     zeros = np.zeros((BATCH, DENSE), np.float32)
     with pytest.raises(NonFiniteLossError, match=r"loss is [01]\.\d+ at step 3, "):
-        list(trainer.fit(Clicks(spoil=spoil_at(3, dense=zeros)), 9))
+        list(trainer.iterate(Clicks(spoil=spoil_at(3, dense=zeros)), 9))
     assert_equal_states(snapshot(trainer), before)
 
 
 def test_a_learning_rate_too_high_is_found():
     trainer = make_trainer(dense_optimizer=optax.sgd(1e30))
     with pytest.raises(NonFiniteLossError, match=r"loss is (nan|inf) at step 2, "):
-        list(trainer.fit(Clicks(), 10))
+        list(trainer.iterate(Clicks(), 10))
     assert trainer.step == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state))
 
@@ -316,7 +317,7 @@ def test_bad_data_stops_after_the_good_batches(trainer, undisturbed, bad_id):
         rf"sample 3: ids of feature 'a', column 1: value is {bad_id}, must be from"
     )
     with pytest.raises(DataError, match=message):
-        list(trainer.fit(Clicks(spoil=spoil_at(6, ids=ids)), 10))
+        list(trainer.iterate(Clicks(spoil=spoil_at(6, ids=ids)), 10))
     assert trainer.step == 5
     assert_equal_states(snapshot(trainer), states[5])
 
@@ -328,20 +329,20 @@ def test_numbers_that_are_not_finite_never_reach_a_device(trainer, column, spoil
     array[7] = spoiled
     data = Clicks(spoil=spoil_at(3, **{column: array}))
     with pytest.raises(DataError, match=rf"sample 7: {column}.*value is {spoiled}"):
-        list(trainer.fit(data, 4))
+        list(trainer.iterate(data, 4))
     assert trainer.step == 2
 
 
 def test_a_loop_left_early_applies_no_batch_twice(trainer, undisturbed):
     expected, states = undisturbed
     found = []
-    for result in trainer.fit(Clicks(), 10):
+    for result in trainer.iterate(Clicks(), 10):
         found.append((result.step, result.loss))
         if result.step == 3:
             break
     assert int(trainer.state.step) == trainer.step < 10
     assert_equal_states(snapshot(trainer), states[trainer.step])
-    found += losses(trainer.fit(Clicks(), 10))
+    found += losses(trainer.iterate(Clicks(), 10))
     assert found == [each for each in expected if each in found]
     assert_equal_states(snapshot(trainer), states[10])
 
@@ -351,7 +352,7 @@ def test_each_step_compiles_once(caplog):
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         trainer = make_trainer()
         for stop in (2, 3, 6):
-            list(trainer.fit(data, stop))
+            list(trainer.iterate(data, stop))
             trainer.evaluate(data.test_batches(BATCH))
         compiled = [
             record.getMessage().split()[4]
@@ -360,3 +361,116 @@ def test_each_step_compiles_once(caplog):
         ]
     assert compiled.count("jit(train_step)") == 1
     assert compiled.count("jit(predict)") == 1
+
+
+# What a user may give `train` by mistake: the batch that is changed, and the message.
+MISTAKES = {
+    "id beyond the table": (
+        {"a": np.full((BATCH, 2), 300)},
+        None,
+        "value is 300, must",
+    ),
+    "negative id": (
+        {"a": np.full((BATCH, 2), -7)},
+        None,
+        "value is -7, must be from 0",
+    ),
+    "float ids": (
+        {"a": np.zeros((BATCH, 2))},
+        None,
+        "dtype is float64, must be an int",
+    ),
+    "ids of one axis": (
+        {"a": np.zeros(BATCH, int)},
+        None,
+        r"shape is \(32,\), must be",
+    ),
+    "labels beyond 1": (
+        {},
+        np.full(BATCH, 5.0),
+        "labels: value is 5.0, must be from 0",
+    ),
+    "labels in a column": ({}, np.zeros((BATCH, 1)), r"shape is \(32, 1\), must be"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("entrance", ["train", "fit", "predict", "evaluate"])
+def test_mistakes_are_refused_at_every_entrance(trainer, entrance, mistake):
+    ids, labels, message = MISTAKES[mistake]
+
+    def spoil(step, batch):
+        changed = {} if labels is None else {"labels": labels}
+        return dataclasses.replace(batch, ids={**batch.ids, **ids}, **changed)
+
+    before = snapshot(trainer)
+    data = Clicks(spoil=spoil)
+    batches = [data.train_batch(0, BATCH)]
+    call = {
+        "train": lambda: trainer.train(batches),
+        "fit": lambda: trainer.fit(data, 1),
+        "predict": lambda: list(trainer.predict(batches)),
+        "evaluate": lambda: trainer.evaluate(batches),
+    }[entrance]
+    with pytest.raises(DataError, match=message):
+        call()
+    assert_equal_states(snapshot(trainer), before)
+
+
+def test_own_batches_train_as_those_of_a_dataset(trainer, undisturbed):
+    _, states = undisturbed
+    data, seen = Clicks(), []
+    last = trainer.train(
+        (data.train_batch(i, BATCH) for i in range(3)), callback=seen.append
+    )
+    assert [result.step for result in seen] == [1, 2, 3]
+    assert last is seen[-1]
+    assert_equal_states(snapshot(trainer), states[3])
+    assert trainer.fit(data, 5).step == 5
+    assert trainer.fit(data, 5) is None
+    assert_equal_states(snapshot(trainer), states[5])
+
+
+def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
+    """Ids out of range are found on the devices too; those in flight behind wait."""
+    _, states = undisturbed
+    monkeypatch.setattr(trainer, "check", lambda batch: batch)
+    ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
+    ids["b"][5:8, 1] = ROWS + 3
+    data = Clicks(spoil=spoil_at(6, ids=ids))
+    message = (
+        "feature 'b': 3 such as 67, must be from 0 to 63 (rows of table 'b'), or -1 "
+        "for padding"
+    )
+    with pytest.raises(BadIdError) as caught:
+        trainer.fit(data, 10)
+    assert message in str(caught.value)
+    assert trainer.step == 5
+    assert_equal_states(snapshot(trainer), states[5])
+    report = trainer.apply(
+        put_batch(data.train_batch(5, BATCH), trainer.embeddings.mesh)
+    )
+    assert not bool(report.applied)
+    assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("on_bad_id", ["drop", "hash"])
+def test_bad_ids_are_counted_where_asked(on_bad_id):
+    trainer = make_trainer(on_bad_id=on_bad_id)
+    ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
+    ids["b"][5:8, 1] = ROWS + 3
+    trainer.fit(Clicks(spoil=spoil_at(2, ids=ids)), 3)
+    assert trainer.step == 3
+    assert trainer.check.bad_ids == {"a": 0, "b": 3}
+
+
+@pytest.mark.parametrize("wrong", ["dense", "labels", "ids"])
+def test_arrays_on_devices_are_checked_when_a_step_is_traced(trainer, wrong):
+    batch = put_batch(Clicks().train_batch(0, BATCH), trainer.embeddings.mesh)
+    column = {
+        "dense": batch.dense[:, 0],
+        "labels": batch.labels[:, None],
+        "ids": {**batch.ids, "a": batch.ids["a"].astype(np.float32)},
+    }[wrong]
+    with pytest.raises(ValueError, match=r"must be (float32|int32 or int64) of shape"):
+        trainer.apply(batch._replace(**{wrong: column}))

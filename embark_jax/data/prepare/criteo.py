@@ -20,9 +20,11 @@ from embark_jax.data.prepare.delimited import Column, Layout
 from embark_jax.data.prepare.recipe import (
     DelimitedFile,
     Recipe,
+    check_folder,
     find,
     last_file,
     last_part,
+    missing_where,
 )
 from embark_jax.tables import FeatureSpec
 
@@ -68,6 +70,7 @@ def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
     Raises:
       DataError: if a day is missing between others, or there are fewer than two.
     """
+    check_folder(raw)
     days = {
         int(found[1]): path
         for path in raw.glob("day_*")
@@ -92,15 +95,11 @@ def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
 
 
 def _samples(columns: pa.Table) -> pa.Table:
-    dense = {
-        name: pa.array(
-            np.log1p(np.maximum(_filled(columns[name]), 0), dtype=np.float32)
-        )
-        for name in COUNTS
-    }
+    dense = {name: _log(columns[name]) for name in COUNTS}
     label = columns[LABEL].cast(pa.float32())
     return pa.table({LABEL: label, **dense, **{n: columns[n] for n in CATEGORIES}})
 
 
-def _filled(values: pa.ChunkedArray) -> np.ndarray:
-    return values.fill_null(0).to_numpy()
+def _log(counts: pa.ChunkedArray) -> pa.Array:
+    known = np.maximum(counts.fill_null(0).to_numpy(), 0)
+    return missing_where(counts, np.log1p(known, dtype=np.float32))

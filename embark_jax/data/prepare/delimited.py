@@ -15,6 +15,8 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.prepare.chunks import Chunk
 
 OnBadLine = Literal["error", "skip"]
+MOST_SHOWN = 80
+"""Characters of a line that a message quotes."""
 
 _TYPES = {
     "integer": (pa.int64(), "a whole number"),
@@ -127,7 +129,7 @@ def check_header(line: bytes, layout: Layout) -> str | None:
     names = [name.strip().strip('"') for name in found.split(layout.separator)]
     if names == expected:
         return None
-    return f"header is {names}, must be {expected}"
+    return f"header is {names!s:.{MOST_SHOWN}}, must be {expected}"
 
 
 def _search(
@@ -167,7 +169,7 @@ def _parse(text: bytes, layout: Layout) -> pa.Table:
         return pa.schema(list(fields)).empty_table()
     if not text.endswith(b"\n"):
         raise ValueError(
-            f"the file ends inside this line, {_shown(text)}, which must end with a "
+            f"the file ends inside this line, {shown(text)}, which must end with a "
             "newline"
         )
     try:
@@ -211,19 +213,25 @@ def _read(text: bytes, layout: Layout) -> pa.Table:
 def _explain(error: str, line: bytes, layout: Layout) -> str:
     """An error of the CSV reader about a single line, in our words."""
     if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
-        return f"has {found[2]} columns, must have {found[1]}: {_shown(line)}"
+        return f"has {found[2]} columns, must have {found[1]}: {shown(line)}"
     if found := re.search(r"column #(\d+)", error):
         place = int(found[1])
         column = layout.columns[place]
         values = line.rstrip(b"\r\n").split(layout.separator.encode())
-        value = _shown(values[place] if place < len(values) else line)
+        value = shown(values[place] if place < len(values) else line)
         return f"column {column.name}: value is {value}, must be {column.rule}"
     return error
 
 
-def _shown(text: bytes) -> str:
-    shown = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
-    return repr(shown if len(shown) <= 80 else f"{shown[:77]}...")
+def shown(text: bytes) -> str:
+    """Text of a file as a message quotes it: escaped, and cut to MOST_SHOWN."""
+    whole = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+    cut = whole if len(whole) <= MOST_SHOWN else f"{whole[: MOST_SHOWN - 3]}..."
+    escaped = (
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in cut
+    )
+    return f"'{''.join(escaped)}'"
 
 
 def _check_numbers(values: pa.ChunkedArray, column: Column) -> None:
@@ -255,7 +263,7 @@ def _from_hex(values: pa.BinaryArray, column: Column) -> pa.Array:
     if wrong.any() or nibbles.max(initial=0) > 15:
         value = values.drop_null()[0].as_py() if len(values) == 1 else b""
         raise ValueError(
-            f"column {column.name}: value is {_shown(value)}, must be {column.rule}"
+            f"column {column.name}: value is {shown(value)}, must be {column.rule}"
         )
     halves = nibbles.reshape(-1, 4, 2)
     octets = (halves[:, :, 0] << 4) | halves[:, :, 1]

@@ -49,12 +49,14 @@ class ParsedPart(SamplePart):
       progress: bytes of the raw file on disk up to there.
       skipped: bad lines that are left out.
       examples: some of them, in words.
+      missing: for each dense feature how many values are not there.
     """
 
     after: Position
     progress: int
     skipped: int
     examples: tuple[str, ...]
+    missing: dict[str, int]
 
 
 def parse(
@@ -107,6 +109,11 @@ class _Job(NamedTuple):
         path, piece = work
         columns, bad = piece.read(self.on_bad_line)
         samples = self.recipe.samples(columns, self.file)
+        missing = {name: samples[name].null_count for name in self.recipe.dense}
+        for place, name in enumerate(samples.column_names):
+            if missing.get(name):
+                filled = samples[name].fill_null(0)
+                samples = samples.set_column(place, name, filled)
         if self.recipe.history:
             samples = self.recipe.history.by_hash(samples)
         part = ParsedPart(
@@ -117,6 +124,7 @@ class _Job(NamedTuple):
             piece.progress,
             len(bad),
             tuple(bad[:_EXAMPLES]),
+            missing,
         )
         known = dataclasses.asdict(part)
         del known["path"]

@@ -142,8 +142,8 @@ class Recipe:
         here.
       samples: from the columns of a piece and the number of its file to the label, the
         dense features (float32), and for each feature its values: uint32, int64, text,
-        or lists of these. Missing values are null. It may also give SPLIT, and what
-        the history needs.
+        or lists of these. Missing values are null, and dense ones are counted and
+        become 0 later. It may also give SPLIT, and what the history needs.
       time_split: holds out the latest samples; None if the data set is in no order.
       bags_of_one_id: hotness of features that are made multi-hot when read.
       history: makes features of what a user met before.
@@ -161,7 +161,9 @@ class Recipe:
         names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"columns {', '.join(twice)}: are used twice")
+            raise DataError(
+                f"{self.raw[0].path}: columns {', '.join(twice)} are used twice"
+            )
 
 
 def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
@@ -205,12 +207,27 @@ def _halved(
     return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
 
 
+def missing_where(raw: pa.ChunkedArray, values: np.ndarray) -> pa.Array:
+    """Values that were made of a raw column, and are missing where its are."""
+    return pa.array(values, mask=raw.is_null().to_numpy())
+
+
+def check_folder(raw: Path) -> None:
+    """Raises ``DataError`` if this is no folder."""
+    if not raw.is_dir():
+        found = "is a file" if raw.exists() else "no such folder"
+        raise DataError(
+            f"{raw}: {found}; --raw is the folder of the files as they were downloaded"
+        )
+
+
 def find(folder: Path, *names: str) -> Path:
     """The first of these files that is there, plain or gzip.
 
     Raises:
-      DataError: if none is.
+      DataError: if none is, or the folder is none.
     """
+    check_folder(folder)
     for name in names:
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():

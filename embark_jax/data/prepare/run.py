@@ -117,14 +117,15 @@ def prepare(
         parts,
         out,
         work / "encoded",
-        out / "vocabulary",
+        out / manifests.VOCABULARY,
         manifest,
         workers,
         lambda done: progress("encode", done, len(parts)),
     )
     found = list(encoded)
     files = {split: tuple(p[split] for p in found if split in p) for split in SPLITS}
-    manifest = manifest.model_copy(update={"parts": files})
+    known = {"parts": files, "vocabularies": manifests.vocabularies(out)}
+    manifest = manifest.model_copy(update=known)
     manifest.save(out)
     shutil.rmtree(work)
     examples = [line for part in parsed for line in part.examples]
@@ -196,7 +197,7 @@ def _count_once(
         counted = count(
             recipe.features,
             parts,
-            out / "vocabulary",
+            out / manifests.VOCABULARY,
             min_count=options.min_count,
             max_rows=options.max_rows,
             hashed=options.hashed,
@@ -230,4 +231,9 @@ def _manifest(
         features=features,
         table_rows=counted.table_rows,
         skipped_lines=sum(part.skipped for part in parsed),
+        missing_dense={
+            name: count
+            for name in recipe.dense
+            if (count := sum(part.missing.get(name, 0) for part in parsed))
+        },
     )

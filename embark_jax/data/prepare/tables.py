@@ -14,12 +14,13 @@ from embark_jax.config import nearest
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.chunks import read_chunks
-from embark_jax.data.prepare.delimited import Column, with_header
+from embark_jax.data.prepare.delimited import Column, shown, with_header
 from embark_jax.data.prepare.recipe import (
     DelimitedFile,
     ParquetFile,
     Recipe,
     last_part,
+    missing_where,
 )
 from embark_jax.tables import FeatureSpec
 
@@ -33,7 +34,7 @@ class Columns:
 
     Attributes:
       label: from 0 to 1.
-      dense: numbers; a missing one becomes 0.
+      dense: numbers; a missing one becomes 0, and is counted.
       features: categories, in Parquet also lists of them; () is all others.
       log: whether dense features become log(1 + x), and those below 0 become 0.
     """
@@ -61,7 +62,7 @@ class Columns:
 
 
 def csv(raw: Path, columns: Columns) -> Recipe:
-    """All .csv and .tsv files of a folder, plain or gzip, with the same header."""
+    """A .csv or .tsv file, plain or gzip, or all of a folder, with the same header."""
     paths = _paths(raw, "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
     separator = "\t" if ".tsv" in paths[0].name else ","
     names = _header(paths[0], separator)
@@ -77,7 +78,7 @@ def csv(raw: Path, columns: Columns) -> Recipe:
 
 
 def parquet(raw: Path, columns: Columns) -> Recipe:
-    """All .parquet files of a folder, with the same columns."""
+    """A .parquet file, or all of a folder, with the same columns."""
     paths = _paths(raw, "*.parquet")
     try:
         names = pq.read_schema(paths[0]).names
@@ -100,6 +101,7 @@ def _recipe(raw: Sequence[DelimitedFile | ParquetFile], columns: Columns) -> Rec
         dense = {name: _numbers(table, name, path) for name in columns.dense}
         if columns.log:
             dense = {n: np.log1p(np.maximum(v, 0)) for n, v in dense.items()}
+        dense = {n: missing_where(table[n], v) for n, v in dense.items()}
         features = {n: _values(table[n], n, path) for n in columns.features}
         return pa.table({LABEL: label, **dense, **features})
 
@@ -143,9 +145,14 @@ def _values(values: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
 
 
 def _paths(raw: Path, *patterns: str) -> list[Path]:
+    if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
+        return [raw]
     paths = sorted(path for pattern in patterns for path in raw.glob(pattern))
     if not paths:
-        raise DataError(f"{raw}: has no {' or '.join(patterns)}")
+        found = f"has no {' or '.join(patterns)}" if raw.is_dir() else "no such file"
+        if raw.is_file():
+            found = f"is no {' or '.join(patterns)}"
+        raise DataError(f"{raw}: {found}; --raw is such a file, or a folder of them")
     return paths
 
 
@@ -153,5 +160,10 @@ def _header(path: Path, separator: str) -> list[str]:
     line = next((c.text for c in read_chunks(path, 0, 1, 1)), b"")
     if not line.strip():
         raise DataError(f"{path}, line 1: is empty, must name the columns")
-    names = line.decode("utf-8", "replace").rstrip("\r\n").split(separator)
+    try:
+        names = line.decode("utf-8").rstrip("\r\n").split(separator)
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path}, line 1: is {shown(line)}, no UTF-8 text; must name the columns"
+        ) from None
     return [name.strip().strip('"') for name in names]

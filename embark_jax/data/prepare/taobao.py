@@ -21,6 +21,7 @@ from embark_jax.data.prepare.recipe import (
     Recipe,
     find,
     given_split,
+    missing_where,
 )
 from embark_jax.tables import FeatureSpec
 
@@ -79,11 +80,12 @@ def taobao(raw: Path) -> Recipe:
         ad = ads.rows_of(columns["adgroup_id"], required=False)
         user = users.rows_of(columns["user"], required=False)
         prices = ad["price"].fill_null(0).to_numpy()
+        log_prices = np.log1p(prices).astype(np.float32)
         late = columns["time_stamp"].to_numpy() >= LAST_DAY_S
         return pa.table(
             {
                 LABEL: columns["clk"].cast(pa.float32()),
-                "price": np.log1p(prices).astype(np.float32),
+                "price": missing_where(ad["price"], log_prices),
                 **{name: columns[name] for name in (*OF_SAMPLES, HISTORY.time)},
                 **{name: ad[name] for name in OF_ADS},
                 **{name: user[name] for name in OF_USERS},

@@ -125,15 +125,15 @@ def dense_collectives(
       parameters: float32, of all dense layers.
       arrays: embeddings that they take, one a feature; their gradients are checked to
         be finite.
-      sharded_storages: of which the step learns whether their capacities sufficed.
+      sharded_storages: of which the step learns whether their capacities sufficed,
+        beside whether any id was out of range.
       devices: in the fleet.
     """
     if devices == 1:
         return
     value_bytes = traffic.VALUE_BYTES
-    if sharded_storages:
-        needed_bytes = value_bytes * sharded_storages
-        yield Collective("all_reduce", "dense", "capacities", needed_bytes)
+    needed_bytes = value_bytes * (sharded_storages + 1)
+    yield Collective("all_reduce", "dense", "capacities and bad ids", needed_bytes)
     yield Collective("all_reduce", "dense", "gradients", value_bytes * parameters)
     yield Collective("all_reduce", "dense", "loss", value_bytes)
     yield Collective("all_reduce", "dense", "finite", arrays * FLAG_BYTES)

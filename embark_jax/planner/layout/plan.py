@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from embark_jax.planner.layout.prediction import Breakdown, Prediction
+import pydantic
+
+from embark_jax.planner.layout.prediction import Prediction
 from embark_jax.planner.layout.storage import Placement, Storage, lay_out
-from embark_jax.tables import FeatureSpec, TableSpec, check_model
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
 
 if TYPE_CHECKING:
     import jax
@@ -42,6 +44,9 @@ class Plan:
         without owner, a capacity missing.
     """
 
+    # For ``from_json``, of all that is in a plan too.
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid", strict=True)
+
     features: tuple[FeatureSpec, ...]
     placements: tuple[Placement, ...]
     nodes: int
@@ -51,6 +56,8 @@ class Plan:
     prediction: Prediction | None = None
 
     def __post_init__(self):
+        for key in ("nodes", "gpus_per_node", "batch_size"):
+            whole(key, getattr(self, key))
         check_model(self.tables, self.features)
         problems = [p for each in self.placements for p in each.problems(self.devices)]
         if self.batch_size % self.devices:
@@ -161,53 +168,36 @@ class Plan:
         """Reads what ``to_json`` wrote.
 
         Raises:
-          ValueError: if it is not a plan of this version.
+          ValueError: if it is not a plan of this version, or with all that is wrong
+            with it, one a line.
         """
-        value = json.loads(text)
-        if not isinstance(value, dict) or "version" not in value:
-            raise ValueError(
-                f"not a plan: found {type(value).__name__} without version"
-            )
-        if value["version"] != PLAN_VERSION:
-            raise ValueError(
-                f"plan is of version {value['version']}, must be {PLAN_VERSION}: rows "
-                "lie elsewhere in others; make it again with `embark plan`"
-            )
         try:
-            return cls(
-                features=tuple(FeatureSpec(**each) for each in value["features"]),
-                placements=tuple(_placement(each) for each in value["placements"]),
-                nodes=value["nodes"],
-                gpus_per_node=value["gpus_per_node"],
-                batch_size=value["batch_size"],
-                capacities=value["capacities"],
-                prediction=_prediction(value.get("prediction")),
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"damaged plan: {error}") from None
+        version = value.get("version") if isinstance(value, dict) else "none"
+        if version != PLAN_VERSION:
+            raise ValueError(
+                f"not a plan of version {PLAN_VERSION}: found {version}; rows lie "
+                "elsewhere in others, make it again with `embark plan`"
             )
-        except (KeyError, TypeError, ArithmeticError) as error:
-            raise ValueError(f"damaged plan: {error!r}") from error
+        del value["version"]
+        try:
+            return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))
+        except pydantic.ValidationError as error:
+            problems = "\n  ".join(map(_explain, error.errors(include_url=False)))
+            raise ValueError(f"damaged plan:\n  {problems}") from None
 
 
-def _placement(value: dict[str, Any]) -> Placement:
-    return Placement(
-        **value
-        | {
-            "table": TableSpec(**value["table"]),
-            "devices": tuple(value["devices"]),
-        }
-    )
-
-
-def _prediction(value: dict[str, Any] | None) -> Prediction | None:
-    if value is None:
-        return None
-    fields = _tuples(value)
-    if fields.get("breakdown") is not None:
-        parts = _tuples(fields["breakdown"])
-        parts["phase_ms"] = _tuples(parts["phase_ms"])
-        fields["breakdown"] = Breakdown(**parts)
-    return Prediction(**fields)
-
-
-def _tuples(value: dict[str, Any]) -> dict[str, Any]:
-    """With JSON's lists as tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+def _explain(error: Any) -> str:
+    """One pydantic error, in our words."""
+    key = ".".join(map(str, error["loc"]))
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "missing":
+            return f"{key}: missing"
+        case "unexpected_keyword_argument":
+            return f"{key}: unknown key"
+    rule = error["msg"].replace("Input should", "must")
+    return f"{key}: {error['input']!r:.80} given, {rule}"

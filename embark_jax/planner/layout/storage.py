@@ -96,6 +96,11 @@ class Placement:
     def problems(self, devices: int) -> list[str]:
         """What is wrong with this placement on so many devices."""
         found, name = [], f"table {self.table.name!r}"
+        if self.cluster not in get_args(Cluster):
+            return [f"{name}: cluster is {self.cluster!r}, must be dp, rb or ub"]
+        for key in ("row_shards", "column_shards"):
+            if getattr(self, key) < 1:
+                return [f"{name}: {key} is {getattr(self, key)}, must be >= 1"]
         if self.table.dim % self.column_shards:
             found.append(
                 f"{name}: column_shards is {self.column_shards}, must divide "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from embark_jax.planner.layout.storage import Placement
 BYTES_PER_PARAMETER = 4
 MOST_RUNS = 6
 """Of neighbouring devices, that a list of owners names."""
+MOST_NAMED = 3
+"""Phases and tables that an overview names."""
 POOR_GAP = 0.1
 """From which on a report says that a better plan may exist."""
 UNEVEN = 1.2
@@ -54,6 +57,30 @@ def headline(plan: Plan) -> str:
         f"{counted(len(plan.features), 'feature')} on "
         f"{plan.nodes} × {plan.gpus_per_node} devices, batch {plan.batch_size:,}"
     )
+
+
+def overview(plan: Plan) -> str:
+    """The plan in a few lines: tables by cluster, time, memory, and what dominates."""
+    clusters = Counter(placement.cluster.upper() for placement in plan.placements)
+    lines = [
+        headline(plan),
+        "tables: " + ", ".join(f"{n:,} in {name}" for name, n in clusters.items()),
+    ]
+    if (prediction := plan.prediction) is None:
+        return "\n".join(
+            [*lines, "no prediction: the plan was not made by the planner"]
+        )
+    unit, size = byte_unit(most_bytes := max(prediction.device_bytes))
+    lines.append(
+        f"predicted: {prediction.step_ms:.3f} ms a step for the embeddings, "
+        f"{most_bytes / size:.3g} {unit} a device"
+    )
+    for what, ms in (("phases", critical_path(plan)), ("tables", offenders(plan))):
+        most = sorted(ms, key=lambda name: -ms[name])[:MOST_NAMED]
+        if most and prediction.step_ms:
+            shares = (f"{each} {ms[each] / prediction.step_ms:.0%}" for each in most)
+            lines.append(f"{what} that take most of it: {', '.join(shares)}")
+    return "\n".join([*lines, *filter(None, [verdict(plan)[1]])])
 
 
 def verdict(plan: Plan) -> tuple[str, str]:

@@ -123,7 +123,10 @@ class Statistics:
         except pydantic.ValidationError as error:
             problems = [
                 f"  {'.'.join(map(str, each['loc'])) or 'file'}: "
-                + each["msg"].replace("Input should", "must")
+                + each["msg"]
+                .replace("Input should", "must")
+                .replace("Field required", "missing")
+                .removeprefix("Value error, ")
                 for each in error.errors(include_url=False)
             ]
             raise ConfigError(

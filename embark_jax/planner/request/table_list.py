@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import Field, NonNegativeFloat
 
 from embark_jax import yaml_text
-from embark_jax.config import Config, ConfigError, nearest
+from embark_jax.config import Config, ConfigError, nearest, read_text
 from embark_jax.fleet import Fleet
 from embark_jax.planner.request.dense import (
     NO_DENSE,
@@ -33,12 +34,14 @@ from embark_jax.planner.request.dense import (
 )
 from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
-from embark_jax.tables import FeatureSpec, TableSpec, embedding_width
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, embedding_width
 
 T = TypeVar("T")
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 ITEM = "table list"
+MODELS = Path(__file__).parent.parent / "model_files"
+"""``configs/models``, by a link that a built package has as a folder."""
 
 
 class TableEntry(Config):
@@ -154,6 +157,31 @@ def _first_given(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
+def load_table_list(source: str | Path) -> TableList:
+    """Reads a table list from a file, or that of a published model by its name.
+
+    Args:
+      source: a path, or a name in ``configs/models`` such as "t180".
+
+    Raises:
+      ConfigError: with the path and all that is wrong with it.
+    """
+    path = Path(source)
+    known = {each.stem: each for each in MODELS.glob("*.yaml")}
+    if not path.exists():
+        if str(source) not in known:
+            raise ConfigError(
+                f"{source}: no such file, and no published model; "
+                + nearest(path.stem, known)
+            )
+        path = known[str(source)]
+    text = read_text(path)
+    try:
+        return read_table_list(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 def read_table_list(text: str) -> TableList:
     """Reads a table list.
 
@@ -174,15 +202,21 @@ def read_table_list(text: str) -> TableList:
             f"{ITEM}: must be a list of tables or a mapping with tables, is {data!r}"
         )
     try:
-        return TableList.model_validate(data)
+        listed = TableList.model_validate(data)
+        check_model(*listed.specs())
     except pydantic.ValidationError as error:
         # A value that fits none of several types is reported once for each.
-        problems = dict.fromkeys(map(_explain, error.errors(include_url=False)))
+        errors = error.errors(include_url=False)
+        problems = dict.fromkeys(filter(None, (_explain(e, data) for e in errors)))
         raise ConfigError("; ".join(problems)) from None
+    except ValueError as error:
+        raise ConfigError(f"{ITEM}: {error}") from None
+    return listed
 
 
-def _explain(error: Any) -> str:
-    """One pydantic error, in our words."""
+def _explain(error: Any, data: dict[str, Any]) -> str | None:
+    """One pydantic error, in our words; None if it only repeats others: a list whose
+    entries are all bad counts as empty."""
     where, keys, known = ITEM, list(error["loc"]), TableList.model_fields
     if keys[0] == "tables" and len(keys) > 1:
         where, keys, known = (
@@ -196,13 +230,20 @@ def _explain(error: Any) -> str:
     if not keys:
         return f"{where}: is {given!r}, must be a mapping"
     key = keys[0]
+    if key == "tables":
+        if given and isinstance(given, list):
+            return None
+        if error["type"] == "missing":
+            return f"{where}: has no tables"
+        return f"{where}: tables is {given!r}, must be a list of at least one table"
     match error["type"]:
         case "missing":
             return f"{where}: has no {key}"
         case "extra_forbidden":
             return f"{where}: has an unknown key {key!r}; {nearest(str(key), known)}"
-    if key == "hotness" and error["type"] in ("int_type", "tuple_type"):
-        rule = "must be a whole number, or a list of them, one for each feature"
+    if key == "hotness":
+        given = data["tables"][error["loc"][1]]["hotness"]
+        rule = "must be a whole number >= 1, or a list of them, one for each feature"
     elif error["type"] == "int_type":
         rule = "must be a whole number (int)"
     else:

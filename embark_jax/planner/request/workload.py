@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from embark_jax.fleet import Fleet
@@ -39,7 +40,7 @@ class Workload:
       overlap: whether a step also makes the routes of the next.
 
     Raises:
-      ValueError: if the optimizer is unknown.
+      ValueError: if a value breaks its rule.
     """
 
     fleet: Fleet
@@ -54,6 +55,16 @@ class Workload:
     overlap: bool = False
 
     def __post_init__(self):
+        if not 0 <= self.zipf_exponent < math.inf:
+            raise ValueError(
+                f"zipf_exponent is {self.zipf_exponent}, must be finite and >= 0"
+            )
+        if not 0 < self.capacity_slack < math.inf:
+            raise ValueError(
+                f"capacity_slack is {self.capacity_slack}, must be finite and > 0"
+            )
+        if not isinstance(self.wire, Wire):
+            raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
         if self.optimizer not in STATE_VALUES:
             raise ValueError(
                 f"optimizer is {self.optimizer!r}, must be one of "

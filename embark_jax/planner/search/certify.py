@@ -56,7 +56,9 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
         if program is not None:
             left_s = max(LEAST_S, (end - time.monotonic()) / SHARE)
             choice, ended = program.solve(step_ms, seconds=left_s)
-            bounds_ms[exchange] = max(bounds_ms[exchange], choice.bound_ms)
+            # It leaves out what no better plan takes: no more is said of worse ones.
+            reached_ms = min(choice.bound_ms, step_ms)
+            bounds_ms[exchange] = max(bounds_ms[exchange], reached_ms)
             tables = choice.tables if choice.tables.any() else tables
             if ended and not program.add_sizes(choice):
                 del programs[exchange]  # the solver has nothing more to say
@@ -64,7 +66,5 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
         other = placer.place(round_tables(instance, tables, dice), dice)
         if other.fits() and other.step_ms() < step_ms:
             best = other
-    # A program leaves out what no better plan takes: its bound may be above the best.
     bound_ms = max(found.bound_ms, min(bounds_ms.values()))
-    bound_ms = min(bound_ms, best.step_ms())
     return dataclasses.replace(found, assignment=best, bound_ms=bound_ms)

@@ -177,13 +177,13 @@ def forced_problems(
     table: TableSpec, force: ForcedPlacement, devices: int
 ) -> list[str]:
     """What is impossible about a forced placement."""
-    columns = force.column_shards or 1
+    columns = 1 if force.column_shards is None else force.column_shards
+    rows = force.row_shards
     if force.cluster == "dp":
-        rows, owners = force.row_shards or 1, force.devices or ()
+        rows, owners = 1 if rows is None else rows, force.devices or ()
     else:
-        rows = force.row_shards
         if rows is None:
-            rows = max(1, len(force.devices or ()) // columns)
+            rows = max(1, len(force.devices or ()) // max(1, columns))
         owners = (0,) * (rows * columns) if force.devices is None else force.devices
     cluster, exchange = force.cluster or "rb", force.exchange or "flat"
     placement = Placement(table, cluster, rows, columns, owners, exchange)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from embark_jax import fleet as fleets
 from embark_jax.fleet import Fleet
 from embark_jax.planner.cost.breakdown import break_down
-from embark_jax.planner.cost.model import CostModel, EmbarkModel, ProgramModel
+from embark_jax.planner.cost.model import (
+    CostModel,
+    EmbarkModel,
+    ProgramModel,
+)
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.layout.storage import Exchange, StorageKind
@@ -23,13 +28,13 @@ from embark_jax.planner.search.instance import (
 )
 from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.solve import Found, solve
-from embark_jax.tables import FeatureSpec, TableSpec, check_model
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
 
 
 def plan(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
-    fleet: Fleet,
+    fleet: Fleet | str,
     batch: int,
     *,
     forced: Mapping[str, ForcedPlacement] | None = None,
@@ -45,7 +50,7 @@ def plan(
 
     Args:
       tables, features: the model.
-      fleet: the machines.
+      fleet: the machines, or a fleet's name or YAML file: one machine of it.
       batch: global batch size, samples a step.
       forced: by table name, what is not the planner's to choose.
       zipf_exponent: skew of ids within their table; 0 is uniform.
@@ -62,6 +67,8 @@ def plan(
       ValueError: if the model is inconsistent, a forced placement impossible, the
         statistics are of another model, or the tables do not fit the fleet.
     """
+    if isinstance(fleet, str):
+        fleet = fleets.load(fleet)
     workload = Workload(
         fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics, wire
     )
@@ -153,13 +160,19 @@ def _check_request(
     unknown = sorted(set(forced) - {table.name for table in tables})
     if unknown:
         raise ValueError(f"placements are forced for unknown tables {unknown}")
+    for name, force in forced.items():
+        if not isinstance(force, ForcedPlacement):
+            raise ValueError(
+                f"table {name!r}: {force!r} is forced, must be such as "
+                "ForcedPlacement(cluster='rb')"
+            )
     problems = [
         problem
         for table in tables
         if table.name in forced
         for problem in forced_problems(table, forced[table.name], fleet.devices)
     ]
-    if batch < 1 or batch % fleet.devices:
+    if whole("batch size", batch) % fleet.devices:
         problems.append(
             f"batch size {batch} must be a multiple of the {fleet.devices} devices"
         )

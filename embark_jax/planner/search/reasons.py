@@ -8,7 +8,7 @@ from embark_jax.fleet import Fleet
 from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
 from embark_jax.planner.search.assignment import Assignment
-from embark_jax.planner.search.relaxation import alone_ms
+from embark_jax.planner.search.spread import alone_ms
 
 NOTABLE = 1.1
 """A ratio from which on it is worth saying."""

@@ -3,8 +3,8 @@
 Local search moves whole tables. What is then left is a shard here and there that would
 lie better where another is: two shards of one storage change devices, or one goes to
 another device, always the best such pair, until none helps. Shards that add the same
-are one *class*: it does not matter which of them is taken. Shards that are added up inside
-their node stay in it, so that partial sums of nodes stay as they are.
+are one *class*: it does not matter which of them is taken. Shards that are added up
+inside their node stay in it, so that partial sums of nodes stay as they are.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The relaxation allows fractions of tables and any spread of shards. Here tables are
 whole (HiGHS through ``scipy.optimize.milp``), and large shards take room: of shards of
-at least a size q a device holds at most level / q, rounded down (a dual feasible function,
-https://doi.org/10.1007/s101079900114). In symbols, beside the rows of the relaxation,
-with n_rq the most shards of size q on a device::
+at least a size q a device holds at most level / q, rounded down (a dual feasible
+function, https://doi.org/10.1007/s101079900114). In symbols, beside the rows of
+the relaxation, with n_rq the most shards of size q on a device::
 
     x_c whole;  largest_rc t_c ≤ y_r;  x_c ≤ count_g t_c           a shard is whole, too
     n_rq whole;  Σ_c ⌊shards_rc / q⌋ x_c ≤ devices × n_rq;  q n_rq ≤ y_r

@@ -110,7 +110,7 @@ def test_good_lines_are_read_and_bad_ones_named(lines, cut):
         ),
         (b"1\t7\tdeadbeeg\ta\n", "category: value is 'deadbeeg', must be 8 hexa"),
         (b"1\t7\t+1234567\ta\n", "category: value is '+1234567', must be 8 hexa"),
-        (b"1\t7\tdeadbeef\t\xff\n", r"column name: value is '\\xff', must be UTF-8"),
+        (b"1\t7\tdeadbeef\t\xff\n", r"column name: value is '\xff', must be UTF-8"),
         (
             b"1\t7\tdeadbeef\ta",
             "the file ends inside this line, '1\\t7\\tdeadbeef\\ta'",

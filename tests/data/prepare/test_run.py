@@ -8,8 +8,11 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from embark_jax import experiment
+from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import chunks, criteo, encoding, parsing
@@ -219,3 +222,72 @@ def test_the_manifest_is_small_and_plain(raw, tmp_path):
     }
     keys = encoding.read_arrow(out / "vocabulary" / "C1.arrow")
     assert len(keys) + 2 == manifest["table_rows"]["C1"]
+
+
+def test_missing_and_unscaled_dense_values_are_told(tmp_path):
+    """From the file over the manifest to the final record, and before training."""
+    rows = [
+        f"{i % 2},{'' if i % 4 == 0 else 30 + i % 50},0.5,w{i % 7}" for i in range(400)
+    ]
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    raw.mkdir()
+    (raw / "a.csv").write_text("\n".join(["label,age,share,word", *rows]) + "\n")
+    command = ("data", "prepare", "csv", "--raw", raw, "--out", out)
+    prepared = embark(*command, "--dense", "age", "--dense", "share")
+    assert (prepared.code, prepared.err) == (0, "")
+    assert "column 'age': 100 missing values (25.0%) are 0\n" in prepared.out
+    assert manifests.load(out).missing_dense == {"age": 100}
+    ages = np.concatenate(
+        [batch.dense[:, 0] for batch in PreparedData(out).test_batches(100)]
+    )
+    assert (ages == 0).any()
+    assert ages.max() > 30
+
+    config = runs.write_config(
+        tmp_path,
+        f"name: own\ndata: {{kind: prepared, path: {out}}}\n"
+        "model: {kind: dlrm, bottom: [4], top: [1]}\n"
+        "embedding: {dim: 4}\ntrain: {batch_size: 16, steps: 2}\n",
+    )
+    trained = embark("train", config, "--workdir", tmp_path / "run")
+    assert (trained.code, trained.err) == (0, "")
+    (warning,) = [t for t in trained.out.splitlines() if t.startswith("warning: ")]
+    assert "dense columns are far from 1 in size" in warning
+    assert re.search(r"fail: age about \d\d\.\d \(root mean square", warning)
+    record = runs.final(tmp_path / "run")
+    missing = {k: v for k, v in record.items() if k.startswith("missing_dense")}
+    assert missing == {"missing_dense/age": 100}
+    assert "the data: 100 missing values of 'age' are 0\n" in trained.out
+
+    # And what is damaged is not trained on.
+    file = out / manifests.load(out).parts["train"][0].file
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 200] = bytes(200)
+    file.write_bytes(content)
+    damaged = embark("train", config, "--workdir", tmp_path / "damaged")
+    runs.assert_refused(damaged, f"{file}, rows 0 to ", "the file is damaged")
+
+
+def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
+    """A folder's digest, in the identity of checkpoints, is of what it holds."""
+    first = prepare_in(raw, tmp_path / "a").manifest
+    again = prepare_in(raw, tmp_path / "b").manifest
+    lines = made_up_lines(200)[::-1]
+    (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
+    other = prepare_in(raw, tmp_path / "c").manifest
+    assert first.digest() == again.digest() != other.digest()
+    assert len(first.vocabularies) == len(first.features)
+    identities = []
+    for name in "abc":
+        data = {"kind": "prepared", "path": tmp_path / name}
+        config = ExperimentConfig(
+            data=data, model={"kind": "dcn"}, train={"batch_size": 16}
+        )
+        identities.append(experiment.build(config).data_order)
+    assert identities[0] == identities[1] != identities[2]
+
+
+def test_missing_counts_of_criteo(raw, tmp_path):
+    empty = [line.split("\t")[1:14].count("") for line in made_up_lines(200)]
+    manifest = prepare_in(raw, tmp_path / "out").manifest
+    assert sum(manifest.missing_dense.values()) == sum(empty) > 0

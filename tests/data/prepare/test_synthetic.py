@@ -68,5 +68,3 @@ def test_the_command(tmp_path):
     assert (setup.plan.batch_size, setup.config.model.kind) == (3, "dlrm")
     again = embark("data", "synth", "--model", tables, *options, "--seed", "1")
     assert "was made with another seed; take another --out" in again.err
-    unknown = embark("data", "synth", "--model", "t18", *options)
-    assert unknown.err.startswith("error: model is 't18', no file; ")

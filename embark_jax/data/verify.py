@@ -1,0 +1,83 @@
+"""Looks whether prepared data are as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from embark_jax.data import manifest as manifests
+from embark_jax.data.batch import DataError
+from embark_jax.data.blocks import crc32_of
+from embark_jax.data.files import sha256_of
+from embark_jax.data.manifest import MEND, File, Part
+
+
+class Verified(NamedTuple):
+    """What was found to be whole.
+
+    Attributes:
+      files, bytes: that were read.
+      renewed: whether the manifest was one of version 1, and got checksums.
+    """
+
+    files: int
+    bytes: int
+    renewed: bool
+
+
+def verify(
+    folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Verified:
+    """Reads every file of a folder, and compares its hash with the manifest's.
+
+    A manifest of version 1 gets the checksums that training looks at.
+
+    Args:
+      folder: with a ``manifest.json``.
+      progress: is told how many bytes are read, of how many.
+
+    Raises:
+      DataError: naming every file that is missing or damaged.
+    """
+    manifest = manifests.read(folder)
+    files = [*manifests.all_parts(manifest), *manifest.vocabularies]
+    total, done, problems = sum(file.bytes for file in files), 0, []
+    for file in files:
+        try:
+            _check(folder, file)
+        except (DataError, OSError) as error:
+            problems.append(str(error))
+        done += file.bytes
+        progress(done, total)
+    if problems:
+        raise DataError("\n  ".join([f"{folder}: is damaged; {MEND}", *problems]))
+    renewed = manifest.version < manifests.VERSION
+    if renewed:
+        parts = {
+            split: tuple(_with_checksums(folder, part) for part in parts)
+            for split, parts in manifest.parts.items()
+        }
+        known = {
+            "version": manifests.VERSION,
+            "parts": parts,
+            "vocabularies": manifests.vocabularies(folder),
+        }
+        manifest.model_copy(update=known).save(folder)
+    return Verified(len(files), total, renewed)
+
+
+def _check(folder: Path, file: File) -> None:
+    manifests.check_size(folder, file)
+    if sha256_of(folder / file.file) != file.sha256:
+        raise DataError(f"{folder / file.file}: is not as it was written")
+
+
+def _with_checksums(folder: Path, part: Part) -> Part:
+    with pa.memory_map(str(folder / part.file)) as file:
+        reader = pa.ipc.open_file(file)
+        blocks = map(reader.get_batch, range(reader.num_record_batches))
+        crc32 = "".join(map(crc32_of, blocks))
+    return part.model_copy(update={"crc32": crc32})

@@ -1,0 +1,106 @@
+"""How a run ends early and well: at Ctrl-C, or when SIGTERM announces the end of its
+machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import jax
+from jax.experimental import multihost_utils
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """A run ends early because it was asked to."""
+
+
+class Stop:
+    """Whether a run is asked to end early."""
+
+    def __init__(self):
+        self._asked = threading.Event()
+        self._several = jax.process_count() > 1
+
+    def ask(self) -> bool:
+        """Asks this process; returns whether it is news."""
+        news = not self._asked.is_set()
+        self._asked.set()
+        return news
+
+    def before(self, step: int) -> bool:
+        """Whether to stop before this step, to be asked of each; all processes are told
+        to stop at the same one, whichever got the signal."""
+        if self._several:  # JAX handles the signal, since its initialization
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._asked.is_set()
+
+    def during(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches of what need not come to its end, such as an evaluation.
+
+        Raises:
+          StoppedError: once a run of one process is asked to end.
+        """
+        for batch in batches:
+            if self._asked.is_set():
+                raise StoppedError
+            yield batch
+
+
+@contextlib.contextmanager
+def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
+    """Lets a run end well at SIGTERM and Ctrl-C; a second Ctrl-C ends it at once.
+
+    Python runs signal handlers between two of its own instructions, which may be
+    minutes apart while XLA compiles. So a thread of its own is told of the signals. In
+    a run of several processes their supervisors pass Ctrl-C on as SIGTERM.
+
+    Args:
+      say: shows a message to the user; is called by another thread.
+    """
+    stop = Stop()
+    if jax.process_count() > 1:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        yield stop
+        return
+
+    received, sent = socket.socketpair()
+    sent.setblocking(False)  # as the signal module demands
+
+    def watch() -> None:
+        interrupts = 0
+        while number := received.recv(1):
+            name = signal.Signals(number[0]).name
+            if name == "SIGINT":
+                name = "Ctrl-C"
+                interrupts += 1
+            if interrupts > 1:
+                say("ended at once")
+                os._exit(128 + signal.SIGINT)
+            if stop.ask() or interrupts:
+                again = "; Ctrl-C again ends it at once" if interrupts else ""
+                say(f"{name}: the run ends after this step, with a checkpoint{again}")
+
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    before = {
+        number: signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    descriptor = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sent.close()  # which ends the thread
+        watcher.join()
+        received.close()

@@ -1,0 +1,9 @@
+"""Checkpoints: as they lie on the devices, and logical to whoever reads them.
+
+README.md beside this file describes the format.
+"""
+
+from embark_jax.train.checkpoint.checkpointer import Checkpointer as Checkpointer
+from embark_jax.train.checkpoint.checkpointer import chosen_steps as chosen_steps
+from embark_jax.train.checkpoint.errors import CheckpointError as CheckpointError
+from embark_jax.train.checkpoint.errors import differences as differences

@@ -1,0 +1,37 @@
+"""What may be wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, of another model, or not written."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """A checkpoint of another model or other data."""
+
+
+def differences(theirs: Any, mine: Any, there: str, where: str = "") -> list[str]:
+    """In which places two JSON-like values differ, by dotted path.
+
+    Args:
+      theirs, mine: the values.
+      there: says whose ``theirs`` is, such as "in the checkpoint".
+      where: path of the values.
+    """
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            difference
+            for key in sorted(theirs.keys() | mine.keys())
+            for difference in differences(
+                theirs.get(key, "nothing"),
+                mine.get(key, "nothing"),
+                there,
+                f"{where}.{key}",
+            )
+        ]
+    if theirs == mine:
+        return []
+    return [f"{where.lstrip('.')} is {theirs} {there}, {mine} here"]

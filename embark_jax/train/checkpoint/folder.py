@@ -1,0 +1,154 @@
+"""The folder of a run's checkpoints: which are complete, and how one becomes so.
+
+A checkpoint is written as ``STEP.tmp``, and is complete when it has got its name
+``STEP``. What has another name is left of a write that was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from embark_jax.train.checkpoint.errors import CheckpointError
+from embark_jax.train.checkpoint.files import sums_path, sync_folder, write_synced
+from embark_jax.train.checkpoint.manifest import NAME
+
+TEMPORARY = ".tmp"
+FAILED = "failed-"
+"""A process that cannot write its part leaves the reason in such a file."""
+ORBAX_NAME = "_CHECKPOINT_METADATA"
+"""In checkpoints of version 0, which Orbax wrote."""
+ORBAX_SUFFIX = ".orbax"
+"""Of those that are being converted."""
+PATIENCE_S = 3600.0
+"""How much slower than another's the disk of a process may be."""
+GLANCE_S = 0.05
+
+
+class CheckpointFolder:
+    """Names in the folder, and who may change them.
+
+    Args:
+      path: of the folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: int | None = None
+
+    def prepare(self) -> None:
+        """Makes the folder, keeps other writers out, and clears what was left.
+
+        Raises:
+          CheckpointError: if another program writes there.
+          OSError: if it cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise CheckpointError(
+                f"{self.path}: another run writes its checkpoints here; stop it, or "
+                "use another --workdir"
+            ) from None
+        except OSError:
+            pass  # a filesystem without locks
+        for path in self.path.glob(f"*{TEMPORARY}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def release(self) -> None:
+        """Lets other writers in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, in order.
+
+        Raises:
+          CheckpointError: if the newest is of a version that must be converted.
+        """
+        if not self.path.is_dir():
+            return []
+        names = [path.name for path in self.path.iterdir()]
+        steps = sorted(int(name) for name in names if name.isdigit())
+        of_orbax = [s for s in steps if (self.path / str(s) / ORBAX_NAME).exists()]
+        unfinished = [name for name in names if name.endswith(ORBAX_SUFFIX)]
+        if unfinished or (steps and steps[-1] in of_orbax):
+            newest = self.path / str((unfinished or steps)[-1])
+            raise CheckpointError(
+                f"{newest}: is of version 0, which Orbax wrote; "
+                f"embark checkpoint convert {self.path} makes it one of this version"
+            )
+        return [step for step in steps if step not in of_orbax]
+
+    def temporary(self, step: int) -> Path:
+        """Where the checkpoint is written."""
+        return self.path / f"{step}{TEMPORARY}"
+
+    def begin(self, step: int) -> Path:
+        """Makes the folder to write into.
+
+        Raises:
+          CheckpointError: if there is a checkpoint of that step.
+        """
+        if (self.path / str(step)).exists():
+            raise CheckpointError(f"{self.path / str(step)}: is there already")
+        folder = self.temporary(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def commit(self, step: int, files: Sequence[str]) -> None:
+        """Waits until all files are written, by whichever process, and makes them a
+        checkpoint.
+
+        Raises:
+          CheckpointError: if a process could not write its part.
+        """
+        folder = self.temporary(step)
+        wanted = [sums_path(folder / name) for name in (*files, NAME)]
+        deadline = time.monotonic() + PATIENCE_S
+        while missing := [path.name for path in wanted if not path.exists()]:
+            for path in folder.glob(f"{FAILED}*"):
+                raise CheckpointError(path.read_text())
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"{folder}: {missing[0]} and {len(missing) - 1} more files have "
+                    f"not come in {PATIENCE_S:.0f} s"
+                )
+            time.sleep(GLANCE_S)
+        sync_folder(folder)
+        folder.rename(self.path / str(step))
+        sync_folder(self.path)
+
+    def wait_for_commit(self, step: int) -> None:
+        """Waits until process 0 has made the checkpoint complete, or given it up."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (self.path / str(step)).exists():
+            if not self.temporary(step).exists() or time.monotonic() > deadline:
+                if (self.path / str(step)).exists():
+                    return
+                raise CheckpointError("process 0 has not completed it")
+            time.sleep(GLANCE_S)
+
+    def give_up(self, step: int, process: int, reason: str) -> None:
+        """Clears what was written; of several processes, 0 does so."""
+        folder = self.temporary(step)
+        if process == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder.exists():
+            write_synced(folder / f"{FAILED}{process}", reason.encode())
+
+    def keep(self, count: int) -> None:
+        """Deletes all checkpoints but the newest ones."""
+        for step in self.steps()[:-count]:
+            # Never half a checkpoint under a good name.
+            doomed = self.path / f"{step}.old{TEMPORARY}"
+            (self.path / str(step)).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

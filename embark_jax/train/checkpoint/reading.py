@@ -1,0 +1,201 @@
+"""Reads a checkpoint: any rows of any array, verified, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from embark_jax.embedding.logical import TableLayout
+from embark_jax.train.checkpoint.errors import CheckpointError
+from embark_jax.train.checkpoint.files import (
+    CHECKED_BYTES,
+    PIECE_BYTES,
+    Buffers,
+    FileReader,
+    read_file,
+)
+from embark_jax.train.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    SavedArray,
+)
+
+READING_THREADS = 4
+READ_BYTES = PIECE_BYTES - 2 * CHECKED_BYTES
+"""As much as surely fits a buffer, wherever it begins."""
+LEAST_ROWS = 1024
+"""Of a table that are read together."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SavedCheckpoint:
+    """A complete checkpoint.
+
+    Args:
+      folder: of the checkpoint.
+      memory_bytes: of what is read and not yet where it belongs.
+
+    Attributes:
+      manifest: what it holds.
+
+    Raises:
+      CheckpointError: if a part is missing or its description is damaged.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int):
+        self.folder = folder
+        self.manifest = Manifest.from_json(read_file(folder / NAME).decode())
+        self._files: dict[str, FileReader] = {}
+        try:
+            for name, size in self.manifest.files.items():
+                self._files[name] = FileReader(folder / name, size)
+        except BaseException:
+            self.close()
+            raise
+        # Of each piece that is read: as it is on disk, in order, and as it shall lie.
+        pieces = memory_bytes // (3 * PIECE_BYTES)
+        self._ahead = min(max(1, pieces - 1), READING_THREADS + 2)
+        self._threads = min(READING_THREADS, self._ahead + 1)
+        self.buffers = Buffers(3 * (self._ahead + 1) * PIECE_BYTES)
+
+    def __enter__(self) -> SavedCheckpoint:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def array(self, name: str) -> np.ndarray:
+        """A whole array, for those that are small.
+
+        Raises:
+          CheckpointError: if there is none of that name, or it is damaged.
+        """
+        saved = self.find(name)
+        found = np.empty(saved.shape, np.dtype(saved.dtype))
+        for block in saved.blocks:
+            data = np.empty(block.shape, found.dtype)
+            flat = data.reshape(-1).view(np.uint8)
+            for begin, part in self._read(block.file, block.offset, len(flat), 1):
+                flat[begin : begin + len(part)] = part
+            where = zip(block.begin, block.shape, strict=True)
+            found[tuple(slice(begin, begin + n) for begin, n in where)] = data
+        return found
+
+    def find(self, name: str) -> SavedArray:
+        """The description of an array; raises ``CheckpointError``."""
+        if name not in self.manifest.arrays:
+            raise CheckpointError(f"{NAME} has no array {name!r}")
+        return self.manifest.arrays[name]
+
+    def rows(
+        self, name: str, begin: int, count: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Rows of ``[rows, width]`` from ``begin`` on, in parts.
+
+        Yields:
+          How many rows came before, and the next; they are overwritten thereafter.
+        """
+        saved, done = self.find(name), 0
+        dtype, width = np.dtype(saved.dtype), saved.shape[1]
+        row_bytes = width * dtype.itemsize
+        while done < count:
+            row = begin + done
+            block = next(
+                each
+                for each in saved.blocks
+                if each.begin[0] <= row < each.begin[0] + each.shape[0]
+            )
+            inside = row - block.begin[0]
+            here = min(count - done, block.shape[0] - inside)
+            offset = block.offset + inside * row_bytes
+            for _, part in self._read(block.file, offset, here * row_bytes, row_bytes):
+                rows = part.view(dtype).reshape(-1, width)
+                yield done, rows
+                done += len(rows)
+
+    def table_rows(
+        self,
+        table: TableLayout,
+        name: str,
+        rows: range,
+        into: np.ndarray,
+        wanted: Callable[[int, int], bool] = lambda row_shard, column_shard: True,
+    ) -> None:
+        """Rows of a table, whatever plan wrote them.
+
+        Args:
+          table: of this checkpoint.
+          name: of an array of the table's storage.
+          rows: their numbers.
+          into: ``[rows, dim]``, or ``[rows, 1]`` of a state with one value a row.
+          wanted: tells of the table's shards which are needed; what others hold is not
+            read.
+        """
+        width = self.find(name).shape[1]
+        for j in range(table.row_shards):
+            held = table.held_rows(j, rows.start, rows.stop)
+            # A state with one value a row has it in all column shards.
+            for k in range(into.shape[1] // width):
+                if not held.count or not wanted(j, k):
+                    continue
+                slot = table.first_slots[j][k] + held.first
+                for done, part in self.rows(name, slot, held.count):
+                    where = held.part(done, len(part))
+                    into[where, k * width : (k + 1) * width] = part
+
+    def in_threads(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[Result]:
+        """The function's results in order, a few of them ahead."""
+        waiting: deque[Future[Result]] = deque()
+        with ThreadPoolExecutor(self._threads, "checkpoint-read") as pool:
+            try:
+                for item in items:
+                    waiting.append(pool.submit(function, item))
+                    if len(waiting) > self._ahead:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            except BaseException as error:
+                self.buffers.fail(error)
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def read(self, file: str, offset: int, size: int, buffer: np.ndarray) -> np.ndarray:
+        """At most ``READ_BYTES`` of a file, verified, as a part of the buffer."""
+        return self._files[file].read(offset, offset + size, buffer)
+
+    def _read(
+        self, file: str, offset: int, size: int, unit: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Bytes of a file in parts of whole units, and where each part begins."""
+        buffer, done = self.buffers.take(), 0
+        try:
+            while done < size:
+                begin = offset + done
+                # As many whole checked parts as the buffer takes.
+                most = begin // CHECKED_BYTES * CHECKED_BYTES + PIECE_BYTES - begin
+                count = min(size - done, most // unit * unit)
+                yield done, self._files[file].read(begin, begin + count, buffer)
+                done += count
+        finally:
+            self.buffers.give(buffer)
+
+
+def pieces_of_table(table: TableLayout, row_bytes: int) -> Iterator[range]:
+    """The rows of a table in parts that fit a buffer."""
+    step = 1 << max(LEAST_ROWS, PIECE_BYTES // row_bytes).bit_length() - 1
+    return (
+        range(begin, min(begin + step, table.rows))
+        for begin in range(0, table.rows, step)
+    )

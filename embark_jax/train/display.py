@@ -1,0 +1,63 @@
+"""What a run shows in the terminal, or in the file that its output goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show_result(record: dict[str, Any], console: Console) -> None:
+    """Shows the final record: test metrics, and what was mended in the data."""
+    table = Table("test metric", "value")
+    table.columns[1].justify = "right"
+    for name, value in record.items():
+        if name.startswith("test_") and value is not None:
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+            table.add_row(name.removeprefix("test_"), shown)
+    if "bayes_auc" in record:
+        table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
+    console.print(table)
+    if record["test_auc"] is None:
+        rule = "need labels of both 0 and 1, and no others"
+        say(console, f"AUC and accuracy are left out: they {rule}")
+    for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):
+        for name, count in record.items():
+            if name.startswith(prefix):
+                feature = name.removeprefix(prefix)
+                say(console, f"{where}: {count:,} bad ids of {feature!r} were mended")
+    missing = {k: n for k, n in record.items() if k.startswith("missing_dense/")}
+    for name, count in missing.items():
+        column = name.removeprefix("missing_dense/")
+        say(console, f"the data: {count:,} missing values of {column!r} are 0")
+
+
+def say(console: Console, text: str) -> None:
+    """Prints text as it is: one line, and brackets are no markup."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def say_at_end(console: Console, text: str) -> None:
+    """The same where the process may end at once: a progress bar hides the cursor."""
+    console.show_cursor()
+    say(console, text)
+
+
+def step_text(record: Mapping[str, Any]) -> str:
+    """A record of training in a line."""
+    parts = [f"loss {record['loss']:.4f}"]
+    if record["train_auc"] is not None:
+        parts.append(f"training AUC {record['train_auc']:.4f}")
+    if record["samples_per_s"] is not None:
+        parts.append(f"{record['samples_per_s']:,.0f} samples/s")
+    return "  ".join(parts)
+
+
+def split_text(record: Mapping[str, Any], split: str) -> str:
+    """The metrics of a split in a line."""
+    auc = record[f"{split}_auc"]
+    return f"{split} loss {record[f'{split}_log_loss']:.5f}" + (
+        "" if auc is None else f"  AUC {auc:.5f}"
+    )

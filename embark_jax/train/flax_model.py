@@ -1,0 +1,84 @@
+"""A Flax NNX module as a function of its arrays.
+
+Parameters are what the optimizer changes. The *model state* is every other variable:
+running statistics of BatchNorm, keys and counts of random streams, variables of one's
+own. A step takes both and gives both; neither is a constant of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class FlaxModel:
+    """A module taken apart into parameters, model state, and functions of the two.
+
+    The module itself is left as it is.
+
+    Args:
+      module: called as ``module(dense, embeddings) -> logits [batch]``.
+
+    Attributes:
+      params: its ``nnx.Param`` variables.
+      state: its other variables.
+    """
+
+    def __init__(self, module: nnx.Module):
+        graph, *arrays = nnx.split(module, nnx.Param, ...)
+        self.params, self.state = arrays
+        # Two modules around the same arrays: modes are attributes, not arrays.
+        training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
+        training.train()
+        scoring.eval()
+        self._training = nnx.graphdef(training)
+        self._scoring = nnx.graphdef(scoring)
+
+    def train(
+        self, params: Any, state: Any, dense: jax.Array, embeddings: dict
+    ) -> tuple[jax.Array, Any]:
+        """``(logits [batch], new state)`` in training mode.
+
+        Raises:
+          ValueError: if the logits are not ``[batch]``, or the call adds or removes
+            variables.
+        """
+        # Copied, as what it changes must be variables of the innermost trace.
+        module = nnx.merge(self._training, params, state, copy=True)
+        logits = _checked(module(dense, embeddings), dense.shape[0])
+        nnx.pop(module, nnx.Intermediate)  # of ``sow``: for looking at, not to keep
+        after = nnx.state(module, nnx.Not(nnx.Param))
+        if jax.tree.structure(after) != jax.tree.structure(state):
+            raise ValueError(
+                f"a call of {type(module).__name__} changes which variables it has, "
+                "must create them all in __init__"
+            )
+        return logits, after
+
+    def score(
+        self, params: Any, state: Any, dense: jax.Array, embeddings: dict
+    ) -> jax.Array:
+        """``[batch]`` logits in evaluation mode: no dropout, running statistics.
+
+        Raises:
+          ValueError: if the logits are not ``[batch]``.
+        """
+        module = nnx.merge(self._scoring, params, state, copy=True)
+        return _checked(module(dense, embeddings), dense.shape[0])
+
+    def module(self, params: Any, state: Any) -> nnx.Module:
+        """A module of its own, in evaluation mode, with copies of these arrays."""
+        arrays = jax.tree.map(jnp.copy, (params, state))
+        return nnx.merge(self._scoring, *arrays)
+
+
+def _checked(logits: jax.Array, samples: int) -> jax.Array:
+    if logits.shape != (samples,):
+        raise ValueError(
+            f"the model returns logits of shape {logits.shape}, must be ({samples},): "
+            "one a sample"
+        )
+    return logits

@@ -1,0 +1,96 @@
+"""Which config trained which steps of a run.
+
+``config.yaml`` is the config of now. ``configs/STEP.yaml`` is the one that trained the
+steps after STEP, up to that of the next of these files.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from embark_jax import config_io
+from embark_jax.config import ConfigError, ExperimentConfig
+from embark_jax.data.files import replacing
+
+CURRENT, FOLDER = "config.yaml", "configs"
+
+MAY_CHANGE = (
+    *("name", "fleet", "mesh.*", "data.path"),
+    *("train.steps", "train.log_every", "train.eval_every", "train.checkpoint_*"),
+    *("train.keep_checkpoints", "train.micro_batches", "train.dense", "train.overlap"),
+    *(f"dense_optimizer.{key}" for key in ("learning_rate", "eps", "weight_decay")),
+    *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),
+    *("embedding.capacity_slack", "embedding.on_bad_id", "embedding.ragged"),
+    *("embedding.wire.*", "embedding.kernels", "model.compute_dtype"),
+    *(
+        f"embedding.tables.*.{key}"
+        for key in ("cluster", "row_shards", "column_shards", "devices", "exchange")
+    ),
+)
+"""Keys of a config that may have another value when a run is resumed. The others say
+what the model, its initial state, and the order of the data are."""
+
+
+def changes(workdir: Path, config: ExperimentConfig) -> list[str]:
+    """In which keys a config differs from that of a run, in words.
+
+    Args:
+      workdir: of the run.
+      config: that the run is to be resumed with.
+
+    Raises:
+      ConfigError: if a key differs that must not.
+    """
+    path = workdir / CURRENT
+    if not path.exists():
+        return []
+    before, now = map(_leaves, (config_io.load(path), config))
+    words = {
+        key: f"{key} is {before.get(key, 'not set')} in the run so far, "
+        f"{now.get(key, 'not set')} here"
+        for key in sorted(before | now)
+        if before.get(key) != now.get(key)
+    }
+    if refused := [text for key, text in words.items() if not _may_change(key)]:
+        raise ConfigError(
+            "\n  ".join([f"{workdir}: cannot be resumed with this config:", *refused])
+            + f"\nonly these keys may change: {', '.join(MAY_CHANGE)}"
+        )
+    return list(words.values())
+
+
+def record(workdir: Path, config: ExperimentConfig, step: int) -> None:
+    """Writes down that from ``step`` on a run is trained with this config."""
+    current, folder = workdir / CURRENT, workdir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = {int(p.stem): p for p in folder.glob("*.yaml") if p.stem.isdecimal()}
+    for start in [start for start in trained if start >= step]:
+        trained.pop(start).unlink()  # its steps are trained again
+    if step and not trained and current.exists():  # a run of before there were these
+        trained[0] = folder / "0.yaml"
+        trained[0].write_bytes(current.read_bytes())
+    text = config_io.dump_yaml(config)
+    if not trained or trained[max(trained)].read_text("utf-8") != text:
+        (folder / f"{step}.yaml").write_text(text, "utf-8")
+    with replacing(current) as scratch:
+        scratch.write_text(text, "utf-8")
+
+
+def _may_change(key: str) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in MAY_CHANGE)
+
+
+def _leaves(config: ExperimentConfig) -> dict[str, Any]:
+    """The values that are set, by dotted key."""
+
+    def visit(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from visit(inner, (*path, key))
+        else:
+            yield ".".join(path), value
+
+    return dict(visit(config.model_dump(mode="json", exclude_none=True), ()))

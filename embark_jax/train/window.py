@@ -1,0 +1,75 @@
+"""What the steps since the last record say: loss, AUC, throughput, fill of buffers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from embark_jax.train.metrics import EvalAccumulator
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
+
+MIN_TIMED_STEPS = 10
+"""Over fewer steps nothing is said of throughput: the time of one of them varies."""
+_UNDER_WAY = STEPS_IN_FLIGHT + 1
+"""Steps that may land together when no further batch comes: those in flight, and one
+whose route was made ahead (``train.overlap``)."""
+
+
+class Window:
+    """The steps since the last record.
+
+    Throughput is measured from one landing to another. The first landing after a stop
+    waited for a compilation or an evaluation, and the last few steps before one land
+    together, without a batch having been made between them; so the measure begins at
+    the first, and leaves out the last. Where a window is short, it goes back to steps
+    before it.
+
+    Args:
+      clock: gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._results: list[StepResult] = []
+        self._landings: list[float] = []  # since the last stop, as far as needed
+
+    @property
+    def empty(self) -> bool:
+        return not self._results
+
+    def add(self, result: StepResult) -> None:
+        """Takes a step that has just landed."""
+        self._results.append(result)
+        self._landings.append(self._clock())
+
+    def stop(self) -> None:
+        """Says that what comes next is no step."""
+        self._landings.clear()
+
+    def close(self) -> dict[str, float | None]:
+        """The record of the window; the next one begins here."""
+        results, self._results = self._results, []
+        scores = EvalAccumulator()
+        for result in results:
+            scores.add(result.labels, result.logits, len(result.labels))
+        return {
+            "loss": float(np.mean([result.loss for result in results])),
+            "train_auc": scores.result().auc,
+            "samples_per_s": self._samples_per_s(len(results), len(results[0].labels)),
+            **{
+                f"capacity_used/{name}": max(result.used[name] for result in results)
+                for name in results[0].used
+            },
+        }
+
+    def _samples_per_s(self, steps: int, batch_size: int) -> float | None:
+        """Over so many steps, or MIN_TIMED_STEPS; None if not as many have landed."""
+        steps = max(steps, MIN_TIMED_STEPS)
+        self._landings = self._landings[-(steps + _UNDER_WAY + 1) :]
+        timed = self._landings[:-_UNDER_WAY]
+        if len(timed) <= MIN_TIMED_STEPS:
+            return None
+        return (len(timed) - 1) * batch_size / (timed[-1] - timed[0])

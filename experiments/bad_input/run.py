@@ -1,0 +1,79 @@
+"""Makes each mistake of ``tests/bad_input`` and prints, as Markdown, what is said.
+
+python -m experiments.bad_input.run > experiments/bad_input/README.md
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+# Read when JAX is imported: the tests' eight devices, on any machine.
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+
+from embark_jax.cli.errors import printable
+from tests.bad_input import ENTRANCES
+from tests.bad_input.case import Case, inside, make_world, message_of
+
+MOST_SHOWN = 240
+"""Characters of a message in the table."""
+
+ABOUT = """\
+# What is said about bad input
+
+{count} kinds of bad input, each made through the entrance that a user would take, and
+the message that comes of it. None is silently accepted, none ends in a traceback, and
+no file that was there before is changed. The tests try each (`tests/bad_input`):
+
+```
+make test                                          # or: pytest tests/test_bad_input.py
+python -m experiments.bad_input.run > experiments/bad_input/README.md    # this page
+```
+
+Messages are cut to {most} characters here. The memory in some of them is that of the
+machine on which this page was made.
+"""
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 8)
+    count = sum(map(len, ENTRANCES.values()))
+    print(ABOUT.format(count=count, most=MOST_SHOWN))
+    with tempfile.TemporaryDirectory() as folder:
+        world = Path(folder) / "world"
+        world.mkdir()
+        make_world(world)
+        for entrance, cases in ENTRANCES.items():
+            print(f"## {entrance[0].upper()}{entrance[1:]}\n")
+            print("| input | what the user does | what is said |\n|---|---|---|")
+            for case in cases:
+                print(row(case, world, Path(folder) / "copy"))
+            print()
+
+
+def row(case: Case, world: Path, folder: Path) -> str:
+    """A line of the table: the mistake is made in a copy of the world."""
+    shutil.copytree(world, folder)
+    with inside(folder):
+        if case.damage is not None:
+            case.damage()
+        said = message_of(case).replace(f"{folder}/", "")
+    shutil.rmtree(folder)
+    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]} …"
+    call = f"`{printable(case.call)}`" if isinstance(case.call, str) else "in Python"
+    return f"| {case.given} | {call} | {cell(said)} |"
+
+
+def cell(text: str) -> str:
+    """Text in which nothing is markup, lines apart."""
+    for character in "\\|*_<>[]`":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("\n", "<br>")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""A hundred kinds of bad input, by the entrance through which they come.
+
+``tests/test_bad_input.py`` tries each; ``experiments/bad_input`` shows what is said.
+"""
+
+from tests.bad_input import api, batches, configs, data, plans, runs
+from tests.bad_input.case import Case
+
+ENTRANCES: dict[str, list[Case]] = {
+    **configs.ENTRANCES,
+    **plans.ENTRANCES,
+    **data.ENTRANCES,
+    **runs.ENTRANCES,
+    **api.ENTRANCES,
+    **batches.ENTRANCES,
+}

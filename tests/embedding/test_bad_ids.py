@@ -1,0 +1,91 @@
+"""An id that is no row of its table changes no row of any table."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.planner import Placement
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.embedding import problems
+from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
+
+FAR = (-(2**31), -1000, -2, 2**31 - 1)
+"""Ids that are rows of no table here."""
+
+
+def with_garbage(plan, batch, seed, share):
+    """The batch with a share of its ids replaced by bad ones; the same with padding in
+    their place; and how many were replaced, for each device and feature."""
+    ids, weights, gradients = batch
+    rng = np.random.default_rng(seed)
+    rows = {table.name: table.rows for table in plan.tables}
+    bad, good, counts = {}, {}, []
+    for feature in plan.features:
+        mine = ids[feature.name]
+        # Among them the first rows of the next table, were they taken for slots.
+        candidates = [*FAR, *range(rows[feature.table], rows[feature.table] + 40)]
+        chosen = rng.random(mine.shape) < share
+        garbage = rng.choice(candidates, mine.shape).astype(np.int32)
+        bad[feature.name] = np.where(chosen, garbage, mine)
+        good[feature.name] = np.where(chosen, np.int32(-1), mine)
+        counts.append(chosen.reshape(plan.devices, -1).sum(axis=1))
+    return (bad, weights, gradients), (good, weights, gradients), np.stack(counts, 1)
+
+
+def check(problem: Problem, share: float) -> None:
+    """Lookups, rows and states are those of the batch without its bad ids, bit by bit;
+    the update is applied, as nobody looks at whether there are any."""
+    plan, optimizer = problem.plan, problem.optimizer
+    collection = EmbeddingCollection(plan, plan.make_mesh())
+    storages = collection.init(jax.random.key(problem.seed))
+    state = collection.init_optimizer(optimizer)
+
+    @jax.jit
+    def step(ids, weights, gradients):
+        routes = collection.route(ids, weights)
+        found = collection.lookup(storages, routes)
+        updated = collection.update(
+            *(storages, state, routes, gradients, optimizer),
+            *(jnp.int32(1), jnp.bool_(True)),
+        )
+        return (found, updated), routes.bad_ids, routes.any_bad
+
+    batch = next(problems.batches(plan, problem.seed))
+    bad, good, counts = with_garbage(plan, batch, problem.seed, share)
+    found, bad_ids, any_bad = step(*bad)
+    expected, no_bad_ids, none = step(*good)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    np.testing.assert_array_equal(bad_ids, counts)
+    assert bool(any_bad) == bool(counts.sum())
+    assert not bool(none)
+    assert not np.asarray(no_bad_ids).any()
+    if share == 1:
+        jax.tree.map(np.testing.assert_array_equal, found[1], (storages, state))
+
+
+@hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))
+@hypothesis.settings(max_examples=3)
+def test_garbage_changes_no_row_under_any_plan(problem, share):
+    check(problem, share)
+
+
+@pytest.mark.slow
+@hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))
+@hypothesis.settings(max_examples=25)
+def test_garbage_changes_no_row_under_many_plans(problem, share):
+    check(problem, share)
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_an_id_beyond_one_table_is_no_row_of_the_next(cluster):
+    """Both tables lie in one storage, the rows of one behind those of the other."""
+    tables = TableSpec("user", 30, 4), TableSpec("item", 5, 4)
+    shards = () if cluster == "dp" else (2, 1, (0, 1))
+    placed = [Placement(table, cluster, *shards) for table in tables]
+    features = [FeatureSpec("user", hotness=2), FeatureSpec("item")]
+    planned = make_plan(features, placed, 1, 2, 4)
+    check(Problem(planned, OPTIMIZERS[0], seed=3), share=1)

@@ -1,0 +1,59 @@
+"""A hundred kinds of bad input: each is told of, and nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from tests.bad_input import ENTRANCES
+from tests.bad_input.case import Case, inside, make_world, message_of
+
+ROOT = Path(__file__).parent.parent
+CASES = [
+    pytest.param(case, id=f"{entrance}: {case.given}")
+    for entrance, cases in ENTRANCES.items()
+    for case in cases
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input(case: Case, world, tmp_path):
+    folder = shutil.copytree(world, tmp_path / "world")
+    with inside(folder):
+        if case.damage is not None:
+            case.damage()
+        before = runs.snapshot(folder)
+        with runs.compilations() as compiled:
+            message = message_of(case)
+        after = runs.snapshot(folder)
+    for text in case.says:
+        assert text in message
+    # Nothing that would steer a terminal, and no page of it.
+    assert all(each.isprintable() or each == "\n" for each in message)
+    assert len(message) < 1500
+    assert "jit(train_step)" not in compiled
+    if case.leaves:
+        after = {
+            p: d for p, d in after.items() if p.is_relative_to(folder / case.leaves)
+        }
+        before = {p: d for p, d in before.items() if p in after}
+        after = {p: d for p, d in after.items() if p in before}
+    assert after == before
+
+
+def test_there_are_a_hundred_and_the_page_shows_each():
+    assert len(CASES) >= 100
+    page = (ROOT / "experiments" / "bad_input" / "README.md").read_text()
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line[:2] == "| "]
+    rows = [row.removeprefix("| ") for row in rows if row != "| input"]
+    assert rows == [case.given for cases in ENTRANCES.values() for case in cases]

@@ -1,0 +1,34 @@
+"""The seed of a run is not that of synthetic data: seeds of a sweep compare."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embark_jax import config_io, experiment
+from tests import runs
+
+
+@pytest.fixture
+def build(tmp_path):
+    path = runs.write_config(tmp_path)
+    return lambda *overrides: experiment.build(config_io.load(path, overrides))
+
+
+def samples(setup) -> np.ndarray:
+    return setup.dataset.train_batch(0, 100).dense
+
+
+def test_the_seed_of_a_run_leaves_synthetic_data_as_they_are(build):
+    first, other = build("seed=0"), build("seed=1")
+    np.testing.assert_array_equal(samples(first), samples(other))
+    assert first.dataset.bayes_auc() == other.dataset.bayes_auc()
+    assert first.identity["seed"] != other.identity["seed"]
+
+
+def test_their_own_seed_changes_them_and_what_a_checkpoint_belongs_to(build):
+    first, other = build("data.seed=0"), build("data.seed=1")
+    assert (samples(first) != samples(other)).any()
+    changed = {k for k in first.identity if first.identity[k] != other.identity[k]}
+    assert changed == {"data_seed"}
+    assert first.data_order != other.data_order

@@ -1,0 +1,129 @@
+"""Two processes that write and read one checkpoint, each for its own device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embark_jax.launch.cluster import free_port
+
+PROCESS = """
+import resource, sys
+from pathlib import Path
+import jax
+port, index, folder = sys.argv[1:]
+folder, index = Path(folder), int(index)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{port}", 2, index)
+import numpy as np
+from embark_jax.planner import Placement
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.checkpoint import Checkpointer, CheckpointError
+from embark_jax.train.checkpoint.agreement import tell_all
+from tests.embedding import problems
+from tests.train.test_checkpoint_plans import build, logical_tables
+
+tables = TableSpec("a", 400_000, 4), TableSpec("b", 300_000, 4)
+features = [FeatureSpec(table.name, table.name) for table in tables]
+
+def make_plan(*placed):
+    return problems.make_plan(features, placed, 2, 1, 2)
+
+def assert_equal(found, expected):
+    for mine, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        if jax.numpy.issubdtype(mine.dtype, jax.dtypes.prng_key):
+            mine, theirs = map(jax.random.key_data, (mine, theirs))
+        for one, other in zip(mine.addressable_shards, theirs.addressable_shards):
+            np.testing.assert_array_equal(one.data, other.data)
+
+plan = make_plan(Placement(tables[0], "rb", 2, 1, (0, 1)), Placement(tables[1], "dp"))
+other = make_plan(
+    Placement(tables[0], "ub", 1, 2, (1, 0)), Placement(tables[1], "rb", 2, 1, (1, 0))
+)
+rows = logical_tables(tables, 0)
+zeros = {name: np.zeros_like(each) for name, each in rows.items()}
+state, embeddings = build(plan, rows)
+blank, _ = build(plan, zeros)
+moved, other_embeddings = build(other, zeros)
+said = []
+
+with Checkpointer(folder, {}, 2, say=said.append) as checkpoints:
+    for step in (1, 2):
+        checkpoints.save(state, step, embeddings, {})
+    assert checkpoints.steps == [1, 2]
+"""
+
+RESTORE = """
+    # Process 1 alone reads what is damaged; both must leave it out.
+    if index == 0:
+        file = folder / "2" / "device-1.bin"
+        data = bytearray(file.read_bytes())
+        data[7_000] ^= 1
+        file.write_bytes(data)
+    tell_all("damaged")
+    found, _ = checkpoints.restore(blank, embeddings)
+    assert int(found.step) == 1
+    assert any("left out" in line and "/2: is damaged" in line for line in said), said
+    assert_equal(found._replace(step=state.step), state)
+    found, _ = checkpoints.restore(moved, other_embeddings, 1)
+    expected, _ = build(other, rows)
+    assert_equal(found._replace(step=expected.step), expected)
+print("good")
+"""
+
+FULL_DISK = """
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if index == 1:  # all but small files are too large
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        checkpoints.save(state, 3, embeddings, {})
+        checkpoints.steps
+    except CheckpointError as error:
+        assert "3: the checkpoint could not be written (" in str(error), error
+        assert "the newest is that of step 2" in str(error), error
+    else:
+        raise AssertionError("it is not complete")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    tell_all("tried")
+    checkpoints.save(state, 3, embeddings, {})
+    assert checkpoints.steps == [2, 3]
+print("good")
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [RESTORE, FULL_DISK],
+    ids=["damaged in one", "no room in one"],
+)
+def test_two_processes_do_alike(tmp_path, what):
+    arguments = [str(free_port())]
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                PROCESS + what,
+                *arguments,
+                str(i),
+                tmp_path / "run",
+            ],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for output in outputs:
+        assert output.strip().endswith("good"), "\n".join(outputs)

@@ -1,0 +1,78 @@
+"""Throughput is that of steps which landed one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
+from embark_jax.train.window import MIN_TIMED_STEPS, Window
+
+BATCH = 4
+
+
+class Loop:
+    """Steps that land as the trainer's do, on a clock of their own.
+
+    A step takes a second, and those in flight at a stop land with the last before them:
+    the host waits for batches, and there are no more.
+    """
+
+    def __init__(self):
+        self.now = 0.0
+        self.window = Window(lambda: self.now)
+
+    def train(self, steps: int, log_every: int) -> list[float | None]:
+        """Trains up to a stop; gives what each record says of throughput."""
+        said = []
+        self.now += 100  # of compilation, or an evaluation
+        for step in range(1, steps + 1):
+            self.now += step <= steps - STEPS_IN_FLIGHT
+            self.window.add(result(step))
+            if step % log_every == 0 or step == steps:
+                said.append(self.window.close()["samples_per_s"])
+        assert self.window.empty
+        self.window.stop()
+        return said
+
+
+def result(step: int) -> StepResult:
+    labels = np.array([0, 1, 0, 1], np.float32)
+    return StepResult(step, 0.5 + step, labels - 0.5, labels, {"rb": step / 100})
+
+
+@pytest.mark.parametrize("log_every", [1, 3, 20, 50])
+def test_it_is_exact_wherever_it_is_said(log_every):
+    loop = Loop()
+    for steps in (100, 37, 20):
+        said = loop.train(steps, log_every)
+        assert set(said) - {None} == {BATCH}
+        assert said[-1] == BATCH
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, MIN_TIMED_STEPS])
+def test_of_too_few_steps_nothing_is_said(steps):
+    assert set(Loop().train(steps, log_every=1)) == {None}
+
+
+def test_a_window_follows_a_change_of_speed():
+    window, now = Window(lambda: now), 0.0
+    for seconds in (1.0, 0.25):
+        for step in range(1, 41):
+            now += seconds
+            window.add(result(step))
+        said = window.close()["samples_per_s"]
+    assert said == pytest.approx(BATCH / 0.25, rel=0.3)
+
+
+def test_the_rest_of_a_record():
+    window = Window()
+    for step in (1, 2, 3):
+        window.add(result(step))
+    assert window.close() == {
+        "loss": 2.5,
+        "train_auc": 1.0,
+        "samples_per_s": None,
+        "capacity_used/rb": 0.03,
+    }
