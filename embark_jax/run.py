@@ -18,7 +18,7 @@ from rich.console import Console
 
 from embark_jax import experiment
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import Batch, BatchChecker
+from embark_jax.data import Batch, BatchChecker, DataError
 from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, total
 from embark_jax.launch.stopping import Stop, StoppedError, stopping
@@ -222,10 +222,18 @@ def _train(
 
         while trainer.step < options.steps:
             goal = _next_stop(setup.config, trainer.step)
-            for result in trainer.iterate(setup.dataset, goal, stop.before):
-                window.add(result)
-                if result.step % options.log_every == 0 or result.step == goal:
-                    report()
+            try:
+                for result in trainer.iterate(setup.dataset, goal, stop.before):
+                    window.add(result)
+                    if result.step % options.log_every == 0 or result.step == goal:
+                        report()
+            except DataError:
+                # Of several processes this one may be alone in knowing of it.
+                alone = jax.process_count() == 1
+                if alone and trainer.step not in (0, *checkpoints.steps):
+                    save()
+                    say(console, f"a checkpoint holds all {trainer.step:,} good steps")
+                raise
             if trainer.step < goal:
                 if not window.empty:
                     report()

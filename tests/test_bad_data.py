@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax.data import MovieLens100K
+from embark_jax.data import DataError, MovieLens100K
 from tests import runs
 from tests.runs import embark
 
@@ -155,3 +155,23 @@ def test_mended_ids_are_counted_also_over_a_resume(train, folder, tmp_path, on_b
         assert counts == {"bad_ids/user": training, "test_bad_ids/user": test_set}
         assert f"training: {training:,} bad ids of 'user' were mended\n" in outcome.out
         assert f"the test set: {test_set:,} bad ids of 'user'" in outcome.out
+
+
+def test_steps_before_bad_data_are_kept(train, tmp_path, monkeypatch):
+    """Also where no checkpoint was due."""
+    good = MovieLens100K.train_batch
+
+    def train_batch(self, step, batch_size):
+        if step == 3:
+            raise DataError("row 1,501: junk")
+        return good(self, step, batch_size)
+
+    options = "embedding.on_bad_id=drop", "train.steps=5"
+    with monkeypatch.context() as damaged:
+        damaged.setattr(MovieLens100K, "train_batch", train_batch)
+        outcome = train(*options)
+    assert_refused(outcome, "row 1,501: junk")
+    assert "a checkpoint holds all 3 good steps" in outcome.out
+    resumed = train(*options, "--resume")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert "resumed at step 3 of 5" in resumed.out

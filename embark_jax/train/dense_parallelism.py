@@ -6,7 +6,7 @@ the collectives.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import optax
@@ -37,7 +37,13 @@ def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
       kind: which.
       params: ``nnx.state(model, nnx.Param)``, arrays or shapes.
       mesh: of the devices.
+
+    Raises:
+      ValueError: if there is no such kind.
     """
+    if kind not in get_args(DenseParallelism):
+        kinds = ", ".join(get_args(DenseParallelism))
+        raise ValueError(f"dense is {kind!r}, must be one of {kinds}")
     if kind != "tensor":
         return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
     variables, structure = _variables(params)

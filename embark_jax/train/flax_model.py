@@ -48,7 +48,7 @@ class FlaxModel:
         """
         # Copied, as what it changes must be variables of the innermost trace.
         module = nnx.merge(self._training, params, state, copy=True)
-        logits = _checked(module(dense, embeddings), dense.shape[0])
+        logits = _logits(module, dense, embeddings)
         nnx.pop(module, nnx.Intermediate)  # of ``sow``: for looking at, not to keep
         after = nnx.state(module, nnx.Not(nnx.Param))
         if jax.tree.structure(after) != jax.tree.structure(state):
@@ -67,7 +67,7 @@ class FlaxModel:
           ValueError: if the logits are not ``[batch]``.
         """
         module = nnx.merge(self._scoring, params, state, copy=True)
-        return _checked(module(dense, embeddings), dense.shape[0])
+        return _logits(module, dense, embeddings)
 
     def module(self, params: Any, state: Any) -> nnx.Module:
         """A module of its own, in evaluation mode, with copies of these arrays."""
@@ -75,10 +75,20 @@ class FlaxModel:
         return nnx.merge(self._scoring, *arrays)
 
 
-def _checked(logits: jax.Array, samples: int) -> jax.Array:
-    if logits.shape != (samples,):
+def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array:
+    """Calls the module; its own errors get a note of what it was called with."""
+    try:
+        logits = module(dense, embeddings)
+    except (TypeError, ValueError) as error:
+        shapes = ", ".join(f"{name} {e.shape}" for name, e in embeddings.items())
+        error.add_note(
+            f"in {type(module).__name__}, called with dense values {dense.shape} and "
+            f"embeddings {shapes}"
+        )
+        raise
+    if logits.shape != dense.shape[:1]:
         raise ValueError(
-            f"the model returns logits of shape {logits.shape}, must be ({samples},): "
-            "one a sample"
+            f"the model returns logits of shape {logits.shape}, must be "
+            f"{dense.shape[:1]}: one a sample"
         )
     return logits

@@ -190,7 +190,12 @@ def make_train_step(
       dense: how the dense model lies on the devices, as in ``state``.
       overlap: the step is ``(state, batch, routes, following) -> (state, report,
         routes of following)``; the routes it is given are donated, too.
+
+    Raises:
+      ValueError: if ``micro_batches`` is below 1.
     """
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches is {micro_batches}, must be at least 1")
     updated = update_shardings(dense, state.params, collection.mesh)
     by_sample = sample_sharding(dense, collection.mesh)
 

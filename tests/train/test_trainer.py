@@ -474,3 +474,33 @@ def test_arrays_on_devices_are_checked_when_a_step_is_traced(trainer, wrong):
     }[wrong]
     with pytest.raises(ValueError, match=r"must be (float32|int32 or int64) of shape"):
         trainer.apply(batch._replace(**{wrong: column}))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"micro_batches": 0}, "micro_batches is 0, must be at least 1"),
+        ({"dense": "halves"}, "dense is 'halves', must be one of replicated, zero1, t"),
+    ],
+)
+def test_options_are_checked(compiled, option, message):
+    options = {
+        "dense_optimizer": optax.sgd(0.1),
+        "embedding_optimizer": Adagrad(0.1),
+        **option,
+    }
+    embeddings = compiled[0].embeddings
+    model = models.DLRM(embeddings.output_shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=message):
+        Trainer(model, embeddings, **options)
+
+
+def test_an_error_of_the_model_says_what_it_was_called_with(trainer):
+    batch = dataclasses.replace(
+        Clicks().train_batch(0, BATCH), dense=np.zeros((BATCH, DENSE + 1), np.float32)
+    )
+    with pytest.raises(TypeError) as caught:
+        trainer.train([batch])
+    assert caught.value.__notes__[0] == (
+        "in DLRM, called with dense values (32, 3) and embeddings a (32, 4), b (32, 4)"
+    )
