@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import re
 import resource
@@ -197,6 +198,22 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(saved, tmp_path):
     )
 
 
+def test_a_run_that_goes_on_sets_a_damaged_checkpoint_aside(saved, tmp_path):
+    """It comes to the same step again, and writes it anew."""
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    said = []
+    (copied / "4.damaged-1").mkdir()  # as it was before
+    (copied / "4" / "device-0.bin").unlink()
+    with Checkpointer(copied, identity, keep=2, say=said.append) as checkpoints:
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
+        trainer.restore(state)
+        assert said[-1] == f"moved to {copied / '4.damaged-2'}"
+        checkpoints.save(trainer.state, 4, trainer.embeddings, BAD_IDS)
+        assert checkpoints.steps == [3, 4]
+    assert (copied / "4.damaged-2" / "device-1.bin").exists()
+
+
 def test_when_all_are_damaged_it_says_so(saved, tmp_path):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
@@ -256,6 +273,28 @@ def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
         assert str(caught.value) == (
             f"{copied / '9'}: the checkpoint could not be written (File too large); "
             "the newest is that of step 4"
+        )
+        assert runs.snapshot(copied) == before
+        checkpoints.save(trainer.state, 9, trainer.embeddings, BAD_IDS)
+        assert checkpoints.steps == [4, 9]
+
+
+def test_a_read_only_folder_leaves_the_older_checkpoints(saved, tmp_path, monkeypatch):
+    folder, identity, _, trainer = saved
+    copied = shutil.copytree(folder, tmp_path / "run")
+    before = runs.snapshot(copied)
+
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with Checkpointer(copied, identity, keep=2) as checkpoints:
+        with monkeypatch.context() as read_only:  # permissions do not bind root
+            read_only.setattr(Path, "mkdir", refuse)
+            with pytest.raises(CheckpointError) as caught:
+                checkpoints.save(trainer.state, 9, trainer.embeddings, BAD_IDS)
+        assert str(caught.value) == (
+            f"{copied / '9'}: the checkpoint could not be written (Read-only file "
+            "system); the newest is that of step 4"
         )
         assert runs.snapshot(copied) == before
         checkpoints.save(trainer.state, 9, trainer.embeddings, BAD_IDS)

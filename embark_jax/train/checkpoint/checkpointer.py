@@ -207,6 +207,7 @@ class Checkpointer:
         memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
         tables: dict[str, jax.Array] = {}
         problems: list[str] = []
+        damaged: list[int] = []
         for number in steps:
             begin, restored, problem = time.monotonic(), None, ""
             folder = self._folder.path / str(number)
@@ -225,8 +226,10 @@ class Checkpointer:
             if restored is not None and not problems:
                 seconds = time.monotonic() - begin
                 self._say(f"checkpoint {number}: read in {seconds:.1f} s")
+                self._set_aside(damaged)
                 return restored, dict(saved.manifest.bad_ids)
             self._say(f"left out {problems[0]}")
+            damaged.append(number)
         raise CheckpointError(
             f"{problems[0]}; delete it to use an older one"
             if step is not None
@@ -257,6 +260,12 @@ class Checkpointer:
             raise error
         if problems:
             raise CheckpointError(problems[0])
+
+    def _set_aside(self, damaged: list[int]) -> None:
+        """Makes room for checkpoints of the same steps, in a run that goes on."""
+        if self._keep is not None and jax.process_index() == 0:
+            for step in damaged:
+                self._say(f"moved to {self._folder.set_aside(step)}")
 
     def _complete(self, step: int, manifest: Manifest) -> None:
         """Gives the checkpoint its name when all processes have written their parts."""

@@ -7,6 +7,7 @@ A checkpoint is written as ``STEP.tmp``, and is complete when it has got its nam
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import time
@@ -151,6 +152,12 @@ class CheckpointFolder:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.exists():
             write_synced(folder / f"{FAILED}{process}", reason.encode())
+
+    def set_aside(self, step: int) -> Path:
+        """Gives a damaged checkpoint another name, and returns it."""
+        names = (f"{step}.damaged-{i}" for i in itertools.count(1))
+        path = next(self.path / n for n in names if not (self.path / n).exists())
+        return (self.path / str(step)).rename(path)
 
     def keep(self, count: int) -> None:
         """Deletes all checkpoints but the newest ones."""
