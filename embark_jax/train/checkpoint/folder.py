@@ -152,9 +152,11 @@ class CheckpointFolder:
         elif folder.exists():
             write_synced(folder / f"{FAILED}{process}", reason.encode())
 
-    def keep(self, count: int) -> None:
-        """Deletes all checkpoints but the newest ones."""
+    def keep(self, count: int, best: int | None) -> None:
+        """Deletes all checkpoints but the newest ones, and the best."""
         for step in self.steps()[:-count]:
+            if step == best:
+                continue
             # Never half a checkpoint under a good name.
             doomed = self.path / f"{step}.old{TEMPORARY}"
             (self.path / str(step)).rename(doomed)
