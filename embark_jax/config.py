@@ -125,6 +125,56 @@ class FeatureConfig(Config):
     """Synthetic data only: each id comes with a weight."""
 
 
+class ConstantScheduleConfig(Config):
+    """The whole rate, after a warm-up that rises in a line from 0."""
+
+    kind: Literal["constant"] = "constant"
+    warmup_steps: NonNegativeInt = 0
+
+
+class CosineScheduleConfig(Config):
+    """After the warm-up half a cosine down to ``end_factor`` of the rate
+    (https://arxiv.org/abs/1608.03983, without restarts)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    decay_steps: PositiveInt | None = None
+    """None is all steps after the warm-up."""
+    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class PolynomialScheduleConfig(Config):
+    """After the warm-up ``hold_steps`` of the whole rate, then ``(1 - t) ** power``
+    down to ``end_factor`` of it; MLPerf's DLRM has power 2."""
+
+    kind: Literal["polynomial"] = "polynomial"
+    warmup_steps: NonNegativeInt = 0
+    hold_steps: NonNegativeInt = 0
+    decay_steps: PositiveInt | None = None
+    """None is all steps that are left."""
+    power: PositiveFloat = 1.0
+    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class StepScheduleConfig(Config):
+    """After the warm-up the rate is multiplied by ``factor`` at each of these steps."""
+
+    kind: Literal["steps"] = "steps"
+    warmup_steps: NonNegativeInt = 0
+    at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    factor: PositiveFloat = 0.1
+
+
+AnyScheduleConfig = (
+    ConstantScheduleConfig
+    | CosineScheduleConfig
+    | PolynomialScheduleConfig
+    | StepScheduleConfig
+)
+ScheduleConfig = Annotated[AnyScheduleConfig, Field(discriminator="kind")]
+"""The factor of a learning rate, step by step."""
+
+
 class EmbeddingOptimizerConfig(Config):
     """Applied once to each touched row."""
 
@@ -134,6 +184,10 @@ class EmbeddingOptimizerConfig(Config):
     initial_accumulator: NonNegativeFloat = 0.0
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    weight_decay: NonNegativeFloat = 0.0
+    """A touched row first loses this share of itself, times the learning rate; rows
+    that no id of a batch touches are left as they are."""
+    schedule: ScheduleConfig = ConstantScheduleConfig()
 
 
 class WireConfig(Config):
@@ -163,7 +217,18 @@ class EmbeddingConfig(Config):
     """Of lookups and updates; ``auto`` is the best that runs here."""
 
 
-class DLRMDCNv2Config(Config):
+class BaseModelConfig(Config):
+    """What all models have."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the operands of matrix products; parameters and sums are float32."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an MLP's hidden values that training sets to zero."""
+    batch_norm: bool = False
+    """Of an MLP's hidden values, before their ReLU."""
+
+
+class DLRMDCNv2Config(BaseModelConfig):
     """DLRM with low-rank cross layers (https://arxiv.org/abs/2008.13535)."""
 
     kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
@@ -171,47 +236,42 @@ class DLRMDCNv2Config(Config):
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
     cross_layers: NonNegativeInt = 3
     cross_rank: PositiveInt = 512
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class DLRMConfig(Config):
+class DLRMConfig(BaseModelConfig):
     """DLRM with dot interaction (https://arxiv.org/abs/1906.00091)."""
 
     kind: Literal["dlrm"] = "dlrm"
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class DCNConfig(Config):
+class DCNConfig(BaseModelConfig):
     """DCN, version 1: cross layers of one vector each beside an MLP
     (https://arxiv.org/abs/1708.05123)."""
 
     kind: Literal["dcn"] = "dcn"
     cross_layers: PositiveInt = 6
     deep: tuple[PositiveInt, ...] = (1024, 1024)
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class WideDeepConfig(Config):
+class WideDeepConfig(BaseModelConfig):
     """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table is
     its ids' weights in the wide part; a table of dim 1 is in no other."""
 
     kind: Literal["wide_deep"] = "wide_deep"
     deep: tuple[PositiveInt, ...] = (1024, 512, 256)
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class DeepFMConfig(Config):
+class DeepFMConfig(BaseModelConfig):
     """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table is its
     ids' first-order weights."""
 
     kind: Literal["deepfm"] = "deepfm"
     deep: tuple[PositiveInt, ...] = (400, 400, 400)
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class TBSMConfig(Config):
+class TBSMConfig(BaseModelConfig):
     """TBSM: attention over a behaviour sequence (https://arxiv.org/abs/2008.11922)."""
 
     kind: Literal["tbsm"] = "tbsm"
@@ -221,7 +281,6 @@ class TBSMConfig(Config):
     event: tuple[PositiveInt, ...] = (15, 15)
     attention: tuple[PositiveInt, ...] = (15, 15)
     top: tuple[PositiveInt, ...] = (60, 1)
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 AnyModelConfig = (
@@ -242,6 +301,21 @@ class DenseOptimizerConfig(Config):
     learning_rate: PositiveFloat = 0.01
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
+    schedule: ScheduleConfig = ConstantScheduleConfig()
+    clip_norm: PositiveFloat | None = None
+    """Gradients of the dense parameters are scaled down to this norm of all of them
+    together; those of embeddings are not."""
+
+
+class EarlyStoppingConfig(Config):
+    """Training ends when the validation set has stopped to improve; the best step's
+    state is kept in ``best/``, and is what the test set is evaluated with."""
+
+    metric: Literal["auc", "log_loss"] = "auc"
+    patience: PositiveInt = 2
+    """Evaluations in a row that are no better, after which training ends."""
+    min_change: NonNegativeFloat = 0.0
+    """What a value must be better by to count."""
 
 
 class TrainConfig(Config):
@@ -256,11 +330,23 @@ class TrainConfig(Config):
     over all, ``tensor`` its layers over the GPUs of a node."""
     overlap: bool = False
     """Whether the route of a batch is made during the step before it."""
-    steps: PositiveInt = 1000
+    steps: PositiveInt | None = None
+    """None is as many as ``epochs`` take, or 1,000."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training data, in place of ``steps``; what is left of the last
+    that fills no batch is not trained on."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Labels are trained as this much of 1/2 and the rest of themselves
+    (https://arxiv.org/abs/1512.00567)."""
+    embedding_l2: NonNegativeFloat = 0.0
+    """Half of this times the squares of all embeddings that the model is given is added
+    to a sample's loss: of features with one id a bag, of the batch's rows."""
     log_every: PositiveInt = 20
     eval_every: PositiveInt | None = None
     """On the validation set, or the test set of data that have none; None evaluates
     only at the end, on the test set."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Looks at each evaluation of the validation set."""
     checkpoint_every: PositiveInt | None = None
     """None writes only the last checkpoint."""
     keep_checkpoints: PositiveInt = 3
@@ -268,6 +354,17 @@ class TrainConfig(Config):
     """Bytes of host memory that a process may take to save and to load. Training stands
     still for as long as what does not fit takes to write; None is room for all of it,
     but at most half of the memory that is free."""
+
+    @model_validator(mode="after")
+    def _agree(self):
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"steps is {self.steps} and epochs {self.epochs}, must be one of the "
+                "two: leave the other out"
+            )
+        if self.early_stopping is not None and self.eval_every is None:
+            raise ValueError("early_stopping needs eval_every: set it too")
+        return self
 
 
 class ExperimentConfig(Config):

@@ -6,21 +6,24 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
+import optax
 from embark_kernels import (
     SGD,
     Adagrad,
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
+    Scheduled,
     availability,
 )
 from flax import nnx
 
 from embark_jax import fleet, models
 from embark_jax.config import (
+    AnyModelConfig,
     ConfigError,
     EmbeddingOptimizerConfig,
     ExperimentConfig,
@@ -48,7 +51,10 @@ from embark_jax.tables import (
     embedding_width,
 )
 from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.train.schedules import build_schedule
 from embark_jax.train.trainer import Trainer
+
+DEFAULT_STEPS = 1000
 
 SCALE_SAMPLES = 4096
 """Training samples that are looked at for the scale of dense columns."""
@@ -70,6 +76,15 @@ class Experiment:
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
     plan: Plan
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        options = self.config.train
+        if options.epochs is None:
+            return options.steps or DEFAULT_STEPS
+        samples = int(options.epochs * self.dataset.train_samples)
+        return max(1, samples // options.batch_size)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -95,7 +110,7 @@ class Experiment:
                 for f in self.features
             },
             "dense_features": self.dataset.dense_features,
-            "model": config.model.model_dump(mode="json", exclude={"compute_dtype"}),
+            "model": _saved_model(config.model),
             "embedding_optimizer": config.embedding.optimizer.kind,
             "dense_optimizer": config.dense_optimizer.kind,
         }
@@ -163,17 +178,34 @@ class Experiment:
                 self.dataset.dense_features,
                 nnx.Rngs(config.seed),
             )
+        with blaming("dense_optimizer.schedule"):
+            dense_optimizer = build_dense_optimizer(config.dense_optimizer, self.steps)
+        with blaming("embedding.optimizer.schedule"):
+            embedding_optimizer = build_embedding_optimizer(
+                config.embedding.optimizer, self.steps
+            )
         return Trainer(
             model,
             embeddings,
-            dense_optimizer=build_dense_optimizer(config.dense_optimizer),
-            embedding_optimizer=build_embedding_optimizer(config.embedding.optimizer),
+            dense_optimizer=dense_optimizer,
+            embedding_optimizer=embedding_optimizer,
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
             overlap=config.train.overlap,
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,
         )
+
+
+def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
+    """What of a model's config its variables depend on."""
+    described = config.model_dump(mode="json", exclude={"compute_dtype"})
+    # Of models without them nothing is saved, nor was it before there were any.
+    return {
+        key: value
+        for key, value in described.items()
+        if value or key not in ("dropout", "batch_norm")
+    }
 
 
 def make_host_devices(config: ExperimentConfig) -> None:
@@ -204,6 +236,11 @@ def build(
     """
     dataset, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
+    if config.train.early_stopping and dataset.validation_batches(1) is None:
+        raise ConfigError(
+            "train.early_stopping: the data have no validation set; prepare them with "
+            "one, or leave it out"
+        )
     if plan_file is None:
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:
@@ -225,21 +262,25 @@ def _wire(config: ExperimentConfig) -> Wire:
     return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
 
 
-def build_embedding_optimizer(config: EmbeddingOptimizerConfig) -> RowOptimizer:
-    """The row optimizer that a config describes."""
+def build_embedding_optimizer(
+    config: EmbeddingOptimizerConfig, steps: int
+) -> RowOptimizer:
+    """The row optimizer that a config describes, in a run of so many ``steps``."""
+    rate, eps = config.learning_rate, config.eps
     match config.kind:
         case "sgd":
-            return SGD(config.learning_rate)
+            rule = SGD(rate)
         case "adagrad":
-            return Adagrad(config.learning_rate, config.eps, config.initial_accumulator)
+            rule = Adagrad(rate, eps, config.initial_accumulator)
         case "rowwise_adagrad":
-            return RowwiseAdagrad(
-                config.learning_rate, config.eps, config.initial_accumulator
-            )
+            rule = RowwiseAdagrad(rate, eps, config.initial_accumulator)
         case "adam":
-            return LazyAdam(
-                config.learning_rate, config.beta1, config.beta2, config.eps
-            )
+            rule = LazyAdam(rate, config.beta1, config.beta2, eps)
+    schedule = build_schedule(config.schedule, steps)
+    if schedule is None and not config.weight_decay:
+        return rule
+    following = cast(Any, schedule or optax.constant_schedule(1.0))
+    return Scheduled(rule, following, config.weight_decay)
 
 
 def workload(

@@ -34,7 +34,8 @@ from embark_jax.train.display import (
     split_text,
     step_text,
 )
-from embark_jax.train.logs import MetricsLog
+from embark_jax.train.early_stopping import EarlyStopping
+from embark_jax.train.logs import MetricsLog, read_metrics
 from embark_jax.train.progress import step_progress
 from embark_jax.train.results import NonFiniteLossError
 from embark_jax.train.trainer import Trainer
@@ -109,7 +110,7 @@ def _run(
         functools.partial(say, console),
     ) as checkpoints:
         if resume:
-            _resume(config, workdir, trainer, check, checkpoints, console)
+            _resume(setup, workdir, trainer, check, checkpoints, console)
         if main:
             history.record(workdir, config, trainer.step)
             (workdir / "plan.json").write_text(setup.plan.to_json())
@@ -121,14 +122,25 @@ def _run(
         ):
             if log.set_aside:
                 say(console, f"warning: {log.set_aside}")
+            past = read_metrics(workdir) if main else []
+            early = EarlyStopping(config.train.early_stopping, of_process_0(past))
+            checkpoints.best_step = early.best_step
             try:
-                _train(setup, trainer, check, checkpoints, log, console, stop)
+                _train(setup, trainer, check, checkpoints, log, console, stop, early)
+                last = trainer.step
+                if early.ended:
+                    say(console, f"{early}: training ends at step {last:,}")
+                if early.best_step not in (None, last):
+                    state, _ = checkpoints.restore(
+                        trainer.state, trainer.embeddings, early.best_step
+                    )
+                    trainer.restore(state)
                 record = {"final": True, **_result(setup, trainer, stop.during)}
             except StoppedError:
                 where = workdir / "checkpoints" / str(checkpoints.steps[-1])
                 say(
                     console,
-                    f"stopped at step {trainer.step:,} of {config.train.steps:,}, "
+                    f"stopped at step {trainer.step:,} of {setup.steps:,}, "
                     f"with a checkpoint to --resume from: {where}",
                 )
                 return None
@@ -141,7 +153,9 @@ def _run(
             record["recompilations"] = trainer.recompilations
             record |= _counts("bad_ids", total(check.bad_ids))
             record |= _counts("missing_dense", setup.missing_dense)
-            log.write(trainer.step, record)
+            if early.best_step is not None:
+                record["best_step"] = early.best_step
+            log.write(last, record)
     show_result(record, console)
     return record
 
@@ -170,7 +184,7 @@ def _check_unused(workdir: Path) -> None:
 
 
 def _resume(
-    config: ExperimentConfig,
+    setup: Experiment,
     workdir: Path,
     trainer: Trainer,
     check: BatchChecker,
@@ -181,12 +195,12 @@ def _resume(
     main, changed = jax.process_index() == 0, []
     if of_process_0(checkpoints.steps):
         if main:
-            changed = history.changes(workdir, config)
+            changed = history.changes(workdir, setup.config)
         state, bad_ids = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
         if main:  # which goes on counting for all
             check.bad_ids = bad_ids
-    say(console, f"resumed at step {trainer.step:,} of {config.train.steps:,}")
+    say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
         say(console, f"  {change}")
 
@@ -199,6 +213,7 @@ def _train(
     log: MetricsLog,
     console: Console,
     stop: Stop,
+    early: EarlyStopping,
 ) -> None:
     """Trains to the last step and leaves a checkpoint there; or raises StoppedError and
     leaves one where it stopped."""
@@ -206,7 +221,7 @@ def _train(
     window = Window()
     with step_progress(console=console) as progress:
         task = progress.add_task(
-            "train", total=options.steps, completed=trainer.step, shown="compiling"
+            "train", total=setup.steps, completed=trainer.step, shown="compiling"
         )
 
         def report():
@@ -220,8 +235,8 @@ def _train(
             bad_ids = total(check.bad_ids)
             checkpoints.save(trainer.state, trainer.step, trainer.embeddings, bad_ids)
 
-        while trainer.step < options.steps:
-            goal = _next_stop(setup.config, trainer.step)
+        while trainer.step < setup.steps and not early.ended:
+            goal = _next_stop(setup, trainer.step)
             try:
                 for result in trainer.iterate(setup.dataset, goal, stop.before):
                     window.add(result)
@@ -245,23 +260,25 @@ def _train(
                     split, batches = _held_out(setup)
                     record = _record(setup, trainer, split, stop.during(batches))
                     log.write(goal, record)
+                    early.add(goal, record)
+                    checkpoints.best_step = early.best_step
                     shown = split_text(record, split)
                     say(progress.console, f"step {goal:,}: {shown}")
             except StoppedError:
                 save()
                 raise
-            if goal == options.steps or (
-                options.checkpoint_every and goal % options.checkpoint_every == 0
-            ):
+            due = options.checkpoint_every and goal % options.checkpoint_every == 0
+            ends = early.ended or goal == setup.steps
+            if due or ends or goal == early.best_step:
                 save()
             window.stop()
 
 
-def _next_stop(config: ExperimentConfig, step: int) -> int:
+def _next_stop(setup: Experiment, step: int) -> int:
     """The next step after ``step`` at which all steps must have landed."""
-    options = config.train
+    options = setup.config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
-    return min([options.steps, *((step // every + 1) * every for every in intervals)])
+    return min([setup.steps, *((step // every + 1) * every for every in intervals)])
 
 
 def evaluate_checkpoint(

@@ -5,7 +5,9 @@ Written for plainness, not speed. Every plan must give what this gives.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from embark_kernels import (
@@ -14,6 +16,7 @@ from embark_kernels import (
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
+    Scheduled,
 )
 
 from embark_jax.tables import FeatureSpec
@@ -96,6 +99,11 @@ def update(
     """Updates the touched rows of one table and of its state, in place."""
     g, rate = gradient[touched], optimizer.learning_rate
     match optimizer:
+        case Scheduled(rule, schedule, weight_decay):
+            rate *= float(schedule(step - 1))
+            table[touched] *= 1 - rate * weight_decay
+            scaled = dataclasses.replace(cast(Any, rule), learning_rate=rate)
+            update(table, state, gradient, touched, scaled, step)
         case SGD():
             table[touched] -= rate * g
         case Adagrad() | RowwiseAdagrad():

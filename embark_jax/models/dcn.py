@@ -29,6 +29,7 @@ class DCN(nnx.Module):
       cross_layers: number of cross layers.
       deep: widths of the MLP, each layer with ReLU.
       compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -42,14 +43,17 @@ class DCN(nnx.Module):
         cross_layers: int = 6,
         deep: Sequence[int] = (1024, 1024),
         compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
         self.dims = pooled_dims(embedding_shapes)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         width = dense_features + sum(dim for _, dim in self.dims)
         self.cross = nnx.List(VectorCross(width, **shared) for _ in range(cross_layers))
-        self.deep = MLP(width, deep, last_relu=True, **shared)
+        self.deep = MLP(width, deep, last_relu=True, **mlp)
         self.top = Linear(width + (width, *deep)[-1], 1, **shared)
 
     def __call__(

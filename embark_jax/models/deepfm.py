@@ -33,6 +33,7 @@ class DeepFM(nnx.Module):
       dense_features: number of dense features.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -46,6 +47,8 @@ class DeepFM(nnx.Module):
         dense_features: int,
         deep: Sequence[int] = (400, 400, 400),
         compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -60,12 +63,13 @@ class DeepFM(nnx.Module):
         if unequal:
             raise ValueError("; ".join(unequal))
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.first_order = FirstOrder(dense_features, **shared)
         size = (dense_features, largest - 1)
         init = nnx.initializers.normal(_VECTOR_STD)
         self.dense_vectors = nnx.Param(init(rngs.params(), size))
         fields = dense_features + sum(dim > 1 for _, dim in self.dims)
-        self.deep = MLP(fields * size[1], (*deep, 1), last_relu=False, **shared)
+        self.deep = MLP(fields * size[1], (*deep, 1), last_relu=False, **mlp)
 
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]

@@ -27,6 +27,7 @@ class DLRM(nnx.Module):
       bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -41,6 +42,8 @@ class DLRM(nnx.Module):
         bottom: Sequence[int] = (512, 256, 128),
         top: Sequence[int] = (1024, 1024, 512, 256, 1),
         compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -56,9 +59,10 @@ class DLRM(nnx.Module):
         if unequal:
             raise ValueError("; ".join(unequal))
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
-        self.bottom = MLP(dense_features, bottom, last_relu=True, **shared)
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
+        self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
         pairs = len(self.dims) * (len(self.dims) + 1) // 2
-        self.top = MLP(width + pairs, top, last_relu=False, **shared)
+        self.top = MLP(width + pairs, top, last_relu=False, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(

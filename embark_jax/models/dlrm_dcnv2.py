@@ -31,6 +31,7 @@ class DLRMDCNv2(nnx.Module):
       cross_layers: number of cross layers.
       cross_rank: rank of each.
       compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -46,18 +47,21 @@ class DLRMDCNv2(nnx.Module):
         cross_layers: int = 3,
         cross_rank: int = 512,
         compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
         check_top(top)
         self.dims = pooled_dims(embedding_shapes)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
-        self.bottom = MLP(dense_features, bottom, last_relu=True, **shared)
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
+        self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
         width = (dense_features, *bottom)[-1] + sum(dim for _, dim in self.dims)
         self.cross = nnx.List(
             LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
         )
-        self.top = MLP(width, top, last_relu=False, **shared)
+        self.top = MLP(width, top, last_relu=False, **mlp)
 
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]

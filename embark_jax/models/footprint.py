@@ -33,18 +33,18 @@ def footprint(
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    graph, params, state = nnx.split(model, nnx.Param, ...)
 
-    def forward(params, dense, embeddings):
-        return nnx.merge(graph, params, rest)(dense, embeddings)
+    def backward(state, *inputs):  # a pytree of what it needs of forward
+        def forward(params, dense, embeddings):
+            return nnx.merge(graph, params, state, copy=True)(dense, embeddings)
 
-    def backward(*inputs):  # a pytree of what it needs of forward
         return jax.vjp(forward, *inputs)[1]
 
     def kept_bytes(batch: int) -> int:
         embeddings = {n: _floats(batch, *s) for n, s in embedding_shapes.items()}
         dense = _floats(batch, dense_features)
-        kept = jax.eval_shape(backward, params, dense, embeddings)
+        kept = jax.eval_shape(backward, state, params, dense, embeddings)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

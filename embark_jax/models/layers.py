@@ -28,6 +28,10 @@ _linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 xavier_normal = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
 
+BATCH_NORM_MOMENTUM = 0.9
+"""Share of the running statistics that a step keeps: 1 less PyTorch's ``momentum``."""
+
+
 def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     """``x @ w`` with operands in ``compute_dtype`` and sums in float32, backward too.
 
@@ -112,12 +116,20 @@ class Linear(nnx.Module):
 class MLP(nnx.Module):
     """Linear layers with ReLU between them.
 
+    A layer with ReLU is linear, batch normalization, ReLU, dropout, in this order; the
+    last layer without ReLU is linear alone.
+
     Args:
       inputs: width of the input.
       widths: output width of each layer; none gives the identity.
       last_relu: whether the last layer ends in ReLU too, else it is linear.
       compute_dtype: of the matrix products' operands.
-      rngs: its ``params`` stream draws the weights.
+      dropout: share of values that training sets to zero; the others grow to keep the
+        mean.
+      batch_norm: whether values are normalized by mean and variance over the batch in
+        training, and over the past in evaluation, of which a step keeps 0.9
+        (https://arxiv.org/abs/1502.03167).
+      rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
     """
 
     def __init__(
@@ -127,6 +139,8 @@ class MLP(nnx.Module):
         *,
         last_relu: bool,
         compute_dtype: DTypeLike,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         rngs: nnx.Rngs,
     ):
         self.layers = nnx.List(
@@ -138,14 +152,25 @@ class MLP(nnx.Module):
             )
             for i, (fan_in, fan_out) in enumerate(itertools.pairwise((inputs, *widths)))
         )
-        self.last_relu = last_relu
+        hidden = widths if last_relu else widths[:-1]
+        self.norms = nnx.List(
+            nnx.BatchNorm(width, momentum=BATCH_NORM_MOMENTUM, rngs=rngs)
+            for width in hidden
+            if batch_norm
+        )
+        self.dropouts = nnx.List(
+            nnx.Dropout(dropout, rngs=rngs) for _ in hidden if dropout
+        )
+        self.hidden = len(hidden)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[batch, inputs]`` to ``[batch, widths[-1]]``, both float32."""
         for i, layer in enumerate(self.layers):
             x = layer(x)
-            if self.last_relu or i + 1 < len(self.layers):
+            if i < self.hidden:
+                x = self.norms[i](x) if self.norms else x
                 x = nnx.relu(x)
+                x = self.dropouts[i](x) if self.dropouts else x
         return x
 
 

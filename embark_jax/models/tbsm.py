@@ -48,6 +48,7 @@ class TBSM(nnx.Module):
       attention: widths of the hidden layers of the MLP over the similarities.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -65,6 +66,8 @@ class TBSM(nnx.Module):
         attention: Sequence[int] = (15, 15),
         top: Sequence[int] = (60, 1),
         compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -77,13 +80,14 @@ class TBSM(nnx.Module):
         pooled = {n: s for n, s in self.shapes if n not in history}
         self.fields = tuple((name, past.get(name)) for name, _ in pooled_dims(pooled))
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
-        self.bottom = MLP(dense_features, bottom, last_relu=True, **shared)
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
+        self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
         pairs = len(pooled) * (len(pooled) + 1) // 2
-        self.event = MLP(dim + pairs, event, last_relu=True, **shared)
+        self.event = MLP(dim + pairs, event, last_relu=True, **mlp)
         width = (dim + pairs, *event)[-1]
         self.similarity = nnx.Param(xavier_normal(rngs.params(), (width, width)))
-        self.attention = MLP(length, (*attention, length), last_relu=False, **shared)
-        self.top = MLP(2 * width, top, last_relu=False, **shared)
+        self.attention = MLP(length, (*attention, length), last_relu=False, **mlp)
+        self.top = MLP(2 * width, top, last_relu=False, **mlp)
         self.length = length
         self.compute_dtype = jnp.dtype(compute_dtype)
 

@@ -28,6 +28,7 @@ class WideDeep(nnx.Module):
       dense_features: number of dense features; both parts read them.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -40,14 +41,17 @@ class WideDeep(nnx.Module):
         dense_features: int,
         deep: Sequence[int] = (1024, 512, 256),
         compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
         self.dims = pooled_dims(embedding_shapes)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.wide = FirstOrder(dense_features, **shared)
         width = dense_features + sum(dim - 1 for _, dim in self.dims)
-        self.deep = MLP(width, (*deep, 1), last_relu=False, **shared)
+        self.deep = MLP(width, (*deep, 1), last_relu=False, **mlp)
 
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]

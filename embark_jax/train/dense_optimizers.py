@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import optax
 
 from embark_jax.config import DenseOptimizerConfig
+from embark_jax.train.schedules import build_schedule
 
 
 def build_dense_optimizer(
-    config: DenseOptimizerConfig,
+    config: DenseOptimizerConfig, steps: int
 ) -> optax.GradientTransformation:
-    """The optax optimizer that ``config`` describes.
+    """The optax optimizer that ``config`` describes, in a run of so many ``steps``.
 
     With gradient ``g``, learning rate ``lr`` and weight decay ``wd``, a parameter ``p``
     moves by ``-lr * (u + wd * p)``: the decay is decoupled from the gradient, as in
     AdamW (https://arxiv.org/abs/1711.05101), and acts on all parameters, biases too.
+    Gradients are clipped before all else, and the schedule's factor is part of ``lr``.
 
     - sgd: ``u = g``.
     - adagrad: ``a += g²``, from ``a = 0``, and ``u = g / (sqrt(a) + eps)``.
@@ -31,12 +33,14 @@ def build_dense_optimizer(
         "adagrad": lambda: scale_by_adagrad(config.eps),
         "adam": lambda: optax.scale_by_adam(b1=0.9, b2=0.999, eps=config.eps),
     }[config.kind]()
+    # Options that are not used leave no trace in the state, which checkpoints hold.
+    if config.clip_norm is not None:
+        scale = optax.chain(optax.clip_by_global_norm(config.clip_norm), scale)
     decay = optax.add_decayed_weights(config.weight_decay)
-    return optax.chain(
-        scale,
-        decay if config.weight_decay else optax.identity(),
-        optax.scale_by_learning_rate(config.learning_rate),
-    )
+    rate = optax.scale_by_learning_rate(config.learning_rate)
+    if (schedule := build_schedule(config.schedule, steps)) is not None:
+        rate = optax.chain(rate, optax.scale_by_schedule(schedule))
+    return optax.chain(scale, decay if config.weight_decay else optax.identity(), rate)
 
 
 class AdagradState(NamedTuple):

@@ -19,10 +19,12 @@ CURRENT, FOLDER = "config.yaml", "configs"
 
 MAY_CHANGE = (
     *("name", "fleet", "mesh.*", "data.path"),
-    *("train.steps", "train.log_every", "train.eval_every", "train.checkpoint_*"),
+    *("train.steps", "train.epochs", "train.early_stopping*"),
+    *("train.log_every", "train.eval_every", "train.checkpoint_*"),
     *("train.keep_checkpoints", "train.micro_batches", "train.dense", "train.overlap"),
     *(f"dense_optimizer.{key}" for key in ("learning_rate", "eps", "weight_decay")),
     *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),
+    *("embedding.optimizer.weight_decay", "embedding.optimizer.schedule.*"),
     *("embedding.capacity_slack", "embedding.on_bad_id", "embedding.ragged"),
     *("embedding.wire.*", "embedding.kernels", "model.compute_dtype"),
     *(

@@ -71,7 +71,7 @@ def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
     )
     model = FlaxModel(model)
     kind: Any = listed.optimizer or "rowwise_adagrad"
-    rows = build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind))
+    rows = build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind), steps=1)
     optimizers = optax.adagrad(0.01), rows
     state = abstract_state(model, collection, *optimizers)
     step = make_train_step(model, collection, *optimizers, state)

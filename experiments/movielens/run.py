@@ -38,7 +38,7 @@ def train(path: Path, mesh: tuple[int, int], seed: int) -> dict[str, float]:
     config = config_io.load(path, changes.split())
     setup = experiment.build(config)
     trainer = setup.trainer()
-    trainer.fit(setup.dataset, config.train.steps)
+    trainer.fit(setup.dataset, setup.steps)
     record = {}
     for split in ("validation", "test"):
         batches = getattr(setup.dataset, f"{split}_batches")(config.train.batch_size)

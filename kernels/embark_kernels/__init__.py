@@ -22,6 +22,7 @@ from embark_kernels.optimizers import Adagrad as Adagrad
 from embark_kernels.optimizers import LazyAdam as LazyAdam
 from embark_kernels.optimizers import RowOptimizer as RowOptimizer
 from embark_kernels.optimizers import RowwiseAdagrad as RowwiseAdagrad
+from embark_kernels.optimizers import Scheduled as Scheduled
 from embark_kernels.shapes import SHAPES as SHAPES
 from embark_kernels.shapes import LookupShape as LookupShape
 from embark_kernels.tuning import lookup_key as lookup_key

@@ -69,6 +69,9 @@ def update_rows_mosaic_gpu(
             gradient = [row_access.load(gradients_ref, each) for each in place]
             old_state = [[load_state(ref, each) for ref in state_refs] for each in row]
             square = [[ref[each] for ref in square_refs] for each in place]
+            kept = optimizer.kept(factor)
+            if kept is not None:
+                old = [math.fill(kept) * each for each in old]
             for i in range(chunk):
                 change, new_states = optimizer.update(
                     dict(zip(names, old_state[i], strict=True)),

@@ -2,7 +2,8 @@
 
 A rule turns the states and the summed gradient of a row into new states and the change
 that is to be subtracted from the row, in float32. It is applied once to each touched
-row. It does not see the row, so that plain XLA need not read it before it writes.
+row. It does not see the row, so that plain XLA need not read it before it writes; a
+rule with weight decay says which share of the row stays.
 Plain XLA calls it with all rows, ``[rows, width]``; the kernel with one row ``[width]``
 and, where XLA has ``[rows, 1]``, a scalar.
 """
@@ -57,6 +58,11 @@ class RowOptimizer(Protocol):
         """``[]`` float32 numbers that depend on the step alone."""
         ...
 
+    def kept(self, factors: tuple[jax.Array, ...]) -> jax.Array | None:
+        """``[]`` share of a touched row that the change is subtracted from; None is
+        all of it."""
+        ...
+
     def update(
         self,
         states: States,
@@ -82,6 +88,9 @@ class SGD:
 
     def step_factors(self, step):
         return ()
+
+    def kept(self, factors):
+        return None
 
     def update(self, states, gradient, mean_square, factors, math):
         return self.learning_rate * gradient, {}
@@ -109,6 +118,9 @@ class Adagrad:
 
     def step_factors(self, step):
         return ()
+
+    def kept(self, factors):
+        return None
 
     def update(self, states, gradient, mean_square, factors, math):
         accumulator = states["accumulator"] + gradient * gradient
@@ -138,6 +150,9 @@ class RowwiseAdagrad:
     def step_factors(self, step):
         return ()
 
+    def kept(self, factors):
+        return None
+
     def update(self, states, gradient, mean_square, factors, math):
         accumulator = states["accumulator"] + mean_square
         rate = self.learning_rate / (math.sqrt(accumulator) + self.eps)
@@ -166,6 +181,9 @@ class LazyAdam:
         count = step.astype(jnp.float32)
         return 1 / (1 - self.beta1**count), 1 / (1 - self.beta2**count)
 
+    def kept(self, factors):
+        return None
+
     def update(self, states, gradient, mean_square, factors, math):
         mean = self.beta1 * states["mean"] + (1 - self.beta1) * gradient
         variance = self.beta2 * states["variance"] + (1 - self.beta2) * (
@@ -177,3 +195,53 @@ class LazyAdam:
         )
         scaled = mean_hat / (math.sqrt(variance_hat) + self.eps)
         return self.learning_rate * scaled, {"mean": mean, "variance": variance}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+    """A rule whose learning rate follows a schedule, and whose touched rows decay.
+
+    ``row = (1 - rate * weight_decay) * row - change`` with ``rate`` that of the step:
+    decoupled from the gradient as in AdamW (https://arxiv.org/abs/1711.05101), but
+    lazy: rows that a batch does not touch stay as they are.
+
+    Args:
+      rule: whose change is in proportion to its learning rate, as all of these are.
+      schedule: factor of its learning rate, by the ``[]`` number of steps before.
+      weight_decay: 0 or more.
+    """
+
+    rule: RowOptimizer
+    schedule: Callable[[jax.Array | int], jax.Array | float] = lambda steps: 1.0
+    weight_decay: float = 0.0
+
+    @property
+    def learning_rate(self):
+        return self.rule.learning_rate
+
+    @property
+    def row_wise(self):
+        return self.rule.row_wise
+
+    @property
+    def initial_state(self):
+        return self.rule.initial_state
+
+    def state_widths(self, width):
+        return self.rule.state_widths(width)
+
+    def step_factors(self, step):
+        factor = jnp.asarray(self.schedule(step - 1), jnp.float32)
+        return factor, *self.rule.step_factors(step)
+
+    def kept(self, factors):
+        if not self.weight_decay:
+            return None
+        return 1 - self.learning_rate * self.weight_decay * factors[0]
+
+    def update(self, states, gradient, mean_square, factors, math):
+        factor, *rest = factors
+        change, states = self.rule.update(
+            states, gradient, mean_square, tuple(rest), math
+        )
+        return math.fill(factor) * change, states

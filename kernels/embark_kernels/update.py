@@ -98,11 +98,13 @@ def update_rows(
             values = values.astype(array.dtype)
             return array.at[rows].set(values, mode="drop", unique_indices=True)
 
-        if table.dtype == jnp.float32:
+        kept = optimizer.kept(factors)
+        if kept is None and table.dtype == jnp.float32:
             # Makes no array of the old rows.
             table = table.at[rows].add(-change, mode="drop", unique_indices=True)
         else:  # the change itself must not be rounded
-            table = put(table, take(table, rows) - change)
+            old = take(table, rows)
+            table = put(table, (old if kept is None else kept * old) - change)
         return table, {name: put(states[name], new) for name, new in new_states.items()}
 
     def block_by_block(table, states, rows, gradients, mean_square, factors):

@@ -117,6 +117,23 @@ OVERRIDES = [
     _change(
         "a negative rate", "embedding.optimizer.learning_rate=-1", "-1 given, must"
     ),
+    _change("steps and epochs", "train.epochs=2", "must be one of the two"),
+    _change(
+        "early stopping that never looks",
+        "train.early_stopping={patience: 2}",
+        "early_stopping needs eval_every",
+    ),
+    _change(
+        "an unknown schedule",
+        "dense_optimizer.schedule={kind: cosin}",
+        "dense_optimizer.schedule.kind: 'cosin' given",
+    ),
+    _change(
+        "a warm-up as long as the run",
+        "embedding.optimizer.schedule={kind: cosine, warmup_steps: 1}",
+        "embedding.optimizer.schedule: warm-up and hold take 1 steps, must be fewer",
+    ),
+    _change("all values dropped", "model.dropout=1", "1 given, must be less than 1"),
     _change(
         "text that steers a terminal", "a\x1b[31m\x07=1", r"a\x1b[31m\x07: unknown"
     ),

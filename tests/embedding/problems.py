@@ -13,6 +13,7 @@ from embark_kernels import (
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
+    Scheduled,
 )
 from hypothesis import strategies as st
 
@@ -24,6 +25,13 @@ from embark_jax.planner.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 
 MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (8, 1), (3, 1)]
+
+
+def halved(steps):
+    """A schedule."""
+    return 0.5**steps
+
+
 # A large eps keeps a wrong gradient scale visible: Adagrad alone would hide it.
 OPTIMIZERS = [
     SGD(0.5),
@@ -31,6 +39,7 @@ OPTIMIZERS = [
     Adagrad(0.1, initial_accumulator=0.1),
     RowwiseAdagrad(1.0, eps=1.0),
     LazyAdam(0.1, eps=1.0),
+    Scheduled(RowwiseAdagrad(1.0, eps=1.0), halved, weight_decay=0.2),
 ]
 STEPS = 2
 

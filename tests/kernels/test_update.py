@@ -9,6 +9,7 @@ from embark_kernels import (
     Adagrad,
     LazyAdam,
     RowwiseAdagrad,
+    Scheduled,
     UpdateConfig,
     _xla,
     group_rows,
@@ -30,7 +31,10 @@ from tests.kernels.implementations import (
 
 SMALL = UpdateConfig(rows_per_block=3, rows_in_flight=2)
 ROWS, STEP = 9, 3
-OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)]
+OPTIMIZERS = [
+    *(SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)),
+    Scheduled(LazyAdam(0.1), lambda steps: 0.5**steps, weight_decay=0.3),
+]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -49,6 +53,12 @@ def expected_update(optimizer, table, states, gradients, mean_square=None):
     """Updates the rows of ``gradients``, ``{row: [width]}``, by the textbook."""
     table = as_float64(table)
     states = {name: as_float64(state) for name, state in states.items()}
+    factor = 1.0
+    if isinstance(optimizer, Scheduled):
+        factor = optimizer.schedule(STEP - 1)
+        rate = optimizer.learning_rate * factor
+        table[list(gradients)] *= 1 - rate * optimizer.weight_decay
+        optimizer = optimizer.rule
     for row, gradient in gradients.items():
         match optimizer:
             case SGD():
@@ -66,7 +76,7 @@ def expected_update(optimizer, table, states, gradients, mean_square=None):
                 states["mean"][row], states["variance"][row] = mean, variance
                 corrected = variance / (1 - beta2**STEP)
                 change = mean / (1 - beta1**STEP) / (np.sqrt(corrected) + eps)
-        table[row] -= optimizer.learning_rate * change
+        table[row] -= factor * optimizer.learning_rate * change
     return table, states
 
 

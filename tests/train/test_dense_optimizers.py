@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from embark_jax.config import DenseOptimizerConfig
+from embark_jax.config import DenseOptimizerConfig, StepScheduleConfig
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 
 STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3
@@ -53,7 +53,7 @@ def test_steps_equal_numpy(kind, weight_decay):
     config = DenseOptimizerConfig(
         kind=kind, learning_rate=LEARNING_RATE, eps=EPS, weight_decay=weight_decay
     )
-    optimizer = build_dense_optimizer(config)
+    optimizer = build_dense_optimizer(config, STEPS)
     params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), start)
     state = optimizer.init(params)
     expected = {
@@ -78,7 +78,7 @@ def test_adagrad_s_first_step_by_hand():
     # MLPerf's settings. a = 0.5², so u = 0.5 / (0.5 + 1e-8) = 1 - 2e-8; for the second
     # a = 1e-16, so u = 1e-8 / (1e-8 + 1e-8) = 1/2; for the third 0 / (0 + 1e-8) = 0.
     config = DenseOptimizerConfig(kind="adagrad", learning_rate=0.004, eps=1e-8)
-    optimizer = build_dense_optimizer(config)
+    optimizer = build_dense_optimizer(config, STEPS)
     params = jnp.ones(3)
     updates, _ = optimizer.update(
         jnp.asarray([0.5, 1e-8, 0.0]), optimizer.init(params), params
@@ -89,6 +89,24 @@ def test_adagrad_s_first_step_by_hand():
 def test_without_weight_decay_zero_gradients_move_nothing():
     params = jnp.asarray([1.0, -2.0])
     for kind in ("sgd", "adagrad", "adam"):
-        optimizer = build_dense_optimizer(DenseOptimizerConfig(kind=kind))
+        optimizer = build_dense_optimizer(DenseOptimizerConfig(kind=kind), 1)
         updates, _ = optimizer.update(jnp.zeros(2), optimizer.init(params), params)
         np.testing.assert_array_equal(updates, np.zeros(2))
+
+
+def test_gradients_are_clipped_and_the_rate_follows_its_schedule():
+    # The norm of (3, 4, 0) is 5, clipped to 1; the rate is halved after 2 steps.
+    config = DenseOptimizerConfig(
+        kind="sgd",
+        learning_rate=0.5,
+        clip_norm=1.0,
+        schedule=StepScheduleConfig(at=(2,), factor=0.5),
+    )
+    optimizer = build_dense_optimizer(config, 4)
+    params = {"w": jnp.zeros(2), "b": jnp.zeros(1)}
+    state = optimizer.init(params)
+    gradient = {"w": jnp.asarray([3.0, 4.0]), "b": jnp.zeros(1)}
+    for rate in (0.5, 0.5, 0.25, 0.25):
+        updates, state = optimizer.update(gradient, state, params)
+        np.testing.assert_allclose(updates["w"], [-0.6 * rate, -0.8 * rate], rtol=1e-6)
+        np.testing.assert_array_equal(updates["b"], [0.0])

@@ -68,6 +68,9 @@ class Checkpointer:
         copy of its part of the state takes, but at most half of what is free.
       say: gets a line about each checkpoint and about what was left out.
 
+    Attributes:
+      best_step: that of a checkpoint to keep however old it gets; None keeps none.
+
     Raises:
       CheckpointError: if another run writes into the folder.
       OSError: if it cannot be written.
@@ -84,6 +87,7 @@ class Checkpointer:
         self._folder = CheckpointFolder(Path(folder).absolute())
         self._identity = identity
         self._keep = keep
+        self.best_step: int | None = None
         self._memory_bytes = memory_bytes
         self._say = say
         self._thread: threading.Thread | None = None
@@ -272,7 +276,7 @@ class Checkpointer:
         if jax.process_index() == 0:
             self._folder.commit(step, manifest.files)
             if self._keep is not None:
-                self._folder.keep(self._keep)
+                self._folder.keep(self._keep, self.best_step)
         else:
             self._folder.wait_for_commit(step)
 

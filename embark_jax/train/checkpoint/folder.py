@@ -159,9 +159,11 @@ class CheckpointFolder:
         path = next(self.path / n for n in names if not (self.path / n).exists())
         return (self.path / str(step)).rename(path)
 
-    def keep(self, count: int) -> None:
-        """Deletes all checkpoints but the newest ones."""
+    def keep(self, count: int, best: int | None) -> None:
+        """Deletes all checkpoints but the newest ones, and the best."""
         for step in self.steps()[:-count]:
+            if step == best:
+                continue
             # Never half a checkpoint under a good name.
             doomed = self.path / f"{step}.old{TEMPORARY}"
             (self.path / str(step)).rename(doomed)
