@@ -11,7 +11,7 @@ VENV ?= .venv
 VENV_GPU ?= .venv-gpu
 PIP = -m pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
-PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: quickstart test test-slow test-all test-gpu-compile check clean
 
@@ -19,15 +19,15 @@ quickstart: $(VENV)/.installed
 	$(VENV)/bin/embark train configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow and not gpu_compile"
+	$(VENV)/bin/python $(PYTEST) -m "not slow and not gpu_compile"
 
 test-slow: $(VENV)/.installed-test
-	$(PYTEST) -m "slow and not gpu_compile"
+	$(VENV)/bin/python $(PYTEST) -m "slow and not gpu_compile"
 
 test-all: test test-slow
 
 test-gpu-compile: $(VENV_GPU)/.installed
-	$(VENV_GPU)/bin/python -m pytest -m gpu_compile tests/gpu_compile
+	$(VENV_GPU)/bin/python $(PYTEST) -m gpu_compile tests/gpu_compile
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .

@@ -102,8 +102,10 @@ print("good")
 
 @pytest.mark.parametrize(
     "what",
-    [RESTORE, FULL_DISK],
-    ids=["damaged in one", "no room in one"],
+    [
+        pytest.param(RESTORE, id="damaged in one"),
+        pytest.param(FULL_DISK, id="no room in one", marks=pytest.mark.slow),
+    ],
 )
 def test_two_processes_do_alike(tmp_path, what):
     arguments = [str(free_port())]
