@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.traffic import Numbers
 from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.wire import Wire, WireFormat, row_bytes
 
@@ -139,7 +140,7 @@ def dense_collectives(
     yield Collective("all_reduce", "dense", "finite", arrays * FLAG_BYTES)
 
 
-def summed_whole(rows: int, batch_ids: int) -> bool:
+def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
     """Whether gradients of a replicated table are summed in a buffer of all its rows,
     and not of those alone that the batch touches.
 

@@ -8,6 +8,7 @@ well as float32 parameters; rows and gradients may be less on the wire.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, TypeAlias
 
 from embark_jax.planner.request.wire import (
     SLOT_BYTES,
@@ -18,6 +19,8 @@ from embark_jax.planner.request.wire import (
 )
 
 VALUE_BYTES = 4
+Numbers: TypeAlias = Any
+"""A number or a NumPy array of them: the formulas are for both."""
 
 NARROW_KEY_BYTES, WIDE_KEY_BYTES = 4, 8
 """Of a key packed with a position. A least-significant-digit radix sort reads and
@@ -44,11 +47,13 @@ where it is pooled."""
 class LinkBytes:
     """Bytes that a device sends inside its node, and to other nodes."""
 
-    node_link: float
-    network: float
+    node_link: Numbers
+    network: Numbers
 
 
-def all_to_all_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> LinkBytes:
+def all_to_all_bytes(
+    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
+) -> LinkBytes:
     """An exchange of a buffer with an equal part for every device.
 
     A stage of a hierarchical exchange is one on a single node, or on nodes of a single
@@ -61,7 +66,9 @@ def all_to_all_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> Lin
     )
 
 
-def all_reduce_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> LinkBytes:
+def all_reduce_bytes(
+    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
+) -> LinkBytes:
     """A sum over all devices: reduce-scatter, then all-gather, in rings that cross
     between nodes at every GPU's own network port
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)."""
@@ -74,7 +81,9 @@ def all_reduce_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> Lin
     )
 
 
-def all_gather_bytes(buffer_bytes: float, nodes: int, gpus_per_node: int) -> LinkBytes:
+def all_gather_bytes(
+    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
+) -> LinkBytes:
     """Everybody's parts to all devices, in the same rings, once around.
 
     Args:
@@ -113,37 +122,37 @@ def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> 
     return row_bytes(width, wire) * devices
 
 
-def buffer_memory_bytes(buffer_bytes: float) -> float:
+def buffer_memory_bytes(buffer_bytes: Numbers) -> Numbers:
     """In memory, of one exchange: written and sent, received and read."""
     return 4 * buffer_bytes
 
 
-def rows_bytes(rows: float, width: int) -> float:
+def rows_bytes(rows: Numbers, width: Numbers) -> Numbers:
     """In memory, of reading or writing so many rows, sums or gradients once."""
     return VALUE_BYTES * rows * width
 
 
 def update_rows_bytes(
-    rows: float, width: int, values_per_parameter: int, values_per_row: int
-) -> float:
+    rows: Numbers, width: Numbers, values_per_parameter: int, values_per_row: int
+) -> Numbers:
     """In memory, of reading the gradients of rows, and of reading and writing the rows
     with their optimizer state."""
     values = width * (1 + values_per_parameter) + values_per_row
     return VALUE_BYTES * rows * (width + 2 * values)
 
 
-def sort_bytes(keys: float, key_bytes: int = WIDE_KEY_BYTES) -> float:
+def sort_bytes(keys: Numbers, key_bytes: int = WIDE_KEY_BYTES) -> Numbers:
     """In memory, of sorting packed keys; one more pass counts the digits."""
     return key_bytes * keys * (2 * key_bytes + 1)
 
 
-def index_bytes(ids: float, values_per_id: int) -> float:
+def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
     """In memory, of reading and writing so many 32-bit values for each id, around a
     sort."""
     return VALUE_BYTES * ids * values_per_id
 
 
-def replicated_gradient_bytes(rows: float, width: int) -> float:
+def replicated_gradient_bytes(rows: Numbers, width: Numbers) -> Numbers:
     """Of the buffer in which DP sums row gradients over all devices, with a flag a row
     that says whether it was touched."""
     return VALUE_BYTES * rows * (width + 1)

@@ -32,7 +32,7 @@ def reasons(assignment: Assignment) -> list[str]:
             found.append(f"forced, {how}")
         else:
             others = [
-                f"{cluster.upper()} {times(ms[other] / ms[chosen])}"
+                f"{cluster.upper()} {times(float(ms[other] / ms[chosen]))}"
                 for cluster, other in sorted(dearer[group].items())
                 if cluster != CLUSTERS[each.cluster[chosen]]
                 and ms[other] > NOTABLE * ms[chosen] > 0

@@ -131,9 +131,8 @@ class Relaxation:
         memory = 0
         if np.isfinite(limit_bytes):
             shares, fixed = self.memory()
-            none = sparse.csr_matrix((len(fixed), self.rows))
-            shares = sparse.hstack([shares / limit_bytes, none])
-            blocks = sparse.vstack([blocks, shares])
+            shares = np.pad(shares / limit_bytes, [(0, 0), (0, self.rows)])
+            blocks = sparse.vstack([blocks, sparse.csr_matrix(shares)])
             limits = np.append(limits, 1 - fixed / limit_bytes)
             memory = len(fixed)
         tables = sparse.csr_matrix(
@@ -195,10 +194,7 @@ class Relaxation:
         """No plan takes less memory on every device."""
         shares, fixed = self.memory()
         scale = self.instance.memory.limit_bytes
-        found = [
-            self.solve(objective=np.asarray(share.todense()).reshape(-1) / scale)
-            for share in shares
-        ]
+        found = [self.solve(objective=share / scale) for share in shares]
         return max(
             each.bound_ms * scale + more
             for each, more in zip(found, fixed, strict=True)
@@ -210,7 +206,7 @@ class Relaxation:
         everywhere_ms = self.instance.candidates.everywhere_ms[self.live]
         return np.concatenate([everywhere_ms, self.prices])
 
-    def memory(self) -> tuple[sparse.csr_matrix, np.ndarray]:
+    def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """``[2, live + rows]`` bytes in backward of the dense layers and in the update,
         and ``[2]`` what is fixed of them (``Objective.bytes``)."""
         objective, each = self.instance.objective, self.instance.candidates
@@ -225,7 +221,7 @@ class Relaxation:
                 np.concatenate([touched, held + update]),
             ]
         )
-        return sparse.csr_matrix(both), objective.fixed_bytes
+        return both, objective.fixed_bytes
 
     def largest_rows(self, groups: np.ndarray, rows: np.ndarray) -> sparse.csr_matrix:
         """``[len(groups), live + rows]`` largest shards of a group less the level."""
@@ -255,9 +251,8 @@ class Relaxation:
         crowded[LEVEL_NODE * storages : -1] = 0.0
         mean = sparse.csr_matrix(self.mean)
         none = sparse.csr_matrix(self.mean.shape)
-        return sparse.bmat(
-            [[mean, -one, sparse.diags(crowded)], [none, -one, one]], format="csr"
-        )
+        blocks = [[mean, -one, sparse.diags(crowded)], [none, -one, one]]
+        return sparse.csr_matrix(sparse.bmat(blocks))
 
     def _broken(self, x: np.ndarray, cost: np.ndarray, added: np.ndarray) -> np.ndarray:
         """``[groups, rows]`` where a group's largest shards are above the level."""

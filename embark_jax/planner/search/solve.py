@@ -65,7 +65,7 @@ def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
     Raises:
       ValueError: if the tables do not fit.
     """
-    relaxations = {
+    relaxations: dict[Exchange, Relaxation] = {
         exchange: Relaxation(instance, instance.allowed(exchange))
         for exchange in exchanges
     }
@@ -97,7 +97,7 @@ def _search(
     limit_bytes: float,
 ) -> Found | None:
     """None if no plan fits."""
-    solutions = {
+    solutions: dict[Exchange, Solution] = {
         exchange: solution
         for exchange, relaxation in relaxations.items()
         if (solution := relaxation.solve(limit_bytes)) is not None

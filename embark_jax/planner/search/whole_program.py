@@ -175,8 +175,7 @@ class WholeProgram:
         limits = np.zeros(height)
         if np.isfinite(self.limit_bytes):
             shares, fixed = relaxation.memory()
-            shares = np.asarray(shares.todense()) / self.limit_bytes
-            for share, more in zip(shares, fixed, strict=True):
+            for share, more in zip(shares / self.limit_bytes, fixed, strict=True):
                 add(0, each, share[kept], 0)
                 add(0, y + np.arange(rows), share[len(relaxation.live) :], 1)
                 limits = np.append(limits, 1 - more / self.limit_bytes)
