@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import generated
-from compare import MODELS
 
 from embark_jax.fleet import dgx_h100
 from embark_jax.planner import (
@@ -30,6 +29,7 @@ from embark_jax.planner import (
     read_table_list,
 )
 
+MODELS = Path(__file__).parents[2] / "configs" / "models"
 RESULTS = Path(__file__).parent / "results" / "before_after.json"
 SKEWS = (0.0, 0.6, 1.3)
 BEFORE = """
