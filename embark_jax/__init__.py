@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from embark_jax.planner import Plan as Plan
     from embark_jax.planner import Statistics as Statistics
     from embark_jax.planner import Wire as Wire
-    from embark_jax.planner import figures as figures
     from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list
+    from embark_jax.planner.report import figures as figures
     from embark_jax.tables import FeatureSpec as FeatureSpec
     from embark_jax.tables import TableSpec as TableSpec
     from embark_jax.train.metrics import evaluate as evaluate
@@ -63,7 +63,7 @@ _PLACES = {
     "Plan": "embark_jax.planner:Plan",
     "Statistics": "embark_jax.planner:Statistics",
     "Wire": "embark_jax.planner:Wire",
-    "figures": "embark_jax.planner.figures",
+    "figures": "embark_jax.planner.report.figures",
     "load_table_list": "embark_jax.planner:load_table_list",
     "plan": "embark_jax.planner:plan",
     "read_table_list": "embark_jax.planner:read_table_list",

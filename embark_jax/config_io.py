@@ -23,7 +23,7 @@ from embark_jax.config import (
     sections,
 )
 from embark_jax.config_tables import experiment_of
-from embark_jax.planner.table_list import read_table_list
+from embark_jax.planner.request.table_list import read_table_list
 
 
 def load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from embark_jax.planner.table_list import DenseNet, TableList
+from embark_jax.planner.request.table_list import DenseNet, TableList
 
 
 def experiment_of(listed: TableList) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from embark_jax.data import (
 )
 from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
 from embark_jax.fleet import host_memory_bytes
-from embark_jax.planner.access import FeatureAccess, Statistics, TableAccess
-from embark_jax.planner.histogram import Histogram
+from embark_jax.planner.request.histogram import Histogram
+from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.tables import FeatureSpec, TableSpec
 
 

@@ -40,10 +40,10 @@ from embark_jax.dataset import (
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
-from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.planner.dense import DenseLoad, activation_bytes
-from embark_jax.planner.traffic import VALUE_BYTES
-from embark_jax.planner.workload import STATE_VALUES
+from embark_jax.planner.cost.traffic import VALUE_BYTES
+from embark_jax.planner.request.dense import DenseLoad, activation_bytes
+from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
+from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.tables import (
     FeatureSpec,
     TableSpec,

@@ -86,6 +86,7 @@ class Efficiency:
       link: of the bandwidth of node links and network.
       flops: of its FLOP/s, in dense layers.
       launch_us, node_hop_us, network_hop_us: of a collective, and of each hop it takes.
+      message_us: of each message that an all-to-all sends to a device of another node.
       kernel_us: of a kernel, however little it does; only the simulator counts kernels.
     """
 
@@ -95,6 +96,7 @@ class Efficiency:
     launch_us: NonNegativeFloat
     node_hop_us: NonNegativeFloat
     network_hop_us: NonNegativeFloat
+    message_us: NonNegativeFloat = 0.0
     kernel_us: NonNegativeFloat = 0.0
 
 

@@ -23,8 +23,8 @@ from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, total
 from embark_jax.launch.stopping import Stop, StoppedError, stopping
 from embark_jax.planner import Plan
-from embark_jax.planner.html import page
-from embark_jax.planner.summary import overview
+from embark_jax.planner.report.html import page
+from embark_jax.planner.report.summary import overview
 from embark_jax.train import history
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.display import (

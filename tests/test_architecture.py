@@ -26,13 +26,17 @@ LAYERS = (
 )
 """From the bottom up: a layer may import those before it."""
 
+PLANNER_LAYERS = ("request", "layout", "cost", "search", "report")
+"""Folders of the planner, in the order of data."""
+MAX_PLANNER_LINES = 350
+
 ONLY = {"models": {"tables", "config"}, "data": {"tables", "config"}}
 """Layers that may import fewer than all below."""
 
 WITHOUT_JAX = {*LAYERS[: LAYERS.index("embedding")], "data", "dataset"}
 JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 MAY_IMPORT_JAX = {
-    ("planner/plan.py", name) for name in ("partition_specs", "make_mesh")
+    ("planner/layout/plan.py", name) for name in ("partition_specs", "make_mesh")
 }
 """Functions that turn a plan into JAX's objects."""
 
@@ -89,6 +93,27 @@ def test_imports_point_down(path):
         if name.startswith("embark_jax.")
     }
     assert imported <= allowed
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "planner").rglob("*.py")), ids=name_of
+)
+def test_imports_inside_the_planner_point_back(path):
+    """Its folders follow each other as data does; what is in one may be of its own."""
+    inner = path.relative_to(PACKAGE / "planner").parts
+    if len(inner) == 1:  # the public names
+        return
+    folder = inner[0]
+    assert folder in PLANNER_LAYERS
+    imported = {
+        name.split(".")[2]
+        for name, _ in imports(path)
+        if name.startswith("embark_jax.planner.")
+    }
+    assert imported <= set(PLANNER_LAYERS[: PLANNER_LAYERS.index(folder) + 1])
+    assert len(path.read_text().splitlines()) <= MAX_PLANNER_LINES
+    if folder == "report":
+        assert "search" not in imported  # a plan is shown whoever made it
 
 
 @pytest.mark.parametrize(

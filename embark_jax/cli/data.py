@@ -14,7 +14,7 @@ from embark_jax import config_io
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ExperimentConfig, PreparedConfig
-from embark_jax.planner.access import Statistics
+from embark_jax.planner.request.statistics import Statistics
 
 app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
@@ -106,7 +106,7 @@ def stats(
         out.write_text(found.to_json())
         say(f"statistics are in {out}")
     if plot is not None:
-        from embark_jax.planner.figures import accesses
+        from embark_jax.planner.report.figures import accesses
 
         accesses(found).savefig(plot)
         say(f"plot is in {plot}")

@@ -26,8 +26,8 @@ from embark_jax.cli.arguments import (
     say,
 )
 from embark_jax.config import ConfigError, read_text
-from embark_jax.planner.access import NO_STATISTICS, Statistics
-from embark_jax.planner.report import Report
+from embark_jax.planner.report.terminal import Report
+from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 
 
 def plan(
@@ -47,6 +47,14 @@ def plan(
         str | None,
         typer.Option(
             help="For --tables: program, unless given, or EMBark's formula, embark."
+        ),
+    ] = None,
+    certify: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="For --tables: let a solver raise the bound and improve the plan.",
         ),
     ] = None,
     stats: Annotated[
@@ -81,11 +89,12 @@ def plan(
     start = time.perf_counter()
     if config_file is not None:
         for_tables = (fleet, nodes, batch, zipf, optimizer, wire_rows, wire_gradients)
-        if any(option is not None for option in (*for_tables, cost_model)):
+        if any(option is not None for option in (*for_tables, cost_model, certify)):
             raise typer.BadParameter(
                 "--fleet, --nodes, --batch, --zipf, --optimizer, --wire-rows, "
-                "--wire-gradients and --cost-model are for --tables; with a CONFIG "
-                "write fleet=dgx-h100 mesh.nodes=8 embedding.wire.rows=bfloat16, …"
+                "--wire-gradients, --cost-model and --certify are for --tables; with a "
+                "CONFIG write fleet=dgx-h100 mesh.nodes=8 "
+                "embedding.wire.rows=bfloat16, …"
             )
         config = config_io.load(config_file, overrides or ())
         from embark_jax import experiment
@@ -102,6 +111,7 @@ def plan(
                 dataclasses.replace(workload, statistics=statistics),
                 *listed.specs(),
                 cost_model=cost_model or "program",
+                certify_s=certify or 0.0,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -109,7 +119,7 @@ def plan(
     if out is not None:
         out.write_text(planned.to_json())
     if html is not None:
-        from embark_jax.planner.html import page
+        from embark_jax.planner.report.html import page
 
         html.write_text(page(planned), "utf-8")
     if as_json:

@@ -26,7 +26,7 @@ from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import StorageRoute, update_block
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
-from embark_jax.planner.wire import FLOAT32, Wire
+from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.tables import embedding_shapes
 
 Storages = dict[str, jax.Array]

@@ -26,8 +26,8 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import RowGradients
 from embark_jax.embedding.exchange import gather, own_part, sum_over_devices
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.planner.collectives import summed_rows, summed_whole
-from embark_jax.planner.wire import WireFormat
+from embark_jax.planner.cost.collectives import summed_rows, summed_whole
+from embark_jax.planner.request.wire import WireFormat
 
 
 class DataParallelRoute(NamedTuple):

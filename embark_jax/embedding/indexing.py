@@ -21,7 +21,6 @@ import numpy as np
 from embark_jax.embedding.pieces import Pieces, number_pieces
 from embark_jax.embedding.positions import find
 from embark_jax.planner import Storage
-from embark_jax.planner.dealing import deals
 from embark_jax.tables import FeatureSpec
 
 
@@ -72,8 +71,7 @@ class StorageIndex:
       columns: id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
       output_row_shards: ``[outputs]`` row shards of the table.
-      output_limits, output_order, orders: ``[5, outputs]``, ``[outputs]`` and
-        ``[orders, DEALT_ROWS]`` of ``planner.dealing.deals``.
+      wide: whether a table has more rows than 32 bits number.
       output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
         next array.
       pieces: of all devices: one for each shard, output by output.
@@ -88,9 +86,7 @@ class StorageIndex:
     entry_column: np.ndarray
     entry_output: np.ndarray
     output_row_shards: np.ndarray
-    output_limits: np.ndarray
-    output_order: np.ndarray
-    orders: np.ndarray
+    wide: bool
     output_first_shard: np.ndarray
     pieces: Pieces
     shard_first_slot: np.ndarray
@@ -103,11 +99,6 @@ class StorageIndex:
     @property
     def outputs(self) -> int:
         return len(self.output_row_shards)
-
-    @property
-    def wide(self) -> bool:
-        """Whether a table has more rows than 32 bits number."""
-        return bool((self.output_limits > np.iinfo(np.int32).max).any())
 
     @property
     def slots(self) -> int:
@@ -142,11 +133,10 @@ class StorageIndex:
                 local_row = ids.astype(jnp.int32)
                 owner, first_slot = shard_owner[shard], self.shard_first_slot[shard]
             else:
-                limits = self.output_limits[:, None, self.entry_output]
-                order = self.output_order[self.entry_output][None]
-                found = find(ids, [*limits], jnp.asarray(self.orders), order)
-                row_shard, local_row = found
-                shard = jnp.asarray(shard) + jnp.where(valid, row_shard, 0)
+                row_shard, local_row = find(ids, jnp.asarray(row_shards, ids.dtype))
+                local_row = local_row.astype(jnp.int32)
+                row_shard = jnp.where(valid, row_shard, 0).astype(jnp.int32)
+                shard = jnp.asarray(shard) + row_shard
                 owner = jnp.asarray(shard_owner)[shard]
                 first_slot = jnp.asarray(self.shard_first_slot)[shard]
         owner = jnp.where(valid, owner, self.devices)
@@ -196,7 +186,6 @@ def index_storage(
     row_shards = np.array(
         [placements[table].row_shards for table, _ in output_tables], np.int32
     )
-    limits, orders, order = deals([placements[table] for table, _ in output_tables])
     owners = [storage.owners(table)[:, k] for table, k in output_tables]
     first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
     shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
@@ -209,9 +198,10 @@ def index_storage(
         entry_column=np.array(entry_column, np.int32),
         entry_output=np.array(entry_output, np.int32),
         output_row_shards=row_shards,
-        output_limits=limits,
-        output_order=order,
-        orders=orders,
+        wide=any(
+            placements[table].table.rows > np.iinfo(np.int32).max
+            for table, _ in output_tables
+        ),
         output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
         pieces=number_pieces(shard_output, shard_owner, devices, len(output_tables)),
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),

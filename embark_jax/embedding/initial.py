@@ -9,7 +9,6 @@ from jax import lax
 
 from embark_jax.embedding.positions import ids_of
 from embark_jax.planner import MESH_AXES, Storage
-from embark_jax.planner.dealing import deals
 
 INIT_BLOCK_SLOTS = 8192
 """Slots initialised at a time, to bound temporaries."""
@@ -58,10 +57,7 @@ class _ShardsByDevice:
 
     def __init__(self, storage: Storage, seeds: dict[str, int]):
         shards: dict[int, list[tuple]] = {}
-        self.limits, orders, self.whose = deals(storage.placements)
-        # From the positions of first rows back to their ids.
-        self.orders = np.argsort(orders, axis=1).astype(np.int32)
-        for number, placement in enumerate(storage.placements):
+        for placement in storage.placements:
             first_slots = storage.first_slots[placement.table.name]
             owners = storage.owners(placement.table.name)
             for (j, k), owner in np.ndenumerate(owners):
@@ -70,7 +66,7 @@ class _ShardsByDevice:
                         first_slots[j, k],
                         placement.shard_rows(j),
                         j,
-                        number,
+                        placement.row_shards,
                         k * placement.width,
                         seeds[placement.table.name],
                         placement.table.scale,
@@ -79,7 +75,7 @@ class _ShardsByDevice:
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 0, 0, 0, 0.0)
+        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)
@@ -90,7 +86,7 @@ class _ShardsByDevice:
             self.first_slot,
             self.rows,
             self.row_shard,
-            self.table,
+            self.row_shards,
             self.column,
             self.seed,
         ) = (each.astype(np.int32) for each in integers)
@@ -110,15 +106,12 @@ class _ShardsByDevice:
         first_slot = of_device(self.first_slot)
         shard = jnp.searchsorted(first_slot, slot, side="right") - 1
         local_row = slot - first_slot[shard]
-        table = of_device(self.table)[shard]
         held = owns & (local_row < of_device(self.rows)[shard])
         with jax.enable_x64(True):
             row = ids_of(
                 of_device(self.row_shard)[shard].astype(jnp.int64),
                 local_row.astype(jnp.int64),
-                [*jnp.asarray(self.limits)[:, table]],
-                jnp.asarray(self.orders),
-                jnp.asarray(self.whose)[table],
+                of_device(self.row_shards)[shard].astype(jnp.int64),
             )
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)

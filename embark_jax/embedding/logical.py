@@ -16,7 +16,6 @@ import numpy as np
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement, Storage
-from embark_jax.planner.dealing import dealing_of, locate
 
 
 class HeldRows(NamedTuple):
@@ -46,21 +45,18 @@ class TableLayout:
 
     Row i of row shard j and column shard k is row ``first_slots[j][k] + i`` of the
     array. Rows go to row shards in turn: row r is row ``r // n`` of row shard ``r % n``
-    of n, unless they are dealt.
+    of n.
 
     Attributes:
       storage: name of the storage.
       rows, dim: of the table.
       first_slots: ``[row_shards][column_shards]``.
-      limits, order: of the ``Dealing`` if rows are dealt.
     """
 
     storage: str
     rows: int
     dim: int
     first_slots: tuple[tuple[int, ...], ...]
-    limits: tuple[int, ...] = ()
-    order: tuple[int, ...] = ()
 
     @property
     def row_shards(self) -> int:
@@ -80,30 +76,15 @@ class TableLayout:
 
         Args:
           row_shard: number of the row shard.
-          begin, end: if rows are dealt, not inside those that are.
+          begin, end: rows of the table.
         """
-        if self.limits:
-            return self._dealt_rows(row_shard, begin, end)
         ahead = (row_shard - begin) % self.row_shards
         count = len(range(begin + ahead, end, self.row_shards))
         among = slice(ahead, end - begin, self.row_shards)
         return HeldRows(among, (begin + ahead) // self.row_shards, count)
 
-    def _dealt_rows(self, row_shard: int, begin: int, end: int) -> HeldRows:
-        ids, order = np.arange(begin, end), np.array(self.order)
-        dealt = order[np.minimum(ids, len(order) - 1)]
-        shard, row = locate(np, ids, self.limits, dealt)
-        among = np.flatnonzero(shard == row_shard)
-        among = among[np.argsort(row[among])]
-        first = int(row[among[0]]) if len(among) else 0
-        assert (row[among] == first + np.arange(len(among))).all()
-        return HeldRows(among, first, len(among))
-
     def shares_rows(self, row_shard: int, other: TableLayout, its: int) -> bool:
-        """Whether a row shard has rows of one of another layout of the same table; it
-        may be said to where rows are dealt."""
-        if self.limits or other.limits:
-            return True
+        """Whether a row shard has rows of one of another layout of the same table."""
         return (row_shard - its) % math.gcd(self.row_shards, other.row_shards) == 0
 
     def shares_columns(self, column_shard: int, other: TableLayout, its: int) -> bool:
@@ -162,15 +143,12 @@ def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
 
 
 def _table_layout(storage: Storage, placement: Placement) -> TableLayout:
-    table, dealing = placement.table, dealing_of(placement)
+    table = placement.table
     blocks = storage.owners(table.name).astype(int) * storage.slots_per_device
     first_slots = (blocks + storage.first_slots[table.name]).tolist()
-    dealt = dealing.first > 0
     return TableLayout(
         storage.name,
         table.rows,
         table.dim,
         tuple(map(tuple, first_slots)),
-        dealing.limits if dealt else (),
-        tuple(dealing.order.tolist()) if dealt else (),
     )

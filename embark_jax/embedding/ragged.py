@@ -16,7 +16,7 @@ from jax import lax
 
 from embark_jax.embedding.wire import decode, encode
 from embark_jax.planner import MESH_AXES
-from embark_jax.planner.wire import WireFormat
+from embark_jax.planner.request.wire import WireFormat
 
 
 class Filled(NamedTuple):

@@ -23,7 +23,7 @@ from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
-from embark_jax.planner.wire import Wire, piece_blocks
+from embark_jax.planner.request.wire import Wire, piece_blocks
 
 
 class ReductionRoute(NamedTuple):

@@ -25,7 +25,7 @@ from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.ragged import Filled, announce, swap_filled
 from embark_jax.embedding.routing import unique_by_owner
 from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
-from embark_jax.planner.wire import Wire, WireFormat
+from embark_jax.planner.request.wire import Wire, WireFormat
 
 
 class UniqueRoute(NamedTuple):

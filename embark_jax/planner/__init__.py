@@ -1,19 +1,29 @@
-"""Decides where every piece of every table lives. Needs no JAX and no device."""
+"""Decides where every shard of every table lives. Needs no JAX and no device.
 
-from embark_jax.planner.access import Statistics
-from embark_jax.planner.candidates import ForcedPlacement
-from embark_jax.planner.capacities import capacities, grow
-from embark_jax.planner.cost import EmbarkModel, ProgramModel
-from embark_jax.planner.phases import Phase, phases
-from embark_jax.planner.plan import MESH_AXES, Plan
-from embark_jax.planner.planning import plan, plan_for
-from embark_jax.planner.predict import predict
-from embark_jax.planner.prediction import Prediction
-from embark_jax.planner.records import plan_record
-from embark_jax.planner.storage import Placement, Storage, lay_out
-from embark_jax.planner.table_list import TableList, load_table_list, read_table_list
-from embark_jax.planner.wire import Wire
-from embark_jax.planner.workload import Workload
+One folder after the other, and imports point back: ``request`` (what is asked for),
+``layout`` (the plan), ``cost`` (what a plan costs), ``search`` (how one is found), and
+``report`` (how it is shown). ``README.md`` beside this explains all on one page.
+"""
+
+import embark_jax.planner.report  # noqa: F401  (enters how plans are shown)
+from embark_jax.planner.cost.capacities import grow
+from embark_jax.planner.cost.model import EmbarkModel, ProgramModel
+from embark_jax.planner.cost.phases import Phase, phases
+from embark_jax.planner.cost.predict import capacities, predict
+from embark_jax.planner.layout.plan import MESH_AXES, Plan
+from embark_jax.planner.layout.prediction import Prediction
+from embark_jax.planner.layout.storage import Placement, Storage, lay_out
+from embark_jax.planner.report.records import plan_record
+from embark_jax.planner.request.forced import ForcedPlacement
+from embark_jax.planner.request.statistics import Statistics
+from embark_jax.planner.request.table_list import (
+    TableList,
+    load_table_list,
+    read_table_list,
+)
+from embark_jax.planner.request.wire import Wire
+from embark_jax.planner.request.workload import Workload
+from embark_jax.planner.search.planning import plan, plan_for
 
 __all__ = [
     "MESH_AXES",

@@ -1,6 +1,6 @@
 """Simulates train steps on a fleet: when each device does what. Needs no JAX."""
 
-from embark_jax.planner.dense import DenseNetwork, dlrm, dlrm_dcnv2
+from embark_jax.planner.request.dense import DenseNetwork, dlrm, dlrm_dcnv2
 from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.report import report
 from embark_jax.simulator.simulation import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from embark_jax.planner.dense import Product
-from embark_jax.planner.rates import Rates
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.request.dense import Product
 
 DType = Literal["float32", "bfloat16", "float16"]
 """That dense layers compute in."""

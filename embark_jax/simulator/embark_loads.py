@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.storage import Placement
-from embark_jax.planner.workload import Workload, shape_of
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 
 
@@ -88,8 +89,8 @@ def count(
         0.0,
     )
     for placement in placements:
-        shape = shape_of(placement, features, workload)
-        use = shape.use
+        shapes = Shapes.of_placement(placement, features, workload)
+        use = shapes.uses[0]
         hotness = use.hotness * use.filled
         own_ids = workload.device_batch * hotness
         if placement.cluster == "dp":
@@ -97,7 +98,7 @@ def count(
             totals["local_values"] += own_ids * use.dim
             totals["replicated_values"] += use.rows * use.dim
             continue
-        totals["outputs"] += use.dim * use.lanes
+        totals["outputs"] += use.dim * use.bags
         owners = np.array(placement.devices)
         j, k = np.divmod(np.arange(len(owners)), placement.column_shards)
         width = placement.width
@@ -105,26 +106,26 @@ def count(
         def add(name, values, owners=owners):
             np.add.at(arrays[name], owners, values)
 
-        add("touched", shape.batch_unique(workload)[j] * width)
-        ids = shape.batch_ids(workload)[j]
+        add("touched", shapes.batch_unique[j] * width)
+        ids = shapes.batch_ids[j]
         if placement.cluster == "ub":
             unique = use.skew.expected_unique(use.rows, own_ids)
             totals["repeated_ids"] += own_ids
             totals["unique_ids"] += unique * placement.column_shards
             totals["unique_values"] += unique * use.dim
             totals["pooled_values"] += own_ids * use.dim
-            received = devices * unique * (shape.shard_rows / use.rows)[j]
+            received = devices * unique * (shapes.shard_rows / use.rows)[j]
             add("received_ids", received)
             add("received_values", received * width)
             continue
-        samples = workload.batch_size * use.lanes
+        samples = workload.batch_size * use.bags
         share = ids / (workload.batch_size * hotness)
-        empty = (1 - share) ** (hotness / use.lanes)
+        empty = (1 - share) ** (hotness / use.bags)
         add("ids", ids)
         add("id_values", ids * width)
         add("bags", samples)
         add("sums", samples * width)
         add("filled", samples * (1 - empty) * width)
         nodes = np.unique(np.stack([owners // gpus, k]), axis=1)[0]
-        np.add.at(node_sums, nodes, width * use.lanes)
+        np.add.at(node_sums, nodes, width * use.bags)
     return Loads(**arrays, node_sums=node_sums, **totals)

@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embark_jax.fleet import Fleet
-from embark_jax.planner import traffic
-from embark_jax.planner.candidates import ForcedPlacement
-from embark_jax.planner.cost import StoragePrice
-from embark_jax.planner.explore import best_plan
-from embark_jax.planner.rates import Rates
-from embark_jax.planner.search import Search
-from embark_jax.planner.storage import Cluster, Placement, StorageKind
-from embark_jax.planner.workload import Shape, Workload
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.model import OWNER_PHASES, StoragePrice
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import Cluster, Placement, StorageKind
+from embark_jax.planner.request.forced import ForcedPlacement
+from embark_jax.planner.request.workload import Workload
+from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.solve import solve
 from embark_jax.simulator.embark_step import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -69,15 +70,17 @@ def planned(
       forced: clusters of tables, by name, that are not to be chosen.
     """
     model = SystemModel(workload, clusters, key_bytes)
-    search = Search(
+    instance = make_instance(
         tables,
         features,
         {name: ForcedPlacement(cluster) for name, cluster in (forced or {}).items()},
         dataclasses.replace(workload, fleet=model.bins),
         model,
+        ("flat",),
     )
-    _, placing, _ = best_plan([search])
-    return [over_gpus(each, model.gpus) for each in search.placements(placing)]
+    found = solve(instance, ("flat",)).assignment
+    reasons = [""] * len(tables)
+    return [over_gpus(each, model.gpus) for each in found.placements(reasons)]
 
 
 def over_gpus(placement: Placement, gpus: int) -> Placement:
@@ -133,70 +136,68 @@ class SystemModel:
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         return StoragePrice()
 
-    def owner_ms(self, shape: Shape) -> np.ndarray:
-        workload = self.workload
-        if shape.cluster == "dp":
-            return np.zeros(1)
-        touched = shape.batch_unique(workload) * shape.width
+    def owner_ms(self, shapes: Shapes) -> np.ndarray:
+        """All in the last phase: nothing else is a barrier to this search."""
+        workload, width = self.workload, shapes.width[shapes.shape]
+        if shapes.cluster == "dp":
+            return np.zeros((len(OWNER_PHASES), len(shapes.shape)))
+        touched = shapes.batch_unique * width
         moved_bytes = touched * (FLOAT_BYTES + update_bytes(workload))
-        if shape.cluster == "ub":
-            ids = workload.devices * self._unique(shape)
-            ids = ids * shape.shard_rows / shape.use.rows
-            row_bytes = shape.width * HALF_BYTES
+        if shapes.cluster == "ub":
+            ids = (workload.devices * self._unique(shapes) / shapes.rows)[shapes.shape]
+            ids = ids * shapes.shard_rows
+            row_bytes = width * HALF_BYTES
             sent_bytes = ids * (self.key_bytes + 2 * row_bytes)
-            moved_bytes += ids * (shape.width * FLOAT_BYTES + 2 * row_bytes)
+            moved_bytes += ids * (width * FLOAT_BYTES + 2 * row_bytes)
             sums_ms = 0.0
         else:
-            ids = shape.batch_ids(workload)
-            bags = workload.batch_size * shape.use.lanes
+            ids = shapes.batch_ids
+            bags = workload.batch_size * shapes.bags[shapes.shape]
             # Each GPU of a node makes sums of its own, which are added up on their way.
-            sums_bytes = HALF_BYTES * bags * shape.width
+            sums_bytes = HALF_BYTES * bags * width
             sent_bytes = ids * self.key_bytes + bags * self.gpus * INDEX_BYTES
-            moved_bytes += ids * shape.width * (FLOAT_BYTES + HALF_BYTES)
+            moved_bytes += ids * width * (FLOAT_BYTES + HALF_BYTES)
             moved_bytes += ids * 4 * INDEX_BYTES + 4 * self.gpus * sums_bytes
             sums_ms = self._sums_ms(sums_bytes)
         moved_bytes += ids * (4 * self.key_bytes + index_bytes(self.key_bytes))
         fleet = workload.fleet
         sent = traffic.all_to_all_bytes(
-            sent_bytes / self.gpus,  # pyright: ignore[reportArgumentType] an array
-            fleet.nodes,
-            fleet.gpus_per_node,
+            sent_bytes / self.gpus, fleet.nodes, fleet.gpus_per_node
         )
         rates = Rates(fleet)
-        return rates.memory_ms(moved_bytes / self.gpus) + rates.links_ms(sent) + sums_ms
+        ms = rates.memory_ms(moved_bytes / self.gpus) + rates.links_ms(sent) + sums_ms
+        return np.stack([np.zeros_like(ms), np.zeros_like(ms), ms])
 
-    def everywhere_ms(self, shape: Shape) -> float:
-        use, workload, rates = shape.use, self.workload, Rates(self.workload.fleet)
-        ids = workload.device_batch * use.hotness * use.filled
-        match shape.cluster:
+    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
+        workload, rates = self.workload, Rates(self.workload.fleet)
+        ids = workload.device_batch * shapes.hotness * shapes.filled
+        match shapes.cluster:
             case "rb":
-                return 0.0
+                return np.zeros(len(shapes))
             case "ub":
-                pooled_bytes = 2 * ids * use.dim * HALF_BYTES
-                gathered_bytes = self._unique(shape) * use.dim
+                pooled_bytes = 2 * ids * shapes.dim * HALF_BYTES
+                gathered_bytes = self._unique(shapes) * shapes.dim
                 gathered_bytes *= FLOAT_BYTES + HALF_BYTES
                 return rates.memory_ms(pooled_bytes + gathered_bytes)
             case "dp":
-                values = use.rows * use.dim
-                moved_bytes = ids * use.dim * (FLOAT_BYTES + HALF_BYTES)
+                values = shapes.rows * shapes.dim
+                moved_bytes = ids * shapes.dim * (FLOAT_BYTES + HALF_BYTES)
                 moved_bytes += ids * index_bytes(self.key_bytes)
                 moved_bytes += values * (FLOAT_BYTES + update_bytes(workload))
                 fleet = workload.fleet
                 sent = traffic.all_reduce_bytes(
                     values * FLOAT_BYTES, fleet.nodes, fleet.gpus_per_node
                 )
-                return rates.memory_ms(moved_bytes) + float(rates.links_ms(sent))
+                return rates.memory_ms(moved_bytes) + rates.links_ms(sent)
 
-    def _unique(self, shape: Shape) -> float:
-        """Ids of the table that a device sends, each once."""
-        use = shape.use
-        own_ids = self.workload.device_batch * use.hotness * use.filled
-        return use.skew.expected_unique(use.rows, own_ids)
+    def _unique(self, shapes: Shapes) -> np.ndarray:
+        """``[shapes]`` ids of the table that a device sends, each once."""
+        return shapes.expected_unique(self.workload.device_batch)
 
-    def _sums_ms(self, sums_bytes: float) -> float:
+    def _sums_ms(self, sums_bytes: np.ndarray) -> np.ndarray:
         """Sums there and gradients back: inside the node, then along rails."""
         fleet, rates = self.workload.fleet, Rates(self.workload.fleet)
         inside = 2 * sums_bytes * (fleet.gpus_per_node - 1) / fleet.gpus_per_node
         between = 2 * sums_bytes / self.gpus * (fleet.nodes - 1) / fleet.nodes
         inside_ms = rates.links_ms(traffic.LinkBytes(inside, 0.0))
-        return float(inside_ms + rates.links_ms(traffic.LinkBytes(0.0, between)))
+        return inside_ms + rates.links_ms(traffic.LinkBytes(0.0, between))

@@ -12,8 +12,8 @@ import dataclasses
 
 import numpy as np
 
-from embark_jax.planner.dense import DenseNetwork
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.planner.request.workload import Workload
 from embark_jax.simulator.embark_loads import Loads
 from embark_jax.simulator.tasks import Tasks
 from embark_jax.simulator.timeline import Task

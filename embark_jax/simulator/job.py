@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from embark_jax.config import ConfigError
 from embark_jax.fleet import Fleet
-from embark_jax.planner.dense import DenseNetwork
-from embark_jax.planner.table_list import TableList, dense_optimizer_of
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
+from embark_jax.planner.request.workload import Workload
 from embark_jax.simulator.dense import DType
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -35,11 +35,6 @@ class Job:
     network: DenseNetwork
     dtype: DType
     dense_optimizer: str
-
-    @property
-    def embark_workload(self) -> Workload:
-        """In EMBark's system, whose row shards take rows in turn."""
-        return dataclasses.replace(self.workload, dealt=False)
 
     @property
     def embark_key_bytes(self) -> int:

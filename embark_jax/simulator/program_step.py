@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.collectives import Reach
-from embark_jax.planner.cost import ProgramModel
-from embark_jax.planner.dense import DenseNetwork
-from embark_jax.planner.phases import Phase, phases
-from embark_jax.planner.rates import Rates
-from embark_jax.planner.storage import Cluster, Placement, StorageKind
-from embark_jax.planner.workload import Workload
+from embark_jax.planner.cost.collectives import Reach
+from embark_jax.planner.cost.model import ProgramModel
+from embark_jax.planner.cost.phases import Phase, phases
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.layout.storage import Cluster, Placement, StorageKind
+from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.planner.request.workload import Workload
 from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import (
     MEMORY,

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from embark_jax.planner.rates import Rates
-from embark_jax.planner.storage import Cluster, Placement
-from embark_jax.planner.workload import STATE_VALUES
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.layout.storage import Cluster, Placement
+from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.simulator.embark_loads import count
 from embark_jax.simulator.embark_plans import planned, table_row_wise
 from embark_jax.simulator.embark_step import EmbarkStep
@@ -102,8 +102,8 @@ def simulate_embark(
     """
     step = EmbarkStep(
         Tasks(Rates(job.workload.fleet)),
-        job.embark_workload,
-        count(placements, job.features, job.embark_workload),
+        job.workload,
+        count(placements, job.features, job.workload),
         job.network,
         job.embark_key_bytes,
     )
@@ -119,7 +119,7 @@ def simulate_ablation(job: Job) -> Iterator[Simulation]:
     Args:
       job: what is trained.
     """
-    placements = table_row_wise(job.tables, job.embark_workload)
+    placements = table_row_wise(job.tables, job.workload)
     yield simulate_embark("baseline", job, placements, serial)
     best = simulate_embark("+ overlap", job, placements)
     yield best
@@ -146,7 +146,7 @@ def plan_embark(
     return planned(
         job.tables,
         job.features,
-        job.embark_workload,
+        job.workload,
         clusters,
         job.embark_key_bytes,
         forced,

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from embark_jax.planner import traffic
-from embark_jax.planner.dense import DenseNetwork
-from embark_jax.planner.rates import Rates
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.simulator.dense import VALUE_BYTES, DType, product_ms
 from embark_jax.simulator.timeline import LINKS, Resource, Task
 
@@ -79,7 +79,8 @@ class Tasks:
                 fleet.gpus_per_node,
             )
         return self._collective(
-            name, phase, self.links, sent, after, fleet.devices, times
+            *(name, phase, self.links, sent, after, fleet.devices),
+            latency_us=times * self.rates.exchange_us,
         )
 
     def inside_nodes(
@@ -103,7 +104,10 @@ class Tasks:
             0.0,
             message_bytes * (fleet.nodes - 1) / fleet.nodes,  # pyright: ignore
         )
-        return self._collective(name, phase, NETWORK, sent, after, fleet.devices)
+        return self._collective(
+            *(name, phase, NETWORK, sent, after, fleet.devices),
+            latency_us=self.rates.rail_exchange_us,
+        )
 
     def all_reduce(
         self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
@@ -172,9 +176,8 @@ class Tasks:
         return LINKS if self.rates.fleet.nodes > 1 else NODE_LINK
 
     def _collective(
-        self, name, phase, resources, sent: traffic.LinkBytes, after, group, times=1
+        self, name, phase, resources, sent: traffic.LinkBytes, after, group, latency_us
     ) -> Task:
         some = np.any(sent.node_link) or np.any(sent.network)
-        latency_us = times * self.rates.exchange_us if some else 0.0
-        ms = self.rates.links_ms(sent, latency_us)
+        ms = self.rates.links_ms(sent, latency_us if some else 0.0)
         return self.task(name, phase, resources, ms, after, group)

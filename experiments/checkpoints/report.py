@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from embark_jax.planner.table_list import load_table_list
+from embark_jax.planner.request.table_list import load_table_list
 
 HERE = Path(__file__).parent
 GIGABYTE = 1e9

@@ -31,8 +31,8 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.experiment import build_embedding_optimizer
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import MESH_AXES, Plan, ProgramModel, TableList, phases
-from embark_jax.planner.collectives import dense_collectives
-from embark_jax.planner.traffic import all_reduce_bytes
+from embark_jax.planner.cost.collectives import dense_collectives
+from embark_jax.planner.cost.traffic import all_reduce_bytes
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.step import abstract_state, make_train_step

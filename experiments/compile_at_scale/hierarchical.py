@@ -18,7 +18,7 @@ from rich.progress import track
 
 from embark_jax import fleet, planner
 from embark_jax.planner import ForcedPlacement, Plan, ProgramModel, TableList, phases
-from embark_jax.planner.storage import Exchange
+from embark_jax.planner.layout.storage import Exchange
 
 HERE = Path(__file__).parent
 CASES = (("dlrm_dcnv2", 2), ("dlrm_dcnv2", 16), ("t7", 16))

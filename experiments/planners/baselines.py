@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from embark_jax.planner import Placement, Workload
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.workload import TableUse, table_use
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.request.workload import TableUse, table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
 Tables = Sequence[TableSpec]

@@ -24,8 +24,8 @@ from embark_jax.planner import (
     Workload,
     read_table_list,
 )
-from embark_jax.planner.cost import CostModel
-from embark_jax.planner.memory import Memory
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.model import CostModel
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 OURS, EMBARK, TORCHREC = "embark_jax", "EMBark's greedy", "TorchRec"

@@ -19,8 +19,9 @@ import numpy as np
 from baselines import Features, Placements, Tables, rows_over
 
 from embark_jax.planner import EmbarkModel, Placement, Workload
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.workload import Shape, TableUse, table_use
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.workload import TableUse, table_use
 
 ROUNDS = 20
 TABLE_GIB = (60, 20)
@@ -141,7 +142,11 @@ class _Search:
         return best[1], best[2]
 
     def _shard_ms(self, use: TableUse, split: tuple[int, int]) -> float:
-        return float(self.model.owner_ms(Shape(use, "rb", *split))[0])
+        return float(
+            self.model.owner_ms(Shapes.one(use, self.model.workload, "rb", *split))[
+                -1, 0
+            ]
+        )
 
     def _place(
         self, splits: Sequence[tuple[int, int]]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
-from embark_jax.planner import traffic
-from embark_jax.planner.wire import piece_blocks
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.request.wire import piece_blocks
 
 DEVICES = 3
 

@@ -17,7 +17,6 @@ from embark_jax.planner import (
     lay_out,
     plan,
 )
-from embark_jax.planner.dealing import deal, dealing_in, locate
 from embark_jax.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
@@ -57,8 +56,8 @@ def test_each_id_finds_its_row(rows):
 
 
 @pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])
-def test_rows_of_rb_are_where_they_are_dealt(rows):
-    """Each on one device, where its id leads back to it: first, hot and cold ones."""
+def test_rows_go_in_turn(rows):
+    """Each on one device, where its slot leads back to its id: first and last ones."""
     table = TableSpec("t", rows, 8)
     placement = Placement(table, "rb", 8, devices=tuple(range(8)))
     features = [FeatureSpec("f", "t", hotness=64)]
@@ -68,18 +67,10 @@ def test_rows_of_rb_are_where_they_are_dealt(rows):
     ids = rng.integers(0, rows, (32, 64))
     ids[:16] = np.minimum(rng.zipf(1.2, (16, 64)) - 1, rows - 1)
     ids[16:20] = rows - 1 - ids[16:20] % min(rows, 100)
-    dealing = deal(rows, 8)
     with jax.enable_x64(True):
         _, owner, slot = jax.jit(index.expand)(jnp.asarray(ids))
-        inverse = np.argsort(dealing.order)[None].astype(np.int32)
-        back = ids_of(
-            owner.astype(jnp.int64),
-            slot.astype(jnp.int64),
-            dealing.limits,
-            jnp.asarray(inverse),
-            0,
-        )
-    np.testing.assert_array_equal(owner, dealing.row_shards_of(ids))
+        back = ids_of(owner.astype(jnp.int64), slot.astype(jnp.int64), 8)
+    np.testing.assert_array_equal(owner, ids % 8)
     np.testing.assert_array_equal(back, ids)
     assert (np.asarray(slot) < [[-(-rows // 8)]]).all()
 
@@ -116,8 +107,7 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
     assert int(np.sum(route(on_devices).bad_ids)) == 11
     found = routes.storages[f"{cluster}_4"].route
     received = found.received.slot if cluster == "rb" else found.slot
-    dealing = dealing_in(cluster, BILLIONS, 8)
-    owners, rows = locate(np, ids, dealing.limits, ids)  # none of them is dealt
+    owners, rows = ids % 8, ids // 8
     for device, slots in enumerate(np.asarray(received.reshape(8, -1))):
         held = slots[slots < BILLIONS // 8]
         assert sorted(held) == sorted(rows[owners == device])

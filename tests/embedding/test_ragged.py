@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from embark_jax.planner import Placement, Wire
-from embark_jax.planner.wire import FLOAT32
+from embark_jax.planner.request.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.embedding import problems
 from tests.embedding.problems import Problem, make_plan

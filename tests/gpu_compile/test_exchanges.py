@@ -11,7 +11,7 @@ from embark_kernels import RowwiseAdagrad
 
 from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.planner.storage import Exchange
+from embark_jax.planner.layout.storage import Exchange
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import compile_step

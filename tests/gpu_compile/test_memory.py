@@ -5,7 +5,7 @@ from embark_kernels import RowwiseAdagrad
 
 from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Workload, plan_for
-from embark_jax.planner.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import DENSE_FEATURES, compile_step

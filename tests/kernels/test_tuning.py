@@ -16,7 +16,7 @@ from embark_kernels import (
     update_key,
 )
 
-from embark_jax.planner.table_list import read_table_list
+from embark_jax.planner.request.table_list import read_table_list
 
 GUESS = LookupConfig(3, 4)
 BEST = LookupConfig(8, 16)

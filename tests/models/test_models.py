@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import config, models
-from embark_jax.planner.dense import dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_dcnv2
 from tests.models import oracle
 
 BATCH, DENSE = 16, 5

@@ -7,12 +7,12 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
-from embark_jax.planner.breakdown import break_down
-from embark_jax.planner.cost import ProgramModel
-from embark_jax.planner.dealing import deal
-from embark_jax.planner.predict import predict
-from embark_jax.planner.reasons import reason, split, times
-from embark_jax.planner.workload import Shape, TableUse, Workload
+from embark_jax.planner.cost.breakdown import break_down
+from embark_jax.planner.cost.candidates import candidates_of
+from embark_jax.planner.cost.model import ProgramModel
+from embark_jax.planner.cost.predict import predict
+from embark_jax.planner.request.workload import Workload
+from embark_jax.planner.search.reasons import split, times
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
@@ -48,6 +48,7 @@ def test_phases_and_tables_add_up_to_the_step(optimizer, exchange):
     predicted = predict(placed, FEATURES, circumstances, model)
     by_phase = np.sum([*found.phase_ms.values()], axis=0)
     np.testing.assert_allclose(by_phase, predicted.device_ms)
+    assert sum(found.critical_ms.values()) == pytest.approx(predicted.step_ms)
     assert sum(found.table_ms.values()) == pytest.approx(predicted.step_ms)
     assert found.table_ms.keys() == {table.name for table in TABLES}
     assert min(found.table_ms.values()) > 0
@@ -60,13 +61,15 @@ def test_useful_bytes_by_hand():
         PLACEMENTS[1:2], FEATURES[1:2], circumstances, ProgramModel(circumstances)
     )
     asked = np.arange(1, 1001.0) ** -1.1
-    of_shards = np.bincount(deal(1000, 2).row_shards_of(np.arange(1000)), asked)
+    of_shards = np.bincount(np.arange(1000) % 2, asked)
     even = of_shards[0] / asked.sum()
     # Slot and bag of 5 bytes an id, and where their block ends; gradients of 20 bags of
     # 8 columns, as much as comes back.
     to_owner = [0, 5 * 60 * even + 4 + 640, 0, 5 * 60 * (1 - even) + 4 + 640]
     np.testing.assert_allclose(alone.to_owner_bytes, to_owner, rtol=1e-5)
     np.testing.assert_allclose(alone.from_owner_bytes, [0, 640, 0, 640])
+    assert alone.hottest_row_shard["rb"] == pytest.approx(2 * even, rel=1e-5)
+    np.testing.assert_allclose(alone.device_ids, [0, 3 * even, 0, 3 - 3 * even], 1e-5)
     # Buffers have places for the slack, and pieces for each pair.
     assert alone.padded_bytes >= max(to_owner) + 640
 
@@ -110,28 +113,32 @@ def test_a_plan_keeps_its_breakdown():
 )
 def test_splits_in_words(shape, owners, nodes, words):
     machines = fleet.dgx_h100(nodes, 4 // nodes)
-    assert split(Shape(TableUse(10, 8, 1, 1), *shape), owners, machines) == words
+    cluster, rows, columns = shape
+    placed = Placement(TableSpec("t", 10, 8), cluster, rows, columns, owners)
+    workload = Workload(machines, 80)
+    model = ProgramModel(workload)
+    each = candidates_of([placed], [FeatureSpec("t")], workload, model)
+    assert split(each, 0, np.array(owners), machines) == words
 
 
-def test_reasons_name_what_the_others_have_most_of():
-    model = ProgramModel(Workload(fleet.dgx_h100(1, 4), 80_000))
+def test_reasons_say_what_other_clusters_would_take():
     # 20,000 samples a device have 800,000 ids: RB returns 20,000 pooled rows for them,
     # UB some half million rows, and DP sums the whole million.
-    use = TableUse(10**6, 128, 40, 1)
-    rb, ub, dp = (Shape(use, cluster) for cluster in ("rb", "ub", "dp"))
-    # On average a device sends, of 5 bytes an id and 512 a row, three quarters: in RB
-    # 3.0 MB of ids and 15.4 MB of pooled rows with their gradients; in DP twice 516 MB;
-    # in UB a quarter of 1.25 · 1e6 · (1 - exp(-0.8)) · 4112 bytes.
-    assert reason(rb, (0,), [dp, ub], model) == (
-        "whole on one device; DP would move 42× the bytes, UB 29×"
+    tables, features = [TableSpec("t", 10**6, 128)], [FeatureSpec("t", hotness=40)]
+    machines = fleet.dgx_h100(1, 4)
+    words = plan(tables, features, machines, 80_000).placements[0].reason
+    assert "alone it would take longer in DP " in words
+    others = [each.split() for each in words.split(" in ")[1].split(", ")]
+    ratios = {cluster: float(ratio[:-1]) for cluster, ratio in others}
+    assert ratios["DP"] > ratios["UB"] > 2
+    # A hot row shard is told of: rows 0, 4 and 8 of 10 are asked for by
+    # (1 + 0.170 + 0.089) / 2.68 = 47 % of ids, which is 1.9 times a quarter.
+    skewed = plan(
+        *([TableSpec("t", 10, 128)], features, machines, 80_000),
+        zipf_exponent=1.1,
+        forced={"t": ForcedPlacement("rb", 4)},
     )
-    # 40 rows that all read all the time: UB returns them once.
-    hot = TableUse(40, 128, 400, 400)
-    (words,) = reason(Shape(hot, "ub"), (0,), [Shape(hot, "rb")], model).split("; ")[1:]
-    assert words.startswith("RB would move")
-    huge = Shape(dataclasses.replace(use, rows=10**9), "dp")
-    # 10^9 rows of 129 values; gradients of 3.2e6 ids are summed beside them.
-    assert "DP would need 518 GB on each device" in reason(rb, (0,), [huge], model)
+    assert "the hottest 1.9× the mean" in skewed.placements[0].reason
 
 
 def test_ratios_in_words():

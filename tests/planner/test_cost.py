@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from embark_jax import fleet
-from embark_jax.planner import Placement, phases, predict, traffic
-from embark_jax.planner.candidates import weigh
-from embark_jax.planner.cost import EmbarkModel, ProgramModel
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.predict import account
-from embark_jax.planner.storage import Exchange, StorageKind
-from embark_jax.planner.workload import Shape, TableUse, Workload, shape_of
+from embark_jax.planner import Placement, phases, predict
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.model import EmbarkModel, ProgramModel
+from embark_jax.planner.cost.predict import price as priced_plan
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import Exchange, StorageKind
+from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.tables import FeatureSpec, TableSpec
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.
@@ -22,7 +22,7 @@ IDEAL = fleet.Efficiency(1.0, 1.0, 1.0, 10.0, node_hop_us=1.0, network_hop_us=5.
 TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4, efficiency=IDEAL)
 WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd")
 MODEL = ProgramModel(WORKLOAD)
-USE = TableUse(rows=1000, dim=8, hotness=3, lanes=1)
+USE = TableUse(rows=1000, dim=8, hotness=3, bags=1)
 
 
 def test_an_exchange_sends_a_part_to_each_device():
@@ -43,7 +43,7 @@ def test_a_gather_goes_around_once():
 
 def test_buffers_and_memory():
     assert traffic.id_buffer_bytes(2, devices=8) == 64
-    assert traffic.piece_buffer_bytes(width=16, batch=10, devices=8) == 5120
+    assert traffic.sum_buffer_bytes(width=16, batch=10, devices=8) == 5120
     assert traffic.row_buffer_bytes(width=16, devices=8) == 512
     assert traffic.buffer_memory_bytes(100) == 400
     assert traffic.rows_bytes(5, width=16) == 320
@@ -63,7 +63,7 @@ def test_the_price_of_an_rb_storage():
     # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same. Where the
     # block of 10 bags ends, to 8 devices: 32 bytes, 0.016 + 0.128 µs.
     expected_us = 2 * (2.56 + 20.48) + 0.016 + 0.128
-    assert price.piece_ms == pytest.approx(expected_us / 1e3)
+    assert price.sum_ms == pytest.approx(expected_us / 1e3)
     # Slot and bag to 8 devices: 40 bytes, 0.02 + 0.16 µs; unpacked, 4 values or 0.128;
     # 8 keys sorted, 1.088, and grouped, 0.256.
     expected_us = 0.02 + 0.16 + 0.128 + 1.088 + 0.256
@@ -81,7 +81,7 @@ def test_the_price_of_a_ub_storage():
     # bytes: 0.256 + 2.048; rows read at the owner, 0.512.
     expected_us = 0.016 + 0.128 + 1.088 + 0.256 + 2 * (0.256 + 2.048) + 0.512
     assert price.id_ms == pytest.approx(expected_us / 1e3)
-    assert price.piece_ms == 0
+    assert price.sum_ms == 0
     assert price.fixed_ms == pytest.approx(3 * 15 / 1e3)
 
 
@@ -89,11 +89,11 @@ def test_the_price_of_a_hierarchical_storage():
     flat = MODEL.storage_price(StorageKind("rb", 16))
     price = MODEL.storage_price(StorageKind("rb", 16, hierarchical=True))
     # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
-    # memory; of a piece of a node 1280 bytes, half of which leave it: 0.64 + 5.12. The
+    # memory; of a sum of a node 1280 bytes, half of which leave it: 0.64 + 5.12. The
     # 32 bytes of where blocks end are sent twice: 24 bytes inside, 16 between nodes.
     expected_us = 2 * (1.92 + 20.48) + (0.012 + 0.128) + (0.016 + 0.128)
-    assert price.piece_ms == pytest.approx(expected_us / 1e3)
-    assert price.node_piece_ms == pytest.approx(2 * (0.64 + 5.12) / 1e3)
+    assert price.sum_ms == pytest.approx(expected_us / 1e3)
+    assert price.node_sum_ms == pytest.approx(2 * (0.64 + 5.12) / 1e3)
     # So are the 40 bytes of an id: 30 bytes inside, 20 between nodes.
     more_us = (0.015 + 0.16 + 0.02 + 0.16) - (0.02 + 0.16)
     assert price.id_ms - flat.id_ms == pytest.approx(more_us / 1e3)
@@ -101,18 +101,27 @@ def test_the_price_of_a_hierarchical_storage():
     assert price.fixed_ms == pytest.approx(3 * (11 + 15) / 1e3)
 
 
-def test_pieces_of_a_node_are_counted_once():
+def test_sums_of_a_node_are_counted_once():
     table, feature = TableSpec("t", 1000, 16), FeatureSpec("t")
     # Column shard 0 on both nodes, 1 twice on the second.
     placed = [Placement(table, "rb", 2, 2, (0, 4, 5, 6), "hierarchical")]
-    ledger = account(placed, [feature], WORKLOAD, MODEL)
-    assert ledger.node_pieces.tolist() == [[1, 2]]
-    assert ledger.pieces.tolist() == [[1, 0, 0, 0, 1, 1, 1, 0]]
-    candidate = weigh(
-        shape_of(placed[0], [feature], WORKLOAD), WORKLOAD, MODEL, Memory(WORKLOAD)
-    )
-    ledger.add(candidate, np.array(placed[0].devices), times=-1)
-    assert not ledger.node_pieces.any()
+    _, owners, loads, _ = priced_plan(placed, [feature], WORKLOAD, MODEL)
+    assert loads.node_sums.tolist() == [[1, 2]]
+    assert loads.own[0].tolist() == [[1, 0, 0, 0, 1, 1, 1, 0]]
+    loads.add(0, owners[0], times=-1)
+    assert not loads.node_sums.any()
+
+
+def test_an_all_to_all_takes_longer_the_more_it_sends_to():
+    """A message to each device of other nodes, a message to each other node."""
+    per_message = dataclasses.replace(IDEAL, message_us=2.0)
+    for nodes in (2, 16):
+        machines = dataclasses.replace(TOY, nodes=nodes, efficiency=per_message)
+        model = ProgramModel(Workload(machines, 80 * nodes))
+        flat = model.storage_price(StorageKind("rb", 16)).fixed_ms
+        assert flat == pytest.approx(3 * (15 + 2 * 4 * (nodes - 1)) / 1e3)
+        staged = model.storage_price(StorageKind("rb", 16, hierarchical=True)).fixed_ms
+        assert staged == pytest.approx(3 * (11 + 15 + 2 * (nodes - 1)) / 1e3)
 
 
 @pytest.mark.parametrize("nodes", [2, 8, 16])
@@ -134,14 +143,20 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
 
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
-    shape = Shape(USE, "rb", row_shards=2)
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240) / 2
-    # 120 ids of a row of 32 bytes, forward and backward; row gradients written and
-    # read, and rows read and written.
-    expected_bytes = 2 * 120 * 32 + unique * 128
-    np.testing.assert_allclose(MODEL.owner_ms(shape), expected_bytes / 1e6, rtol=1e-6)
-    unique_ms = MODEL.owner_ms(Shape(USE, "ub", row_shards=2))
-    np.testing.assert_allclose(unique_ms, unique * 128 / 1e6, rtol=1e-6)
+    # 120 ids of a row of 32 bytes, in lookup and for bag gradients; row gradients
+    # written, and in the update read, with rows read and written.
+    lookup_ms, gradients_ms, update_ms = (
+        120 * 32 / 1e6,
+        (120 + unique) * 32 / 1e6,
+        unique * 96 / 1e6,
+    )
+    found = MODEL.owner_ms(Shapes.one(USE, WORKLOAD, "rb", 2))
+    expected = np.array([[lookup_ms], [gradients_ms], [update_ms]])
+    np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
+    found = MODEL.owner_ms(Shapes.one(USE, WORKLOAD, "ub", 2))
+    expected = np.array([[0.0], [unique * 32 / 1e6], [update_ms]])
+    np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
 
 
 def test_whole_rows_in_pieces_need_two_exchanges_of_squares():
@@ -163,13 +178,13 @@ def test_what_every_device_does():
     ids, pooled_bytes = 10 * 3, 10 * 32
     # RB sorts 4-byte keys and handles 5 values an id, for each column shard.
     bucket_bytes = (36 + 20) * ids
-    in_rb = MODEL.everywhere_ms(Shape(USE, "rb"))
+    in_rb = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb"))
     assert in_rb == pytest.approx((bucket_bytes + pooled_bytes) / 1e6)
-    element_wises = MODEL.everywhere_ms(Shape(USE, "rb", column_shards=2))
+    element_wises = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb", 1, 2))
     assert element_wises == pytest.approx((2 * bucket_bytes + pooled_bytes) / 1e6)
     # UB sorts twice, 8-byte keys, with 13 values to be unique and 8 to be grouped.
     unique_bytes = (2 * 136 + 52 + 32) * ids
-    in_ub = MODEL.everywhere_ms(Shape(USE, "ub"))
+    in_ub = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "ub"))
     assert in_ub == pytest.approx((unique_bytes + 2 * 32 * ids + pooled_bytes) / 1e6)
 
 
@@ -182,22 +197,22 @@ def test_what_every_device_does_for_a_replicated_table():
     memory = pooled_bytes + 2 * 32 * ids + 168 * (ids + 240)
     memory += 4 * (gathered + reduced) + touched * 96
     link_ms = (gathered + 2 * reduced) * 7 / 8 / 2e6
-    assert MODEL.everywhere_ms(Shape(USE, "dp")) == pytest.approx(
+    assert MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + link_ms
     )
     # Of 100 rows it sums a flag each, and all of them.
     small = dataclasses.replace(USE, rows=100)
     touched = 100 * (1 - (1 - 1 / 100) ** 240)
     memory = pooled_bytes + 2 * 32 * ids + 168 * ids + 4 * 100 * 36 + touched * 96
-    assert MODEL.everywhere_ms(Shape(small, "dp")) == pytest.approx(
+    assert MODEL.everywhere_ms(Shapes.one(small, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )
 
 
 def test_padding_of_bags_is_sorted_but_not_read():
     half = dataclasses.replace(USE, filled=0.5)
-    full_ms = MODEL.everywhere_ms(Shape(USE, "ub"))
-    half_ms = MODEL.everywhere_ms(Shape(half, "ub"))
+    full_ms = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "ub"))
+    half_ms = MODEL.everywhere_ms(Shapes.one(half, WORKLOAD, "ub"))
     assert full_ms - half_ms == pytest.approx(2 * 32 * 15 / 1e6)
 
 
@@ -208,13 +223,14 @@ def test_a_single_device_exchanges_nothing():
 
 def test_embarks_formula():
     # W · B · h · d / n + R · B · d, B = 80: one node, and two.
-    use = TableUse(rows=1000, dim=8, hotness=3, lanes=1)
+    use = TableUse(rows=1000, dim=8, hotness=3, bags=1)
     one_node = Workload(fleet.Fleet(DEVICE, 1, 4), 80)
-    shape = Shape(use, "rb", row_shards=2)
+    shape = Shapes.one(use, WORKLOAD, "rb", 2)
     expected = 4 * 80 * 3 * 8 / 2 + 50 * 80 * 8
-    np.testing.assert_allclose(EmbarkModel(one_node).owner_ms(shape), expected / 1e6)
+    found = EmbarkModel(one_node).owner_ms(shape)[-1]
+    np.testing.assert_allclose(found, expected / 1e6)
     hierarchical = 4 * 80 * 3 * 8 / 2 / 8 + 50 * 80 * 8 * 1.5 / 8
-    found = EmbarkModel(WORKLOAD).owner_ms(shape)
+    found = EmbarkModel(WORKLOAD).owner_ms(shape)[-1]
     np.testing.assert_allclose(found, hierarchical / 1e6)
 
 
@@ -228,9 +244,9 @@ def test_more_bandwidth_costs_no_plan_more(cluster, faster):
         WORKLOAD, fleet=dataclasses.replace(TOY, device=device)
     )
     new = ProgramModel(better)
-    shape = Shape(USE, cluster)
+    shape = Shapes.one(USE, WORKLOAD, cluster)
     assert (new.owner_ms(shape) <= MODEL.owner_ms(shape)).all()
     assert new.everywhere_ms(shape) <= MODEL.everywhere_ms(shape)
-    for price in ("fixed_ms", "piece_ms", "id_ms"):
+    for price in ("fixed_ms", "sum_ms", "id_ms"):
         before = getattr(MODEL.storage_price(StorageKind(cluster, 16)), price)
         assert getattr(new.storage_price(StorageKind(cluster, 16)), price) <= before

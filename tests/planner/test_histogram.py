@@ -10,11 +10,11 @@ from scipy.special import comb
 from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
-from embark_jax.planner.access import FeatureAccess, Statistics, TableAccess
-from embark_jax.planner.dealing import deal, in_turn
-from embark_jax.planner.histogram import MOST_HOTTEST, Histogram
-from embark_jax.planner.statistics import Zipf
-from embark_jax.planner.workload import Shape, TableUse, Workload, table_use
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.histogram import MOST_HOTTEST, Histogram
+from embark_jax.planner.request.skew import Zipf
+from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
+from embark_jax.planner.request.workload import TableUse, Workload, table_use
 from embark_jax.tables import FeatureSpec, TableSpec
 
 
@@ -70,14 +70,11 @@ def test_all_rows_seen_are_all_there_are():
 
 
 @pytest.mark.parametrize("row_shards", [1, 3, 8])
-@pytest.mark.parametrize("dealt", [deal, in_turn])
-def test_hot_rows_count_where_they_are(row_shards, dealt):
+def test_hot_rows_count_where_they_are(row_shards):
     histogram, probability = sampled(100_000, 1.2, 1_000_000)
     assert len(histogram.hottest) == MOST_HOTTEST
-    dealing = dealt(100_000, row_shards)
-    held_by = dealing.row_shards_of(np.arange(100_000))
-    exact = np.bincount(held_by, weights=probability)
-    found = histogram.row_shard_shares(100_000, dealing)
+    exact = np.bincount(np.arange(100_000) % row_shards, weights=probability)
+    found = histogram.row_shard_shares(100_000, row_shards)
     np.testing.assert_allclose(found, exact, rtol=0.02)
     assert found.sum() == pytest.approx(1)
 
@@ -85,7 +82,7 @@ def test_hot_rows_count_where_they_are(row_shards, dealt):
 def test_rows_that_nobody_reads():
     none = Histogram.from_counts(np.zeros(0, int), np.zeros(0, int))
     assert none.expected_unique(10, 0) == 0
-    np.testing.assert_allclose(none.row_shard_shares(3, in_turn(3, 2)), [2 / 3, 1 / 3])
+    np.testing.assert_allclose(none.row_shard_shares(3, 2), [2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("rows", [1000, 10_000_000])
@@ -156,14 +153,15 @@ def test_each_table_has_its_own_skew_and_padding_is_not_sent():
     workload = Workload(fleet.dgx_h100(), 80, 0.5, 1.0, statistics=STATISTICS)
     seen = table_use(TABLES[0], FEATURES, workload)
     assert seen == TableUse(
-        **{"rows": 1000, "dim": 8, "hotness": 4, "lanes": 1, "filled": 1.5 / 4},
+        **{"rows": 1000, "dim": 8, "hotness": 4, "bags": 1, "filled": 1.5 / 4},
         skew=STATISTICS.tables["a"].histogram,
     )
     assert table_use(TABLES[1], FEATURES, workload).skew == Zipf(0.5)
     # 10 samples a device have 15 ids on average, all of which the one owner gets.
-    certain, expected = Shape(seen, "rb").sent_ids(workload)
+    shape = Shapes.one(seen, workload, "rb")
+    certain, expected = shape.sent_ids
     np.testing.assert_allclose([certain, expected], [[0], [15]])
-    np.testing.assert_allclose(Shape(seen, "rb").batch_ids(workload), [120])
+    np.testing.assert_allclose(shape.batch_ids, [120])
 
 
 def test_the_plan_follows_the_statistics():

@@ -9,14 +9,14 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
-from embark_jax.planner.dense import DenseLoad, dlrm_dcnv2
-from embark_jax.planner.explore import best_plan
-from embark_jax.planner.lines import least_bytes
-from embark_jax.planner.memory import Memory
-from embark_jax.planner.predict import account
-from embark_jax.planner.search import Search
-from embark_jax.planner.storage import StorageKind
-from embark_jax.planner.workload import Shape, TableUse
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.predict import price
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.planner.request.workload import TableUse
+from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.tables import FeatureSpec, TableSpec
 
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
@@ -35,13 +35,13 @@ def test_what_storages_take():
     assert memory.limit_bytes == 0.9e9
     assert memory.row_bytes(16) == 4 * 17
     # Partial sums of 16 columns for 10 samples of 8 devices, there and received.
-    piece_bytes = 2 * 4 * 16 * 10 * 8
-    assert memory.piece_bytes(StorageKind("rb", 16)) == piece_bytes
-    assert memory.piece_bytes(StorageKind("ub", 16)) == 0
+    sum_bytes = 2 * 4 * 16 * 10 * 8
+    assert memory.sum_bytes(StorageKind("rb", 16)) == sum_bytes
+    assert memory.sum_bytes(StorageKind("ub", 16)) == 0
     staged = StorageKind("rb", 16, hierarchical=True)
-    assert memory.piece_bytes(staged) == piece_bytes
-    assert memory.node_piece_bytes(staged) == piece_bytes / 4  # for 2 nodes
-    assert memory.node_piece_bytes(StorageKind("rb", 16)) == 0
+    assert memory.sum_bytes(staged) == sum_bytes
+    assert memory.node_sum_bytes(staged) == sum_bytes / 4  # for 2 nodes
+    assert memory.node_sum_bytes(StorageKind("rb", 16)) == 0
     # Rows of 16 columns for each of 8 devices.
     assert memory.place_bytes(StorageKind("ub", 16)) == 2 * 4 * 16 * 8
     assert memory.place_bytes(StorageKind("rb", 16)) == 0
@@ -62,18 +62,17 @@ def test_what_routes_take():
 
 
 def test_what_a_table_takes_on_every_device():
-    use = TableUse(rows=1000, dim=8, hotness=3, lanes=1)
+    use = TableUse(rows=1000, dim=8, hotness=3, bags=1)
     memory = Memory(WORKLOAD)
     # 10 samples of 3 ids, and a pooled row of 8 columns.
     sample_bytes = 4 * 3 + 4 * 8
-    assert memory.everywhere_bytes(Shape(use, "rb")) == 10 * sample_bytes
+    assert memory.everywhere_bytes(Shapes.one(use, WORKLOAD, "rb")) == 10 * sample_bytes
     # In UB each column shard of each id has a place and a group.
-    in_ub = Shape(use, "ub", column_shards=2)
+    in_ub = Shapes.one(use, WORKLOAD, "ub", 1, 2)
     assert memory.everywhere_bytes(in_ub) == 10 * (sample_bytes + 2 * 4 * 3 * 2)
     # In DP rows of 9 values, and gradients with a flag of the 240 that a batch touches.
     whole = 1000 * 36 + 240 * 36
-    assert memory.replicated_bytes(use) == whole
-    in_dp = memory.everywhere_bytes(Shape(use, "dp"))
+    in_dp = memory.everywhere_bytes(Shapes.one(use, WORKLOAD, "dp"))
     assert in_dp == whole + 10 * (sample_bytes + 2 * 4 * 3)
 
 
@@ -103,20 +102,21 @@ def test_activations_of_a_small_network():
 
 
 def placed(cluster, rows, workload):
-    """The account of one table of 8 columns, on all devices, and of its parts."""
+    """The bytes of one table of 8 columns, on all devices, and of their parts."""
     table, feature = TableSpec("a", rows, 8), FeatureSpec("a", hotness=3)
     placement = Placement(table, cluster, 8, devices=tuple(range(8)))
-    ledger = account([placement], [feature], workload, ProgramModel(workload))
-    ((capacity, slots),) = zip(ledger.capacity, ledger.rows.max(axis=1), strict=True)
-    held = ledger.everywhere_bytes + 36 * slots + 4 * 4 * 8 * capacity
-    return ledger.bytes(), held, capacity * 8, slots
+    model = ProgramModel(workload)
+    _, _, loads, objective = price([placement], [feature], workload, model)
+    _, capacity, slots, *_ = objective.levels(loads)[:, 0]
+    held = loads.everywhere_bytes + 36 * slots + 4 * 4 * 8 * capacity
+    return objective.bytes(loads), held, capacity * 8, slots
 
 
 @pytest.mark.parametrize("rows", [80, 8000])
 def test_the_larger_of_two_times_counts(rows):
     total, held, places, slots = placed("rb", rows, WORKLOAD)
     # Row gradients for each place, or each slot if they are fewer; 8 row shards of a
-    # bag for 10 samples of 8 devices are one piece a device, 32 bytes wide.
+    # bag for 10 samples of 8 devices are one sum a device, 32 bytes wide.
     assert (places < slots) == (rows == 8000)
     update = min(places, slots) * 32 + 2 * 32 * 10 * 8
     assert total == pytest.approx(held + update)
@@ -169,11 +169,13 @@ def test_plans_are_near_the_compiled_programs():
 
 
 def test_no_plan_takes_less_than_the_bound_says():
-    """The bound's memory is that of the account, or less."""
+    """The bound's memory is that of the objective, or less."""
     rng = np.random.default_rng(0)
     tables = [TableSpec(f"t{i}", int(rng.integers(10, 10**5)), 16) for i in range(6)]
     features = [FeatureSpec(t.name, hotness=int(rng.integers(1, 20))) for t in tables]
     workload = dataclasses.replace(WORKLOAD, batch_size=800, dense=DENSE)
-    search = Search(tables, features, {}, workload, ProgramModel(workload))
-    _, placing, _ = best_plan([search])
-    assert least_bytes(search.program) <= placing.ledger.bytes()
+    model = ProgramModel(workload)
+    instance = make_instance(tables, features, {}, workload, model, ("flat",))
+    relaxation = Relaxation(instance, instance.allowed("flat"))
+    found = plan_for(workload, tables, features).prediction
+    assert 0 < relaxation.least_bytes() <= found.device_bytes[0]

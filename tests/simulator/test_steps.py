@@ -9,8 +9,8 @@ import pytest
 
 from embark_jax import fleet, planner
 from embark_jax.planner import Placement, Workload
-from embark_jax.planner.dense import DenseLoad
-from embark_jax.planner.workload import shape_of
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.simulator import (
     Job,
     chrome_trace,
@@ -255,9 +255,9 @@ def test_what_embarks_system_sends_between_nodes():
     timeline = simulate_embark("", one_table, placements, serial).timeline
     task = {span.task.name: span.task for span in timeline.spans}["exchange sums"]
     # Each of 4 GPUs adds up the sums of 1024 samples, 16 values of 2 bytes; half of
-    # them are for the other node. The other node sends nothing.
+    # them are for the other node, in one message. The other node sends nothing.
     seconds = 1024 * 16 * 2 / 2 / (50e9 * 0.8)
-    latency_ms = (8.4 + 14.0) / 1e3
+    latency_ms = (8.4 + 14.0 + 0.5) / 1e3
     np.testing.assert_allclose(task.ms[:4], 1e3 * seconds + latency_ms)
     np.testing.assert_allclose(task.ms[4:], latency_ms)
 
@@ -298,8 +298,8 @@ def test_the_planners_model_of_embarks_system_is_that_of_its_step(nodes, cluster
         Placement(table, cluster, len(bins), devices=tuple(bins)) for table in TABLES
     ]
     predicted_ms = sum(
-        float(model.owner_ms(shape).mean()) + model.everywhere_ms(shape)
-        for shape in (shape_of(each, FEATURES, workload) for each in placements)
+        float(model.owner_ms(each)[-1].mean() + model.everywhere_ms(each)[0])
+        for each in (Shapes.of_placement(p, FEATURES, workload) for p in placements)
     )
     spread = [over_gpus(each, model.gpus) for each in placements]
     spans = simulate_embark("", mine, spread, serial).timeline.spans

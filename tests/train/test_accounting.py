@@ -34,8 +34,8 @@ from embark_jax.planner import (
     lay_out,
     phases,
 )
-from embark_jax.planner.collectives import dense_collectives
-from embark_jax.planner.memory import Memory
+from embark_jax.planner.cost.collectives import dense_collectives
+from embark_jax.planner.cost.memory import Memory
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel

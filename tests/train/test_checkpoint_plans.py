@@ -15,7 +15,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement
-from embark_jax.planner.dealing import dealing_of, locate
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.step import TrainState
@@ -44,9 +43,7 @@ def lay_out(plan, storage, kind, logical):
     array = np.zeros((copies, storage.slots_per_device, width), np.float32)
     for placement in storage.placements:
         name, rows = placement.table.name, np.arange(placement.table.rows)
-        dealing = dealing_of(placement)
-        dealt = dealing.order[np.minimum(rows, len(dealing.order) - 1)]
-        row_shard, place = locate(np, rows, dealing.limits, dealt)
+        row_shard, place = rows % placement.row_shards, rows // placement.row_shards
         for k in range(placement.column_shards):
             owner = storage.owners(name)[row_shard, k]
             slot = storage.first_slots[name][row_shard, k] + place

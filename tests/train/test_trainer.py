@@ -17,7 +17,7 @@ from embark_jax import models
 from embark_jax.data import Batch, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Placement, Plan, Wire
-from embark_jax.planner.wire import FLOAT32
+from embark_jax.planner.request.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.results import BadIdError, NonFiniteLossError

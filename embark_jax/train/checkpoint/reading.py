@@ -29,7 +29,7 @@ READING_THREADS = 4
 READ_BYTES = PIECE_BYTES - 2 * CHECKED_BYTES
 """As much as surely fits a buffer, wherever it begins."""
 LEAST_ROWS = 1024
-"""Of a table that are read together: more than are dealt."""
+"""Of a table that are read together."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

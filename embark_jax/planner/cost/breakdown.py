@@ -1,0 +1,149 @@
+"""Takes a plan's predicted time apart: by phase, by table, and by pair of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.cost import candidates as kinds
+from embark_jax.planner.cost.model import ProgramModel
+from embark_jax.planner.cost.objective import (
+    LEVEL_GRADIENTS,
+    LEVEL_IDS,
+    LEVEL_LOOKUP,
+    LEVEL_NODE,
+    LEVEL_SUMS,
+)
+from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
+from embark_jax.planner.cost.predict import Priced, price
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.prediction import Breakdown
+from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.request.workload import Workload
+from embark_jax.tables import FeatureSpec
+
+TO_REQUESTER = {"row exchange"}
+"""Phases in which owners send; in the others they receive."""
+
+
+def break_down(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: ProgramModel,
+) -> Breakdown:
+    """Of a step with ``placements``.
+
+    Args:
+      placements, features, workload, model: as for ``predict``.
+    """
+    priced = price(placements, features, workload, model)
+    parts = phases(placements, features, workload, model)
+    names = [placement.table.name for placement in placements]
+    likely = _likely_ids(placements, features, workload)
+    device_ids = np.zeros((len(priced.candidates.storages), workload.devices))
+    for i, (placement, ids) in enumerate(zip(placements, likely, strict=True)):
+        each = np.repeat(ids, placement.column_shards) if placement.devices else ids[:0]
+        np.add.at(device_ids[priced.candidates.storage[i]], priced.owners[i], each)
+    to_owner, from_owner = _useful_bytes(priced, model, device_ids)
+    exchanged_bytes = sum(
+        part.buffer_bytes
+        for part in parts
+        if part.collective == "all_to_all" and part.reach != "rail"
+    )
+    reduced_bytes = sum(
+        float((part.node_link_bytes + part.network_bytes).max())
+        for part in parts
+        if part.collective not in (None, "all_to_all")
+    )
+    return Breakdown(
+        critical_ms(parts),
+        _device_ms(parts, workload.devices),
+        dict(zip(names, map(float, _table_ms(priced)), strict=True)),
+        {
+            name: float(ids.max() / ids.mean()) if ids.any() else 1.0
+            for name, ids in zip(names, likely, strict=True)
+        },
+        tuple(map(float, device_ids.sum(axis=0) / workload.device_batch)),
+        tuple(map(float, to_owner)),
+        tuple(map(float, from_owner)),
+        exchanged_bytes / workload.devices,
+        reduced_bytes,
+    )
+
+
+def _device_ms(parts: Sequence[Phase], devices: int) -> dict[str, tuple[float, ...]]:
+    names = dict.fromkeys((*PHASES, *(part.name for part in parts)))
+    total_ms = {name: np.zeros(devices) for name in names}
+    for part in parts:
+        total_ms[part.name] += part.device_ms
+    return {name: tuple(map(float, ms)) for name, ms in total_ms.items() if ms.any()}
+
+
+def _likely_ids(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+) -> list[np.ndarray]:
+    """For each table ``[row_shards]`` ids that a device is likely to send to each."""
+    return [
+        Shapes.of_placement(placement, features, workload).likely_ids
+        for placement in placements
+    ]
+
+
+def _table_ms(priced: Priced) -> np.ndarray:
+    """``[tables]`` the part of the step that each is for: at every level its part of
+    the fullest device's load, so that they sum to the step."""
+    candidates, _, loads, objective = priced
+    slack = objective.slack
+    levels, prices = objective.levels(loads), objective.prices
+    total_ms = candidates.everywhere_ms.copy()
+    total_ms += (objective.fixed_ms / np.maximum(loads.tables, 1))[candidates.storage]
+    own = loads.own
+    ids = own[kinds.CERTAIN] + slack * own[kinds.EXPECTED]
+    level_loads = {
+        LEVEL_SUMS: (own[kinds.SUMS], (kinds.SUMS,), (1.0,)),
+        LEVEL_IDS: (ids, (kinds.CERTAIN, kinds.EXPECTED), (1.0, slack)),
+        LEVEL_LOOKUP: (own[kinds.LOOKUP_MS], (kinds.LOOKUP_MS,), (1.0,)),
+        LEVEL_GRADIENTS: (own[kinds.GRADIENTS_MS], (kinds.GRADIENTS_MS,), (1.0,)),
+    }
+    last = int(np.argmax(loads.update_ms))
+    for i in range(len(candidates)):
+        s, owners = candidates.storage[i], priced.owners[i]
+        shards = candidates.shard_loads(i)
+        row_shard = np.arange(len(owners)) // candidates.column_shards[i]
+        for level, (held, of_kinds, weights) in level_loads.items():
+            fullest = int(np.argmax(held[s]))
+            mine = np.dot(weights, shards[list(of_kinds)])[row_shard]
+            if held[s, fullest] > 0:
+                share = mine[owners == fullest].sum() / held[s, fullest]
+                total_ms[i] += share * prices[level, s] * levels[level, s]
+        total_ms[i] += shards[kinds.UPDATE_MS][row_shard][owners == last].sum()
+        if candidates.hierarchical[i]:
+            node = int(np.argmax(loads.node_sums[s]))
+            mine = loads.of_nodes(i, owners)[node]
+            total_ms[i] += prices[LEVEL_NODE, s] * mine
+    return total_ms
+
+
+def _useful_bytes(
+    priced: Priced, model: ProgramModel, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``([devices], [devices])`` bytes to and from the owner, as in ``Breakdown``, of
+    ``[storages, devices]`` ids that a device sends each."""
+    own, devices = priced.loads.own, priced.objective.devices
+    to_owner, from_owner = np.zeros((2, devices))
+    for s, storage in enumerate(priced.candidates.storages):
+        counts = {
+            "id": ids[s],
+            "sum": own[kinds.SUMS, s],
+        }
+        for unit, work in model.storage_work(storage):
+            exchanged = work.collective == "all_to_all" and work.reach != "rail"
+            if exchanged and unit in counts:
+                sent_bytes = counts[unit] * float(work.buffer_bytes) / devices
+                side = from_owner if work.phase in TO_REQUESTER else to_owner
+                side += sent_bytes
+    return to_owner, from_owner

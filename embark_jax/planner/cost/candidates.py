@@ -1,0 +1,177 @@
+"""Candidates: shapes of any cluster with what they add to the loads of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.model import CostModel
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import (
+    Cluster,
+    Exchange,
+    Placement,
+    StorageKind,
+)
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.tables import FeatureSpec
+
+CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)
+EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
+SUMS, CERTAIN, EXPECTED, ROWS, LOOKUP_MS, GRADIENTS_MS, UPDATE_MS = range(7)
+"""What a row shard adds to its owner: partial sums a sample that it makes; ids that a
+device sends it, certain and expected; rows; and time in ``OWNER_PHASES``."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidates:
+    """Candidates of some tables, as arrays.
+
+    Attributes:
+      uses: of the tables.
+      table: ``[candidates]`` whose candidate it is, a number in ``uses``.
+      cluster, exchange: ``[candidates]`` numbers in ``CLUSTERS`` and ``EXCHANGES``.
+      row_shards, column_shards: ``[candidates]``; both 1 for DP.
+      storages: all in which any lies.
+      storage: ``[candidates]`` in which each lies.
+      everywhere_ms, everywhere_bytes: ``[candidates]`` of every device alike.
+      loads: ``[7, row shards]`` what each row shard adds to its owner, those of one
+        candidate after those of the other; DP has none.
+      first: ``[candidates + 1]`` where the row shards of each begin.
+    """
+
+    uses: Sequence[TableUse]
+    table: np.ndarray
+    cluster: np.ndarray
+    exchange: np.ndarray
+    row_shards: np.ndarray
+    column_shards: np.ndarray
+    storages: tuple[StorageKind, ...]
+    storage: np.ndarray
+    everywhere_ms: np.ndarray
+    everywhere_bytes: np.ndarray
+    loads: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def shard_loads(self, candidate: int) -> np.ndarray:
+        """``[7, row_shards]`` of one candidate."""
+        return self.loads[:, self.first[candidate] : self.first[candidate + 1]]
+
+    def shards(self, candidate: int) -> int:
+        """How many have owners: none in DP."""
+        row_shards = self.first[candidate + 1] - self.first[candidate]
+        return int(row_shards * self.column_shards[candidate])
+
+    @functools.cached_property
+    def hierarchical(self) -> np.ndarray:
+        """``[candidates]`` whether partial sums are added up inside nodes."""
+        return np.array([storage.hierarchical for storage in self.storages])[
+            self.storage
+        ]
+
+    def reduced(self, operation: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """``[..., candidates]`` of ``[..., row shards]``: their sum or maximum."""
+        found = np.zeros((*values.shape[:-1], len(self)))
+        some = np.flatnonzero(np.diff(self.first))
+        if len(some):
+            found[..., some] = operation.reduceat(values, self.first[some], axis=-1)
+        return found
+
+
+def weigh(
+    uses: Sequence[TableUse],
+    choices: np.ndarray,
+    workload: Workload,
+    model: CostModel,
+    memory: Memory,
+) -> Candidates:
+    """The candidates of all choices, priced at once.
+
+    Args:
+      uses: of the tables.
+      choices: ``[candidates, 5]`` table, cluster, exchange, row shards, column shards.
+      workload, model, memory: what is planned for, and what prices it.
+    """
+    choices = np.asarray(choices, np.int64).reshape(-1, 5)
+    table, cluster, exchange, row_shards, column_shards = choices.T
+    held = np.where(cluster == CLUSTERS.index("dp"), 0, row_shards)
+    first = np.concatenate([[0], np.cumsum(held)])
+    number = len(table)
+    everywhere_ms, everywhere_bytes = np.zeros((2, number))
+    loads = np.zeros((7, first[-1]))
+    kinds: list[StorageKind] = [StorageKind("dp", 0)] * number
+    for name, way in {(c, e) for c, e in zip(cluster.tolist(), exchange.tolist())}:  # noqa: B905
+        mine = np.flatnonzero((cluster == name) & (exchange == way))
+        shapes = Shapes(
+            workload,
+            uses,
+            CLUSTERS[name],
+            EXCHANGES[way],
+            table[mine],
+            row_shards[mine],
+            column_shards[mine],
+        )
+        everywhere_ms[mine] = model.everywhere_ms(shapes)
+        everywhere_bytes[mine] = memory.everywhere_bytes(shapes)
+        for i, kind in zip(mine.tolist(), shapes.storages, strict=True):
+            kinds[i] = kind
+        if shapes.cluster != "dp":
+            flat = first[mine][shapes.shape] + shapes.row_shard
+            loads[:, flat] = _shard_loads(shapes, model)
+    storages = tuple(sorted(set(kinds)))
+    numbers = {kind: s for s, kind in enumerate(storages)}
+    return Candidates(
+        uses,
+        *(table, cluster, exchange, row_shards, column_shards),
+        storages=storages,
+        storage=np.array([numbers[kind] for kind in kinds], np.int64),
+        everywhere_ms=everywhere_ms,
+        everywhere_bytes=everywhere_bytes,
+        loads=loads,
+        first=first,
+    )
+
+
+def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
+    """``[7, row shards]``."""
+    certain, expected = shapes.sent_ids
+    pooled = shapes.cluster == "rb"
+    none = np.zeros(len(shapes.shape))
+    return np.stack(
+        [
+            shapes.bags[shapes.shape] if pooled else none,
+            certain,
+            expected,
+            shapes.shard_rows,
+            *model.owner_ms(shapes),
+        ]
+    )
+
+
+def candidates_of(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: CostModel,
+) -> Candidates:
+    """One candidate for each placement, in their order."""
+    uses = table_uses([each.table for each in placements], features, workload)
+    choices = [
+        (
+            i,
+            CLUSTERS.index(each.cluster),
+            EXCHANGES.index(each.exchange),
+            each.row_shards,
+            each.column_shards,
+        )
+        for i, each in enumerate(placements)
+    ]
+    return weigh(uses, np.array(choices), workload, model, Memory(workload))

@@ -1,0 +1,174 @@
+"""Bytes that a step takes in device memory, as its arrays are really allocated.
+
+A storage is as large on every device as on its fullest, with its optimizer state; so
+are the buffers of its exchange. What a step makes beside them is there at one of two
+times, and the larger of them counts:
+
+- in backward of the dense layers: all that they kept of forward, and its gradients;
+  those of weights come late, and in the place of what they were made from;
+- in the update: gradients of weights, and of rows of all storages, since none is
+  written before the whole step is known to be finite; and the buffers in which they, or
+  before them the rows, travelled, of all storages, since their exchanges may be under
+  way together.
+
+The rest is held from the beginning of the step to its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.workload import Workload
+
+MEMORY_SHARE = 0.9
+"""Of a device's memory, that a step may take; the rest is for the CUDA context, NCCL,
+scratch of sorts and matrix products, and for gaps between arrays. JAX takes as much if
+XLA_PYTHON_CLIENT_MEM_FRACTION says so
+(https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
+
+PLACE_VALUES = 4
+"""int32 values that a route holds for each place of an exchange: the bag, the group of
+places for the same row, and of that the slot and how to reach it."""
+ENTRY_VALUES = 2
+"""The same for each id that a device pools itself: the slot or place that it reads, and
+its group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device for a unit of each quantity of a storage."""
+
+    workload: Workload
+
+    @property
+    def limit_bytes(self) -> float:
+        return self.workload.fleet.device.memory_bytes * MEMORY_SHARE
+
+    @property
+    def dense_bytes(self) -> float:
+        """Parameters of the dense layers, and their optimizer state."""
+        return self.workload.dense.held_bytes(self.workload.fleet)
+
+    @property
+    def dense_gradient_bytes(self) -> float:
+        """Gradients of those parameters."""
+        return self.workload.dense.gradient_bytes(self.workload.fleet)
+
+    @property
+    def activation_bytes(self) -> float:
+        """What dense layers keep of forward, and its gradients."""
+        workload = self.workload
+        sample_bytes = workload.dense.sample_bytes(workload.fleet)
+        return sample_bytes * workload.device_batch
+
+    @property
+    def routed(self) -> int:
+        """Micro-batches whose routes are there at once."""
+        workload = self.workload
+        return workload.micro_batches * (2 if workload.overlap else 1)
+
+    def row_bytes(self, width: Any) -> Any:
+        """A slot: parameters and optimizer state."""
+        per_parameter, per_row = self.workload.state_values
+        return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
+
+    def id_bytes(self, storage: StorageKind) -> float:
+        """The route of a place of capacity for each device."""
+        if storage.cluster == "dp":
+            return 0.0
+        asked = storage.split and self.workload.row_wise  # squares come back the way
+        values = PLACE_VALUES + storage.weighted + asked
+        return self.routed * traffic.id_buffer_bytes(values, self.workload.devices)
+
+    def everywhere_bytes(self, shapes: Shapes) -> np.ndarray:
+        """``[shapes]`` of each table, on every device: its ids, their bags' pooled rows
+        or the gradients of those; if rows are pooled here, how; and if it is
+        replicated, all of it, and the buffer that its gradients are summed in."""
+        workload = self.workload
+        per_sample = shapes.hotness * (1 + shapes.weighted)
+        if shapes.cluster != "rb":
+            per_sample = (
+                per_sample + ENTRY_VALUES * shapes.hotness * shapes.column_shards
+            )
+        ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
+        pooled_bytes = traffic.rows_bytes(shapes.bags, shapes.dim)
+        pooled_bytes = workload.micro_batches * pooled_bytes
+        held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
+        if shapes.cluster != "dp":
+            return held_bytes
+        rows = np.minimum(shapes.rows, workload.batch_size * shapes.hotness)
+        gradient_bytes = traffic.replicated_gradient_bytes(rows, shapes.dim)
+        table_bytes = shapes.rows * self.row_bytes(shapes.dim)
+        return held_bytes + table_bytes + gradient_bytes
+
+    def sum_bytes(self, storage: StorageKind) -> float:
+        """Partial sums, or gradients of them, to send and received, of a partial
+        sum a sample."""
+        if storage.cluster != "rb":
+            return 0.0
+        workload = self.workload
+        return 2 * traffic.sum_buffer_bytes(
+            storage.width, workload.device_batch, workload.devices
+        )
+
+    def node_sum_bytes(self, storage: StorageKind) -> float:
+        """The same of a node, where its devices add up theirs."""
+        if storage.cluster != "rb" or not storage.hierarchical:
+            return 0.0
+        workload = self.workload
+        return 2 * traffic.sum_buffer_bytes(
+            storage.width, workload.device_batch, workload.fleet.nodes
+        )
+
+    def place_bytes(self, storage: StorageKind) -> float:
+        """Rows of UB, or their gradients, to send and received, of a place of capacity
+        for each device."""
+        if storage.cluster != "ub":
+            return 0.0
+        return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
+
+    def shortage(self, needed_bytes: float, tables_bytes: float, forced: bool) -> str:
+        """What is short, by how much, where, and what would make it fit.
+
+        Args:
+          needed_bytes: on each device, at least.
+          tables_bytes: of that, tables and their optimizer state.
+          forced: whether some placement is.
+        """
+        workload, limit_bytes = self.workload, self.limit_bytes
+        fleet = workload.fleet
+        nodes = math.ceil(needed_bytes / limit_bytes * fleet.nodes)
+        remedies = [
+            f"{max(nodes, fleet.nodes + 1)} nodes or more",
+            f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device",
+        ]
+        # All but tables and dense parameters follows the batch.
+        fixed_bytes = tables_bytes + self.dense_bytes + self.dense_gradient_bytes
+        if fixed_bytes < limit_bytes:
+            share = (limit_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
+            samples = math.floor(share * workload.device_batch) * fleet.devices
+            if samples:
+                remedies.append(f"a batch of about {samples:,}")
+        remedies.append("smaller tables")
+        if workload.optimizer != "sgd":
+            remedies.append("an optimizer with less state")
+        if forced:
+            remedies.append("fewer forced placements")
+        where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
+        parts_named = "tables, optimizer state and exchange buffers"
+        if self.dense_bytes:
+            parts_named = "tables, optimizer state, exchange buffers and dense layers"
+        return (
+            f"memory is short on {where}: {parts_named} need "
+            f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
+            f"{limit_bytes / 1e9:.2f} GB for them ({MEMORY_SHARE:.0%} of its memory), "
+            f"{(needed_bytes - limit_bytes) / 1e9:.2f} GB short; "
+            f"what would help: {', '.join(remedies)}"
+        )

@@ -1,0 +1,304 @@
+"""Cost models: what the work of a step costs, in milliseconds.
+
+A cost model is anything with the attributes of ``CostModel``. It prices
+
+- each storage (``StoragePrice``): a fixed part, and so much for a unit of each level;
+- each shard, for the device that owns it (``owner_ms``), in three phases;
+- what every device does for a table, wherever its shards are (``everywhere_ms``).
+
+``objective.py`` makes the time of a step of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol, get_args
+
+import numpy as np
+
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.collectives import (
+    Collective,
+    replicated_collectives,
+    replicated_sums,
+    storage_collectives,
+    summed_whole,
+)
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.work import Unit, Work
+from embark_jax.planner.layout.storage import Cluster, StorageKind
+from embark_jax.planner.request.workload import Workload
+
+OWNER_PHASES = "lookup", "gradients", "update"
+"""Phases in which owners work on their own shards. Lookup and gradients of a storage
+lie between its exchanges; the update of all follows the last exchange of a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoragePrice:
+    """What one storage costs a step.
+
+    Attributes:
+      fixed_ms: if any table lies in it.
+      sum_ms: for each partial sum a sample of the device that makes the most.
+      node_sum_ms: for each of the node that makes the most, its devices' added up.
+      id_ms: for each id that a device can send to another: the capacity.
+    """
+
+    fixed_ms: float = 0.0
+    sum_ms: float = 0.0
+    node_sum_ms: float = 0.0
+    id_ms: float = 0.0
+
+
+class CostModel(Protocol):
+    """What objective and search need to know of costs; none may be negative."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """Those it can price."""
+        ...
+
+    def storage_price(self, storage: StorageKind) -> StoragePrice: ...
+
+    def owner_ms(self, shapes: Shapes) -> np.ndarray:
+        """``[3, row shards]`` in ``OWNER_PHASES``, for the owner of one column shard of
+        each row shard."""
+        ...
+
+    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
+        """``[shapes]`` for every device alike."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramModel:
+    """Prices what the compiled train step really moves, padding included.
+
+    Attributes:
+      workload: what is planned for.
+    """
+
+    workload: Workload
+    name = "program"
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        return ("dp", "rb", "ub")
+
+    def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
+        """What the exchanges of a storage ask of every device, for a unit of each."""
+        workload = self.workload
+        if storage.cluster == "dp":
+            touched = Collective("all_reduce", "id exchange", "touched rows")
+            yield "storage", self._latency(touched)
+            for kind, carries in replicated_sums(workload.wire.gradients):
+                summed = Collective(kind, "gradient exchange", carries)
+                yield "storage", self._latency(summed)
+            return
+        for each in storage_collectives(
+            storage,
+            workload.fleet.nodes,
+            workload.fleet.gpus_per_node,
+            workload.device_batch,
+            workload.row_wise,
+            workload.wire,
+        ):
+            yield "storage", self._latency(each)
+            if each.fixed_bytes:
+                yield "storage", self._moved(each, each.fixed_bytes)
+            if each.sum_bytes:
+                yield "sum", self._moved(each, each.sum_bytes)
+            if each.node_sum_bytes:
+                yield "node_sum", self._moved(each, each.node_sum_bytes)
+            if each.id_bytes:
+                yield "id", self._moved(each, each.id_bytes)
+        # A place of capacity for each device: what arrives is grouped by row.
+        places = workload.devices
+        yield "id", Work("sort", "received slots", _grouping_bytes(places))
+        if storage.cluster == "rb":
+            unpacked_bytes = traffic.index_bytes(places, traffic.UNPACKED_VALUES)
+            yield "id", Work("id exchange", "unpacked", unpacked_bytes)
+        place_bytes = traffic.rows_bytes(places, storage.width)
+        if storage.cluster == "ub":
+            yield "id", Work("lookup", "rows", place_bytes)
+        if workload.row_wise:  # of row gradients, with those that are unused
+            yield "id", Work("gradients", "squares", place_bytes)
+
+    def owner_work(self, shapes: Shapes) -> Iterator[Work]:
+        """What shapes ask of the owners of their row shards, in each column shard."""
+        row_bytes = traffic.rows_bytes(1, shapes.width)[shapes.shape]
+        if shapes.cluster == "rb":  # owners pool
+            yield Work("lookup", "rows", row_bytes * shapes.batch_ids)
+            yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
+        touched_bytes = row_bytes * shapes.batch_unique
+        yield Work("gradients", "row gradients", touched_bytes)
+        yield self._update(shapes.width[shapes.shape], shapes.batch_unique)
+
+    def _update(self, width: np.ndarray, rows: np.ndarray) -> Work:
+        states = self.workload.state_values
+        return Work(
+            "update", "rows", traffic.update_rows_bytes(1, width, *states) * rows
+        )
+
+    def everywhere_work(self, shapes: Shapes) -> Iterator[Work]:
+        """What shapes ask of every device, wherever their shards are."""
+        workload = self.workload
+        ids = workload.device_batch * shapes.hotness
+        bags = workload.device_batch * shapes.bags
+        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, shapes.dim))
+        if shapes.cluster != "rb":
+            pooled_bytes = traffic.rows_bytes(ids * shapes.filled, shapes.dim)
+            yield Work("lookup", "rows", pooled_bytes)
+            yield Work("gradients", "bag gradients", pooled_bytes)
+        keys = ids * shapes.column_shards
+        if shapes.cluster == "rb":
+            sorted_bytes = traffic.sort_bytes(keys, traffic.NARROW_KEY_BYTES)
+            sorted_bytes += traffic.index_bytes(keys, traffic.BUCKET_VALUES)
+            yield Work("sort", "ids", sorted_bytes)
+        elif shapes.cluster == "ub":
+            sorted_bytes = traffic.sort_bytes(keys)
+            sorted_bytes += traffic.index_bytes(keys, traffic.UNIQUE_VALUES)
+            yield Work("sort", "ids", sorted_bytes + _grouping_bytes(keys))
+        else:
+            yield from self._replicated_work(shapes, ids)
+
+    def _replicated_work(self, shapes: Shapes, ids: np.ndarray) -> Iterator[Work]:
+        workload = self.workload
+        batch_ids = workload.batch_size * shapes.hotness
+        # The collectives of each, as arrays: the same work of all shapes together.
+        moved: dict[tuple, np.ndarray] = {}
+        each = zip(shapes.rows, shapes.dim, batch_ids, strict=True)
+        for i, (rows, dim, of_batch) in enumerate(each):
+            for found in replicated_collectives(
+                int(rows),
+                int(dim),
+                int(of_batch),
+                workload.devices,
+                workload.wire.gradients,
+            ):
+                key = found.kind, found.phase, found.carries
+                moved.setdefault(key, np.zeros(len(shapes)))[i] += found.fixed_bytes
+        for key, buffer_bytes in moved.items():
+            yield self._moved(Collective(*key), buffer_bytes)
+        yield Work("sort", "slots", _grouping_bytes(ids))
+        if workload.devices > 1:
+            gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
+            yield Work("sort", "gathered slots", _grouping_bytes(gathered))
+        yield self._update(shapes.width, shapes.batch_unique)
+
+    def storage_price(self, storage: StorageKind) -> StoragePrice:
+        ms = dict.fromkeys(get_args(Unit), 0.0)
+        for unit, work in self.storage_work(storage):
+            ms[unit] += float(self.work_ms(work))
+        return StoragePrice(*ms.values())
+
+    def owner_ms(self, shapes: Shapes) -> np.ndarray:
+        ms = np.zeros((len(OWNER_PHASES), len(shapes.shape)))
+        for work in self.owner_work(shapes):
+            ms[OWNER_PHASES.index(work.phase)] += self.work_ms(work)
+        return ms
+
+    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
+        works = self.everywhere_work(shapes)
+        return sum((self.work_ms(work) for work in works), np.zeros(len(shapes)))
+
+    def work_ms(self, work: Work) -> Any:
+        """Memory, links and latency one after the other."""
+        rates = Rates(self.workload.fleet)
+        link_ms = rates.links_ms(self.link_bytes(work))
+        return rates.memory_ms(work.memory_bytes) + link_ms + work.latency_ms
+
+    def link_bytes(self, work: Work) -> traffic.LinkBytes:
+        """What a device sends."""
+        if work.collective is None:
+            return traffic.LinkBytes(0.0, 0.0)
+        fleet = self.workload.fleet
+        nodes = 1 if work.reach == "node" else fleet.nodes
+        gpus_per_node = 1 if work.reach == "rail" else fleet.gpus_per_node
+        sent_bytes = {
+            "all_to_all": traffic.all_to_all_bytes,
+            "all_reduce": traffic.all_reduce_bytes,
+            "all_gather": traffic.all_gather_bytes,
+        }[work.collective]
+        return sent_bytes(work.buffer_bytes, nodes, gpus_per_node)
+
+    def _moved(self, collective: Collective, buffer_bytes: Any) -> Work:
+        return Work(
+            collective.phase,
+            collective.carries,
+            traffic.buffer_memory_bytes(buffer_bytes),
+            collective.kind,
+            collective.reach,
+            buffer_bytes,
+        )
+
+    def _latency(self, collective: Collective) -> Work:
+        rates = Rates(self.workload.fleet)
+        latency_us = rates.reduce_us
+        if collective.kind == "all_to_all":
+            latency_us = {
+                "fleet": rates.exchange_us,
+                "node": rates.node_exchange_us,
+                "rail": rates.rail_exchange_us,
+            }[collective.reach]
+        return Work(
+            collective.phase,
+            collective.carries,
+            collective=collective.kind,
+            reach=collective.reach,
+            latency_ms=latency_us / 1e3,
+        )
+
+
+def _grouping_bytes(ids: Any) -> Any:
+    """In memory, of sorting ids by row and finding where the rows begin."""
+    return traffic.sort_bytes(ids) + traffic.index_bytes(ids, traffic.GROUP_VALUES)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbarkModel:
+    """The cost that EMBark's released planner searches with, for RB shards alone.
+
+    ``W · B · Σ hotness · width / row shards + R · B · Σ width`` over the shards of a
+    device, B the global batch; between nodes the first is divided by 8, the second
+    multiplied by 1.5 / 8 (HugeCTR, ``benchmarks/embedding_collection``). W and R weigh
+    bytes of memory and of links against each other; a weighted byte is taken to last as
+    long as one of device memory. No skew, ids, latency or padding.
+    """
+
+    workload: Workload
+    memory_weight: float = 4.0
+    link_weight: float = 50.0
+    """R; published values are 50 to 80."""
+    name = "embark"
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        return ("rb",)
+
+    def storage_price(self, storage: StorageKind) -> StoragePrice:
+        return StoragePrice()
+
+    def owner_ms(self, shapes: Shapes) -> np.ndarray:
+        hierarchical = self.workload.fleet.nodes > 1
+        lookup_share, link_share = (1 / 8, 1.5 / 8) if hierarchical else (1.0, 1.0)
+        weighted_bytes = (
+            self.workload.batch_size
+            * shapes.width
+            * (
+                self.memory_weight * lookup_share * shapes.hotness / shapes.row_shards
+                + self.link_weight * link_share * shapes.bags
+            )
+        )
+        rate = self.workload.fleet.device.memory_bytes_per_s
+        ms = (1e3 * weighted_bytes / rate)[shapes.shape]
+        return np.stack([np.zeros_like(ms), np.zeros_like(ms), ms])
+
+    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
+        return np.zeros(len(shapes))

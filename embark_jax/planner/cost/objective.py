@@ -1,0 +1,205 @@
+"""The objective: the time and the memory of a plan, of what its devices hold.
+
+Phases of a step run one after the other, with an exchange as a barrier after each: a
+phase ends when its fullest device is done. So a plan costs ::
+
+    sum over tables of everywhere_ms
+    + sum over used storages of fixed_ms
+    + sum over levels and storages of price × level
+    + the longest update of any device
+
+in which a *level* is the largest load of any device in a storage: of partial sums, ids,
+and owners' time in lookup and gradients. Time in the update is added up over storages
+first: all are updated between the last exchange of a step and the first of the next.
+Nothing is taken to overlap, in whatever order the program runs the storages, so that a
+step takes no longer than that; the dense layers are not in it.
+
+Search, bound, report and simulator ask this module; a few lines in
+``tests/planner/scalar_objective.py`` compute the same one shard at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.cost import traffic
+from embark_jax.planner.cost.candidates import (
+    CERTAIN,
+    EXPECTED,
+    GRADIENTS_MS,
+    LOOKUP_MS,
+    ROWS,
+    SUMS,
+    UPDATE_MS,
+    Candidates,
+)
+from embark_jax.planner.cost.capacities import capacity_of
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.model import CostModel
+from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.workload import Workload
+
+LEVELS = range(6)
+LEVEL_SUMS, LEVEL_IDS, LEVEL_ROWS, LEVEL_LOOKUP, LEVEL_GRADIENTS, LEVEL_NODE = LEVELS
+"""Levels of a storage: partial sums, capacity, rows, ms of lookup and of gradients, and
+partial sums of the fullest node."""
+
+
+class Loads:
+    """What the shards on each device add up to, with tables added and removed.
+
+    Attributes:
+      own: ``[7, storages, devices]`` by the kinds of ``candidates``.
+      node_sums: ``[storages, nodes]`` partial sums of nodes, where they are added up.
+      tables: ``[storages]`` tables in each.
+      everywhere_ms, everywhere_bytes: of every device alike.
+    """
+
+    def __init__(self, candidates: Candidates, workload: Workload):
+        fleet, storages = workload.fleet, len(candidates.storages)
+        self.candidates, self.gpus_per_node = candidates, fleet.gpus_per_node
+        self.own = np.zeros((7, storages, fleet.devices))
+        self.node_sums = np.zeros((storages, fleet.nodes))
+        self.tables = np.zeros(storages, int)
+        self.everywhere_ms = self.everywhere_bytes = 0.0
+
+    def add(self, candidate: int, owners: np.ndarray, times: int = 1) -> None:
+        """Adds a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
+        with ``times`` -1 removes it."""
+        each = self.candidates
+        s = each.storage[candidate]
+        self.tables[s] += times
+        self.everywhere_ms += times * each.everywhere_ms[candidate]
+        self.everywhere_bytes += times * each.everywhere_bytes[candidate]
+        if not len(owners):
+            return
+        loads = np.repeat(
+            times * each.shard_loads(candidate), each.column_shards[candidate], axis=1
+        )
+        kinds, devices = len(loads), self.own.shape[2]
+        index = (np.arange(kinds)[:, None] * devices + owners).reshape(-1)
+        added = np.bincount(index, loads.reshape(-1), kinds * devices)
+        self.own[:, s] += added.reshape(kinds, devices)
+        if each.hierarchical[candidate]:
+            self.node_sums[s] += times * self.of_nodes(candidate, owners)
+
+    def of_nodes(self, candidate: int, owners: np.ndarray) -> np.ndarray:
+        """``[nodes]`` partial sums of a table whose shards lie on ``owners``: one for
+        each column shard of which a node has a row shard."""
+        columns = int(self.candidates.column_shards[candidate])
+        held = np.zeros((self.node_sums.shape[1], columns), bool)
+        held[owners // self.gpus_per_node, np.arange(len(owners)) % columns] = True
+        return self.candidates.shard_loads(candidate)[SUMS].max() * held.sum(axis=1)
+
+    def copy(self) -> Loads:
+        """Loads of their own, equal to these."""
+        other = copy.copy(self)
+        for name in ("own", "node_sums", "tables"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    @property
+    def update_ms(self) -> np.ndarray:
+        """``[devices]`` time in the update."""
+        return self.own[UPDATE_MS].sum(axis=0)
+
+
+class Objective:
+    """Prices plans.
+
+    Attributes:
+      storages: all that a plan may have.
+      fixed_ms: ``[storages]`` of one that is used.
+      prices: ``[levels, storages]`` ms of a unit of each level.
+      held_bytes: ``[levels, storages]`` memory that a unit takes all the time.
+      update_bytes: the same in the update alone.
+    """
+
+    def __init__(
+        self,
+        storages: Sequence[StorageKind],
+        workload: Workload,
+        model: CostModel,
+        memory: Memory,
+    ):
+        self.storages, self.workload, self.memory = tuple(storages), workload, memory
+        self.slack, self.devices = workload.capacity_slack, workload.devices
+        prices = [model.storage_price(storage) for storage in storages]
+        self.fixed_ms = np.array([price.fixed_ms for price in prices])
+        self.prices, self.held_bytes, self.update_bytes = np.zeros(
+            (3, len(LEVELS), len(prices))
+        )
+        self.prices[LEVEL_SUMS] = [price.sum_ms for price in prices]
+        self.prices[LEVEL_IDS] = [price.id_ms for price in prices]
+        self.prices[[LEVEL_LOOKUP, LEVEL_GRADIENTS]] = 1.0
+        self.prices[LEVEL_NODE] = [price.node_sum_ms for price in prices]
+        self.held_bytes[LEVEL_IDS] = [memory.id_bytes(each) for each in storages]
+        self.held_bytes[LEVEL_ROWS] = [
+            0.0 if each.cluster == "dp" else memory.row_bytes(each.width)
+            for each in storages
+        ]
+        self.update_bytes[LEVEL_SUMS] = [memory.sum_bytes(each) for each in storages]
+        self.update_bytes[LEVEL_IDS] = [memory.place_bytes(each) for each in storages]
+        self.update_bytes[LEVEL_NODE] = [
+            memory.node_sum_bytes(each) for each in storages
+        ]
+        self.row_gradient_bytes = np.array(
+            [traffic.rows_bytes(1, each.width) for each in storages]
+        )
+        self.fixed_bytes = memory.dense_bytes + np.array(
+            [memory.activation_bytes, memory.dense_gradient_bytes]
+        )
+
+    def capacities(self, certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """The capacity for so many ids, elementwise."""
+        # Tables that were removed again leave rounding errors below zero.
+        return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
+
+    def levels(self, loads: Loads) -> np.ndarray:
+        """``[levels, storages]`` of the fullest devices."""
+        own = loads.own
+        ids = self.capacities(own[CERTAIN], own[EXPECTED])
+        phases_ms = own[LOOKUP_MS], own[GRADIENTS_MS]
+        each = [own[SUMS], ids, own[ROWS], *phases_ms, loads.node_sums]
+        return np.stack([load.max(axis=1) for load in each])
+
+    def step_ms(self, loads: Loads) -> float:
+        """What a step takes at most."""
+        return float(
+            loads.everywhere_ms
+            + self.fixed_ms @ (loads.tables > 0)
+            + (self.prices * self.levels(loads)).sum()
+            + loads.update_ms.max()
+        )
+
+    def device_ms(self, loads: Loads) -> np.ndarray:
+        """``[devices]`` how long each is busy; in the rest of a step it waits."""
+        levels = self.levels(loads)
+        waits_ms = levels[[LEVEL_LOOKUP, LEVEL_GRADIENTS]].sum() + loads.update_ms.max()
+        own_ms = loads.own[[LOOKUP_MS, GRADIENTS_MS, UPDATE_MS]].sum(axis=(0, 1))
+        return self.step_ms(loads) - waits_ms + own_ms
+
+    def unit_bytes(self, loads: Loads) -> np.ndarray:
+        """``[levels, storages]`` memory that one more unit of each level takes."""
+        levels, found = self.levels(loads), self.held_bytes + self.update_bytes
+        fewer_places = levels[LEVEL_IDS] * self.devices < levels[LEVEL_ROWS]
+        gradient_bytes = self.row_gradient_bytes
+        found[LEVEL_IDS] += gradient_bytes * self.devices * fewer_places
+        found[LEVEL_ROWS] += gradient_bytes * ~fewer_places
+        return found
+
+    def bytes(self, loads: Loads) -> float:
+        """Allocated on every device, at the fuller of two times (``memory.py``)."""
+        levels = self.levels(loads)
+        held = (self.held_bytes * levels).sum() + loads.everywhere_bytes
+        places, rows = levels[LEVEL_IDS] * self.devices, levels[LEVEL_ROWS]
+        touched = np.minimum(places, rows)
+        batches = self.workload.micro_batches
+        if batches > 1:  # of one, and the sum over all
+            touched = touched + np.minimum(batches * places, rows)
+        update = (self.update_bytes * levels).sum() + self.row_gradient_bytes @ touched
+        times = self.fixed_bytes + np.array([0.0, update])
+        return float(held + times.max())

@@ -1,0 +1,169 @@
+"""A step, phase by phase: what each asks of each device by the program's cost model.
+
+The same terms as in the objective, before they are added up: a timeline can be made of
+them, or a table of where the time goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from embark_jax.planner.cost.collectives import CollectiveKind, Reach
+from embark_jax.planner.cost.model import ProgramModel
+from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_NODE, LEVEL_SUMS
+from embark_jax.planner.cost.predict import price
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.work import Work
+from embark_jax.planner.layout.storage import Placement, StorageKind
+from embark_jax.planner.request.workload import Workload
+from embark_jax.tables import FeatureSpec
+
+PHASES = (
+    *("sort", "id exchange", "lookup", "row exchange"),
+    *("gradients", "gradient exchange", "square exchange", "update"),
+)
+"""In the order of the step."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Phase:
+    """What one part of the step asks of the devices, for one storage.
+
+    Attributes:
+      name: of the phase, such as "id exchange"; several parts may share it.
+      what: is moved.
+      storage: for which.
+      collective: that carries it, if it travels.
+      reach: between which devices.
+      buffer_bytes: of that collective, the same on every device.
+      memory_bytes, node_link_bytes, network_bytes: ``[devices]`` that each moves in its
+        memory, sends inside its node and to other nodes.
+      latency_ms: of the collective, whatever its size.
+      device_ms: ``[devices]`` time of all that, one after the other.
+    """
+
+    name: str
+    what: str
+    storage: StorageKind
+    collective: CollectiveKind | None
+    reach: Reach
+    buffer_bytes: float
+    memory_bytes: np.ndarray
+    node_link_bytes: np.ndarray
+    network_bytes: np.ndarray
+    latency_ms: float
+    device_ms: np.ndarray
+
+
+def phases(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: ProgramModel,
+    capacities: Mapping[str, int] | None = None,
+) -> tuple[Phase, ...]:
+    """The phases of a step with ``placements``.
+
+    Args:
+      placements, features, workload, model: as for ``predict``.
+      capacities: of a plan, by storage name, for exchanges of that size; None takes
+        those of the prediction.
+
+    Returns:
+      In no particular order. ``critical_ms`` of them, with the prediction's capacities,
+      sums to the predicted time of the step.
+    """
+    priced = price(placements, features, workload, model)
+    levels = priced.objective.levels(priced.loads)
+    everywhere = np.ones(workload.devices)
+    parts: list[Phase] = []
+    for s, storage in enumerate(priced.candidates.storages):
+        capacity = levels[LEVEL_IDS, s]
+        if capacities is not None:
+            capacity = capacities.get(storage.name, 0)
+        units = {
+            "storage": everywhere,
+            "sum": levels[LEVEL_SUMS, s] * everywhere,
+            "node_sum": levels[LEVEL_NODE, s] * everywhere,
+            "id": capacity * everywhere,
+        }
+        for unit, work in model.storage_work(storage):
+            parts.append(_phase(model, storage, work, units[unit]))
+    for placement in placements:
+        shapes = Shapes.of_placement(placement, features, workload)
+        for work in model.everywhere_work(shapes):
+            parts.append(_phase(model, shapes.storages[0], work, everywhere))
+        if placement.cluster == "dp":
+            continue
+        owners = np.array(placement.devices)
+        row_shard = np.arange(len(owners)) // placement.column_shards
+        for work in model.owner_work(shapes):
+            own_bytes = np.broadcast_to(work.memory_bytes, placement.row_shards)
+            times = np.bincount(owners, own_bytes[row_shard], workload.devices)
+            byte = dataclasses.replace(work, memory_bytes=1.0)
+            parts.append(_phase(model, shapes.storages[0], byte, times))
+    merged: dict[tuple, Phase] = {}
+    for part in parts:
+        key = (part.storage, part.name, part.what, part.collective, part.reach)
+        merged[key] = _add(merged[key], part) if key in merged else part
+    return tuple(merged.values())
+
+
+def critical_ms(parts: Sequence[Phase]) -> dict[str, float]:
+    """By phase, in the order of the step, how long it lasts: until its fullest device
+    is done, storage by storage, or in the update of all storages together."""
+    total_ms: dict[tuple[str, StorageKind | None], np.ndarray] = {}
+    for part in parts:
+        # Between exchanges, what differs between devices ends when the fullest is done.
+        key = part.name, part.storage if part.name != "update" else None
+        total_ms[key] = total_ms.get(key, 0.0) + part.device_ms
+    found = dict.fromkeys((*PHASES, *(part.name for part in parts)), 0.0)
+    for (name, _), device_ms in total_ms.items():
+        found[name] += float(device_ms.max())
+    return {name: ms for name, ms in found.items() if ms}
+
+
+def _phase(
+    model: ProgramModel, storage: StorageKind, work: Work, times: np.ndarray
+) -> Phase:
+    """``times`` units of work on each device."""
+    sent = model.link_bytes(work)
+    memory_bytes, buffer_bytes, link_bytes, network_bytes, ms = (
+        float(np.sum(each))
+        for each in (
+            work.memory_bytes,
+            work.buffer_bytes,
+            sent.node_link,
+            sent.network,
+            model.work_ms(work),
+        )
+    )
+    return Phase(
+        work.phase,
+        work.what,
+        storage,
+        work.collective,
+        work.reach,
+        buffer_bytes * float(times.max()),
+        memory_bytes * times,
+        link_bytes * times,
+        network_bytes * times,
+        work.latency_ms * float(times.max()),
+        ms * times,
+    )
+
+
+def _add(one: Phase, other: Phase) -> Phase:
+    return dataclasses.replace(
+        one,
+        **{
+            name: getattr(one, name) + getattr(other, name)
+            for name in (
+                *("buffer_bytes", "memory_bytes", "node_link_bytes"),
+                *("network_bytes", "latency_ms", "device_ms"),
+            )
+        },
+    )

@@ -1,0 +1,104 @@
+"""The cost of a plan by a cost model, whoever made the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from embark_jax.planner.cost.candidates import (
+    CERTAIN,
+    EXPECTED,
+    Candidates,
+    candidates_of,
+)
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.model import CostModel, ProgramModel
+from embark_jax.planner.cost.objective import Loads, Objective
+from embark_jax.planner.layout.prediction import Prediction
+from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.request.workload import Workload
+from embark_jax.tables import FeatureSpec
+
+
+class Priced(NamedTuple):
+    """A plan as the objective sees it: candidate i is that of placement i, with its
+    ``owners[i]``."""
+
+    candidates: Candidates
+    owners: list[np.ndarray]
+    loads: Loads
+    objective: Objective
+
+
+def predict(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: CostModel,
+) -> Prediction:
+    """What ``placements`` cost by ``model``; nothing is searched.
+
+    Args:
+      placements: of all tables.
+      features: of the model.
+      workload: fleet, batch, skew and optimizer.
+      model: of the same workload.
+
+    Returns:
+      With a lower bound of zero: how near the optimum they are is not known.
+
+    Raises:
+      ValueError: if a placement is impossible on the fleet.
+    """
+    priced = price(placements, features, workload, model)
+    return Prediction(
+        model.name,
+        priced.objective.step_ms(priced.loads),
+        lower_bound_ms=0.0,
+        device_ms=tuple(map(float, priced.objective.device_ms(priced.loads))),
+        device_bytes=(priced.objective.bytes(priced.loads),) * workload.devices,
+    )
+
+
+def price(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: CostModel,
+) -> Priced:
+    """The loads of ``placements``, with what prices them."""
+    problems = [p for each in placements for p in each.problems(workload.devices)]
+    if problems:
+        raise ValueError("; ".join(problems))
+    candidates = candidates_of(placements, features, workload, model)
+    loads = Loads(candidates, workload)
+    owners = [np.array(placement.devices, np.int64) for placement in placements]
+    for i, of_table in enumerate(owners):
+        loads.add(i, of_table)
+    memory = Memory(workload)
+    objective = Objective(candidates.storages, workload, model, memory)
+    return Priced(candidates, owners, loads, objective)
+
+
+def capacities(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+) -> dict[str, int]:
+    """Ids that one device may send to one other in a step, for each sharded storage.
+
+    Args:
+      placements: of all tables.
+      features: of the model.
+      workload: fleet, batch, skew and slack.
+    """
+    priced = price(placements, features, workload, ProgramModel(workload))
+    own, objective = priced.loads.own, priced.objective
+    found = objective.capacities(own[CERTAIN], own[EXPECTED]).max(axis=1)
+    return {
+        storage.name: max(1, int(capacity))
+        for storage, capacity in zip(priced.candidates.storages, found, strict=True)
+        if storage.cluster != "dp"
+    }

@@ -1,0 +1,75 @@
+"""How long a fleet takes to move bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from embark_jax.fleet import Fleet
+from embark_jax.planner.cost.traffic import LinkBytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """From bytes of one device to milliseconds.
+
+    Attributes:
+      fleet: the machines, with what they achieve.
+    """
+
+    fleet: Fleet
+
+    def memory_ms(self, moved_bytes, kernels: int = 0):
+        """Of kernels that read and write so many bytes of device memory in all."""
+        efficiency = self.fleet.efficiency
+        rate = self.fleet.device.memory_bytes_per_s * efficiency.memory
+        return 1e3 * moved_bytes / rate + kernels * efficiency.kernel_us / 1e3
+
+    def links_ms(self, sent: LinkBytes, latency_us: float = 0.0):
+        """Of a collective; both kinds of links work at once."""
+        device = self.fleet.device
+        seconds = np.maximum(
+            sent.node_link / device.node_link_bytes_per_s,
+            sent.network / device.network_bytes_per_s,
+        )
+        return (1e3 / self.fleet.efficiency.link) * seconds + latency_us / 1e3
+
+    @property
+    def exchange_us(self) -> float:
+        """Latency of an all-to-all: a launch, one hop, and a message to each device of
+        other nodes."""
+        fleet = self.fleet
+        if fleet.devices == 1:
+            return 0.0
+        if fleet.nodes == 1:
+            return self.node_exchange_us
+        return self._network_us(fleet.devices - fleet.gpus_per_node)
+
+    @property
+    def node_exchange_us(self) -> float:
+        """The same of an all-to-all inside each node."""
+        efficiency = self.fleet.efficiency
+        return efficiency.launch_us + efficiency.node_hop_us
+
+    @property
+    def rail_exchange_us(self) -> float:
+        """The same between the devices of equal rank of all nodes."""
+        return self._network_us(self.fleet.nodes - 1)
+
+    def _network_us(self, messages: int) -> float:
+        efficiency = self.fleet.efficiency
+        hop_us = efficiency.network_hop_us + messages * efficiency.message_us
+        return efficiency.launch_us + hop_us
+
+    @property
+    def reduce_us(self) -> float:
+        """Latency of an all-reduce: a launch, and a tree over nodes and over the GPUs
+        of each, up and down."""
+        fleet, efficiency = self.fleet, self.fleet.efficiency
+        if fleet.devices == 1:
+            return 0.0
+        up_us = efficiency.network_hop_us * math.ceil(math.log2(fleet.nodes))
+        up_us += efficiency.node_hop_us * math.ceil(math.log2(fleet.gpus_per_node))
+        return efficiency.launch_us + 2 * up_us

@@ -1,0 +1,195 @@
+"""Shapes of tables as arrays, and the ids and rows that fall on their row shards.
+
+A *shape* is a cluster, a split and an exchange of a table, before it has owners. All
+shapes of one ``Shapes`` share cluster and exchange. What differs between the row shards
+of a shape is in *flat* arrays, the row shards of one shape after those of the other:
+for 2 and 3 row shards ``[a0, a1, b0, b1, b2]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.layout.storage import (
+    Cluster,
+    Exchange,
+    Placement,
+    StorageKind,
+    storage_kind,
+)
+from embark_jax.planner.request.workload import TableUse, Workload, table_use
+from embark_jax.tables import FeatureSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shapes:
+    """Shapes of one cluster and one exchange.
+
+    Attributes:
+      workload: what is planned for.
+      uses: of the tables.
+      cluster, exchange: of all shapes.
+      table: ``[shapes]`` whose shape it is, a number in ``uses``.
+      row_shards, column_shards: ``[shapes]``.
+    """
+
+    workload: Workload
+    uses: Sequence[TableUse]
+    cluster: Cluster
+    exchange: Exchange
+    table: np.ndarray
+    row_shards: np.ndarray
+    column_shards: np.ndarray
+
+    @classmethod
+    def of_placement(
+        cls, placement: Placement, features: Sequence[FeatureSpec], workload: Workload
+    ) -> Shapes:
+        """The shape of one placement."""
+        return cls.one(
+            table_use(placement.table, features, workload),
+            workload,
+            placement.cluster,
+            placement.row_shards,
+            placement.column_shards,
+            placement.exchange,
+        )
+
+    @classmethod
+    def one(
+        cls,
+        use: TableUse,
+        workload: Workload,
+        cluster: Cluster,
+        row_shards: int = 1,
+        column_shards: int = 1,
+        exchange: Exchange = "flat",
+    ) -> Shapes:
+        """A single shape."""
+        arrays = np.array([[0], [row_shards], [column_shards]])
+        return cls(workload, [use], cluster, exchange, *arrays)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def _of_use(self, name: str) -> np.ndarray:
+        return np.array([getattr(use, name) for use in self.uses])[self.table]
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        return self._of_use("rows")
+
+    @functools.cached_property
+    def dim(self) -> np.ndarray:
+        return self._of_use("dim")
+
+    @functools.cached_property
+    def hotness(self) -> np.ndarray:
+        return self._of_use("hotness")
+
+    @functools.cached_property
+    def bags(self) -> np.ndarray:
+        return self._of_use("bags")
+
+    @functools.cached_property
+    def weighted(self) -> np.ndarray:
+        return self._of_use("weighted")
+
+    @functools.cached_property
+    def filled(self) -> np.ndarray:
+        return self._of_use("filled")
+
+    @property
+    def width(self) -> np.ndarray:
+        return self.dim // self.column_shards
+
+    @functools.cached_property
+    def storages(self) -> list[StorageKind]:
+        """``[shapes]`` where each would lie."""
+        each = zip(self.dim, self.column_shards, self.weighted, strict=True)
+        return [
+            storage_kind(
+                self.cluster, int(dim), int(columns), bool(weighted), self.exchange
+            )
+            for dim, columns, weighted in each
+        ]
+
+    # Flat arrays, one entry a row shard.
+
+    @functools.cached_property
+    def shape(self) -> np.ndarray:
+        """Which shape each row shard is of."""
+        return np.repeat(np.arange(len(self)), self.row_shards)
+
+    @functools.cached_property
+    def row_shard(self) -> np.ndarray:
+        """The number of each in its shape."""
+        first = np.cumsum(self.row_shards) - self.row_shards
+        return np.arange(self.row_shards.sum()) - first[self.shape]
+
+    @functools.cached_property
+    def shard_rows(self) -> np.ndarray:
+        """Rows that each holds: in turn."""
+        row_shards = self.row_shards[self.shape]
+        return (self.rows[self.shape] - self.row_shard + row_shards - 1) // row_shards
+
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """Share of its table's ids that fall on each."""
+        known: dict[tuple[int, int], np.ndarray] = {}
+        for pair in set(zip(self.table.tolist(), self.row_shards.tolist())):  # noqa: B905
+            use = self.uses[pair[0]]
+            known[pair] = use.skew.row_shard_shares(use.rows, pair[1])
+        pairs = zip(self.table.tolist(), self.row_shards.tolist(), strict=True)
+        return np.concatenate([np.zeros(0), *(known[pair] for pair in pairs)])
+
+    @functools.cached_property
+    def sent_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        """``(certain, expected)`` ids that a device sends to each: what cannot be
+        exceeded, where slack would go beyond it, or else the expectation."""
+        most = self.workload.device_batch * self.hotness[self.shape].astype(float)
+        if self.cluster == "ub":
+            most = np.minimum(most, self.shard_rows)
+        likely = self.likely_ids
+        sure = likely * self.workload.capacity_slack >= most
+        return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
+
+    @functools.cached_property
+    def likely_ids(self) -> np.ndarray:
+        """Ids that a device may be expected to send to each: in RB every id, in UB
+        every id once."""
+        likely = (self.workload.device_batch * self._ids)[self.shape] * self.shares
+        if self.cluster == "ub":
+            unique = self.expected_unique(self.workload.device_batch) / self.row_shards
+            likely = np.minimum(likely, unique[self.shape])
+        return likely
+
+    @functools.cached_property
+    def batch_ids(self) -> np.ndarray:
+        """Ids of the whole batch that fall on each."""
+        return (self.workload.batch_size * self._ids)[self.shape] * self.shares
+
+    @functools.cached_property
+    def batch_unique(self) -> np.ndarray:
+        """Rows of each that the whole batch touches: as many as it has rows, since rows
+        that go in turn are touched evenly but for the hottest few."""
+        unique = self.expected_unique(self.workload.batch_size) / self.rows
+        return unique[self.shape] * self.shard_rows
+
+    @property
+    def _ids(self) -> np.ndarray:
+        """``[shapes]`` ids a sample, without padding."""
+        return self.hotness * self.filled
+
+    def expected_unique(self, samples: int) -> np.ndarray:
+        """``[shapes]`` different rows to expect in so many samples."""
+        of_table = np.zeros(len(self.uses))
+        for i in np.unique(self.table):
+            use = self.uses[i]
+            draws = float(samples * use.hotness * use.filled)
+            of_table[i] = use.skew.expected_unique(use.rows, draws)
+        return of_table[self.table]

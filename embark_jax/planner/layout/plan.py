@@ -1,0 +1,203 @@
+"""The plan: who holds what, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pydantic
+
+from embark_jax.planner.layout.prediction import Prediction
+from embark_jax.planner.layout.storage import Placement, Storage, lay_out
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
+
+if TYPE_CHECKING:
+    import jax
+
+MESH_AXES = ("node", "gpu")
+PLAN_VERSION = 5
+MAX_SLOTS = 2**31 - 2**24
+"""Slots are 32-bit; the rest numbers the places of a batch that hold no row."""
+VIEWS: dict[str, Callable[[Plan], Any]] = {}
+"""How a plan is shown, as "rich", "text" and "html". A plan knows no renderer:
+``planner/report`` enters its own here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The placement of every table of one model on one fleet.
+
+    Attributes:
+      features: the model's features.
+      placements: one for each table.
+      nodes, gpus_per_node: the mesh it is made for.
+      batch_size: global batch that ``capacities`` are made for.
+      capacities: for each "rb" and "ub" storage, the ids that one device can send to
+        one other in a step.
+      prediction: what the planner expects of it, if the planner made it.
+
+    Raises:
+      ValueError: with everything that makes it invalid: a table missing, a shard
+        without owner, a capacity missing.
+    """
+
+    # For ``from_json``, of all that is in a plan too.
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    features: tuple[FeatureSpec, ...]
+    placements: tuple[Placement, ...]
+    nodes: int
+    gpus_per_node: int
+    batch_size: int
+    capacities: Mapping[str, int]
+    prediction: Prediction | None = None
+
+    def __post_init__(self):
+        for key in ("nodes", "gpus_per_node", "batch_size"):
+            whole(key, getattr(self, key))
+        check_model(self.tables, self.features)
+        problems = [p for each in self.placements for p in each.problems(self.devices)]
+        if self.batch_size % self.devices:
+            problems.append(
+                f"batch size {self.batch_size} must be a multiple of the "
+                f"{self.devices} devices"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+        for storage in self.storages:
+            if storage.slots_per_device > MAX_SLOTS:
+                raise ValueError(
+                    f"storage {storage.name!r} needs {storage.slots_per_device:,} "
+                    f"slots on a device, at most {MAX_SLOTS:,}: "
+                    "split its tables further"
+                )
+        needed = {s.name for s in self.storages if not s.replicated}
+        if needed != set(self.capacities):
+            raise ValueError(
+                f"capacities are given for {sorted(self.capacities)}, must be for the "
+                f"sharded storages {sorted(needed)}"
+            )
+        bad = {n: c for n, c in self.capacities.items() if type(c) is not int or c < 1}
+        if bad:
+            raise ValueError(f"capacities {bad} must be positive integers")
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        return tuple(placement.table for placement in self.placements)
+
+    @functools.cached_property
+    def storages(self) -> tuple[Storage, ...]:
+        return lay_out(self.placements, self.features, self.devices)
+
+    def check_serves(
+        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+    ) -> None:
+        """Raises ``ValueError`` if the plan was made for another model."""
+        differences = []
+        for kind, mine, theirs in (
+            ("table", self.tables, tables),
+            ("feature", self.features, features),
+        ):
+            planned = {spec.name: spec for spec in mine}
+            wanted = {spec.name: spec for spec in theirs}
+            for name in sorted(planned.keys() | wanted.keys()):
+                if planned.get(name) != wanted.get(name):
+                    differences.append(
+                        f"{kind} {name!r}: plan has {planned.get(name)}, "
+                        f"model has {wanted.get(name)}"
+                    )
+        if differences:
+            raise ValueError("plan is for another model: " + "; ".join(differences))
+
+    def make_mesh(self) -> jax.sharding.Mesh:
+        """A ``("node", "gpu")`` mesh over the first devices of this process group.
+
+        Raises:
+          ValueError: if there are fewer devices than the plan needs.
+        """
+        import jax
+
+        available = jax.devices()
+        if len(available) < self.devices:
+            raise ValueError(
+                f"plan needs {self.nodes} × {self.gpus_per_node} = {self.devices} "
+                f"devices, this machine shows {len(available)} "
+                f"({available[0].platform}); plan for what is there"
+            )
+        return jax.make_mesh(
+            (self.nodes, self.gpus_per_node),
+            MESH_AXES,
+            axis_types=(jax.sharding.AxisType.Auto,) * 2,
+            devices=available[: self.devices],
+        )
+
+    def partition_specs(self) -> dict[str, jax.sharding.PartitionSpec]:
+        """How each storage is sharded: over all devices by slots, or replicated."""
+        from jax.sharding import PartitionSpec
+
+        return {
+            storage.name: PartitionSpec()
+            if storage.replicated
+            else PartitionSpec(MESH_AXES, None)
+            for storage in self.storages
+        }
+
+    def __rich__(self) -> Any:
+        return VIEWS["rich"](self)
+
+    def __str__(self) -> str:
+        return VIEWS["text"](self) if VIEWS else repr(self)
+
+    def _repr_html_(self) -> str:
+        return VIEWS["html"](self)
+
+    def to_json(self) -> str:
+        """The plan as a JSON object; ``from_json`` is its inverse."""
+        value = {"version": PLAN_VERSION, **dataclasses.asdict(self)}
+        return json.dumps(value, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+          ValueError: if it is not a plan of this version, or with all that is wrong
+            with it, one a line.
+        """
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"damaged plan: {error}") from None
+        version = value.get("version") if isinstance(value, dict) else "none"
+        if version != PLAN_VERSION:
+            raise ValueError(
+                f"not a plan of version {PLAN_VERSION}: found {version}; rows lie "
+                "elsewhere in others, make it again with `embark plan`"
+            )
+        del value["version"]
+        try:
+            return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))
+        except pydantic.ValidationError as error:
+            problems = "\n  ".join(map(_explain, error.errors(include_url=False)))
+            raise ValueError(f"damaged plan:\n  {problems}") from None
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error, in our words."""
+    key = ".".join(map(str, error["loc"]))
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "missing":
+            return f"{key}: missing"
+        case "unexpected_keyword_argument":
+            return f"{key}: unknown key"
+    rule = error["msg"].replace("Input should", "must")
+    return f"{key}: {error['input']!r:.80} given, {rule}"

@@ -1,0 +1,112 @@
+"""Plots of what the planner knows. Drawn without any state of pyplot."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from embark_jax.planner.layout.plan import Plan
+from embark_jax.planner.report import summary
+from embark_jax.planner.request.statistics import Statistics
+
+MOST_CURVES = 10
+"""Of the tables with the most accesses; more cannot be told apart."""
+MOST_BARS = 30
+
+
+def accesses(statistics: Statistics) -> Figure:
+    """How often rows are looked up, by rank and in sum, and how long bags are."""
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    by_rank, in_sum, hotness = figure.subplots(1, 3)
+    drawn = sorted(
+        (item for item in statistics.tables.items() if item[1].histogram.accesses),
+        key=lambda item: -item[1].histogram.accesses,
+    )
+    for name, table in drawn[:MOST_CURVES]:
+        rows, counts = np.array(table.histogram.bins, np.float64).T
+        last = np.cumsum(rows)
+        share = counts / rows / table.histogram.accesses
+        label = f"{name}: {table.zipf_exponent:.2f}"
+        # Each bin from its first rank to its last.
+        ranks = np.stack([last - rows + 1, last], axis=1).ravel()
+        by_rank.loglog(ranks, np.repeat(share, 2), label=label)
+        reached = np.concatenate([[0], np.cumsum(counts) / table.histogram.accesses])
+        in_sum.plot(np.concatenate([[0], last / table.rows]), reached)
+    left_out = len(drawn) - MOST_CURVES
+    title = "table: Zipf exponent" + (f", {left_out} more" if left_out > 0 else "")
+    by_rank.legend(title=title, fontsize="small")
+    by_rank.set(xlabel="rank of the row", ylabel="share of the table's accesses")
+    in_sum.set(xlabel="hottest rows, share of the table", ylabel="share of accesses")
+    in_sum.set_xscale("symlog", linthresh=1e-4)
+    _draw_hotness(hotness, statistics)
+    figure.suptitle(f"Accesses in {statistics.samples:,} samples")
+    return figure
+
+
+def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
+    """Longest and mean bag of the features with the most ids."""
+    hottest = sorted(
+        statistics.features.items(), key=lambda item: -item[1].mean_hotness
+    )[:MOST_BARS]
+    names = [name for name, _ in hottest]
+    most = [feature.max_hotness for _, feature in hottest]
+    mean = [feature.mean_hotness for _, feature in hottest]
+    axes.barh(names, most, color="lightgrey", label="most")
+    axes.barh(names, mean, height=0.5, label="mean")
+    axes.invert_yaxis()
+    axes.set(xlabel="ids a bag")
+    axes.legend(fontsize="small")
+
+
+def device_loads(plan: Plan) -> Figure:
+    """How long each device is busy, phase upon phase."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    devices = np.arange(plan.devices)
+    if plan.prediction is None:
+        axes.set_title("load: no prediction")
+        return figure
+    breakdown = plan.prediction.breakdown
+    parts = breakdown.phase_ms if breakdown else {"step": plan.prediction.device_ms}
+    below = np.zeros(plan.devices)
+    for name, ms in parts.items():
+        axes.bar(devices, ms, bottom=below, width=0.9, label=name)
+        below += ms
+    axes.axhline(plan.prediction.lower_bound_ms, color="black", lw=1, ls=":")
+    axes.set(xlabel="device", ylabel="ms", title="Load (dotted: lower bound)")
+    figure.legend(loc="outside right upper", fontsize="small", reverse=True)
+    return figure
+
+
+def device_memory(plan: Plan) -> Figure:
+    """Rows that each device owns, and what is allocated on it."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    devices = np.arange(plan.devices)
+    held = summary.row_bytes(plan)
+    allocated = np.array(plan.prediction.device_bytes if plan.prediction else held)
+    unit, size = summary.byte_unit(allocated.max())
+    axes.bar(devices, allocated / size, color="lightgrey", label="allocated")
+    axes.bar(devices, held / size, width=0.6, label="own rows")
+    axes.set(xlabel="device", ylabel=unit, title="Memory")
+    figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+def traffic_matrix(plan: Plan) -> Figure | None:
+    """Bytes from each device to each other, useful and with padding, on one scale."""
+    sent = summary.sent_bytes(plan)
+    if sent is None or plan.devices == 1:
+        return None
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    unit, size = summary.byte_unit(sent[1].max())
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, matrix, title in zip(panels, sent, ("useful", "padded"), strict=True):
+        image = axes.imshow(matrix / size, vmin=0, vmax=sent[1].max() / size)
+        axes.set(
+            xlabel="to device", title=f"{title}: {matrix.sum() / size:,.0f} {unit}"
+        )
+    panels[0].set_ylabel("from device")
+    figure.colorbar(image, ax=panels, label=f"{unit} a step")
+    return figure

@@ -1,0 +1,170 @@
+"""The dense part of a model: its matrix products, and what flows between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from embark_jax.fleet import Fleet
+
+VALUE_BYTES = 4
+"""Of a float32."""
+
+DenseParallelism = Literal["replicated", "zero1", "tensor"]
+"""How dense layers lie on the devices; see ``train.dense_parallelism``."""
+
+Product = tuple[int, int]
+"""Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseNetwork:
+    """Matrix products of a model, and how wide is what flows between them.
+
+    Attributes:
+      bottom: of the MLP on the dense features; needs no embedding.
+      cross: two for each cross layer; needs all embeddings.
+      top: of the MLP that follows.
+      width: of the values that come together from embeddings and bottom MLP.
+    """
+
+    bottom: tuple[Product, ...]
+    cross: tuple[Product, ...]
+    top: tuple[Product, ...]
+    width: int
+
+    @property
+    def cross_layers(self) -> int:
+        return len(self.cross) // 2
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all products; biases are left out."""
+        products = (*self.bottom, *self.cross, *self.top)
+        return sum(inputs * outputs for inputs, outputs in products)
+
+    @property
+    def kept_values(self) -> int:
+        """Values a sample that backward needs of forward: what comes together; what
+        comes out of each product; and out of each cross layer, which is more than its
+        products: ``x0 * (W (V x) + b) + x``."""
+        products = (*self.bottom, *self.cross, *self.top)
+        made = sum(outputs for _, outputs in products)
+        return made + self.width * (1 + self.cross_layers)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of a sample, float32."""
+        return activation_bytes(
+            VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
+        )
+
+    @property
+    def flops_per_sample(self) -> int:
+        """Forward and backward: three products of each weight, of two operations."""
+        return 6 * self.parameters
+
+
+def activation_bytes(kept_bytes: int, pooled_bytes: int) -> int:
+    """What the dense layers have in memory at once, a sample: what they keep of forward
+    and its gradients, all of which are there together at worst, since XLA makes the
+    gradients of weights late.
+
+    Args:
+      kept_bytes: of forward.
+      pooled_bytes: of what comes together, whose gradients count with the tables.
+    """
+    return max(kept_bytes, 2 * kept_bytes - pooled_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseLoad:
+    """What the dense part of a model takes of every device's memory.
+
+    Attributes:
+      parameters: float32, of all layers.
+      states: float32 values that the optimizer keeps for each.
+      activation_bytes: of a sample.
+      parallelism: how all that lies on the devices.
+    """
+
+    parameters: int
+    states: int
+    activation_bytes: float
+    parallelism: DenseParallelism = "replicated"
+
+    def held_bytes(self, fleet: Fleet) -> float:
+        """Parameters and their states."""
+        states = float(self.states)
+        if self.parallelism == "zero1":
+            states /= fleet.devices
+        return self.gradient_bytes(fleet) * (1 + states)
+
+    def gradient_bytes(self, fleet: Fleet) -> float:
+        """Gradients of the parameters."""
+        split = self.parallelism == "tensor"
+        return VALUE_BYTES * self.parameters / (fleet.gpus_per_node if split else 1)
+
+    def sample_bytes(self, fleet: Fleet) -> float:
+        """Activations, a sample of the device's share of the batch: where layers are
+        split inside nodes, a device takes part in all samples of its node."""
+        split = self.parallelism == "tensor"
+        return self.activation_bytes * (fleet.gpus_per_node if split else 1)
+
+
+NO_DENSE = DenseLoad(0, 0, 0.0)
+"""Of a model of which only the tables are known."""
+
+
+def dlrm_dcnv2(
+    embedding_width: int,
+    dense_features: int,
+    bottom: Sequence[int],
+    top: Sequence[int],
+    cross_layers: int,
+    cross_rank: int,
+) -> DenseNetwork:
+    """Pooled rows and the bottom MLP's output through cross layers to the top MLP.
+
+    Args:
+      embedding_width: values of all pooled rows of a sample.
+      dense_features: that the bottom MLP reads.
+      bottom, top: widths of the MLPs.
+      cross_layers, cross_rank: number of cross layers, and the rank of each.
+    """
+    width = embedding_width + (dense_features, *bottom)[-1]
+    return DenseNetwork(
+        tuple(_products(dense_features, bottom)),
+        ((width, cross_rank), (cross_rank, width)) * cross_layers,
+        tuple(_products(width, top)),
+        width,
+    )
+
+
+def dlrm(
+    embeddings: int, dense_features: int, bottom: Sequence[int], top: Sequence[int]
+) -> DenseNetwork:
+    """Dot products of each two vectors, with the bottom MLP's output to the top MLP.
+
+    The dot products themselves are left out: they are 4 % of the top MLP's for 26
+    embeddings of 128.
+
+    Args:
+      embeddings: pooled rows of a sample, each as wide as the bottom MLP's output.
+      dense_features: that the bottom MLP reads.
+      bottom, top: widths of the MLPs.
+    """
+    dim = (dense_features, *bottom)[-1]
+    pairs = embeddings * (embeddings + 1) // 2
+    return DenseNetwork(
+        tuple(_products(dense_features, bottom)),
+        (),
+        tuple(_products(dim + pairs, top)),
+        (embeddings + 1) * dim,
+    )
+
+
+def _products(inputs: int, widths: Sequence[int]) -> Iterator[Product]:
+    return pairwise((inputs, *widths))

@@ -1,0 +1,35 @@
+"""What the user fixes of a table's placement, and the words for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Cluster = Literal["dp", "rb", "ub"]
+Exchange = Literal["flat", "hierarchical"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedPlacement:
+    """What the user fixes of a table's placement; ``None`` leaves it to the planner."""
+
+    cluster: Cluster | None = None
+    row_shards: int | None = None
+    column_shards: int | None = None
+    devices: tuple[int, ...] | None = None
+    exchange: Exchange | None = None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it only makes sense for a table that is not replicated."""
+        fixed = self.row_shards, self.column_shards, self.devices, self.exchange
+        return fixed != (None,) * 4
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether anything is."""
+        return self.cluster is not None or self.sharded
+
+
+FREE = ForcedPlacement()
+"""Nothing is fixed."""

@@ -1,0 +1,155 @@
+"""Skew as a sample of the data shows it.
+
+Hot rows of real data may be any, and most rows of a large table are not in the sample
+at all. So a histogram keeps three things: how many rows were seen how often, which
+rows were the most frequent, and, from the rows seen once and twice, an estimate of
+those not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from embark_jax.planner.request.skew import Zipf, intervals, row_probabilities
+
+BIN_RATIO = 1.05
+"""Counts of the rows of one bin are within 5 % of each other."""
+MOST_HOTTEST = 1024
+"""Rows that are kept with their ids. The rest spread over row shards by chance: with
+exponent 1.1, to 3 % of a share on 128 shards."""
+MOST_SEEN = 0.9
+"""Of a table's rows, up to which their number tells of the skew."""
+MAX_EXPONENT, EXPONENT_TOLERANCE = 4.0, 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Accesses of the rows of one table in a sample of the data.
+
+    Attributes:
+      bins: ``(rows, accesses)`` of rows that were seen about as often, from the most
+        to the least frequent: a rank-frequency curve. Rows seen once, and those seen
+        twice, have a bin of their own.
+      hottest: ``(id, accesses)`` of the most frequent rows.
+    """
+
+    bins: tuple[tuple[int, int], ...]
+    hottest: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def from_counts(cls, ids: np.ndarray, counts: np.ndarray) -> Histogram:
+        """From ``[rows seen]`` different ids and how often each was seen."""
+        order = np.lexsort((ids, -counts))
+        ids, counts = ids[order], counts[order]
+        # Bins 1 and 2 hold exact counts, as do all up to where two are within 5 %.
+        of_bin = np.floor(np.log(counts) / np.log(BIN_RATIO)).astype(np.int64)
+        starts = np.flatnonzero(np.diff(of_bin, prepend=-1))
+        rows = np.diff(np.append(starts, len(counts)))
+        accesses = np.add.reduceat(counts, starts) if len(counts) else counts
+        most = slice(MOST_HOTTEST)
+        return cls(
+            tuple(zip(rows.tolist(), accesses.tolist(), strict=True)),
+            tuple(zip(ids[most].tolist(), counts[most].tolist(), strict=True)),
+        )
+
+    @functools.cached_property
+    def rows_seen(self) -> int:
+        return sum(rows for rows, _ in self.bins)
+
+    @functools.cached_property
+    def accesses(self) -> int:
+        return sum(accesses for _, accesses in self.bins)
+
+    def expected_unique(self, rows: int, draws: float) -> float:
+        """Different rows to expect among ``draws`` ids, of a table of ``rows``.
+
+        Up to the size of the sample by thinning it at random, beyond by Chao's estimate
+        of the rows not seen (https://doi.org/10.1890/13-0133.1).
+        """
+        if draws > self.accesses:
+            return self._extrapolated(rows, draws - self.accesses)
+        seen, accesses = np.array(self.bins, np.float64).reshape(-1, 2).T
+        kept = draws / max(self.accesses, 1)
+        with np.errstate(divide="ignore"):  # all are kept: log1p(-1) is -inf
+            return float(-(seen * np.expm1(accesses / seen * np.log1p(-kept))).sum())
+
+    def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
+        """``[row_shards]`` share of ids that fall on each, where rows go in turn.
+
+        The most frequent rows count where they are, the others evenly.
+        """
+        held = (rows - np.arange(row_shards) + row_shards - 1) // row_shards
+        if not self.accesses:
+            return held / rows
+        ids, accesses = np.array(self.hottest, np.int64).reshape(-1, 2).T
+        shares = np.bincount(ids % row_shards, accesses, minlength=row_shards)
+        shares = shares + (self.accesses - accesses.sum()) * held / rows
+        return shares / shares.sum()
+
+    def share_of_hottest(self, rows: int) -> float:
+        """What share of the accesses the ``rows`` most frequent rows take."""
+        seen, accesses = np.array(self.bins, np.float64).reshape(-1, 2).T
+        ranks = np.append(0.0, np.cumsum(seen))
+        share = np.interp(rows, ranks, np.append(0.0, np.cumsum(accesses)))
+        return float(share) / max(self.accesses, 1)
+
+    def zipf_exponent(self, rows: int) -> float:
+        """Of the power law that fits best, of a table of ``rows``.
+
+        Of that which shows as many different rows in as many draws; where nearly all
+        rows were seen, the likeliest one, in which chance makes uniform draws look like
+        an exponent of up to 0.25.
+        """
+        if not self.accesses:
+            return 0.0
+        if self.rows_seen > MOST_SEEN * rows:
+            return _likeliest_exponent(np.array(self.bins, np.float64))
+        return _falls_to_zero(
+            lambda exponent: (
+                Zipf(exponent).expected_unique(rows, self.accesses) - self.rows_seen
+            )
+        )
+
+    def _extrapolated(self, rows: int, more_draws: float) -> float:
+        once, twice = (
+            sum(n for n, accesses in self.bins if accesses == times * n)
+            for times in (1, 2)
+        )
+        if not once:
+            return float(self.rows_seen)
+        unseen = once**2 / (2 * twice) if twice else once * (once - 1) / 2
+        unseen = min(unseen, rows - self.rows_seen)
+        if unseen <= 0:
+            return float(self.rows_seen)
+        rate = once / (self.accesses * unseen + once)
+        return self.rows_seen - unseen * float(np.expm1(more_draws * np.log1p(-rate)))
+
+
+def _likeliest_exponent(bins: np.ndarray) -> float:
+    """Of a power law over the rows of these bins, ``[bins, 2]``: that of equal mean
+    logarithm of ranks."""
+    rows, accesses = bins.T
+    last = np.cumsum(rows).astype(np.int64)
+    log_ranks = np.cumsum(np.log(np.arange(1, last[-1] + 1)))
+    mean_log_ranks = np.diff(log_ranks[last - 1], prepend=0.0) / rows
+    mean_log_rank = (accesses @ mean_log_ranks) / accesses.sum()
+
+    def surplus(exponent: float) -> float:
+        probability, count = row_probabilities(int(last[-1]), exponent)
+        ranks, _ = intervals(int(last[-1]))
+        return float((probability * count) @ np.log(ranks)) - mean_log_rank
+
+    return _falls_to_zero(surplus)
+
+
+def _falls_to_zero(value: Callable[[float], float]) -> float:
+    """The exponent at which a falling function of it crosses zero."""
+    low, high = 0.0, MAX_EXPONENT
+    while high - low > EXPONENT_TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if value(middle) > 0 else (low, middle)
+    return low

@@ -1,0 +1,185 @@
+"""What a sample of a dataset says of its ids: the file of ``embark data stats``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pydantic
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from embark_jax.config import Config, ConfigError
+from embark_jax.planner.request.histogram import Histogram
+from embark_jax.tables import FeatureSpec, TableSpec
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureAccess:
+    """Bags of one feature.
+
+    Attributes:
+      mean_hotness, max_hotness: ids a bag, padding not counted.
+      ids_seen: different ids.
+    """
+
+    mean_hotness: NonNegativeFloat
+    max_hotness: NonNegativeInt
+    ids_seen: NonNegativeInt
+
+
+@dataclasses.dataclass(frozen=True)
+class TableAccess:
+    """Accesses of one table of ``rows`` rows, by all its features."""
+
+    rows: PositiveInt
+    histogram: Histogram
+
+    @property
+    def zipf_exponent(self) -> float:
+        return self.histogram.zipf_exponent(self.rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Statistics:
+    """Accesses in a sample of the data, by feature and by table.
+
+    Attributes:
+      samples: in the sample.
+      features, tables: by name.
+    """
+
+    samples: int = 0
+    features: Mapping[str, FeatureAccess] = dataclasses.field(default_factory=dict)
+    tables: Mapping[str, TableAccess] = dataclasses.field(default_factory=dict)
+
+    def skew(self, table: TableSpec) -> Histogram | None:
+        """Of a table; None if it is not in the sample."""
+        found = self.tables.get(table.name)
+        return found.histogram if found and found.histogram.accesses else None
+
+    def mean_hotness(self, feature: FeatureSpec) -> float:
+        """Ids a bag; as many as fit, if the feature is not in the sample."""
+        found = self.features.get(feature.name)
+        return found.mean_hotness if found else float(feature.hotness)
+
+    def problems(
+        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+    ) -> list[str]:
+        """Why they cannot be of this model, if they cannot."""
+        rows = {table.name: table.rows for table in tables}
+        hotness = {feature.name: feature.hotness for feature in features}
+        found = [
+            f"statistics: {kind} {name!r} is not in the model"
+            for kind, mine, known in (
+                ("table", self.tables, rows),
+                ("feature", self.features, hotness),
+            )
+            for name in mine
+            if name not in known
+        ]
+        found += [
+            f"statistics: table {name!r} has {mine.rows} rows, the model's {rows[name]}"
+            for name, mine in self.tables.items()
+            if mine.rows != rows.get(name, mine.rows)
+        ]
+        found += [
+            f"statistics: feature {name!r} has bags of {mine.max_hotness} ids, the "
+            f"model's hold {hotness[name]} at most"
+            for name, mine in self.features.items()
+            if mine.max_hotness > hotness.get(name, mine.max_hotness)
+        ]
+        return found
+
+    def to_json(self) -> str:
+        """``from_json`` is its inverse."""
+        value: dict[str, Any] = {"version": VERSION, "samples": self.samples}
+        value["features"] = {
+            name: dataclasses.asdict(each) for name, each in self.features.items()
+        }
+        value["tables"] = {
+            name: {
+                "rows": each.rows,
+                "zipf_exponent": round(each.zipf_exponent, 3),
+                "bins": each.histogram.bins,
+                "hottest": each.histogram.hottest,
+            }
+            for name, each in self.tables.items()
+        }
+        return json.dumps(value)
+
+    @classmethod
+    def from_json(cls, text: str) -> Statistics:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+          ConfigError: with all that is wrong with it.
+        """
+        try:
+            file = _File.model_validate_json(text)
+        except pydantic.ValidationError as error:
+            problems = [
+                f"  {'.'.join(map(str, each['loc'])) or 'file'}: "
+                + each["msg"]
+                .replace("Input should", "must")
+                .replace("Field required", "missing")
+                .removeprefix("Value error, ")
+                for each in error.errors(include_url=False)
+            ]
+            raise ConfigError(
+                "\n".join(["not statistics of `embark data stats`:", *problems])
+            ) from None
+        return cls(
+            file.samples,
+            file.features,
+            {
+                name: TableAccess(each.rows, Histogram(each.bins, each.hottest))
+                for name, each in file.tables.items()
+            },
+        )
+
+
+NO_STATISTICS = Statistics()
+
+
+class _Table(Config):
+    rows: PositiveInt
+    zipf_exponent: NonNegativeFloat
+    """For the reader; the planner takes the bins."""
+    bins: tuple[tuple[PositiveInt, PositiveInt], ...]
+    hottest: tuple[tuple[NonNegativeInt, PositiveInt], ...]
+
+    @pydantic.model_validator(mode="after")
+    def _adds_up(self):
+        rows = sum(rows for rows, _ in self.bins)
+        accesses = sum(accesses for _, accesses in self.bins)
+        hottest = sum(accesses for _, accesses in self.hottest)
+        if not (
+            rows <= self.rows
+            and all(id < self.rows for id, _ in self.hottest)
+            and len(self.hottest) <= rows
+            and hottest <= accesses
+            and all(rows <= accesses for rows, accesses in self.bins)
+        ):
+            raise ValueError(
+                f"{rows} rows seen {accesses} times, the {len(self.hottest)} hottest "
+                f"of them {hottest} times, cannot be of {self.rows} rows"
+            )
+        return self
+
+
+class _File(Config):
+    version: PositiveInt
+    samples: NonNegativeInt
+    features: dict[str, FeatureAccess]
+    tables: dict[str, _Table]
+
+    @pydantic.field_validator("version")
+    @classmethod
+    def _known(cls, version: int) -> int:
+        if version != VERSION:
+            raise ValueError(f"is {version}, must be {VERSION}")
+        return version

@@ -1,0 +1,251 @@
+"""Table lists: what a model looks up, without data or code to train it.
+
+Written in YAML or JSON, either the bare list of tables or a mapping with the list under
+``tables`` and with what else is known of the model::
+
+    name: example
+    zipf_exponent: 1.1
+    tables:
+      - {count: 40, rows: 4_000_000, dim: 64, hotness: 200}
+      - {name: genre, rows: 20, dim: 16, hotness: [1, 10]}  # read by two features
+
+``configs/models/`` holds those of published models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import Field, NonNegativeFloat
+
+from embark_jax import yaml_text
+from embark_jax.config import Config, ConfigError, nearest, read_text
+from embark_jax.fleet import Fleet
+from embark_jax.planner.request.dense import (
+    NO_DENSE,
+    DenseLoad,
+    DenseNetwork,
+    dlrm,
+    dlrm_dcnv2,
+)
+from embark_jax.planner.request.wire import FLOAT32, Wire
+from embark_jax.planner.request.workload import STATE_VALUES, Workload
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, embedding_width
+
+T = TypeVar("T")
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+ITEM = "table list"
+MODELS = Path(__file__).parents[2] / "model_files"
+"""``configs/models``, by a link that a built package has as a folder."""
+
+
+class TableEntry(Config):
+    """``count`` equal tables, each read by one sum-pooled feature per hotness.
+
+    Tables without a name are called after their place: t0, t1, …; with a name and a
+    count, a number is added to the name.
+    """
+
+    rows: Count
+    dim: Count
+    hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
+    count: Count = 1
+    name: Annotated[str, Field(strict=True, min_length=1)] | None = None
+
+
+class DenseNet(Config):
+    """The dense layers. They see the pooled rows side by side, with ``bottom`` of the
+    dense features or, without a bottom, those themselves; or, with ``interaction``
+    "dot", that beside the dot products of all pairs (DLRM)."""
+
+    features: Annotated[int, Field(strict=True, ge=0)] = 0
+    bottom: tuple[Count, ...] = ()
+    top: tuple[Count, ...] = (1,)
+    cross_layers: Annotated[int, Field(strict=True, ge=0)] = 0
+    cross_rank: Annotated[int, Field(strict=True, ge=0)] = 0
+    interaction: Literal["concatenate", "dot"] = "concatenate"
+    pool_stride: Count = 1
+    """Neighbouring columns of the pooled rows that are averaged into one."""
+
+    def network(
+        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+    ) -> DenseNetwork:
+        """The layers, on top of these tables."""
+        if self.interaction == "dot":
+            return dlrm(len(features), self.features, self.bottom, self.top)
+        return dlrm_dcnv2(
+            embedding_width(tables, features) // self.pool_stride,
+            self.features,
+            self.bottom,
+            self.top,
+            self.cross_layers,
+            self.cross_rank,
+        )
+
+
+class TableList(Config):
+    """Tables, and how the model that reads them was measured.
+
+    ``None`` is what the list does not say.
+    """
+
+    tables: Annotated[tuple[TableEntry, ...], Field(min_length=1)]
+    name: str | None = None
+    batch: Count | None = None
+    zipf_exponent: NonNegativeFloat | None = None
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] | None = None
+    dense: DenseNet | None = None
+
+    def specs(self) -> tuple[list[TableSpec], list[FeatureSpec]]:
+        """Tables and features, spelled out."""
+        tables: list[TableSpec] = []
+        features = []
+        for entry in self.tables:
+            for number in range(entry.count):
+                name = entry.name or f"t{len(tables)}"
+                if entry.name and entry.count > 1:
+                    name = f"{entry.name}{number}"
+                tables.append(TableSpec(name, entry.rows, entry.dim))
+                if isinstance(entry.hotness, int):
+                    features.append(FeatureSpec(name, hotness=entry.hotness))
+                    continue
+                features += [
+                    FeatureSpec(f"{name}_{k}", name, hotness)
+                    for k, hotness in enumerate(entry.hotness)
+                ]
+        return tables, features
+
+    def workload(
+        self,
+        fleet: Fleet,
+        batch: int | None = None,
+        zipf_exponent: float | None = None,
+        optimizer: str | None = None,
+        wire: Wire = FLOAT32,
+    ) -> Workload:
+        """On a fleet; what is given goes before the list. What neither says is 65,536
+        samples a step, uniform ids, row-wise Adagrad. The dense layers take the
+        optimizer of the rows."""
+        optimizer = _first_given(optimizer, self.optimizer, "rowwise_adagrad")
+        dense = NO_DENSE
+        if self.dense is not None:
+            network = self.dense.network(*self.specs())
+            states = STATE_VALUES.get(dense_optimizer_of(optimizer), (0, 0))[0]
+            dense = DenseLoad(network.parameters, states, network.activation_bytes)
+        return Workload(
+            fleet,
+            _first_given(batch, self.batch, 65_536),
+            _first_given(zipf_exponent, self.zipf_exponent, 0.0),
+            optimizer=optimizer,
+            wire=wire,
+            dense=dense,
+        )
+
+
+def dense_optimizer_of(optimizer: str) -> str:
+    """Of the dense layers, where that of the rows is given."""
+    return optimizer.removeprefix("rowwise_")
+
+
+def _first_given(*values: T | None) -> T:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def load_table_list(source: str | Path) -> TableList:
+    """Reads a table list from a file, or that of a published model by its name.
+
+    Args:
+      source: a path, or a name in ``configs/models`` such as "t180".
+
+    Raises:
+      ConfigError: with the path and all that is wrong with it.
+    """
+    path = Path(source)
+    known = {each.stem: each for each in MODELS.glob("*.yaml")}
+    if not path.exists():
+        if str(source) not in known:
+            raise ConfigError(
+                f"{source}: no such file, and no published model; "
+                + nearest(path.stem, known)
+            )
+        path = known[str(source)]
+    text = read_text(path)
+    try:
+        return read_table_list(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def read_table_list(text: str) -> TableList:
+    """Reads a table list.
+
+    Raises:
+      ConfigError: with all that is wrong with it; it names the entries.
+    """
+    try:
+        data = json.loads(text)  # not all of JSON is YAML: tabs are not
+    except ValueError:
+        try:
+            data = yaml_text.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{ITEM}, {error}") from None
+    if isinstance(data, list):
+        data = {"tables": data}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{ITEM}: must be a list of tables or a mapping with tables, is {data!r}"
+        )
+    try:
+        listed = TableList.model_validate(data)
+        check_model(*listed.specs())
+    except pydantic.ValidationError as error:
+        # A value that fits none of several types is reported once for each.
+        errors = error.errors(include_url=False)
+        problems = dict.fromkeys(filter(None, (_explain(e, data) for e in errors)))
+        raise ConfigError("; ".join(problems)) from None
+    except ValueError as error:
+        raise ConfigError(f"{ITEM}: {error}") from None
+    return listed
+
+
+def _explain(error: Any, data: dict[str, Any]) -> str | None:
+    """One pydantic error, in our words; None if it only repeats others: a list whose
+    entries are all bad counts as empty."""
+    where, keys, known = ITEM, list(error["loc"]), TableList.model_fields
+    if keys[0] == "tables" and len(keys) > 1:
+        where, keys, known = (
+            f"{ITEM}, entry {keys[1]}",
+            keys[2:],
+            TableEntry.model_fields,
+        )
+    elif keys[0] == "dense" and len(keys) > 1:
+        where, keys, known = f"{ITEM}, dense", keys[1:], DenseNet.model_fields
+    given = error["input"]
+    if not keys:
+        return f"{where}: is {given!r}, must be a mapping"
+    key = keys[0]
+    if key == "tables":
+        if given and isinstance(given, list):
+            return None
+        if error["type"] == "missing":
+            return f"{where}: has no tables"
+        return f"{where}: tables is {given!r}, must be a list of at least one table"
+    match error["type"]:
+        case "missing":
+            return f"{where}: has no {key}"
+        case "extra_forbidden":
+            return f"{where}: has an unknown key {key!r}; {nearest(str(key), known)}"
+    if key == "hotness":
+        given = data["tables"][error["loc"][1]]["hotness"]
+        rule = "must be a whole number >= 1, or a list of them, one for each feature"
+    elif error["type"] == "int_type":
+        rule = "must be a whole number (int)"
+    else:
+        rule = error["msg"].replace("Input should", "must")
+    return f"{where}: {key} is {given!r}, {rule}"

@@ -1,0 +1,146 @@
+"""What is planned for: a fleet, a batch, and what the batch asks of each table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from embark_jax.fleet import Fleet
+from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
+from embark_jax.planner.request.skew import UNIFORM, Skew, Zipf
+from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
+from embark_jax.planner.request.wire import FLOAT32, Wire
+from embark_jax.tables import FeatureSpec, TableSpec
+
+STATE_VALUES = {
+    "sgd": (0, 0),
+    "adagrad": (1, 0),
+    "rowwise_adagrad": (0, 1),
+    "adam": (2, 0),
+}
+"""float32 values that an optimizer keeps for each parameter, and for each row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The circumstances of a plan.
+
+    Attributes:
+      fleet: the machines.
+      batch_size: global, samples a step, or of one of its micro-batches.
+      zipf_exponent: skew of ids within their table; 0 is uniform.
+      capacity_slack: exchange buffers hold this multiple of the expectation.
+      optimizer: of the embedding rows.
+      statistics: of a sample of the data; the power law is then for the tables that
+        are not in it, and bags of features that are not in it are full.
+      wire: the formats in which rows and gradients travel.
+      dense: the dense layers.
+      micro_batches: that a step takes one after the other.
+      overlap: whether a step also makes the routes of the next.
+
+    Raises:
+      ValueError: if a value breaks its rule.
+    """
+
+    fleet: Fleet
+    batch_size: int
+    zipf_exponent: float = 0.0
+    capacity_slack: float = 1.25
+    optimizer: str = "rowwise_adagrad"
+    statistics: Statistics = NO_STATISTICS
+    wire: Wire = FLOAT32
+    dense: DenseLoad = NO_DENSE
+    micro_batches: int = 1
+    overlap: bool = False
+
+    def __post_init__(self):
+        if not 0 <= self.zipf_exponent < math.inf:
+            raise ValueError(
+                f"zipf_exponent is {self.zipf_exponent}, must be finite and >= 0"
+            )
+        if not 0 < self.capacity_slack < math.inf:
+            raise ValueError(
+                f"capacity_slack is {self.capacity_slack}, must be finite and > 0"
+            )
+        if not isinstance(self.wire, Wire):
+            raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
+        if self.optimizer not in STATE_VALUES:
+            raise ValueError(
+                f"optimizer is {self.optimizer!r}, must be one of "
+                f"{', '.join(STATE_VALUES)}"
+            )
+
+    @property
+    def devices(self) -> int:
+        return self.fleet.devices
+
+    @property
+    def device_batch(self) -> int:
+        return self.batch_size // self.devices
+
+    @property
+    def state_values(self) -> tuple[int, int]:
+        return STATE_VALUES[self.optimizer]
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether the optimizer takes the mean square of whole rows."""
+        return self.optimizer == "rowwise_adagrad"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableUse:
+    """All that matters of a table to its cost; tables that agree in it are alike.
+
+    Attributes:
+      rows, dim: of the table.
+      hotness: ids a sample at most, over all its features.
+      bags: rows a sample that pooling leaves: one for a pooled feature, ``hotness`` for
+        a sequence.
+      weighted: whether some of its ids come with a weight.
+      filled: ids a sample on average, as a share of ``hotness``; the rest is padding,
+        which is not sent.
+      skew: how the ids are distributed over its rows.
+    """
+
+    rows: int
+    dim: int
+    hotness: int
+    bags: int
+    weighted: bool = False
+    filled: float = 1.0
+    skew: Skew = UNIFORM
+
+
+def table_use(
+    table: TableSpec, features: Sequence[FeatureSpec], workload: Workload
+) -> TableUse:
+    """What ``features`` ask of ``table``."""
+    return table_uses([table], features, workload)[0]
+
+
+def table_uses(
+    tables: Sequence[TableSpec], features: Sequence[FeatureSpec], workload: Workload
+) -> list[TableUse]:
+    """What ``features`` ask of each of ``tables``."""
+    statistics, zipf = workload.statistics, Zipf(workload.zipf_exponent)
+    of_table: dict[str, list[FeatureSpec]] = {}
+    for feature in features:
+        of_table.setdefault(feature.table, []).append(feature)
+    found = []
+    for table in tables:
+        mine = of_table[table.name]
+        hotness = sum(feature.hotness for feature in mine)
+        found.append(
+            TableUse(
+                table.rows,
+                table.dim,
+                hotness,
+                bags=sum(f.hotness if f.pooling == "none" else 1 for f in mine),
+                weighted=any(feature.weighted for feature in mine),
+                filled=sum(map(statistics.mean_hotness, mine)) / hotness,
+                skew=statistics.skew(table) or zipf,
+            )
+        )
+    return found

@@ -1,0 +1,14 @@
+"""The search for a plan: the words of this folder.
+
+- **instance**: one request: groups of alike tables, with the candidates of each.
+- **candidate**: a cluster, a split and an exchange that a table may take. Example: "RB,
+  8 row shards × 2 column shards, flat".
+- **relaxation**: a linear program in which shards have no owners and loads are spread
+  evenly; its optimum is the **bound**: no plan is faster.
+- **rounding**: a candidate for every table, from the relaxation's fractions.
+- **assignment**: a candidate and owners for every table: a plan, to the search.
+- **insertion**: the owners at which a candidate adds least to the smooth cost.
+- **move**: a table is taken out and inserted anew, with the same or another candidate.
+- **swap**: two shards change devices, or one goes to another.
+- **local search**: moves and swaps while they help.
+"""

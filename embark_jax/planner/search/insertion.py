@@ -1,0 +1,245 @@
+"""Insertion: the candidate and the owners at which a table adds least to the cost.
+
+A step costs what the fullest device of each level costs, but that alone says little of
+where the next shard should lie: on most devices it raises no level. So tables are
+inserted by a *smooth cost*, in which the mean of a power of the loads stands for their
+maximum: ``mean(load ** power) ** (1 / power)``. With power 1 that is the cost of loads
+that are spread evenly, as in the relaxation; high powers come near the maximum.
+Example: loads 1 and 3 on two devices count as 2 with power 1, 2.7 with 8, 3 with many.
+
+All candidates of a table are tried at once, by *positions*: devices in the order of how
+little a shard would add on each. The largest shard takes the first. Row shards that are
+added up inside nodes lie on the first positions of as few nodes as go.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from embark_jax.planner.cost.candidates import (
+    CERTAIN,
+    EXPECTED,
+    GRADIENTS_MS,
+    LOOKUP_MS,
+    ROWS,
+    SUMS,
+    UPDATE_MS,
+)
+from embark_jax.planner.cost.objective import (
+    LEVEL_GRADIENTS,
+    LEVEL_IDS,
+    LEVEL_LOOKUP,
+    LEVEL_NODE,
+    LEVEL_ROWS,
+    LEVEL_SUMS,
+)
+from embark_jax.planner.search.assignment import Assignment
+from embark_jax.planner.search.instance import Instance
+
+LEAST_LOAD = 1e-9
+"""Of any kind: what is left below it when tables are taken out is rounding."""
+
+
+class Menu:
+    """Some candidates of alike tables, by positions.
+
+    Attributes:
+      chosen: ``[candidates]`` which they are.
+      storage: ``[candidates]``.
+      positions: of each, that of shard (j, k) at ``j * column_shards + k``.
+      loads: ``[7, candidates, devices]`` what each position gets.
+      largest: ``[7, candidates]`` the most of any position.
+      staged: those that are added up inside nodes.
+      node_sums: ``[staged, nodes]`` of nodes in their order.
+      in_node: ``[staged, GPUs]`` positions of a first node that are used.
+    """
+
+    def __init__(self, instance: Instance, chosen: np.ndarray):
+        each, fleet = instance.candidates, instance.workload.fleet
+        devices, gpus = fleet.devices, fleet.gpus_per_node
+        self.chosen, self.storage = chosen, each.storage[chosen]
+        self.loads = np.zeros((7, len(chosen), devices))
+        self.staged = np.flatnonzero(each.hierarchical[chosen])
+        self.node_sums = np.zeros((len(self.staged), fleet.nodes))
+        self.in_node = np.zeros((len(self.staged), gpus))
+        self.positions: list[np.ndarray] = []
+        for i, c in enumerate(chosen.tolist()):
+            shards = each.shard_loads(c)
+            rows, columns = shards.shape[1], int(each.column_shards[c])
+            order = np.argsort(-(shards[CERTAIN] + shards[EXPECTED]), kind="stable")
+            positions = np.zeros((rows, columns), np.int64)
+            hierarchical = bool(each.hierarchical[c])
+            positions[order] = (
+                _on_few_nodes(rows, columns, gpus, fleet.nodes)
+                if hierarchical
+                else np.arange(rows * columns).reshape(rows, columns) % devices
+            )
+            self.positions.append(positions.reshape(-1))
+            np.add.at(self.loads[:, i].T, positions, shards.T[:, None])
+            if hierarchical:
+                of_staged = int(np.searchsorted(self.staged, i))
+                held = np.zeros((fleet.nodes, columns), bool)
+                held[positions // gpus, np.arange(columns)] = True
+                self.node_sums[of_staged] = shards[SUMS].max() * held.sum(axis=1)
+                self.in_node[of_staged, :rows] = 1
+        self.largest = self.loads.max(axis=2)
+
+    def only(self, kept: np.ndarray) -> Menu:
+        """Of these candidates alone, by their numbers in the menu."""
+        other = copy.copy(self)
+        other.chosen, other.storage = self.chosen[kept], self.storage[kept]
+        other.positions = [self.positions[i] for i in kept]
+        other.loads, other.largest = self.loads[:, kept], self.largest[:, kept]
+        staged = np.isin(self.staged, kept)
+        other.staged = np.searchsorted(kept, self.staged[staged])
+        other.node_sums, other.in_node = self.node_sums[staged], self.in_node[staged]
+        return other
+
+
+class Insertion:
+    """Inserts tables into one assignment by its smooth cost.
+
+    Attributes:
+      assignment: that is changed.
+      power: of the means that stand for maxima; 1, 2, 4, 8 and so on.
+      ms_per_byte: what memory is taken to cost, so that it is kept even.
+    """
+
+    def __init__(self, assignment: Assignment, power: int, ms_per_byte: float = 0.0):
+        self.assignment, self.power = assignment, power
+        self.set_price(ms_per_byte)
+
+    def set_price(self, ms_per_byte: float) -> None:
+        """Of memory from now on."""
+        objective, self.ms_per_byte = self.assignment.instance.objective, ms_per_byte
+        unit_bytes = objective.unit_bytes(self.assignment.loads)
+        prices = objective.prices + ms_per_byte * unit_bytes
+        kinds = [LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS]
+        kinds += [LEVEL_ROWS] * bool(ms_per_byte)
+        self._prices, self._node_prices = prices[kinds], prices[LEVEL_NODE]
+
+    def smooth_cost(self) -> float:
+        """Of the tables that are in."""
+        loads, objective = self.assignment.loads, self.assignment.instance.objective
+        used = np.flatnonzero(loads.tables)
+        means = _norm(self._kinds(loads.own[:, used])[:-1], self.power)
+        return float(
+            (self._prices[:, used] * means).sum()
+            + _norm(loads.update_ms, self.power)
+            + self._node_prices[used] @ _norm(loads.node_sums[used], self.power)
+            + objective.fixed_ms[used].sum()
+            + loads.everywhere_ms
+            + self.ms_per_byte * loads.everywhere_bytes
+        )
+
+    def best(self, menu: Menu) -> tuple[float, int, np.ndarray]:
+        """``(growth of the smooth cost, candidate, owners)`` of the candidate of a menu
+        that adds least."""
+        loads, power = self.assignment.loads, self.power
+        s = menu.storage
+        own = loads.own[:, s]
+        own[UPDATE_MS] = loads.update_ms
+        before = self._kinds(own)
+        with_largest = self._kinds(own + menu.largest[:, :, None])
+        scale = np.maximum(with_largest.max(axis=2, keepdims=True), LEAST_LOAD)
+        before_powers = _power(before / scale, power)
+        rises = _power(with_largest / scale, power) - before_powers
+        prices = np.concatenate([self._prices[:, s], np.ones((1, len(s)))])
+        prices = prices * scale[:, :, 0]
+        scores = np.einsum("kc,kcd->cd", prices, rises)
+        devices = np.argsort(scores, axis=1, kind="stable")
+        costs = self._everywhere(menu)
+        if len(menu.staged):
+            self._choose_nodes(menu, scores, costs, devices)
+        each = np.arange(len(s))[:, None]
+        after = self._kinds(own[:, each, devices] + menu.loads) / scale
+        growth = _root(_power(after, power), power) - _root(before_powers, power)
+        costs += (prices * growth).sum(axis=0)
+        best = int(np.argmin(costs))
+        owners = devices[best][menu.positions[best]]
+        if not self.assignment.instance.candidates.shards(int(menu.chosen[best])):
+            owners = owners[:0]
+        return float(costs[best]), int(menu.chosen[best]), owners
+
+    def _choose_nodes(
+        self, menu: Menu, scores: np.ndarray, costs: np.ndarray, devices: np.ndarray
+    ) -> None:
+        """Of candidates that are added up inside nodes: adds the cost of sums of nodes
+        to ``costs``, and orders ``devices`` node by node."""
+        staged, power = menu.staged, self.power
+        s = menu.storage[staged]
+        held = self.assignment.loads.node_sums[s]
+        largest = menu.node_sums.max(axis=1, keepdims=True)
+        scale = np.maximum((held + largest).max(axis=1, keepdims=True), LEAST_LOAD)
+        before = _power(held / scale, power)
+        prices = self._node_prices[s] * scale[:, 0]
+        of_nodes = scores[staged].reshape(len(s), held.shape[1], -1)
+        inside = np.argsort(of_nodes, axis=2, kind="stable")
+        best = np.take_along_axis(of_nodes, inside, axis=2)
+        node_scores = np.einsum("cng,cg->cn", best, menu.in_node)
+        node_scores += prices[:, None] * (
+            _power((held + largest) / scale, power) - before
+        )
+        nodes = np.argsort(node_scores, axis=1, kind="stable")
+        each = np.arange(len(s))[:, None]
+        after = _power((held[each, nodes] + menu.node_sums) / scale, power)
+        costs[staged] += prices * (_root(after, power) - _root(before, power))
+        gpus = of_nodes.shape[2]
+        by_node = inside[each, nodes] + nodes[:, :, None] * gpus
+        devices[staged] = by_node.reshape(len(s), -1)
+
+    def _everywhere(self, menu: Menu) -> np.ndarray:
+        """``[candidates]`` what they cost wherever their shards lie."""
+        instance, loads = self.assignment.instance, self.assignment.loads
+        each = instance.candidates
+        opened = loads.tables[menu.storage] == 0
+        return (
+            each.everywhere_ms[menu.chosen]
+            + instance.objective.fixed_ms[menu.storage] * opened
+            + self.ms_per_byte * each.everywhere_bytes[menu.chosen]
+        )
+
+    def _kinds(self, own: np.ndarray) -> np.ndarray:
+        """``[kinds, ...]`` what is priced of ``[7, ...]`` loads: partial sums, places
+        for ids, ms of lookup and gradients, rows if memory has a price, and last the
+        update."""
+        kinds = np.empty((6 if self.ms_per_byte else 5, *own.shape[1:]))
+        objective = self.assignment.instance.objective
+        kinds[0] = own[SUMS]
+        kinds[1] = objective.capacities(own[CERTAIN], own[EXPECTED])
+        kinds[2], kinds[3] = own[LOOKUP_MS], own[GRADIENTS_MS]
+        if self.ms_per_byte:
+            kinds[4] = own[ROWS]
+        kinds[-1] = own[UPDATE_MS]
+        return kinds
+
+
+def _power(values: np.ndarray, power: int) -> np.ndarray:
+    """``values ** power``, by squares."""
+    powers = values.copy()
+    while power > 1:
+        np.square(powers, out=powers)
+        power //= 2
+    return powers
+
+
+def _root(powers: np.ndarray, power: int) -> np.ndarray:
+    """The root of the mean of powers over the last axis."""
+    return (np.add.reduce(powers, axis=-1) / powers.shape[-1]) ** (1 / power)
+
+
+def _norm(loads: np.ndarray, power: int) -> np.ndarray:
+    """The mean over the last axis of which a high power weighs large loads more."""
+    scale = np.maximum(loads.max(axis=-1), LEAST_LOAD)
+    return scale * _root(_power(loads / scale[..., None], power), power)
+
+
+def _on_few_nodes(rows: int, columns: int, gpus: int, nodes: int) -> np.ndarray:
+    """``[rows, columns]`` positions of shards, each column on as few nodes as go, the
+    columns on one node after the other."""
+    of_column = min(-(-rows // gpus), nodes)
+    row, column = np.arange(rows)[:, None], np.arange(columns)
+    begun, node = np.divmod(column * of_column + row % of_column, nodes)
+    return node * gpus + (begun * min(rows, gpus) + row // of_column) % gpus

@@ -1,0 +1,187 @@
+"""Local search: moves of whole tables, while they lower the smooth cost.
+
+A *move* takes a table out and inserts it anew, in the candidate and on the owners that
+add least. Passes over all tables go on with ever higher powers of the smooth cost: low
+ones see what all loads add up to, high ones the fullest devices. The best assignment on
+the way is kept, by the true cost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.search.assignment import Assignment
+from embark_jax.planner.search.insertion import Insertion, Menu
+from embark_jax.planner.search.instance import Instance
+from embark_jax.planner.search.relaxation import Solution
+
+POWERS = (4, 8, 16, 32, 64, 128, 256)
+"""Of smooth costs, one after the other; the last is within 128 ** (1 / 256) = 2 % of
+the maximum on 128 devices."""
+FIRST_POWER = 8
+"""Of the smooth cost by which tables are inserted at first."""
+CLOSING_POWERS = (64,)
+"""The same after all tables of a storage have moved."""
+PASSES = 2
+"""Over all tables, with each power."""
+FAILURES = 2
+"""Of alike tables in a pass, after which the others are not tried."""
+MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
+"""Of a table that are tried: those that the relaxation likes best; fewer in a model of
+more unlike tables than ``MANY``."""
+MANY = 64
+LEAST_GAIN = 1e-5
+"""Share of the cost that a move must save."""
+DEARER, CHEAPER = 2.0, 0.5
+"""Times the price of memory, after a pass that ends above its limit, or below."""
+
+
+class LocalSearch:
+    """The moves of one instance.
+
+    Attributes:
+      instance: what is planned.
+      menus: ``[groups]`` candidates that tables choose among.
+      movable: ``[tables]`` whether the planner chooses their owners.
+    """
+
+    def __init__(self, instance: Instance, relaxed: Solution):
+        """
+        Args:
+          instance: what is planned.
+          relaxed: says which candidates are promising: those taken, and those beside
+            which the bound rises least.
+        """
+        self.instance = instance
+        free = np.array([owners is None for owners in instance.owners])
+        self.movable = free[instance.group]
+        each = instance.candidates
+        order = np.lexsort((-relaxed.tables, relaxed.above_ms, each.table))
+        first = np.searchsorted(each.table[order], np.arange(len(instance.counts)))
+        last = np.append(first[1:], len(order))
+        self.menus: list[Menu] = []
+        self.is_large = len(instance.counts) > MANY
+        most = FEW_CANDIDATES if self.is_large else MOST_CANDIDATES
+        for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+            mine = order[begin : min(begin + most, end)]
+            mine = mine[np.isfinite(relaxed.above_ms[mine])]
+            self.menus.append(Menu(instance, mine))
+
+    def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:
+        """Inserts all tables: those with forced owners first, then those whose row
+        shards share nodes, then the largest.
+
+        Args:
+          chosen: ``[tables]`` the candidate of each.
+          ms_per_byte: what memory is taken to cost.
+        """
+        instance, each = self.instance, self.instance.candidates
+        assignment = Assignment(instance, chosen)
+        insertion = Insertion(assignment, FIRST_POWER, ms_per_byte)
+        menus = {c: Menu(instance, np.array([c])) for c in np.unique(chosen).tolist()}
+        forced = instance.owners
+        for table in np.flatnonzero(~self.movable).tolist():
+            owners = forced[instance.group[table]]
+            assignment.put(table, int(chosen[table]), np.asarray(owners))
+        together = np.where(each.hierarchical, each.row_shards, 0)
+        size = {c: insertion.best(menu)[0] for c, menu in menus.items()}
+        sizes = np.array([size[c] for c in chosen.tolist()])
+        order = np.lexsort((np.arange(len(chosen)), -sizes, -together[chosen]))
+        for table in order[self.movable[order]].tolist():
+            _, candidate, owners = insertion.best(menus[int(chosen[table])])
+            assignment.put(table, candidate, owners)
+        return assignment
+
+    def improve(
+        self,
+        assignment: Assignment,
+        dice: np.random.Generator,
+        limit_bytes: float = np.inf,
+        ms_per_byte: float = 0.0,
+        powers: Sequence[int] = POWERS,
+    ) -> Assignment:
+        """The best assignment on the way of all passes; memory gets dearer while it
+        does not suffice.
+
+        Args:
+          assignment: where to begin; changed.
+          dice: for the order of tables.
+          limit_bytes: of memory on a device.
+          ms_per_byte: what memory is taken to cost at first.
+          powers: of the smooth costs.
+        """
+        best, best_rank = assignment.copy(), assignment.rank(limit_bytes)
+        for power in powers:
+            insertion = Insertion(assignment, power, ms_per_byte)
+            for _ in range(PASSES):
+                moved = self._pass(insertion, dice)
+                if (now := assignment.rank(limit_bytes)) < best_rank:
+                    best, best_rank = assignment.copy(), now
+                ms_per_byte *= DEARER if now.excess_bytes else CHEAPER
+                insertion.set_price(ms_per_byte)
+                if not moved:
+                    break
+        return best
+
+    def close_storages(
+        self,
+        assignment: Assignment,
+        dice: np.random.Generator,
+        limit_bytes: float = np.inf,
+        ms_per_byte: float = 0.0,
+    ) -> Assignment:
+        """Moves all tables of one storage to others, storage by storage, where that
+        makes a better assignment: none would go alone while the others stay."""
+        best, best_rank = assignment, assignment.rank(limit_bytes)
+        if self.is_large:  # takes longer than it gains
+            return best
+        for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
+            tables = np.flatnonzero(
+                self.instance.candidates.storage[best.candidate] == s
+            )
+            if not len(tables) or not self.movable[tables].all():
+                continue
+            others = {
+                g: self.menus[g].only(np.flatnonzero(self.menus[g].storage != s))
+                for g in np.unique(self.instance.group[tables]).tolist()
+            }
+            if not all(len(menu.chosen) for menu in others.values()):
+                continue
+            trial = best.copy()
+            insertion = Insertion(trial, CLOSING_POWERS[0], ms_per_byte)
+            for table in tables.tolist():
+                trial.take(table)
+            for table in tables.tolist():
+                menu = others[int(self.instance.group[table])]
+                trial.put(table, *insertion.best(menu)[1:])
+            trial = self.improve(trial, dice, limit_bytes, ms_per_byte, CLOSING_POWERS)
+            if (now := trial.rank(limit_bytes)) < best_rank:
+                best, best_rank = trial, now
+        return best
+
+    def _pass(self, insertion: Insertion, dice: np.random.Generator) -> bool:
+        """Tries to move every table; whether any moved."""
+        assignment, moved = insertion.assignment, False
+        failures: Counter[tuple[int, int]] = Counter()
+        cost = insertion.smooth_cost()
+        for table in dice.permutation(np.flatnonzero(self.movable)).tolist():
+            candidate, owners = (
+                int(assignment.candidate[table]),
+                assignment.owners[table],
+            )
+            group = int(self.instance.group[table])
+            if failures[group, candidate] >= FAILURES:
+                continue
+            assignment.take(table)
+            growth, other, devices = insertion.best(self.menus[group])
+            after = insertion.smooth_cost() + growth
+            if after < (1 - LEAST_GAIN) * cost:
+                candidate, owners = other, devices
+                cost, moved = after, True
+            else:
+                failures[group, candidate] += 1
+            assignment.put(table, candidate, owners)
+        return moved

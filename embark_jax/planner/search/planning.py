@@ -1,0 +1,180 @@
+"""Makes a plan of a request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from embark_jax import fleet as fleets
+from embark_jax.fleet import Fleet
+from embark_jax.planner.cost.breakdown import break_down
+from embark_jax.planner.cost.model import (
+    CostModel,
+    EmbarkModel,
+    ProgramModel,
+)
+from embark_jax.planner.cost.predict import capacities, predict
+from embark_jax.planner.layout.plan import Plan
+from embark_jax.planner.layout.storage import Exchange, StorageKind
+from embark_jax.planner.request.forced import ForcedPlacement
+from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
+from embark_jax.planner.request.wire import FLOAT32, Wire
+from embark_jax.planner.request.workload import Workload
+from embark_jax.planner.search.certify import certify
+from embark_jax.planner.search.instance import (
+    MIN_WIDTH,
+    forced_problems,
+    make_instance,
+)
+from embark_jax.planner.search.reasons import reasons
+from embark_jax.planner.search.solve import Found, solve
+from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
+
+
+def plan(
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    fleet: Fleet | str,
+    batch: int,
+    *,
+    forced: Mapping[str, ForcedPlacement] | None = None,
+    zipf_exponent: float = 0.0,
+    capacity_slack: float = 1.25,
+    optimizer: str = "rowwise_adagrad",
+    cost_model: str | CostModel = "program",
+    statistics: Statistics = NO_STATISTICS,
+    wire: Wire = FLOAT32,
+    certify_s: float = 0.0,
+) -> Plan:
+    """Places every table on the fleet.
+
+    Args:
+      tables, features: the model.
+      fleet: the machines, or a fleet's name or YAML file: one machine of it.
+      batch: global batch size, samples a step.
+      forced: by table name, what is not the planner's to choose.
+      zipf_exponent: skew of ids within their table; 0 is uniform.
+      capacity_slack: exchange buffers hold this multiple of the expectation.
+      optimizer: of the embedding rows; its state takes memory beside them.
+      cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
+        published formula; or a model of your own.
+      statistics: of a sample of the data; ``zipf_exponent`` is then for the tables that
+        are not in it.
+      wire: the formats in which rows and gradients travel.
+      certify_s: for so many seconds a solver raises the bound and improves the plan.
+
+    Raises:
+      ValueError: if the model is inconsistent, a forced placement impossible, the
+        statistics are of another model, or the tables do not fit the fleet.
+    """
+    if isinstance(fleet, str):
+        fleet = fleets.load(fleet)
+    workload = Workload(
+        fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics, wire
+    )
+    return plan_for(
+        workload,
+        tables,
+        features,
+        forced=forced,
+        cost_model=cost_model,
+        certify_s=certify_s,
+    )
+
+
+def plan_for(
+    workload: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    *,
+    forced: Mapping[str, ForcedPlacement] | None = None,
+    cost_model: str | CostModel = "program",
+    certify_s: float = 0.0,
+) -> Plan:
+    """As ``plan``, for all that a workload knows: of the dense layers, too."""
+    check_model(tables, features)
+    forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
+    _check_request(tables, forced, fleet, batch)
+    if problems := workload.statistics.problems(tables, features):
+        raise ValueError("; ".join(problems))
+    models: dict[str, CostModel] = {
+        "program": ProgramModel(workload),
+        "embark": EmbarkModel(workload),
+    }
+    if isinstance(cost_model, str):
+        if cost_model not in models:
+            known = list(models)
+            raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
+        cost_model = models[cost_model]
+    exchanges = exchanges_of(fleet, cost_model)
+    instance = make_instance(tables, features, forced, workload, cost_model, exchanges)
+    found = solve(instance, exchanges)
+    if certify_s:
+        found = certify(instance, found, certify_s)
+    return _as_plan(found, features)
+
+
+def _as_plan(found: Found, features: Sequence[FeatureSpec]) -> Plan:
+    assignment, instance = found.assignment, found.assignment.instance
+    workload, model = instance.workload, instance.model
+    step_ms = assignment.step_ms()
+    if found.bound_ms > step_ms:
+        raise RuntimeError(
+            f"the bound of {found.bound_ms} ms is above the plan's {step_ms} ms: "
+            "one of them is wrong; please report this request"
+        )
+    placements = assignment.placements(reasons(assignment))
+    return Plan(
+        features=tuple(features),
+        placements=placements,
+        nodes=workload.fleet.nodes,
+        gpus_per_node=workload.fleet.gpus_per_node,
+        batch_size=workload.batch_size,
+        capacities=capacities(placements, features, workload),
+        prediction=dataclasses.replace(
+            predict(placements, features, workload, model),
+            lower_bound_ms=float(found.bound_ms),
+            breakdown=break_down(placements, features, workload, model)
+            if isinstance(model, ProgramModel)
+            else None,
+        ),
+    )
+
+
+def exchanges_of(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
+    """Those of RB that differ, and have another price."""
+    flat = StorageKind("rb", MIN_WIDTH)
+    staged = flat._replace(hierarchical=True)
+    alike = model.storage_price(flat) == model.storage_price(staged)
+    if alike or fleet.nodes == 1 or fleet.gpus_per_node == 1:
+        return ("flat",)
+    return ("flat", "hierarchical")
+
+
+def _check_request(
+    tables: Sequence[TableSpec],
+    forced: Mapping[str, ForcedPlacement],
+    fleet: Fleet,
+    batch: int,
+) -> None:
+    unknown = sorted(set(forced) - {table.name for table in tables})
+    if unknown:
+        raise ValueError(f"placements are forced for unknown tables {unknown}")
+    for name, force in forced.items():
+        if not isinstance(force, ForcedPlacement):
+            raise ValueError(
+                f"table {name!r}: {force!r} is forced, must be such as "
+                "ForcedPlacement(cluster='rb')"
+            )
+    problems = [
+        problem
+        for table in tables
+        if table.name in forced
+        for problem in forced_problems(table, forced[table.name], fleet.devices)
+    ]
+    if whole("batch size", batch) % fleet.devices:
+        problems.append(
+            f"batch size {batch} must be a multiple of the {fleet.devices} devices"
+        )
+    if problems:
+        raise ValueError("; ".join(problems))

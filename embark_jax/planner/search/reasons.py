@@ -1,0 +1,73 @@
+"""Why each table is placed as it is, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embark_jax.fleet import Fleet
+from embark_jax.planner.cost import candidates as kinds
+from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
+from embark_jax.planner.search.assignment import Assignment
+from embark_jax.planner.search.spread import alone_ms
+
+NOTABLE = 1.1
+"""A ratio from which on it is worth saying."""
+
+
+def reasons(assignment: Assignment) -> list[str]:
+    """For each table how it is split, and what the other clusters would cost it by
+    itself, with all devices evenly loaded."""
+    instance, each = assignment.instance, assignment.instance.candidates
+    fleet, ms = instance.workload.fleet, alone_ms(instance)
+    dearer: list[dict[str, int]] = [{} for _ in instance.counts]
+    for c in np.argsort(ms, kind="stable").tolist():
+        dearer[each.table[c]].setdefault(CLUSTERS[each.cluster[c]], c)
+    found = []
+    for table, chosen in enumerate(assignment.candidate.tolist()):
+        group = instance.group[table]
+        how = split(each, chosen, assignment.owners[table], fleet)
+        if fleet.devices == 1:
+            found.append("one device: nothing to exchange")
+        elif instance.forced[group].cluster is not None:
+            found.append(f"forced, {how}")
+        else:
+            others = [
+                f"{cluster.upper()} {times(float(ms[other] / ms[chosen]))}"
+                for cluster, other in sorted(dearer[group].items())
+                if cluster != CLUSTERS[each.cluster[chosen]]
+                and ms[other] > NOTABLE * ms[chosen] > 0
+            ]
+            slower = "; alone it would take longer in " * bool(others)
+            found.append(how + slower + ", ".join(others))
+    return found
+
+
+def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:
+    """Such as "row-wise inside a node"."""
+    if not len(owners):
+        return "replicated"
+    if len(owners) == 1:
+        return "whole on one device"
+    rows, columns = int(each.row_shards[chosen]), int(each.column_shards[chosen])
+    ways = [way for way, n in (("row", rows), ("column", columns)) if n > 1]
+    devices = len(set(owners.tolist()))
+    nodes = len(set((owners // fleet.gpus_per_node).tolist()))
+    where = f"over {devices} devices" if devices > 1 else "on one device"
+    if fleet.nodes > 1 and devices > 1:
+        where = f"{where} of {nodes} nodes" if nodes > 1 else "inside a node"
+    how = ""
+    if CLUSTERS[each.cluster[chosen]] == "rb":
+        if EXCHANGES[each.exchange[chosen]] == "hierarchical":
+            how = ", added up inside each" if nodes > 1 else ", added up there"
+        ids = each.shard_loads(chosen)[[kinds.CERTAIN, kinds.EXPECTED]].sum(axis=0)
+        hottest = ids.max() / ids.mean()
+        if hottest >= NOTABLE:
+            how += f", the hottest {times(hottest)} the mean"
+    return f"{'- and '.join(ways)}-wise {where}{how}"
+
+
+def times(ratio: float) -> str:
+    """Such as "1.4×", "29×", "1,200×"."""
+    if ratio >= 1000:
+        ratio = round(ratio, -2)
+    return f"{ratio:,.0f}×" if ratio >= 10 else f"{ratio:.2g}×"

@@ -1,0 +1,190 @@
+"""Swaps: single shards change devices, so that the fullest have less.
+
+Local search moves whole tables. What is then left is a shard here and there that would
+lie better where another is: two shards of one storage change devices, or one goes to
+another device, always the best such pair, until none helps. Shards that add the same
+are one *class*: it does not matter which of them is taken. Shards that are added up
+inside their node stay in it, so that partial sums of nodes stay as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embark_jax.planner.cost.candidates import (
+    CERTAIN,
+    EXPECTED,
+    GRADIENTS_MS,
+    LOOKUP_MS,
+    ROWS,
+    SUMS,
+    UPDATE_MS,
+)
+from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_ROWS, LEVEL_SUMS
+from embark_jax.planner.search.assignment import Assignment
+
+EVENNESS = 1e-3
+"""Weight of a load that raises no level, against one that does."""
+DEARER, MOST_PRICES = 4.0, 6
+"""Times the price of memory, again and again, while it does not suffice."""
+MOST_PAIRS = 200_000
+"""Of shards of a storage that are looked at: a count, not a time, so that plans
+repeat."""
+
+
+def swap_shards(
+    assignment: Assignment,
+    movable: np.ndarray,
+    limit_bytes: float,
+    ms_per_byte: float = 0.0,
+) -> Assignment:
+    """The assignment after swaps, or as it was if it is not better.
+
+    Args:
+      assignment: of all tables; not changed.
+      movable: ``[tables]`` whether the planner chooses their owners.
+      limit_bytes: of memory on a device.
+      ms_per_byte: what memory is taken to cost; more while it does not suffice.
+    """
+    if assignment.instance.workload.devices == 1:
+        return assignment
+    best, found = assignment, assignment.copy()
+    for _ in range(MOST_PRICES):
+        for s in np.flatnonzero(found.loads.tables):
+            _Swaps(found, int(s), movable, ms_per_byte).run()
+            found = found.copy()
+        if found.rank(limit_bytes) < best.rank(limit_bytes):
+            best = found
+        if not found.rank(limit_bytes).excess_bytes:
+            break
+        ms_per_byte *= DEARER
+    return best
+
+
+class _Swaps:
+    """Swaps of the shards of one storage.
+
+    Attributes:
+      tables: whose shards they are, ``shard_table`` and ``shard_index`` say which.
+      load: ``[7, classes]``; the last class is nothing, of which all devices have some,
+        since to swap a shard with nothing is to move it.
+      held: ``[classes][devices]`` lists of shards.
+    """
+
+    def __init__(
+        self, assignment: Assignment, s: int, movable: np.ndarray, ms_per_byte: float
+    ):
+        instance = assignment.instance
+        each, objective = instance.candidates, instance.objective
+        self.assignment, self.s, self.objective = assignment, s, objective
+        lying = (each.storage[assignment.candidate] == s) & movable
+        shards = [
+            (table, index)
+            for table in np.flatnonzero(lying).tolist()
+            for index in range(len(assignment.owners[table]))
+        ]
+        self.shards = shards
+        own = assignment.loads.own
+        self.devices = devices = own.shape[2]
+        staged = objective.storages[s].hierarchical
+        self.node = np.arange(devices) // (
+            instance.workload.fleet.gpus_per_node if staged else devices
+        )
+        unit_bytes = objective.unit_bytes(assignment.loads)
+        prices = (objective.prices + ms_per_byte * unit_bytes)[:, s]
+        each_ms = prices[LEVEL_SUMS], prices[LEVEL_IDS], 1.0, 1.0, prices[LEVEL_ROWS]
+        self.price = np.array([*each_ms, 1.0])
+        loads = [
+            each.shard_loads(int(assignment.candidate[table]))[
+                :, index // int(each.column_shards[assignment.candidate[table]])
+            ]
+            for table, index in shards
+        ]
+        classes, of_class = np.unique(
+            np.array(loads).reshape(-1, 7), axis=0, return_inverse=True
+        )
+        self.load = np.append(classes, np.zeros((1, 7)), axis=0).T
+        self.held: list[list[list[int]]] = [
+            [[] for _ in range(devices)] for _ in classes
+        ]
+        for shard, (table, index) in enumerate(shards):
+            owner = int(assignment.owners[table][index])
+            self.held[int(of_class.reshape(-1)[shard])][owner].append(shard)
+        self.count = np.array([[len(h) for h in each] for each in self.held])
+        self.count = np.append(
+            self.count.reshape(-1, devices), np.ones((1, devices), int), axis=0
+        )
+        self.own = own[:, s].copy()
+        self.own[UPDATE_MS] = assignment.loads.update_ms
+
+    def run(self) -> None:
+        """Swaps while it helps, then puts the tables where their shards went."""
+        left = MOST_PAIRS
+        while left > 0 and self.shards:
+            classes, devices = np.nonzero(self.count)
+            tried, found = self._best(classes, devices)
+            left -= tried
+            if found is None:
+                break
+            mine, here, other, there = found
+            moved = self.load[:, mine] - self.load[:, other]
+            self.own[:, here] -= moved
+            self.own[:, there] += moved
+            self._move(mine, here, there)
+            self._move(other, there, here)
+        owners = {
+            table: self.assignment.owners[table].copy() for table, _ in self.shards
+        }
+        for of_class in self.held:
+            for device, shards in enumerate(of_class):
+                for shard in shards:
+                    table, index = self.shards[shard]
+                    owners[table][index] = device
+        for table, found in owners.items():
+            self.assignment.owners[table] = found
+
+    def _move(self, mine: int, here: int, there: int) -> None:
+        if mine < len(self.held):
+            self.held[mine][there].append(self.held[mine][here].pop())
+            self.count[mine, here] -= 1
+            self.count[mine, there] += 1
+
+    def _best(
+        self, classes: np.ndarray, devices: np.ndarray
+    ) -> tuple[int, tuple[int, int, int, int] | None]:
+        """Pairs that were looked at, and ``(class, device, class, device)`` of the swap
+        with a device that is fullest in something that saves most, if any saves."""
+        costs = self._costs(self.own)
+        least, found, tried = -1e-7 * costs.max(axis=1).sum(), None, 0
+        for here in np.unique(costs.argmax(axis=1)).tolist():
+            others = costs.copy()
+            others[:, here] = -np.inf
+            order = np.argsort(others, axis=1)[:, -2:]
+            second, first = np.take_along_axis(others, order, axis=1).T
+            rest = np.where(devices == order[:, 1:], second[:, None], first[:, None])
+            allowed = (devices != here) & (self.node[devices] == self.node[here])
+            for mine in np.flatnonzero(self.count[:-1, here]).tolist():
+                tried += len(classes)
+                moved = self.load[:, [mine]] - self.load[:, classes]
+                after_here = self._costs(self.own[:, [here]] - moved)
+                after_there = self._costs(self.own[:, devices] + moved)
+                level = np.maximum(np.maximum(after_here, after_there), rest)
+                change = (level - costs.max(axis=1)[:, None]).sum(axis=0)
+                before = costs[:, [here]] ** 2 + costs[:, devices] ** 2
+                squares = after_here**2 + after_there**2 - before
+                scale = np.maximum(costs.max(axis=1), 1e-30)[:, None]
+                change += EVENNESS * (squares / scale).sum(axis=0)
+                change[~allowed] = np.inf
+                best = int(np.argmin(change))
+                if change[best] < least:
+                    least = change[best]
+                    found = mine, here, int(classes[best]), int(devices[best])
+        return tried, found
+
+    def _costs(self, own: np.ndarray) -> np.ndarray:
+        """``[6, ...]`` ms that each level would have, of ``[7, ...]`` loads."""
+        objective = self.objective
+        ids = objective.capacities(own[CERTAIN], own[EXPECTED])
+        each = [own[SUMS], ids, own[LOOKUP_MS], own[GRADIENTS_MS], own[ROWS]]
+        each.append(own[UPDATE_MS])
+        return self.price.reshape(-1, *[1] * (own.ndim - 1)) * np.stack(each)

@@ -1,0 +1,158 @@
+"""Plans of this planner beside those of another checkout of it; see README.md.
+
+    python experiments/planners/before_after.py --before CHECKOUT [--certify 60]
+
+The other planner makes its plans in a process of its own, in the same run; all plans
+are priced by this one's cost model, rows in turn. Writes results/before_after.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import generated
+
+from embark_jax.fleet import dgx_h100
+from embark_jax.planner import (
+    Placement,
+    ProgramModel,
+    Workload,
+    plan_for,
+    predict,
+    read_table_list,
+)
+
+MODELS = Path(__file__).parents[2] / "configs" / "models"
+RESULTS = Path(__file__).parent / "results" / "before_after.json"
+SKEWS = (0.0, 0.6, 1.3)
+BEFORE = """
+import json, sys, time
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/kernels", sys.argv[2]]
+import before_after
+from embark_jax import planner
+before = time.process_time()
+tables, features, workload = before_after.request(json.loads(sys.argv[3]))
+made = planner.plan(
+    tables, features, workload.fleet, workload.batch_size,
+    zipf_exponent=workload.zipf_exponent, optimizer=workload.optimizer,
+)
+print(json.dumps({
+    "cpu_s": time.process_time() - before,
+    "own_step_ms": made.prediction.step_ms,
+    "own_bound_ms": made.prediction.lower_bound_ms,
+    "placements": [
+        [p.cluster, p.row_shards, p.column_shards, p.devices, p.exchange]
+        for p in made.placements
+    ],
+}))
+"""
+
+
+def cases() -> list[dict[str, Any]]:
+    """The 26 cases of ``run.py``, other skews, and generated models."""
+    lists = sorted(path.stem for path in MODELS.glob("*.yaml"))
+    skewed = ("dlrm_dcnv2", "t180", "t200", "t510")
+    return [
+        *({"model": name, "nodes": n} for name in lists for n in (1, 8, 16)),
+        *(
+            {"model": name, "nodes": n, "zipf_exponent": skew}
+            for name in skewed
+            for skew in SKEWS
+            for n in (2, 8, 16)
+        ),
+        *(
+            {"tables": tables, "nodes": n, "seed": seed}
+            for tables in (40, 300, 1000)
+            for n in (2, 8, 16)
+            for seed in range(2)
+        ),
+        {"tables": 2000, "nodes": 12, "seed": 0},
+    ]
+
+
+def request(case: dict[str, Any]) -> tuple[list, list, Workload]:
+    """Tables, features and workload of a case."""
+    fleet = dgx_h100(case["nodes"])
+    if "tables" in case:
+        tables, features = generated.model(case["tables"], fleet, case["seed"])
+        batch = 65_536 // fleet.devices * fleet.devices
+        return tables, features, Workload(fleet, batch, 1.1)
+    listed = read_table_list((MODELS / f"{case['model']}.yaml").read_text())
+    skew = case.get("zipf_exponent", listed.zipf_exponent or 0.0)
+    optimizer = listed.optimizer or "rowwise_adagrad"
+    workload = Workload(fleet, listed.batch or 65_536, skew, optimizer=optimizer)
+    return *listed.specs(), workload
+
+
+def compare(case: dict[str, Any], given: argparse.Namespace) -> dict[str, Any] | None:
+    """Steps, bounds and CPU seconds; None where the tables do not fit."""
+    tables, features, workload = request(case)
+    model, begun = ProgramModel(workload), time.process_time()
+    try:
+        made = plan_for(workload, tables, features)
+    except ValueError:
+        return None
+    result = {
+        **case,
+        "step_ms": made.prediction.step_ms,
+        "bound_ms": made.prediction.lower_bound_ms,
+        "cpu_s": time.process_time() - begun,
+    }
+    if given.certify:
+        proven = plan_for(workload, tables, features, certify_s=given.certify)
+        result["certified_step_ms"] = proven.prediction.step_ms
+        result["certified_bound_ms"] = proven.prediction.lower_bound_ms
+    if given.before is not None:
+        here = str(Path(__file__).parent)
+        command = [sys.executable, "-c", BEFORE, str(given.before), here]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        try:
+            found = subprocess.run(
+                [*command, json.dumps(case)],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=given.limit_s,
+                env=environment,
+            )
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            return result | {"before": type(error).__name__}
+        before = json.loads(found.stdout)
+        placements = [
+            Placement(table, cluster, rows, columns, tuple(devices), exchange)
+            for table, (cluster, rows, columns, devices, exchange) in zip(
+                tables, before.pop("placements"), strict=True
+            )
+        ]
+        priced = predict(placements, features, workload, model)
+        before["step_ms"] = priced.step_ms
+        before["fits"] = priced.device_bytes[0] <= 0.9 * 80e9
+        result["before"] = before
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compares with another checkout.")
+    parser.add_argument("--before", type=Path, help="a checkout of another version")
+    parser.add_argument("--limit-s", type=float, default=120.0)
+    parser.add_argument("--certify", type=float, default=0.0)
+    parser.add_argument("--only", default="", help="part of a case's description")
+    given = parser.parse_args()
+    results = []
+    for case in cases():
+        result = compare(case, given) if given.only in json.dumps(case) else None
+        if result is not None:
+            results.append(result)
+            print(json.dumps(result), flush=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The objective, one shard at a time: the oracle of ``planner/cost/objective.py``."""
+
+import math
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from embark_jax.planner.cost.shapes import Shapes
+
+
+def step_ms(placements, features, workload, model):
+    """What a step takes at most: every phase until its fullest device is done."""
+    everywhere_ms, storages = 0.0, set()
+    # By storage: sums and ids of each device; by storage and phase: ms of each device.
+    sums, certain, expected = (defaultdict(Counter) for _ in range(3))
+    phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
+    for placed in placements:
+        shape = Shapes.of_placement(placed, features, workload)
+        (storage,) = shape.storages
+        storages.add(storage)
+        everywhere_ms += float(model.everywhere_ms(shape)[0])
+        if placed.cluster == "dp":
+            continue
+        bags = int(shape.bags[0]) if placed.cluster == "rb" else 0
+        owner_ms = model.owner_ms(shape)
+        for index, device in enumerate(placed.devices):
+            j = index // placed.column_shards
+            sums[storage][device] += bags
+            certain[storage][device] += shape.sent_ids[0][j]
+            expected[storage][device] += shape.sent_ids[1][j]
+            phases[storage, "lookup"][device] += owner_ms[0, j]
+            phases[storage, "gradients"][device] += owner_ms[1, j]
+            update[device] += owner_ms[2, j]
+        if storage.hierarchical:
+            gpus, columns = workload.fleet.gpus_per_node, placed.column_shards
+            held = {(d // gpus, i % columns) for i, d in enumerate(placed.devices)}
+            nodes[storage].update(
+                {n: bags * c for n, c in Counter(n for n, _ in held).items()}
+            )
+    total_ms = everywhere_ms + max(update.values(), default=0.0)
+    for storage in storages:
+        price = model.storage_price(storage)
+        slack = workload.capacity_slack
+        capacity = max(
+            (
+                math.ceil(certain[storage][d] + max(slack * e, e + 6 * math.sqrt(e)))
+                for d, e in expected[storage].items()
+            ),
+            default=0,
+        )
+        total_ms += price.fixed_ms + price.id_ms * capacity
+        total_ms += price.sum_ms * max(sums[storage].values(), default=0)
+        total_ms += price.node_sum_ms * max(nodes[storage].values(), default=0)
+        for phase in ("lookup", "gradients"):
+            total_ms += max(phases[storage, phase].values(), default=0.0)
+    return total_ms
+
+
+def random_problem(seed):
+    """Tables of all sizes in any placement: ``(placements, features, workload)``."""
+    from embark_jax import fleet
+    from embark_jax.planner import Placement, Wire, Workload
+    from embark_jax.tables import FeatureSpec, TableSpec
+
+    rng = np.random.default_rng(seed)
+    nodes, gpus = [(1, 1), (1, 4), (2, 2), (3, 1), (2, 4)][seed % 5]
+    machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
+    devices, placements, features = machines.devices, [], []
+    for i in range(rng.integers(1, 9)):
+        rows = int(10 ** rng.uniform(0, 7))
+        table = TableSpec(f"t{i}", rows, int(rng.choice([8, 16, 64])))
+        features.append(
+            FeatureSpec(
+                table.name,
+                hotness=int(10 ** rng.uniform(0, 2)),
+                pooling=str(rng.choice(["sum", "sum", "none"])),
+                weighted=bool(rng.random() < 0.3),
+            )
+        )
+        cluster = str(rng.choice(["dp", "rb", "ub"]))
+        if cluster == "dp":
+            placements.append(Placement(table, "dp"))
+            continue
+        split = int(rng.integers(1, min(rows, devices) + 1)), int(rng.choice([1, 2]))
+        owners = tuple(map(int, rng.integers(0, devices, split[0] * split[1])))
+        exchange = str(rng.choice(["flat", "hierarchical"]))
+        placements.append(Placement(table, cluster, *split, owners, exchange))
+    wire = Wire(*map(str, rng.choice(["float32", "float16"], 2)))
+    workload = Workload(
+        machines,
+        int(rng.choice([2, 64, 512])) * devices,
+        float(rng.choice([0.0, 0.6, 1.1, 1.3])),
+        optimizer=str(rng.choice(["sgd", "rowwise_adagrad", "adam"])),
+        wire=wire,
+    )
+    return placements, features, workload

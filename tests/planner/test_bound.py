@@ -1,0 +1,193 @@
+"""Bounds and plans of small requests against the best of all plans there are."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from embark_jax import fleet
+from embark_jax.planner import (
+    EmbarkModel,
+    ForcedPlacement,
+    ProgramModel,
+    Workload,
+    plan_for,
+    predict,
+)
+from embark_jax.planner.cost.objective import LEVELS
+from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.planning import exchanges_of
+from embark_jax.planner.search.relaxation import Relaxation
+from embark_jax.tables import FeatureSpec, TableSpec
+
+SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
+"""Nodes, GPUs a node, tables: so few that all plans can be tried."""
+MOST_ASSIGNMENTS = 300_000
+NEAR_MS = 1.02
+"""Times the best of all plans, up to which a plan is expected to be."""
+
+
+def request(seed):
+    """Tables of all sizes, with many ids or few, some of them forced, with any model,
+    skew, optimizer and memory."""
+    rng = np.random.default_rng(seed)
+    nodes, gpus, count = SIZES[seed % len(SIZES)]
+    machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
+    dims = [8, 16] if machines.devices < 4 else [4, 8]
+    alike = rng.random() < 0.3
+    tables, features, forced = [], [], {}
+    for i in range(count):
+        rows, dim = 4 * int(10 ** rng.uniform(0, 7)), int(rng.choice(dims))
+        hotness = int(10 ** rng.uniform(0, 2))
+        if alike and i:
+            rows, dim, hotness = tables[0].rows, tables[0].dim, features[0].hotness
+        tables.append(TableSpec(f"t{i}", rows, dim))
+        features.append(FeatureSpec(f"t{i}", hotness=hotness))
+        if rng.random() < 0.3:
+            cluster = str(rng.choice(["dp", "rb", "ub"]))
+            forced[f"t{i}"] = ForcedPlacement(cluster)
+    workload = Workload(
+        machines,
+        int(rng.choice([1, 128, 2048])) * machines.devices,
+        float(rng.choice([0.0, 0.6, 1.1, 1.3])),
+        capacity_slack=float(rng.choice([1.0, 1.25])),
+        optimizer=str(rng.choice(["sgd", "rowwise_adagrad"])),
+    )
+    if rng.random() < 0.3:  # as much memory as half of the tables' bytes a device
+        table_bytes = sum(4.2 * table.rows * table.dim for table in tables)
+        memory_bytes = 0.75 * table_bytes + 1e6 + 40 * workload.batch_size * 1e3
+        device = dataclasses.replace(machines.device, memory_bytes=memory_bytes)
+        machines = dataclasses.replace(machines, device=device)
+        workload = dataclasses.replace(workload, fleet=machines)
+    model = ProgramModel(workload)
+    if seed % 7 == 6:
+        model, forced = EmbarkModel(workload), {}
+    return tables, features, forced, workload, model
+
+
+def all_ms(instance, allowed):
+    """``[assignments]`` ms of all that fit, or None if they are too many."""
+    each, objective = instance.candidates, instance.objective
+    devices, storages = objective.devices, len(objective.storages)
+    nodes = instance.workload.fleet.nodes
+    node_of = np.arange(devices) // instance.workload.fleet.gpus_per_node
+    options = []
+    for group in instance.group:
+        found = []
+        for c in np.flatnonzero((each.table == group) & allowed):
+            shards = each.shard_loads(c)
+            columns = int(each.column_shards[c])
+            for owners in itertools.product(range(devices), repeat=each.shards(c)):
+                own = np.zeros((7, storages, devices))
+                of_node = np.zeros((storages, nodes))
+                used = np.arange(storages) == each.storage[c]
+                for index, owner in enumerate(owners):
+                    own[:, each.storage[c], owner] += shards[:, index // columns]
+                if each.hierarchical[c]:
+                    held = {(node_of[d], i % columns) for i, d in enumerate(owners)}
+                    for node, _ in held:
+                        of_node[each.storage[c], node] += shards[0].max()
+                alike = each.everywhere_ms[c], each.everywhere_bytes[c]
+                found.append(
+                    np.concatenate([own.ravel(), of_node.ravel(), used, alike])
+                )
+        options.append(np.array(found))
+    if np.prod([len(each) for each in options]) > MOST_ASSIGNMENTS:
+        return None
+    total = options[0][:1] * 0
+    for found in options:
+        total = (total[:, None] + found[None]).reshape(-1, found.shape[1])
+    own = total[:, : 7 * storages * devices].reshape(-1, 7, storages, devices)
+    rest = total[:, 7 * storages * devices :]
+    of_node = rest[:, : storages * nodes].reshape(-1, storages, nodes)
+    used = rest[:, storages * nodes : -2] > 0
+    expected = own[:, 2]
+    ids = np.ceil(
+        own[:, 1]
+        + np.maximum(objective.slack * expected, expected + 6 * np.sqrt(expected))
+    )
+    levels = np.stack([own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5]], axis=1).max(
+        axis=3
+    )
+    levels = np.concatenate([levels, of_node.max(axis=2)[:, None]], axis=1)
+    assert levels.shape[1] == len(LEVELS)
+    ms = (objective.prices * levels).sum(axis=(1, 2)) + used @ objective.fixed_ms
+    ms += rest[:, -2] + own[:, 6].sum(axis=1).max(axis=1)
+    held = (objective.held_bytes * levels).sum(axis=(1, 2)) + rest[:, -1]
+    touched = np.minimum(levels[:, 1] * devices, levels[:, 2])
+    update = (objective.update_bytes * levels).sum(axis=(1, 2))
+    update += touched @ objective.row_gradient_bytes
+    fixed = objective.fixed_bytes
+    needed_bytes = held + np.maximum(fixed[0], fixed[1] + update)
+    return ms[needed_bytes <= instance.memory.limit_bytes]
+
+
+def check(seed, certify_s=0.0):
+    """How far the plan is from the best there is, as a ratio; None if that is not
+    known."""
+    tables, features, forced, workload, model = request(seed)
+    exchanges = exchanges_of(workload.fleet, model)
+    instance = make_instance(tables, features, forced, workload, model, exchanges)
+    optima, least_bytes = [], np.inf
+    for exchange in exchanges:
+        allowed = instance.allowed(exchange)
+        relaxation = Relaxation(instance, allowed)
+        ms = all_ms(instance, allowed)
+        if ms is None:
+            return None
+        least_bytes = min(least_bytes, relaxation.least_bytes())
+        for limit_bytes in (np.inf, instance.memory.limit_bytes):
+            relaxed = relaxation.solve(limit_bytes)
+            if len(ms):
+                assert relaxed is not None
+                assert relaxed.bound_ms <= ms.min() * (1 + 1e-9)
+        optima.append(ms.min(initial=np.inf))
+    if not np.isfinite(min(optima)):
+        with pytest.raises(ValueError, match="memory is short"):
+            plan_for(workload, tables, features, forced=forced, cost_model=model)
+        return None
+    assert least_bytes <= instance.memory.limit_bytes
+    planned = plan_for(
+        workload, tables, features, forced=forced, cost_model=model, certify_s=certify_s
+    )
+    found = planned.prediction
+    assert found.lower_bound_ms <= min(optima) * (1 + 1e-9)
+    assert found.step_ms >= min(optima) * (1 - 1e-9)
+    again = predict(planned.placements, features, workload, model)
+    assert found.step_ms == pytest.approx(again.step_ms, rel=1e-9)
+    return found.step_ms / min(optima)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_no_plan_is_below_the_bound_and_ours_is_near_the_best(first):
+    ratios = [
+        ratio for s in range(first, first + 20) if (ratio := check(s)) is not None
+    ]
+    assert len(ratios) >= 10
+    assert np.exp(np.log(ratios).mean()) <= NEAR_MS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(100, 600, 50))
+def test_no_plan_is_below_the_bound_of_many_more(first):
+    for seed in range(first, first + 50):
+        check(seed)
+
+
+def test_whole_tables_in_ub_are_plans_too():
+    """Their ids are certain, where finer row shards need slack: each of 8 whole on a
+    GPU is faster than any split of all."""
+    tables = [TableSpec(f"t{i}", 10_000_000, 64) for i in range(8)]
+    features = [FeatureSpec(table.name) for table in tables]
+    forced = {table.name: ForcedPlacement("ub") for table in tables}
+    workload = Workload(fleet.dgx_h100(), 65_536)
+    found = plan_for(workload, tables, features, forced=forced)
+    whole = [
+        dataclasses.replace(each, row_shards=1, column_shards=1, devices=(i,))
+        for i, each in enumerate(found.placements)
+    ]
+    model = ProgramModel(workload)
+    whole_ms = predict(whole, features, workload, model).step_ms
+    assert found.prediction.lower_bound_ms <= whole_ms
+    assert found.prediction.step_ms <= whole_ms * (1 + 1e-9)
