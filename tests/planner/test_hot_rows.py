@@ -7,11 +7,13 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.planner import (
+    ForcedPlacement,
     Placement,
     Plan,
     ProgramModel,
     Workload,
     capacities,
+    plan,
     plan_record,
     predict,
 )
@@ -126,3 +128,28 @@ def test_a_sample_tells_hot_rows_from_cold_ones(in_order):
         exact = -np.expm1(1e5 * np.log1p(-mine / mine.sum())).sum()
         found = sample.within(rows, begin, end).expected_unique(end - begin, 1e5)
         assert found == pytest.approx(exact, rel=0.03 if in_order else 0.1)
+
+
+@pytest.mark.parametrize("cluster", ["rb", "ub", None])
+def test_forced_hot_rows_are_kept_and_the_rest_is_searched(cluster):
+    other = TableSpec("other", 50, 8)
+    features = [FEATURE, FeatureSpec("other")]
+    planned = plan(
+        *([other, TABLE], features, fleet.dgx_h100(1, 4), 400),
+        forced={"t": ForcedPlacement(cluster, hot_rows=30)},
+        zipf_exponent=1.1,
+    )
+    assert [each.table for each in planned.placements] == [other, TABLE]
+    _, found = planned.placements
+    assert found.hot_rows == 30
+    assert found.cluster == cluster or (cluster is None and found.cluster != "dp")
+    assert "all but 30 hot rows " in found.reason
+    # The search priced it as it is priced from the outside.
+    assert planned.prediction.lower_bound_ms <= planned.prediction.step_ms
+    assert planned.prediction.gap < 0.1
+
+
+def test_impossible_forced_hot_rows_are_named():
+    for force in (ForcedPlacement("dp", hot_rows=3), ForcedPlacement(hot_rows=1000)):
+        with pytest.raises(ValueError, match=r"table 't'.*hot_rows"):
+            plan([TABLE], [FEATURE], fleet.dgx_h100(1, 4), 400, forced={"t": force})
