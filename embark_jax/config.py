@@ -113,6 +113,8 @@ class TableConfig(Config):
     """Owner of each shard, row shard by row shard."""
     exchange: Literal["flat", "hierarchical"] | None = None
     """Directly between all devices, or inside nodes first."""
+    hot_rows: NonNegativeInt | None = None
+    """So many of its first rows are replicated, the rest is in cluster rb or ub."""
 
 
 class FeatureConfig(Config):

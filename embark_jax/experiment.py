@@ -347,6 +347,7 @@ def _make_plan(
             each.column_shards,
             each.devices,
             each.exchange,
+            each.hot_rows,
         )
         for name, each in config.embedding.tables.items()
     }

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from embark_jax.embedding.bags import mask_bad, mean_factor
-from embark_jax.embedding.cluster import Cluster
+from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
     FlatExchange,
@@ -23,7 +23,7 @@ from embark_jax.embedding.exchange import (
 from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
-from embark_jax.embedding.row_updates import StorageRoute, update_block
+from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.request.wire import FLOAT32, Wire
@@ -40,7 +40,9 @@ class Routes(NamedTuple):
     """Where the ids of a batch go; it depends on no parameter.
 
     Attributes:
-      storages: by storage name, what the batch means for it.
+      storages: by storage name, the route of its cluster.
+      mean_factors: for each feature with mean pooling ``[batch]``, one over the total
+        weight of a bag.
       needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features: how
         many ids of each device's samples are neither a row of their table nor padding.
@@ -48,7 +50,8 @@ class Routes(NamedTuple):
       any_bad: ``[]`` bool, whether there are any on any device.
     """
 
-    storages: dict[str, StorageRoute]
+    storages: dict[str, Route]
+    mean_factors: dict[str, jax.Array]
     needed: dict[str, jax.Array]
     bad_ids: jax.Array
     any_bad: jax.Array
@@ -200,19 +203,18 @@ class EmbeddingCollection:
             storages, needs = {}, {}
             for name, cluster in self._clusters.items():
                 columns, factors = self._columns(cluster.index, ids, weights)
-                route, needs[name] = cluster.route(columns, factors)
-                mean_factors = {
-                    f.feature.name: mean_factor(ids, weights, f.feature.name)
-                    for f in cluster.index.features
-                    if f.feature.pooling == "mean"
-                }
-                storages[name] = StorageRoute(route, mean_factors)
+                storages[name], needs[name] = cluster.route(columns, factors)
+            mean_factors = {
+                f.name: mean_factor(ids, weights, f.name)
+                for f in self.plan.features
+                if f.pooling == "mean"
+            }
             # One collective for all of them.
             asked = [needs[name] for name in self.plan.capacities]
             asked.append(bad.sum(dtype=jnp.int32))  # 64 bits where ids have them
             *asked, bad_anywhere = largest_over_devices(jnp.stack(asked))
             needed = dict(zip(self.plan.capacities, asked, strict=True))
-            return Routes(storages, needed, bad[None], bad_anywhere > 0)
+            return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 
         mapped = self._map(route, (BATCH, BATCH), self._route_specs)
         return mapped(dict(ids), dict(weights))
@@ -234,16 +236,16 @@ class EmbeddingCollection:
         ``[batch, hotness, dim]``."""
 
         def lookup(storages, routes):
-            found = {}
+            sums: dict[str, list[jax.Array]] = {f.name: [] for f in self.plan.features}
             for name, cluster in self._clusters.items():
-                outputs = cluster.lookup(storages[name], routes.storages[name].route)
-                mean_factors = routes.storages[name].mean_factors
+                outputs = cluster.lookup(storages[name], routes.storages[name])
                 for feature in cluster.index.features:
-                    value = feature.assemble(outputs)
-                    if feature.feature.name in mean_factors:
-                        value = value * mean_factors[feature.feature.name][:, None]
-                    found[feature.feature.name] = value
-            return {feature.name: found[feature.name] for feature in self.plan.features}
+                    sums[feature.feature.name].append(feature.assemble(outputs))
+            # Of hot and of cold rows, where a table has both.
+            found = {name: sum(each[1:], each[0]) for name, each in sums.items()}
+            for name, factor in routes.mean_factors.items():
+                found[name] = found[name] * factor[:, None]
+            return found
 
         return self._map(lookup, (self._specs, self._route_specs), BATCH)(
             storages, routes
@@ -280,6 +282,7 @@ class EmbeddingCollection:
                     storages[name],
                     state[name],
                     routes.storages[name],
+                    routes.mean_factors,
                     gradients,
                     optimizer,
                     step,
@@ -319,7 +322,8 @@ class EmbeddingCollection:
 
     def _specs_of_routes(self, batch: PartitionSpec) -> Any:
         storages = dict.fromkeys(self._storages, batch)
-        return Routes._make([storages, PartitionSpec(), batch, PartitionSpec()])
+        replicated = PartitionSpec()
+        return Routes._make([storages, batch, replicated, batch, replicated])
 
     def _copies(self, name: str) -> int:
         return 1 if self._storages[name].replicated else self.plan.devices

@@ -1,9 +1,9 @@
 """DP: the storage is replicated; lookups are local, gradients are all-reduced.
 
-They are summed in one buffer. Of a table that has no more rows than the batch has ids
-for it, the buffer holds every row; of other tables it holds the rows that are touched
-on any device, so that a large table costs what the batch touches, not its size. One
-device sums nothing. Where gradients are compressed, a table's rows are padded to a
+They are summed in one buffer. Of a table that has no more rows here than the batch has
+ids for it, the buffer holds every row; of other tables it holds the rows that are
+touched on any device, so that many rows cost what the batch touches, not their number.
+One device sums nothing. Where gradients are compressed, a table's rows are padded to a
 multiple of the devices, for each to add up an equal share.
 """
 
@@ -67,17 +67,17 @@ class DataParallel:
         first_place, behind, self._places = [], [], 0
         self._column_behind = np.zeros(index.columns, np.int32)
         self._column_whole = np.zeros(index.columns, bool)
-        for placement in index.storage.placements:
-            table = placement.table
-            if not summed_whole(table.rows, batch_ids[table.name]):
+        for rows in index.storage.ranges:
+            table = rows.table.name
+            if not summed_whole(rows.rows, batch_ids[table]):
                 continue
             first_place.append(self._places)
-            behind.append(index.storage.first_slots[table.name][0, 0] - self._places)
+            behind.append(index.storage.first_slots[table][0, 0] - self._places)
             self._places += summed_rows(
-                table.rows, batch_ids[table.name], index.devices, wire
+                rows.rows, batch_ids[table], index.devices, wire
             )
             for each in index.features:
-                if each.feature.table == table.name:
+                if each.feature.table == table:
                     self._column_whole[each.columns] = True
                     self._column_behind[each.columns] = behind[-1]
         self._first_place = np.array(first_place, np.int32)

@@ -21,7 +21,7 @@ import numpy as np
 from embark_jax.embedding.pieces import Pieces, number_pieces
 from embark_jax.embedding.positions import find
 from embark_jax.planner import Storage
-from embark_jax.tables import FeatureSpec
+from embark_jax.tables import PADDING_ID, FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +70,9 @@ class StorageIndex:
       features: the features that read it, in order.
       columns: id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
-      output_row_shards: ``[outputs]`` row shards of the table.
-      wide: whether a table has more rows than 32 bits number.
+      output_begin, output_end: ``[outputs]`` the rows of the table that lie here; to
+        ids of all others an output is deaf.
+      output_row_shards: ``[outputs]`` row shards of them.
       output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
         next array.
       pieces: of all devices: one for each shard, output by output.
@@ -85,8 +86,9 @@ class StorageIndex:
     columns: int
     entry_column: np.ndarray
     entry_output: np.ndarray
+    output_begin: np.ndarray
+    output_end: np.ndarray
     output_row_shards: np.ndarray
-    wide: bool
     output_first_shard: np.ndarray
     pieces: Pieces
     shard_first_slot: np.ndarray
@@ -99,6 +101,18 @@ class StorageIndex:
     @property
     def outputs(self) -> int:
         return len(self.output_row_shards)
+
+    @property
+    def wide(self) -> bool:
+        """Whether a table has more rows than 32 bits number."""
+        return any(
+            each.table.rows > np.iinfo(np.int32).max for each in self.storage.ranges
+        )
+
+    @property
+    def partial(self) -> bool:
+        """Whether some rows of a table lie in another storage."""
+        return any(each.rows < each.table.rows for each in self.storage.ranges)
 
     @property
     def slots(self) -> int:
@@ -120,14 +134,20 @@ class StorageIndex:
           ids: ``[batch, columns]`` int32 or int64, -1 where padded.
 
         Returns:
-          ``(shard, owner, slot)``, each ``[batch, entries]`` int32; a padded entry has
-          owner ``devices`` and slot ``slots``.
+          ``(shard, owner, slot)``, each ``[batch, entries]`` int32; an entry that is
+          padded, or of a row elsewhere, has owner ``devices`` and slot ``slots``.
         """
         row_shards = self.output_row_shards[self.entry_output][None]
         shard = self.output_first_shard[self.entry_output][None]
         shard_owner = self.pieces.owner
         with jax.enable_x64(ids.dtype == jnp.int64):
             ids = ids[:, self.entry_column]
+            if self.partial:
+                begin = jnp.asarray(
+                    self.output_begin[None, self.entry_output], ids.dtype
+                )
+                end = jnp.asarray(self.output_end[None, self.entry_output], ids.dtype)
+                ids = jnp.where(ids < end, ids - begin, PADDING_ID)
             valid = ids >= 0
             if (row_shards == 1).all():  # all is static but the row
                 local_row = ids.astype(jnp.int32)
@@ -155,37 +175,36 @@ def index_storage(
     storage: Storage, features: Sequence[FeatureSpec], devices: int
 ) -> StorageIndex:
     """Builds the index arrays of ``storage`` for the features that read its tables."""
-    placements = {p.table.name: p for p in storage.placements}
+    ranges = {rows.table.name: rows for rows in storage.ranges}
     feature_outputs: list[FeatureOutputs] = []
     entry_column: list[int] = []
     entry_output: list[int] = []
     output_tables: list[tuple[str, int]] = []
     column = 0
     for feature in features:
-        if feature.table not in placements:
+        if feature.table not in ranges:
             continue
-        placement = placements[feature.table]
+        rows = ranges[feature.table]
         sequence = feature.pooling == "none"
         outputs = FeatureOutputs(
             feature,
-            placement.table.dim,
+            rows.table.dim,
             slice(column, column + feature.hotness),
             first_output=len(output_tables),
             lanes=feature.hotness if sequence else 1,
-            column_shards=placement.column_shards,
+            column_shards=rows.column_shards,
         )
         for lane in range(outputs.lanes):
             places = [lane] if sequence else range(feature.hotness)
-            for k in range(placement.column_shards):
+            for k in range(rows.column_shards):
                 entry_column += [column + place for place in places]
                 entry_output += [len(output_tables)] * len(places)
                 output_tables.append((feature.table, k))
         column += feature.hotness
         feature_outputs.append(outputs)
 
-    row_shards = np.array(
-        [placements[table].row_shards for table, _ in output_tables], np.int32
-    )
+    output_rows = [ranges[table] for table, _ in output_tables]
+    row_shards = np.array([rows.row_shards for rows in output_rows], np.int32)
     owners = [storage.owners(table)[:, k] for table, k in output_tables]
     first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
     shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
@@ -197,15 +216,11 @@ def index_storage(
         columns=column,
         entry_column=np.array(entry_column, np.int32),
         entry_output=np.array(entry_output, np.int32),
+        output_begin=np.array([rows.begin for rows in output_rows]),
+        output_end=np.array([rows.end for rows in output_rows]),
         output_row_shards=row_shards,
-        wide=any(
-            placements[table].table.rows > np.iinfo(np.int32).max
-            for table, _ in output_tables
-        ),
         output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
         pieces=number_pieces(shard_output, shard_owner, devices, len(output_tables)),
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),
-        output_dim=np.array(
-            [placements[table].table.dim for table, _ in output_tables], np.float32
-        ),
+        output_dim=np.array([rows.table.dim for rows in output_rows], np.float32),
     )

@@ -57,25 +57,26 @@ class _ShardsByDevice:
 
     def __init__(self, storage: Storage, seeds: dict[str, int]):
         shards: dict[int, list[tuple]] = {}
-        for placement in storage.placements:
-            first_slots = storage.first_slots[placement.table.name]
-            owners = storage.owners(placement.table.name)
+        for rows in storage.ranges:
+            first_slots = storage.first_slots[rows.table.name]
+            owners = storage.owners(rows.table.name)
             for (j, k), owner in np.ndenumerate(owners):
                 shards.setdefault(int(owner), []).append(
                     (
                         first_slots[j, k],
-                        placement.shard_rows(j),
+                        rows.shard_rows(j),
                         j,
-                        placement.row_shards,
-                        k * placement.width,
-                        seeds[placement.table.name],
-                        placement.table.scale,
+                        rows.row_shards,
+                        rows.begin,
+                        k * rows.width,
+                        seeds[rows.table.name],
+                        rows.table.scale,
                     )
                 )
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0.0)
+        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)
@@ -87,6 +88,7 @@ class _ShardsByDevice:
             self.rows,
             self.row_shard,
             self.row_shards,
+            self.begin,
             self.column,
             self.seed,
         ) = (each.astype(np.int32) for each in integers)
@@ -108,7 +110,7 @@ class _ShardsByDevice:
         local_row = slot - first_slot[shard]
         held = owns & (local_row < of_device(self.rows)[shard])
         with jax.enable_x64(True):
-            row = ids_of(
+            row = of_device(self.begin)[shard].astype(jnp.int64) + ids_of(
                 of_device(self.row_shard)[shard].astype(jnp.int64),
                 local_row.astype(jnp.int64),
                 of_device(self.row_shards)[shard].astype(jnp.int64),

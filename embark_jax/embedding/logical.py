@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement, Storage
+from embark_jax.planner import Storage
+from embark_jax.planner.layout.storage import RowRange
 
 
 class HeldRows(NamedTuple):
@@ -27,34 +28,35 @@ class HeldRows(NamedTuple):
       count: how many there are.
     """
 
-    among: slice | np.ndarray
+    among: slice
     first: int
     count: int
 
-    def part(self, begin: int, count: int) -> slice | np.ndarray:
+    def part(self, begin: int, count: int) -> slice:
         """Selects some of them, as ``among`` does all."""
-        if not isinstance(self.among, slice):
-            return self.among[begin : begin + count]
         first = self.among.start + begin * self.among.step
         return slice(first, first + count * self.among.step, self.among.step)
 
 
 @dataclasses.dataclass(frozen=True)
-class TableLayout:
-    """Where the rows of a table lie in the array of a storage, or a state of it.
+class RangeLayout:
+    """Where rows ``[begin, end)`` of a table lie in the array of a storage, or a state
+    of it.
 
     Row i of row shard j and column shard k is row ``first_slots[j][k] + i`` of the
-    array. Rows go to row shards in turn: row r is row ``r // n`` of row shard ``r % n``
-    of n.
+    array. Rows go to row shards in turn: row ``begin + r`` of the table is row
+    ``r // n`` of row shard ``r % n`` of n.
 
     Attributes:
       storage: name of the storage.
-      rows, dim: of the table.
+      begin, end: which rows.
+      dim: of the table.
       first_slots: ``[row_shards][column_shards]``.
     """
 
     storage: str
-    rows: int
+    begin: int
+    end: int
     dim: int
     first_slots: tuple[tuple[int, ...], ...]
 
@@ -78,28 +80,40 @@ class TableLayout:
           row_shard: number of the row shard.
           begin, end: rows of the table.
         """
-        ahead = (row_shard - begin) % self.row_shards
-        count = len(range(begin + ahead, end, self.row_shards))
-        among = slice(ahead, end - begin, self.row_shards)
-        return HeldRows(among, (begin + ahead) // self.row_shards, count)
+        low, high = max(begin, self.begin), min(end, self.end)
+        first = low + (row_shard - (low - self.begin)) % self.row_shards
+        held = range(first, high, self.row_shards)
+        among = slice(first - begin, max(first, high) - begin, self.row_shards)
+        return HeldRows(among, (first - self.begin) // self.row_shards, len(held))
 
-    def shares_rows(self, row_shard: int, other: TableLayout, its: int) -> bool:
-        """Whether a row shard has rows of one of another layout of the same table."""
-        return (row_shard - its) % math.gcd(self.row_shards, other.row_shards) == 0
+    def shares_rows(self, row_shard: int, other: RangeLayout, its: int) -> bool:
+        """Whether a row shard may have rows of one of another layout of the table."""
+        apart = self.begin + row_shard - (other.begin + its)
+        overlap = max(self.begin, other.begin) < min(self.end, other.end)
+        return overlap and apart % math.gcd(self.row_shards, other.row_shards) == 0
 
-    def shares_columns(self, column_shard: int, other: TableLayout, its: int) -> bool:
+    def shares_columns(self, column_shard: int, other: RangeLayout, its: int) -> bool:
         """Whether a column shard has columns of one of another layout."""
         begin = max(column_shard * self.width, its * other.width)
         end = min((column_shard + 1) * self.width, (its + 1) * other.width)
         return begin < end
 
 
+TableLayout = tuple[RangeLayout, ...]
+"""Where all rows of a table lie: its hot rows, if it has any, and its cold ones."""
+
+
 def table_layouts(storages: Iterable[Storage]) -> dict[str, TableLayout]:
     """Of all tables in the storages of a plan, by name."""
+    found: dict[str, TableLayout] = {}
+    for storage in storages:
+        for rows in storage.ranges:
+            name = rows.table.name
+            found[name] = (*found.get(name, ()), _range_layout(storage, rows))
+    # In the order of rows; the storage of hot rows need not come first.
     return {
-        placement.table.name: _table_layout(storage, placement)
-        for storage in storages
-        for placement in storage.placements
+        name: tuple(sorted(each, key=lambda layout: layout.begin))
+        for name, each in found.items()
     }
 
 
@@ -119,13 +133,18 @@ def export_table(
     layouts = table_layouts(collection.plan.storages)
     if table not in layouts:
         raise ValueError(f"no table {table!r}; there are {', '.join(layouts)}")
-    layout = layouts[table]
-    array = storages[layout.storage]
+    ranges = layouts[table]
+    return np.concatenate([_export(each, storages[each.storage]) for each in ranges])
+
+
+def _export(layout: RangeLayout, array: jax.Array) -> np.ndarray:
+    """``[end - begin, dim]`` rows of a range; ``[…, 1]`` of one value a row."""
     width = array.shape[1]
     whole = width == layout.width
-    rows = np.empty((layout.rows, layout.dim if whole else 1), array.dtype)
+    count = layout.end - layout.begin
+    rows = np.empty((count, layout.dim if whole else 1), array.dtype)
     for j in range(layout.row_shards):
-        held = layout.held_rows(j, 0, layout.rows)
+        held = layout.held_rows(j, layout.begin, layout.end)
         for k in range(layout.column_shards if whole else 1):
             first = layout.first_slots[j][k] + held.first
             part = _rows_on_device(array, first, held.count)
@@ -142,13 +161,9 @@ def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
     raise ValueError(f"row {first} of {array.shape} is on a device of another process")
 
 
-def _table_layout(storage: Storage, placement: Placement) -> TableLayout:
-    table = placement.table
+def _range_layout(storage: Storage, rows: RowRange) -> RangeLayout:
+    table = rows.table
     blocks = storage.owners(table.name).astype(int) * storage.slots_per_device
     first_slots = (blocks + storage.first_slots[table.name]).tolist()
-    return TableLayout(
-        storage.name,
-        table.rows,
-        table.dim,
-        tuple(map(tuple, first_slots)),
-    )
+    slots = tuple(map(tuple, first_slots))
+    return RangeLayout(storage.name, rows.begin, rows.end, table.dim, slots)

@@ -7,35 +7,22 @@ one buffer with a place for every row that any of them touches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import RowOptimizer, group_rows, update_rows, zeros_after
 from jax import lax
 
-from embark_jax.embedding.cluster import Cluster, RowGradients
+from embark_jax.embedding.cluster import Cluster, Route, RowGradients
 from embark_jax.embedding.sharded import pick
-
-
-class StorageRoute(NamedTuple):
-    """What a batch means for one storage.
-
-    Attributes:
-      route: of its cluster.
-      mean_factors: for each feature with mean pooling ``[batch]``, one over the total
-        weight of a bag.
-    """
-
-    route: Any
-    mean_factors: dict[str, jax.Array]
 
 
 def update_block(
     cluster: Cluster,
     block: jax.Array,
     state: Mapping[str, jax.Array],
-    route: StorageRoute,
+    route: Route,
+    mean_factors: Mapping[str, jax.Array],
     gradients: Mapping[str, jax.Array],
     optimizer: RowOptimizer,
     step: jax.Array,
@@ -43,15 +30,18 @@ def update_block(
     micro_batches: int,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Updates the touched rows of a storage; arguments as of the collection's
-    ``update``."""
+    ``update``, of this storage."""
+    mine = [each.feature.name for each in cluster.index.features]
+    gradients = {name: gradients[name] for name in mine}
+    mean_factors = {n: mean_factors[n] for n in mine if n in mean_factors}
     if micro_batches == 1:
-        rows = _row_gradients(cluster, route, gradients)
+        rows = _row_gradients(cluster, route, mean_factors, gradients)
         mean_square = None
         if optimizer.row_wise:
-            mean_square = cluster.mean_square(rows, route.route)
+            mean_square = cluster.mean_square(rows, route)
     else:
         rows, mean_square = _sum_micro_batches(
-            cluster, route, gradients, optimizer.row_wise
+            cluster, route, mean_factors, gradients, optimizer.row_wise
         )
     return update_rows(
         block,
@@ -66,47 +56,51 @@ def update_block(
 
 
 def _row_gradients(
-    cluster: Cluster, route: StorageRoute, gradients: Mapping[str, jax.Array]
+    cluster: Cluster,
+    route: Route,
+    mean_factors: Mapping[str, jax.Array],
+    gradients: Mapping[str, jax.Array],
 ) -> RowGradients:
     parts = []
     for feature in cluster.index.features:
         name = feature.feature.name
         gradient = gradients[name].astype(jnp.float32)
-        if name in route.mean_factors:
-            gradient = gradient * route.mean_factors[name][:, None]
+        if name in mean_factors:
+            gradient = gradient * mean_factors[name][:, None]
         parts.append(feature.disassemble(gradient))
-    return cluster.row_gradients(jnp.concatenate(parts, axis=1), route.route)
+    return cluster.row_gradients(jnp.concatenate(parts, axis=1), route)
 
 
 def _sum_micro_batches(
     cluster: Cluster,
-    routes: StorageRoute,
+    routes: Route,
+    mean_factors: Mapping[str, jax.Array],
     gradients: Mapping[str, jax.Array],
     row_wise: bool,
 ) -> tuple[RowGradients, jax.Array | None]:
-    """The sum over micro-batches, along the first axis of both; and the mean squares of
+    """The sum over micro-batches, along the first axis of all; and the mean squares of
     whole rows, where an optimizer is to have them."""
     slots = cluster.index.slots
-    touched = cluster.touched(routes.route)  # [micro_batches, rows]
+    touched = cluster.touched(routes)  # [micro_batches, rows]
     groups = group_rows(touched.reshape(-1), slots, implementation="xla")
     place = groups.group.reshape(touched.shape)
 
     def add(total, part):
-        route, gradients, place = part
-        rows = _row_gradients(cluster, route, gradients)
+        route, mean_factors, gradients, place = part
+        rows = _row_gradients(cluster, route, mean_factors, gradients)
         total = total.at[place].add(rows.gradient, mode="drop", unique_indices=True)
         return total, None
 
-    own = {f.feature.name: gradients[f.feature.name] for f in cluster.index.features}
-    own, total = zeros_after(own, (len(groups.row), cluster.index.storage.width))
-    total, _ = lax.scan(add, total, (routes, own, place))
+    shape = len(groups.row), cluster.index.storage.width
+    gradients, total = zeros_after(gradients, shape)
+    total, _ = lax.scan(add, total, (routes, mean_factors, gradients, place))
     rows = RowGradients(groups.row, total)
     if not (row_wise and cluster.index.column_sharded):
         return rows, None
 
     def find(mean_square, part):
         route, slot, place = part
-        found = cluster.mean_square(RowGradients(slot, pick(total, place)), route.route)
+        found = cluster.mean_square(RowGradients(slot, pick(total, place)), route)
         # Equal in every micro-batch that touches a row.
         return mean_square.at[place].max(found, mode="drop"), None
 

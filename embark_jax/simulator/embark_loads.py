@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 
@@ -88,30 +88,30 @@ def count(
         ),
         0.0,
     )
-    for placement in placements:
-        shapes = Shapes.of_placement(placement, features, workload)
+    for rows in row_ranges(placements):
+        shapes = Shapes.of_rows(rows, features, workload)
         use = shapes.uses[0]
         hotness = use.hotness * use.filled
         own_ids = workload.device_batch * hotness
-        if placement.cluster == "dp":
+        if rows.cluster == "dp":
             totals["local_ids"] += own_ids
             totals["local_values"] += own_ids * use.dim
             totals["replicated_values"] += use.rows * use.dim
             continue
         totals["outputs"] += use.dim * use.bags
-        owners = np.array(placement.devices)
-        j, k = np.divmod(np.arange(len(owners)), placement.column_shards)
-        width = placement.width
+        owners = np.array(rows.devices)
+        j, k = np.divmod(np.arange(len(owners)), rows.column_shards)
+        width = rows.width
 
         def add(name, values, owners=owners):
             np.add.at(arrays[name], owners, values)
 
         add("touched", shapes.batch_unique[j] * width)
         ids = shapes.batch_ids[j]
-        if placement.cluster == "ub":
+        if rows.cluster == "ub":
             unique = use.skew.expected_unique(use.rows, own_ids)
             totals["repeated_ids"] += own_ids
-            totals["unique_ids"] += unique * placement.column_shards
+            totals["unique_ids"] += unique * rows.column_shards
             totals["unique_values"] += unique * use.dim
             totals["pooled_values"] += own_ids * use.dim
             received = devices * unique * (shapes.shard_rows / use.rows)[j]
@@ -119,8 +119,7 @@ def count(
             add("received_values", received * width)
             continue
         samples = workload.batch_size * use.bags
-        share = ids / (workload.batch_size * hotness)
-        empty = (1 - share) ** (hotness / use.bags)
+        empty = (1 - shapes.shares[j]) ** (hotness / use.bags)
         add("ids", ids)
         add("id_values", ids * width)
         add("bags", samples)

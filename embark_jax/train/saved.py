@@ -12,8 +12,9 @@ import numpy as np
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.checkpoint import CheckpointError, chosen_steps
 from embark_jax.train.checkpoint.checkpointer import READING_BYTES
+from embark_jax.train.checkpoint.errors import ForeignCheckpointError
 from embark_jax.train.checkpoint.folder import CheckpointFolder
-from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces_of_table
+from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces
 
 
 class SavedModel:
@@ -40,6 +41,8 @@ class SavedModel:
         self._folder = folder / str(self.step)
         try:
             self._saved = SavedCheckpoint(self._folder, READING_BYTES)
+        except ForeignCheckpointError as error:
+            raise ForeignCheckpointError(f"{self._folder}: {error}") from None
         except CheckpointError as error:
             raise self._damaged(error) from None
         identity = self._saved.manifest.identity
@@ -71,17 +74,17 @@ class SavedModel:
 
     def table(self, table: TableSpec) -> np.ndarray:
         """``[rows, dim]`` of one table, which is all that is read."""
-        place = self._saved.manifest.tables[table.name]
-        name = f"storages.{place.storage}"
+        layout = self._saved.manifest.tables[table.name]
         rows = np.empty((table.rows, table.dim), np.float32)
 
         def read(piece: range) -> None:
             into = rows[piece.start : piece.stop]
-            self._saved.table_rows(place, name, piece, into)
+            for each in layout:
+                self._saved.table_rows(each, f"storages.{each.storage}", piece, into)
 
         try:
-            pieces = pieces_of_table(place, 4 * table.dim)
-            for _ in self._saved.in_threads(read, pieces):
+            all_rows = pieces(0, table.rows, rows.itemsize * table.dim)
+            for _ in self._saved.in_threads(read, all_rows):
                 pass
         except CheckpointError as error:
             raise self._damaged(error) from None

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import TableLayout, table_layouts
+from embark_jax.embedding.logical import RangeLayout, table_layouts
 from embark_jax.planner import Placement, Plan, lay_out
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.step import TrainState
@@ -82,15 +82,16 @@ def check(state: TrainState, plan: Plan, source: Plan) -> None:
     (here,), (there,) = plan.storages, source.storages
     array = state.storages[here.name]
     mine, theirs = table_layouts([here]), table_layouts([there])
-    for table, layout in mine.items():
-        for begin in (0, layout.rows // 3, layout.rows - ROWS):
+    for table, (layout,) in mine.items():
+        (source,) = theirs[table]
+        for begin in (0, layout.end // 3, layout.end - ROWS):
             found = np.zeros((ROWS, DIM), np.float32)
             expected = np.zeros((ROWS, DIM), np.float32)
             for k, among, slots in _shards(layout, begin):
                 columns = slice(k * layout.width, (k + 1) * layout.width)
                 found[among, columns] = _rows(array, slots)
-            for k, among, slots in _shards(theirs[table], begin):
-                width = theirs[table].width
+            for k, among, slots in _shards(source, begin):
+                width = source.width
                 columns = slice(k * width, (k + 1) * width)
                 numbers = np.arange(slots.start, slots.stop)[
                     :, None
@@ -108,7 +109,7 @@ def _rows(array: jax.Array, rows: range) -> np.ndarray:
     raise AssertionError
 
 
-def _shards(layout: TableLayout, begin: int):
+def _shards(layout: RangeLayout, begin: int):
     for j in range(layout.row_shards):
         held = layout.held_rows(j, begin, begin + ROWS)
         for k in range(layout.column_shards):

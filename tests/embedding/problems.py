@@ -59,24 +59,25 @@ def placements(tables: tuple[TableSpec, ...], devices: int):
     """Strategy: any valid placement of each table."""
 
     def of_table(table):
-        def sharded(cluster):
-            shards = st.tuples(
-                st.integers(1, min(table.rows, devices + 1)),
-                st.sampled_from([m for m in (1, 2, 4) if table.dim // m >= 2]),
-            )
-            return shards.flatmap(
-                lambda nm: st.lists(
-                    st.integers(0, devices - 1),
-                    min_size=nm[0] * nm[1],
-                    max_size=nm[0] * nm[1],
-                ).flatmap(
-                    lambda owners: st.sampled_from(["flat", "hierarchical"]).map(
-                        lambda way: Placement(table, cluster, *nm, tuple(owners), way)
-                    )
-                )
-            )
+        return st.just(Placement(table, "dp")) | sharded(table)
 
-        return st.just(Placement(table, "dp")) | sharded("rb") | sharded("ub")
+    @st.composite
+    def sharded(draw, table):
+        hot_rows = draw(st.just(0) | st.integers(0, table.rows - 1))
+        rows = draw(st.integers(1, min(table.rows - hot_rows, devices + 1)))
+        columns = [m for m in (1, 2, 4) if table.dim // m >= 2]
+        column_shards = draw(st.sampled_from(columns))
+        count = rows * column_shards
+        owner = st.integers(0, devices - 1)
+        return Placement(
+            table,
+            draw(st.sampled_from(["rb", "ub"])),
+            rows,
+            column_shards,
+            tuple(draw(st.lists(owner, min_size=count, max_size=count))),
+            draw(st.sampled_from(["flat", "hierarchical"])),
+            hot_rows=hot_rows,
+        )
 
     return st.tuples(*map(of_table, tables))
 

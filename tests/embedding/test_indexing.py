@@ -105,7 +105,7 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
         far = np.where(np.arange(32).reshape(16, 2) % 3, ids, BILLIONS + 2**32)
         on_devices = jax.device_put(far, sharding)
     assert int(np.sum(route(on_devices).bad_ids)) == 11
-    found = routes.storages[f"{cluster}_4"].route
+    found = routes.storages[f"{cluster}_4"]
     received = found.received.slot if cluster == "rb" else found.slot
     owners, rows = ids % 8, ids // 8
     for device, slots in enumerate(np.asarray(received.reshape(8, -1))):

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.layout.storage import row_ranges
 
 
 def step_ms(placements, features, workload, model):
@@ -14,8 +15,8 @@ def step_ms(placements, features, workload, model):
     # By storage: sums and ids of each device; by storage and phase: ms of each device.
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
-    for placed in placements:
-        shape = Shapes.of_placement(placed, features, workload)
+    for placed in row_ranges(placements):
+        shape = Shapes.of_rows(placed, features, workload)
         (storage,) = shape.storages
         storages.add(storage)
         everywhere_ms += float(model.everywhere_ms(shape)[0])
@@ -81,10 +82,14 @@ def random_problem(seed):
         if cluster == "dp":
             placements.append(Placement(table, "dp"))
             continue
-        split = int(rng.integers(1, min(rows, devices) + 1)), int(rng.choice([1, 2]))
+        hot = int(rng.choice([0, 0, int(rng.integers(0, rows)), min(rows - 1, 9)]))
+        split = (
+            int(rng.integers(1, min(rows - hot, devices) + 1)),
+            int(rng.choice([1, 2])),
+        )
         owners = tuple(map(int, rng.integers(0, devices, split[0] * split[1])))
         exchange = str(rng.choice(["flat", "hierarchical"]))
-        placements.append(Placement(table, cluster, *split, owners, exchange))
+        placements.append(Placement(table, cluster, *split, owners, exchange, "", hot))
     wire = Wire(*map(str, rng.choice(["float32", "float16"], 2)))
     workload = Workload(
         machines,

@@ -117,7 +117,7 @@ def test_splits_in_words(shape, owners, nodes, words):
     placed = Placement(TableSpec("t", 10, 8), cluster, rows, columns, owners)
     workload = Workload(machines, 80)
     model = ProgramModel(workload)
-    each = candidates_of([placed], [FeatureSpec("t")], workload, model)
+    each = candidates_of(placed.row_ranges, [FeatureSpec("t")], workload, model)
     assert split(each, 0, np.array(owners), machines) == words
 
 

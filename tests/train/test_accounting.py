@@ -84,6 +84,7 @@ class Flat(nnx.Module):
 def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
     """Of few tables, in any placement, with capacities that no batch was asked for."""
     devices = nodes * gpus
+    (hot,) = rng.spawn(1)
     tables, features, placements = [], [], []
     for i in range(rng.integers(2, 4)):
         rows = rng.integers(1, rng.choice([20, 200]))
@@ -107,9 +108,15 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
         exchange = "flat"
         if cluster != "dp":
             exchange = str(rng.choice(["flat", "hierarchical"]))
+        hot_rows = 0
+        if cluster != "dp" and hot.random() < 0.5:
+            hot_rows = int(hot.integers(0, table.rows - split[0] + 1))
         tables.append(table)
         placements.append(
-            Placement(table, cluster, *split, tuple(map(int, owners)), exchange)
+            Placement(
+                *(table, cluster, *split, tuple(map(int, owners)), exchange),
+                hot_rows=hot_rows,
+            )
         )
     capacities = {
         storage.name: int(rng.integers(1, 20))

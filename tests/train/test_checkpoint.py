@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import json
 import os
 import re
 import resource
@@ -18,6 +19,9 @@ from embark_jax import config_io, experiment
 from embark_jax.embedding.logical import export_table
 from embark_jax.train import checkpoint
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
+from embark_jax.train.checkpoint.files import write_file
+from embark_jax.train.checkpoint.manifest import NAME
+from embark_jax.train.saved import SavedModel
 from tests import runs
 
 README = Path(checkpoint.__file__).with_name("README.md")
@@ -333,6 +337,36 @@ def test_saving_copies_nothing_that_is_donated(tmp_path):
     assert places() == before
     other.fit(setup.dataset, 2)
     assert places() == before
+
+
+def as_version_1(folder, **more):
+    """Rewrites a manifest as it was before a table could be in two storages."""
+    manifest = json.loads((folder / NAME).read_text())
+    manifest["version"] = 1
+    for name, (rows,) in manifest["tables"].items():
+        rows["rows"] = rows.pop("end") - rows.pop("begin")
+        manifest["tables"][name] = rows | more
+    write_file(folder / NAME, json.dumps(manifest).encode())
+
+
+def test_version_1_is_read(saved, tmp_path):
+    folder, *_ = saved
+    copied = shutil.copytree(folder / "3", tmp_path / "run" / "3")
+    with SavedModel(folder, 3) as model:
+        expected = {table.name: model.table(table) for table in model.tables}
+    as_version_1(copied, limits=[], order=[])
+    with SavedModel(tmp_path / "run") as model:
+        for table in model.tables:
+            np.testing.assert_array_equal(model.table(table), expected[table.name])
+
+
+def test_dealt_rows_of_version_1_are_refused(saved, tmp_path):
+    folder, *_ = saved
+    copied = shutil.copytree(folder / "3", tmp_path / "run" / "3")
+    as_version_1(copied, limits=[1, 2, 3, 4, 5], order=[0])
+    with pytest.raises(CheckpointError, match="dealt to its row shards") as error:
+        SavedModel(tmp_path / "run")
+    assert "damaged" not in str(error.value)
 
 
 def test_numpy_alone_reads_a_table(saved):

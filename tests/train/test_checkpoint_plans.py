@@ -41,14 +41,15 @@ def lay_out(plan, storage, kind, logical):
     copies = 1 if storage.replicated else plan.devices
     width = 1 if kind == NARROW else storage.width
     array = np.zeros((copies, storage.slots_per_device, width), np.float32)
-    for placement in storage.placements:
-        name, rows = placement.table.name, np.arange(placement.table.rows)
-        row_shard, place = rows % placement.row_shards, rows // placement.row_shards
-        for k in range(placement.column_shards):
+    for held in storage.ranges:
+        name, rows = held.table.name, np.arange(held.rows)
+        row_shard, place = rows % held.row_shards, rows // held.row_shards
+        for k in range(held.column_shards):
             owner = storage.owners(name)[row_shard, k]
             slot = storage.first_slots[name][row_shard, k] + place
             columns = slice(None) if kind == NARROW else slice(k * width, None)
-            array[owner, slot] = logical[name, kind][:, columns][:, :width]
+            mine = logical[name, kind][held.begin : held.end]
+            array[owner, slot] = mine[:, columns][:, :width]
     return array.reshape(-1, width)
 
 
@@ -120,8 +121,11 @@ def test_any_plan_reads_what_any_other_wrote(plans, seed):
     assert_moves(*plans, seed)
 
 
-def placed(cluster, rows, columns, owners):
-    return lambda table: Placement(table, cluster, rows, columns, owners)
+def placed(cluster, rows, columns, owners, hot_share=0.0):
+    return lambda table: Placement(
+        *(table, cluster, rows, columns, owners),
+        hot_rows=round(hot_share * table.rows),
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,8 +135,13 @@ def placed(cluster, rows, columns, owners):
         (placed("ub", 2, 2, (2, 2, 1, 0)), placed("rb", 3, 1, (0, 1, 2))),
         (placed("dp", 1, 1, ()), placed("rb", 3, 1, (0, 1, 2))),
         (placed("rb", 3, 1, (0, 1, 2)), placed("dp", 1, 1, ())),
+        (placed("rb", 3, 1, (0, 1, 2)), placed("ub", 2, 2, (2, 2, 1, 0), 0.6)),
+        (placed("ub", 2, 2, (2, 2, 1, 0), 0.6), placed("rb", 2, 1, (2, 1), 0.3)),
     ],
-    ids=["rows to columns", "columns to rows", "replicated to rows", "to replicated"],
+    ids=[
+        *("rows to columns", "columns to rows", "replicated to rows", "to replicated"),
+        *("to hot rows", "from hot rows"),
+    ],
 )
 def test_tables_of_several_pieces_move_in_little_memory(there, here):
     tables = TableSpec("large", 700_001, 4), TableSpec("small", 11, 4)

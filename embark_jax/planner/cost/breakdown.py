@@ -19,7 +19,7 @@ from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.layout.prediction import Breakdown
-from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.layout.storage import Placement, RowRange, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 
@@ -40,11 +40,11 @@ def break_down(
     """
     priced = price(placements, features, workload, model)
     parts = phases(placements, features, workload, model)
-    names = [placement.table.name for placement in placements]
-    likely = _likely_ids(placements, features, workload)
+    ranges = row_ranges(placements)
+    likely = _likely_ids(ranges, features, workload)
     device_ids = np.zeros((len(priced.candidates.storages), workload.devices))
-    for i, (placement, ids) in enumerate(zip(placements, likely, strict=True)):
-        each = np.repeat(ids, placement.column_shards) if placement.devices else ids[:0]
+    for i, (rows, ids) in enumerate(zip(ranges, likely, strict=True)):
+        each = np.repeat(ids, rows.column_shards) if rows.devices else ids[:0]
         np.add.at(device_ids[priced.candidates.storage[i]], priced.owners[i], each)
     to_owner, from_owner = _useful_bytes(priced, model, device_ids)
     exchanged_bytes = sum(
@@ -57,11 +57,16 @@ def break_down(
         for part in parts
         if part.collective not in (None, "all_to_all")
     )
+    names = [rows.table.name for rows in ranges]
+    table_ms = dict.fromkeys(names, 0.0)
+    for name, ms in zip(names, map(float, _range_ms(priced)), strict=True):
+        table_ms[name] += ms
     return Breakdown(
         critical_ms(parts),
         _device_ms(parts, workload.devices),
-        dict(zip(names, map(float, _table_ms(priced)), strict=True)),
+        table_ms,
         {
+            # Of a table with hot rows, the cold ones: they come last.
             name: float(ids.max() / ids.mean()) if ids.any() else 1.0
             for name, ids in zip(names, likely, strict=True)
         },
@@ -82,19 +87,16 @@ def _device_ms(parts: Sequence[Phase], devices: int) -> dict[str, tuple[float, .
 
 
 def _likely_ids(
-    placements: Sequence[Placement],
+    ranges: Sequence[RowRange],
     features: Sequence[FeatureSpec],
     workload: Workload,
 ) -> list[np.ndarray]:
-    """For each table ``[row_shards]`` ids that a device is likely to send to each."""
-    return [
-        Shapes.of_placement(placement, features, workload).likely_ids
-        for placement in placements
-    ]
+    """For each row range ``[row_shards]`` ids that a device is likely to send each."""
+    return [Shapes.of_rows(rows, features, workload).likely_ids for rows in ranges]
 
 
-def _table_ms(priced: Priced) -> np.ndarray:
-    """``[tables]`` the part of the step that each is for: at every level its part of
+def _range_ms(priced: Priced) -> np.ndarray:
+    """``[ranges]`` the part of the step that each is for: at every level its part of
     the fullest device's load, so that they sum to the step."""
     candidates, _, loads, objective = priced
     slack = objective.slack

@@ -11,14 +11,14 @@ import numpy as np
 
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import Shapes, uses_of
 from embark_jax.planner.layout.storage import (
     Cluster,
     Exchange,
-    Placement,
+    RowRange,
     StorageKind,
 )
-from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.tables import FeatureSpec
 
 CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)
@@ -157,13 +157,13 @@ def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
 
 
 def candidates_of(
-    placements: Sequence[Placement],
+    ranges: Sequence[RowRange],
     features: Sequence[FeatureSpec],
     workload: Workload,
     model: CostModel,
 ) -> Candidates:
-    """One candidate for each placement, in their order."""
-    uses = table_uses([each.table for each in placements], features, workload)
+    """One candidate for each row range, in their order."""
+    uses = uses_of(ranges, features, workload)
     choices = [
         (
             i,
@@ -172,6 +172,6 @@ def candidates_of(
             each.row_shards,
             each.column_shards,
         )
-        for i, each in enumerate(placements)
+        for i, each in enumerate(ranges)
     ]
     return weigh(uses, np.array(choices), workload, model, Memory(workload))

@@ -17,7 +17,7 @@ from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_NODE, LEVEL_SUMS
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.cost.work import Work
-from embark_jax.planner.layout.storage import Placement, StorageKind
+from embark_jax.planner.layout.storage import Placement, StorageKind, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 
@@ -92,16 +92,16 @@ def phases(
         }
         for unit, work in model.storage_work(storage):
             parts.append(_phase(model, storage, work, units[unit]))
-    for placement in placements:
-        shapes = Shapes.of_placement(placement, features, workload)
+    for rows in row_ranges(placements):
+        shapes = Shapes.of_rows(rows, features, workload)
         for work in model.everywhere_work(shapes):
             parts.append(_phase(model, shapes.storages[0], work, everywhere))
-        if placement.cluster == "dp":
+        if rows.cluster == "dp":
             continue
-        owners = np.array(placement.devices)
-        row_shard = np.arange(len(owners)) // placement.column_shards
+        owners = np.array(rows.devices)
+        row_shard = np.arange(len(owners)) // rows.column_shards
         for work in model.owner_work(shapes):
-            own_bytes = np.broadcast_to(work.memory_bytes, placement.row_shards)
+            own_bytes = np.broadcast_to(work.memory_bytes, rows.row_shards)
             times = np.bincount(owners, own_bytes[row_shard], workload.devices)
             byte = dataclasses.replace(work, memory_bytes=1.0)
             parts.append(_phase(model, shapes.storages[0], byte, times))

@@ -17,13 +17,13 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel, ProgramModel
 from embark_jax.planner.cost.objective import Loads, Objective
 from embark_jax.planner.layout.prediction import Prediction
-from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 
 
 class Priced(NamedTuple):
-    """A plan as the objective sees it: candidate i is that of placement i, with its
+    """A plan as the objective sees it: candidate i is that of row range i, with its
     ``owners[i]``."""
 
     candidates: Candidates
@@ -72,11 +72,12 @@ def price(
     problems = [p for each in placements for p in each.problems(workload.devices)]
     if problems:
         raise ValueError("; ".join(problems))
-    candidates = candidates_of(placements, features, workload, model)
+    ranges = row_ranges(placements)
+    candidates = candidates_of(ranges, features, workload, model)
     loads = Loads(candidates, workload)
-    owners = [np.array(placement.devices, np.int64) for placement in placements]
-    for i, of_table in enumerate(owners):
-        loads.add(i, of_table)
+    owners = [np.array(rows.devices, np.int64) for rows in ranges]
+    for i, of_range in enumerate(owners):
+        loads.add(i, of_range)
     memory = Memory(workload)
     objective = Objective(candidates.storages, workload, model, memory)
     return Priced(candidates, owners, loads, objective)

@@ -17,11 +17,11 @@ import numpy as np
 from embark_jax.planner.layout.storage import (
     Cluster,
     Exchange,
-    Placement,
+    RowRange,
     StorageKind,
     storage_kind,
 )
-from embark_jax.planner.request.workload import TableUse, Workload, table_use
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.tables import FeatureSpec
 
 
@@ -46,17 +46,17 @@ class Shapes:
     column_shards: np.ndarray
 
     @classmethod
-    def of_placement(
-        cls, placement: Placement, features: Sequence[FeatureSpec], workload: Workload
+    def of_rows(
+        cls, rows: RowRange, features: Sequence[FeatureSpec], workload: Workload
     ) -> Shapes:
-        """The shape of one placement."""
+        """The shape of one row range."""
         return cls.one(
-            table_use(placement.table, features, workload),
+            *uses_of([rows], features, workload),
             workload,
-            placement.cluster,
-            placement.row_shards,
-            placement.column_shards,
-            placement.exchange,
+            rows.cluster,
+            rows.row_shards,
+            rows.column_shards,
+            rows.exchange,
         )
 
     @classmethod
@@ -193,3 +193,12 @@ class Shapes:
             draws = float(samples * use.hotness * use.filled)
             of_table[i] = use.skew.expected_unique(use.rows, draws)
         return of_table[self.table]
+
+
+def uses_of(
+    ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
+) -> list[TableUse]:
+    """What ``features`` ask of each row range."""
+    uses = table_uses([rows.table for rows in ranges], features, workload)
+    pairs = zip(uses, ranges, strict=True)
+    return [use.of_rows(rows.begin, rows.end) for use, rows in pairs]

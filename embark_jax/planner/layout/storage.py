@@ -12,7 +12,7 @@ padding is the price of imbalance.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -63,18 +63,57 @@ def storage_kind(
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where the shards of one table live.
+class RowRange:
+    """Rows ``[begin, end)`` of a table, which lie in one storage.
 
-    Rows go in turn: row r is row ``r // row_shards`` of row shard ``r % row_shards``.
+    Rows go in turn: row ``begin + r`` of the table is row ``r // row_shards`` of row
+    shard ``r % row_shards``.
 
     Attributes:
       table: the table.
-      cluster: "dp" replicates it; "rb" pools at the owner, "ub" at the requester.
-      row_shards, column_shards: into how many shards its rows and columns are split.
+      begin, end: which of its rows.
+      cluster, row_shards, column_shards, devices, exchange: as in ``Placement``.
+    """
+
+    table: TableSpec
+    begin: int
+    end: int
+    cluster: Cluster
+    row_shards: int = 1
+    column_shards: int = 1
+    devices: tuple[int, ...] = ()
+    exchange: Exchange = "flat"
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def width(self) -> int:
+        return self.table.dim // self.column_shards
+
+    def shard_rows(self, row_shard: int) -> int:
+        """Rows of the table that row shard ``row_shard`` holds."""
+        return len(range(row_shard, self.rows, self.row_shards))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the rows of one table live.
+
+    The first ``hot_rows`` are replicated on all devices; the rest, the cold rows, are
+    split into shards. So "dp" is the case of hot rows alone, and a table without any
+    the other extreme.
+
+    Attributes:
+      table: the table.
+      cluster: of the cold rows: "rb" pools at the owner, "ub" at the requester; or "dp"
+        if there are none, and the whole table is replicated.
+      row_shards, column_shards: into how many shards rows and columns are split.
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
       exchange: how its ids, rows and gradients travel; "flat" for "dp".
       reason: why the planner chose this, for the report.
+      hot_rows: how many of the table's first rows are replicated, in "rb" and "ub".
     """
 
     table: TableSpec
@@ -84,14 +123,23 @@ class Placement:
     devices: tuple[int, ...] = ()
     exchange: Exchange = "flat"
     reason: str = ""
+    hot_rows: int = 0
 
     @property
     def width(self) -> int:
         return self.table.dim // self.column_shards
 
-    def shard_rows(self, row_shard: int) -> int:
-        """Rows of the table that row shard ``row_shard`` holds."""
-        return len(range(row_shard, self.table.rows, self.row_shards))
+    @property
+    def row_ranges(self) -> tuple[RowRange, ...]:
+        """The rows by where they lie: hot ones, if there are any, then cold ones."""
+        table, hot = self.table, self.hot_rows
+        if self.cluster == "dp":
+            return (RowRange(table, 0, table.rows, "dp"),)
+        cold = RowRange(
+            *(table, hot, table.rows, self.cluster, self.row_shards),
+            *(self.column_shards, self.devices, self.exchange),
+        )
+        return (RowRange(table, 0, hot, "dp"), cold) if hot else (cold,)
 
     def problems(self, devices: int) -> list[str]:
         """What is wrong with this placement on so many devices."""
@@ -111,10 +159,17 @@ class Placement:
                 f"{name}: column_shards is {self.column_shards}, must leave a width of "
                 f"at least 2 of dim {self.table.dim}"
             )
-        if self.row_shards > self.table.rows:
+        cold_rows = self.table.rows - self.hot_rows
+        if self.hot_rows < 0 or (self.hot_rows and cold_rows < 1):
+            found.append(
+                f"{name}: hot_rows is {self.hot_rows}, must be >= 0 and below its "
+                f"{self.table.rows} rows; cluster dp replicates them all"
+            )
+        elif self.row_shards > cold_rows:
+            of = "cold rows" if self.hot_rows else "rows"
             found.append(
                 f"{name}: row_shards is {self.row_shards}, must be at most its "
-                f"{self.table.rows} rows"
+                f"{cold_rows} {of}"
             )
         if self.exchange not in get_args(Exchange):
             found.append(
@@ -126,6 +181,8 @@ class Placement:
                 found.append(f"{name}: cluster dp is replicated, takes no exchange")
             if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
                 found.append(f"{name}: cluster dp is replicated, takes no shards")
+            if self.hot_rows:
+                found.append(f"{name}: cluster dp is replicated, takes no hot_rows")
             return found
         shards = self.row_shards * self.column_shards
         if len(self.devices) != shards:
@@ -146,14 +203,14 @@ class Storage:
     Attributes:
       kind: what its shards have in common.
       slots_per_device: rows of its block on every device, padding included.
-      placements: the tables in it.
+      ranges: the rows in it, one range of a table at most.
       first_slots: for each table ``[row_shards, column_shards]``, the slot, in its
         owner's block, at which a shard begins.
     """
 
     kind: StorageKind
     slots_per_device: int
-    placements: tuple[Placement, ...]
+    ranges: tuple[RowRange, ...]
     first_slots: Mapping[str, np.ndarray]
 
     @property
@@ -174,11 +231,11 @@ class Storage:
 
     def owners(self, table: str) -> np.ndarray:
         """``[row_shards, column_shards]`` owner of each shard; zeros if replicated."""
-        (placement,) = (p for p in self.placements if p.table.name == table)
-        shape = (placement.row_shards, placement.column_shards)
+        (rows,) = (each for each in self.ranges if each.table.name == table)
+        shape = (rows.row_shards, rows.column_shards)
         if self.replicated:
             return np.zeros(shape, np.int32)
-        return np.array(placement.devices, np.int32).reshape(shape)
+        return np.array(rows.devices, np.int32).reshape(shape)
 
 
 def lay_out(
@@ -186,27 +243,32 @@ def lay_out(
 ) -> tuple[Storage, ...]:
     """Groups shards into storages and gives each its slots, in the order of tables."""
     weighted = {feature.table for feature in features if feature.weighted}
-    groups: dict[StorageKind, list[Placement]] = {}
-    for placement in placements:
+    groups: dict[StorageKind, list[RowRange]] = {}
+    for rows in row_ranges(placements):
         kind = storage_kind(
-            placement.cluster,
-            placement.table.dim,
-            placement.column_shards,
-            placement.table.name in weighted,
-            placement.exchange,
+            rows.cluster,
+            rows.table.dim,
+            rows.column_shards,
+            rows.table.name in weighted,
+            rows.exchange,
         )
-        groups.setdefault(kind, []).append(placement)
+        groups.setdefault(kind, []).append(rows)
     storages = []
     for kind, members in sorted(groups.items(), key=lambda item: item[0]):
         used = [0] * devices
         first_slots = {}
-        for placement in members:
-            first = np.zeros((placement.row_shards, placement.column_shards), np.int64)
-            owners = placement.devices or (0,)
+        for rows in members:
+            first = np.zeros((rows.row_shards, rows.column_shards), np.int64)
+            owners = rows.devices or (0,)
             for index, owner in enumerate(owners):
-                j, k = divmod(index, placement.column_shards)
+                j, k = divmod(index, rows.column_shards)
                 first[j, k] = used[owner]
-                used[owner] += placement.shard_rows(j)
-            first_slots[placement.table.name] = first
+                used[owner] += rows.shard_rows(j)
+            first_slots[rows.table.name] = first
         storages.append(Storage(kind, max(used), tuple(members), first_slots))
     return tuple(storages)
+
+
+def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:
+    """Of all tables, those of one table after those of the other."""
+    return [rows for placement in placements for rows in placement.row_ranges]

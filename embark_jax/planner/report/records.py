@@ -7,15 +7,15 @@ from typing import Any
 
 from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.layout.prediction import Breakdown, Prediction
-from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.layout.storage import Placement, RowRange, row_ranges
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
     """What a plan says, spelled out: its predicted cost, every table and every shard.
 
     Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
-    column shard the columns ``range(column_start, column_stop)``. A replicated
-    table is listed as one shard for each device.
+    column shard the columns ``range(column_start, column_stop)``. A replicated table,
+    and the hot rows of one, are listed as one shard for each device.
 
     Raises:
       ValueError: if the plan has no prediction.
@@ -39,8 +39,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         **({"breakdown": _breakdown(breakdown)} if breakdown else {}),
         "shards": [
             shard
-            for placement in plan.placements
-            for shard in _shards(placement, plan.devices)
+            for rows in row_ranges(plan.placements)
+            for shard in _shards(rows, plan.devices)
         ],
     }
 
@@ -53,6 +53,7 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "cluster": placement.cluster,
         "row_shards": placement.row_shards,
         "column_shards": placement.column_shards,
+        "hot_rows": placement.hot_rows,
         "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
         "reason": placement.reason,
@@ -65,23 +66,23 @@ def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
     return {k: v for k, v in vars(breakdown).items() if k not in of_tables}
 
 
-def _shards(placement: Placement, devices: int) -> Iterator[dict[str, Any]]:
-    owners = placement.devices
-    if placement.cluster == "dp":
+def _shards(rows: RowRange, devices: int) -> Iterator[dict[str, Any]]:
+    owners = rows.devices
+    if rows.cluster == "dp":
         owners = tuple(range(devices))
     for index, owner in enumerate(owners):
-        j, k = divmod(index, placement.column_shards)
-        if placement.cluster == "dp":
+        j, k = divmod(index, rows.column_shards)
+        if rows.cluster == "dp":
             j = k = 0
         yield {
-            "table": placement.table.name,
-            "cluster": placement.cluster,
+            "table": rows.table.name,
+            "cluster": rows.cluster,
             "row_shard": j,
             "column_shard": k,
             "device": owner,
-            "row_start": j,
-            "row_stop": placement.table.rows,
-            "row_stride": placement.row_shards,
-            "column_start": k * placement.width,
-            "column_stop": (k + 1) * placement.width,
+            "row_start": rows.begin + j,
+            "row_stop": rows.end,
+            "row_stride": rows.row_shards,
+            "column_start": k * rows.width,
+            "column_stop": (k + 1) * rows.width,
         }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.layout.plan import Plan
-from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.layout.storage import Placement, row_ranges
 
 BYTES_PER_PARAMETER = 4
 MOST_RUNS = 6
@@ -124,7 +124,8 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
     groups: dict[tuple, list[Placement]] = {}
     for p in plan.placements:
         alike = (p.table.rows, p.table.dim, ids[p.table.name])
-        key = (*alike, p.cluster, p.row_shards, p.column_shards, p.reason)
+        split = p.cluster, p.row_shards, p.column_shards, p.hot_rows
+        key = (*alike, *split, p.reason)
         groups.setdefault((p.table.name, *key) if each else key, []).append(p)
     found = []
     for members in groups.values():
@@ -132,6 +133,8 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
         replicated = first.cluster == "dp"
         owners = [device for p in members for device in p.devices]
         split = "" if replicated else f" {first.row_shards} × {first.column_shards}"
+        if first.hot_rows:
+            split += f", {short(first.hot_rows)} rows hot"
         found.append(
             Decision(
                 names,
@@ -181,16 +184,15 @@ def offenders(plan: Plan, most: int = 5) -> dict[str, float]:
 
 
 def row_bytes(plan: Plan) -> np.ndarray:
-    """``[devices]`` bytes of rows of each device's own shards; replicated tables count
+    """``[devices]`` bytes of rows of each device's own shards; replicated rows count
     for all."""
     found = np.zeros(plan.devices)
-    for placement in plan.placements:
-        table = placement.table
-        if placement.cluster == "dp":
-            found += table.rows * table.dim * BYTES_PER_PARAMETER
-        for index, owner in enumerate(placement.devices):
-            rows = placement.shard_rows(index // placement.column_shards)
-            found[owner] += rows * placement.width * BYTES_PER_PARAMETER
+    for rows in row_ranges(plan.placements):
+        if rows.cluster == "dp":
+            found += rows.rows * rows.width * BYTES_PER_PARAMETER
+        for index, owner in enumerate(rows.devices):
+            count = rows.shard_rows(index // rows.column_shards)
+            found[owner] += count * rows.width * BYTES_PER_PARAMETER
     return found
 
 

@@ -18,12 +18,13 @@ class ForcedPlacement:
     column_shards: int | None = None
     devices: tuple[int, ...] | None = None
     exchange: Exchange | None = None
+    hot_rows: int | None = None
 
     @property
     def sharded(self) -> bool:
         """Whether it only makes sense for a table that is not replicated."""
         fixed = self.row_shards, self.column_shards, self.devices, self.exchange
-        return fixed != (None,) * 4
+        return fixed != (None,) * 4 or self.hot_rows is not None
 
     @property
     def is_fixed(self) -> bool:

@@ -23,6 +23,9 @@ MOST_HOTTEST = 1024
 exponent 1.1, to 3 % of a share on 128 shards."""
 MOST_SEEN = 0.9
 """Of a table's rows, up to which their number tells of the skew."""
+MOST_IN_ORDER = 0.75
+"""Share of the most frequent rows that must have low numbers for rows to count as
+numbered by frequency; of rows in any order it is near their share of the table."""
 MAX_EXPONENT, EXPONENT_TOLERANCE = 4.0, 1e-3
 
 
@@ -90,6 +93,34 @@ class Histogram:
         shares = shares + (self.accesses - accesses.sum()) * held / rows
         return shares / shares.sum()
 
+    @functools.cached_property
+    def in_order(self) -> bool:
+        """Whether rows are numbered by frequency, as those of vocabularies are: most of
+        the k most frequent ones then are among the first 2 k."""
+        ids = np.array(self.hottest, np.int64).reshape(-1, 2)[:, 0]
+        return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False
+
+    def share(self, rows: int, begin: int, end: int) -> float:
+        """Share of ids that fall on rows ``[begin, end)``, of a table of ``rows``."""
+        return self.within(rows, begin, end).accesses / max(self.accesses, 1)
+
+    def within(self, rows: int, begin: int, end: int) -> Histogram:
+        """Of the ids that fall on rows ``[begin, end)``, counted from ``begin``.
+
+        Where rows are numbered by frequency, the curve of frequencies is cut; else the
+        most frequent rows count where they are, the others evenly. Where rows were seen
+        a few times only, chance decides which were seen more, so that the share of the
+        first ones comes out a little too large.
+        """
+        hottest = tuple(
+            (row - begin, count) for row, count in self.hottest if begin <= row < end
+        )
+        if self.in_order:
+            return Histogram(_cut(self.bins, begin, end), hottest)
+        others = _cut(self.bins, len(self.hottest), rows)
+        others = _thin(others, (end - begin) / rows)
+        return Histogram(tuple((1, count) for _, count in hottest) + others, hottest)
+
     def share_of_hottest(self, rows: int) -> float:
         """What share of the accesses the ``rows`` most frequent rows take."""
         seen, accesses = np.array(self.bins, np.float64).reshape(-1, 2).T
@@ -129,6 +160,32 @@ class Histogram:
         return self.rows_seen - unseen * float(np.expm1(more_draws * np.log1p(-rate)))
 
 
+def _cut(
+    bins: tuple[tuple[int, int], ...], begin: int, end: int
+) -> tuple[tuple[int, int], ...]:
+    """Of the rows of bins, in their order, those from ``begin`` to ``end``."""
+    found, first = [], 0
+    for rows, accesses in bins:
+        kept = min(end, first + rows) - max(begin, first)
+        if kept > 0:
+            found.append((kept, round(accesses * kept / rows)))
+        first += rows
+    return tuple(found)
+
+
+def _thin(
+    bins: tuple[tuple[int, int], ...], share: float
+) -> tuple[tuple[int, int], ...]:
+    """A share of the rows of bins, taken at equal distances."""
+    found, first = [], 0
+    for rows, accesses in bins:
+        kept = round((first + rows) * share) - round(first * share)
+        if kept:
+            found.append((kept, round(accesses * kept / rows)))
+        first += rows
+    return tuple(found)
+
+
 def _likeliest_exponent(bins: np.ndarray) -> float:
     """Of a power law over the rows of these bins, ``[bins, 2]``: that of equal mean
     logarithm of ranks."""
@@ -139,7 +196,7 @@ def _likeliest_exponent(bins: np.ndarray) -> float:
     mean_log_rank = (accesses @ mean_log_ranks) / accesses.sum()
 
     def surplus(exponent: float) -> float:
-        probability, count = row_probabilities(int(last[-1]), exponent)
+        probability, count = row_probabilities(int(last[-1]), Zipf(exponent))
         ranks, _ = intervals(int(last[-1]))
         return float((probability * count) @ np.log(ranks)) - mean_log_rank
 

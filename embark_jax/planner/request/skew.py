@@ -1,7 +1,8 @@
 """Skew: how often the rows of a table are looked up, and what that makes of a batch.
 
 A power law, ``Zipf``, is known by one number; a sample of the data gives a
-``Histogram`` (``histogram.py``). The planner asks both the same two questions.
+``Histogram`` (``histogram.py``). The planner asks both the same questions, also of
+the hot or the cold rows of a table alone.
 """
 
 from __future__ import annotations
@@ -34,23 +35,42 @@ class Skew(Protocol):
         """``[row_shards]`` share of ids that fall on each, where rows go in turn."""
         ...
 
+    def share(self, rows: int, begin: int, end: int) -> float:
+        """Share of ids that fall on rows ``[begin, end)``, of a table of ``rows``."""
+        ...
+
+    def within(self, rows: int, begin: int, end: int) -> Skew:
+        """How those ids are distributed over those rows, counted from ``begin``."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Zipf:
     """Row r (from 0) is drawn with probability proportional to
-    ``(r + 1) ** -exponent``, each id independently; exponent 0 is uniform."""
+    ``(shift + r + 1) ** -exponent``, each id independently; exponent 0 is uniform.
+
+    Where the ``shift`` hottest rows of a table are elsewhere, so are the others drawn
+    (Zipf–Mandelbrot law).
+    """
 
     exponent: float = 0.0
+    shift: int = 0
 
     def expected_unique(self, rows: int, draws: float) -> float:
-        return _expected_unique(rows, draws, self.exponent)
+        return _expected_unique(rows, draws, self)
 
     def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
-        head = _head_sums(min(rows, HEAD_ROWS), row_shards, self.exponent)
-        tail = max(_total(rows, self.exponent) - head.sum(), 0.0)
+        head = _head_sums(min(rows, HEAD_ROWS), row_shards, self)
+        tail = max(_total(rows, self) - head.sum(), 0.0)
         tail = tail if rows > HEAD_ROWS else 0.0
         shares = head + tail / row_shards
         return shares / shares.sum()
+
+    def share(self, rows: int, begin: int, end: int) -> float:
+        return _total(end - begin, self.within(rows, begin, end)) / _total(rows, self)
+
+    def within(self, rows: int, begin: int, end: int) -> Zipf:
+        return Zipf(self.exponent, self.shift + begin)
 
 
 UNIFORM = Zipf(0.0)
@@ -70,32 +90,32 @@ def intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_probabilities(rows: int, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+def row_probabilities(rows: int, zipf: Zipf) -> tuple[np.ndarray, np.ndarray]:
     """``(probability of one row, number of rows)`` for each interval of rows."""
     ranks, lengths = intervals(rows)
-    density = ranks**-exponent
+    density = (zipf.shift + ranks) ** -zipf.exponent
     return density / (density * lengths).sum(), lengths
 
 
 @functools.lru_cache(maxsize=16384)
-def _expected_unique(rows: int, draws: float, exponent: float) -> float:
-    probability, count = row_probabilities(rows, exponent)
+def _expected_unique(rows: int, draws: float, zipf: Zipf) -> float:
+    probability, count = row_probabilities(rows, zipf)
     # 1 - (1 - p)^n, accurate for tiny p; log1p(-1) of a one-row table is -inf: fine.
     with np.errstate(divide="ignore"):
         return float(count @ -np.expm1(draws * np.log1p(-probability)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _total(rows: int, exponent: float) -> float:
-    """Sum of ``rank ** -exponent`` over all rows."""
+def _total(rows: int, zipf: Zipf) -> float:
+    """Sum of ``(shift + rank) ** -exponent`` over all rows."""
     ranks, lengths = intervals(rows)
-    return float(lengths @ ranks**-exponent)
+    return float(lengths @ (zipf.shift + ranks) ** -zipf.exponent)
 
 
 @functools.lru_cache(maxsize=16384)
-def _head_sums(rows: int, row_shards: int, exponent: float) -> np.ndarray:
+def _head_sums(rows: int, row_shards: int, zipf: Zipf) -> np.ndarray:
     """``[row_shards]`` the same over the first ``rows`` rows of each row shard."""
-    ranks = np.arange(1, rows + 1, dtype=np.float64)
+    ranks = zipf.shift + np.arange(1, rows + 1, dtype=np.float64)
     return np.bincount(
-        np.arange(rows) % row_shards, ranks**-exponent, minlength=row_shards
+        np.arange(rows) % row_shards, ranks**-zipf.exponent, minlength=row_shards
     )

@@ -112,6 +112,18 @@ class TableUse:
     filled: float = 1.0
     skew: Skew = UNIFORM
 
+    def of_rows(self, begin: int, end: int) -> TableUse:
+        """What is asked of rows ``[begin, end)`` alone: to them the ids of all other
+        rows are padding."""
+        if (begin, end) == (0, self.rows):
+            return self
+        return dataclasses.replace(
+            self,
+            rows=end - begin,
+            filled=self.filled * self.skew.share(self.rows, begin, end),
+            skew=self.skew.within(self.rows, begin, end),
+        )
+
 
 def table_use(
     table: TableSpec, features: Sequence[FeatureSpec], workload: Workload

@@ -33,7 +33,9 @@ class Instance:
 
     Attributes:
       workload, model, memory, objective: what is planned for, and what prices it.
-      tables: the model's.
+      tables: the model's; one with hot rows is there twice, as two tables to search:
+        first its hot rows, in DP, then the cold ones.
+      rows: ``[tables]`` which rows of it are meant.
       group: ``[tables]`` which tables are alike: in use, and in what is forced.
       counts: ``[groups]`` tables of each.
       owners: ``[groups]`` those that are forced, or None.
@@ -45,6 +47,7 @@ class Instance:
     memory: Memory
     objective: Objective
     tables: Sequence[TableSpec]
+    rows: Sequence[range]
     group: np.ndarray
     counts: np.ndarray
     forced: Sequence[ForcedPlacement]
@@ -83,10 +86,15 @@ def make_instance(
       exchanges: of RB, to choose among.
     """
     memory = Memory(workload)
+    placed = [
+        each for t in tables for each in _hot_and_cold(t, forced.get(t.name, FREE))
+    ]
+    tables, rows, forces = zip(*placed, strict=True)
     uses = table_uses(tables, features, workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     keys = [
-        (use, forced.get(t.name, FREE)) for t, use in zip(tables, uses, strict=True)
+        (use.of_rows(mine.start, mine.stop), force)
+        for use, mine, force in zip(uses, rows, forces, strict=True)
     ]
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     choices = np.array(
@@ -99,10 +107,21 @@ def make_instance(
     candidates = weigh([use for use, _ in numbers], choices, workload, model, memory)
     objective = Objective(candidates.storages, workload, model, memory)
     return Instance(
-        *(workload, model, memory, objective, tables, group, np.bincount(group)),
+        *(workload, model, memory, objective, tables, rows, group),
+        counts=np.bincount(group),
         forced=[force for _, force in numbers],
         candidates=candidates,
     )
+
+
+def _hot_and_cold(
+    table: TableSpec, force: ForcedPlacement
+) -> Iterator[tuple[TableSpec, range, ForcedPlacement]]:
+    """What is to be placed of a table, and what is forced of that."""
+    hot_rows = force.hot_rows or 0
+    if hot_rows:
+        yield table, range(hot_rows), ForcedPlacement("dp")
+    yield table, range(hot_rows, table.rows), force
 
 
 Choice = tuple[int, int, int, int]
@@ -186,5 +205,8 @@ def forced_problems(
             rows = max(1, len(force.devices or ()) // max(1, columns))
         owners = (0,) * (rows * columns) if force.devices is None else force.devices
     cluster, exchange = force.cluster or "rb", force.exchange or "flat"
-    placement = Placement(table, cluster, rows, columns, owners, exchange)
+    hot_rows = 0 if force.hot_rows is None else force.hot_rows
+    placement = Placement(
+        table, cluster, rows, columns, owners, exchange, hot_rows=hot_rows
+    )
     return placement.problems(devices)

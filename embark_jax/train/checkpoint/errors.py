@@ -10,7 +10,7 @@ class CheckpointError(ValueError):
 
 
 class ForeignCheckpointError(CheckpointError):
-    """A checkpoint of another model or other data."""
+    """A checkpoint of another model or other data, or in a format not known here."""
 
 
 def differences(theirs: Any, mine: Any, there: str, where: str = "") -> list[str]:

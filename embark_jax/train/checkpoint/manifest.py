@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from embark_jax.embedding.logical import TableLayout
-from embark_jax.train.checkpoint.errors import CheckpointError
+from embark_jax.embedding.logical import RangeLayout, TableLayout
+from embark_jax.train.checkpoint.errors import CheckpointError, ForeignCheckpointError
 
 FORMAT = "embark_jax checkpoint"
-VERSION = 1
+VERSION = 2
 NAME = "checkpoint.json"
 
 
@@ -61,7 +61,7 @@ class Manifest:
       bad_ids: for each feature those mended so far.
       files: the bytes of each file.
       arrays: by dotted path in the state, such as "storages.rb_64".
-      tables: where their rows lie in the arrays of a storage, by name.
+      tables: where their rows lie in the arrays of storages, by name.
     """
 
     step: int
@@ -83,24 +83,23 @@ class Manifest:
         """Reads what ``to_json`` wrote.
 
         Raises:
-          CheckpointError: if it is no manifest of this version.
+          ForeignCheckpointError: if it is of a version that is not known here.
+          CheckpointError: if it is no manifest.
         """
         try:
             value = json.loads(text)
             found = value.pop("format"), value.pop("version")
         except (ValueError, KeyError, AttributeError, TypeError):
             raise CheckpointError(f"{NAME} is no description") from None
-        if found != (FORMAT, VERSION):
-            raise CheckpointError(
+        if found not in [(FORMAT, VERSION), (FORMAT, 1)]:
+            raise ForeignCheckpointError(
                 f"{NAME} is of {found[0]!r}, version {found[1]}; this program reads "
-                f"{FORMAT!r}, version {VERSION}"
+                f"{FORMAT!r}, version {VERSION} and 1"
             )
+        of_table = _ranges if found[1] == VERSION else _ranges_of_version_1
         try:
             arrays = {name: _array(each) for name, each in value["arrays"].items()}
-            tables = {
-                name: TableLayout(**_tuples(each))
-                for name, each in value["tables"].items()
-            }
+            tables = {name: of_table(each) for name, each in value["tables"].items()}
             return cls(**value | {"arrays": arrays, "tables": tables})
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{NAME} lacks something: {error!r}") from None
@@ -109,6 +108,22 @@ class Manifest:
 def _array(value: dict[str, Any]) -> SavedArray:
     blocks = tuple(Block(**_tuples(block)) for block in value["blocks"])
     return SavedArray(**_tuples(value) | {"blocks": blocks})
+
+
+def _ranges(value: Any) -> TableLayout:
+    return tuple(RangeLayout(**_tuples(each)) for each in value)
+
+
+def _ranges_of_version_1(value: dict[str, Any]) -> TableLayout:
+    """A table was in one storage; the first rows of some were not in turn."""
+    if value.get("limits"):
+        raise ForeignCheckpointError(
+            f"{NAME} is of version 1, with rows of a table dealt to its row shards, "
+            "which this program cannot read: load it with the program that wrote it, "
+            "and save it under a plan without row shards in cluster rb"
+        )
+    slots = _tuples(value["first_slots"])
+    return (RangeLayout(value["storage"], 0, value["rows"], value["dim"], slots),)
 
 
 def _tuples(value: Any) -> Any:

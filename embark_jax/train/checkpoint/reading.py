@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from embark_jax.embedding.logical import TableLayout
+from embark_jax.embedding.logical import RangeLayout
 from embark_jax.train.checkpoint.errors import CheckpointError
 from embark_jax.train.checkpoint.files import (
     CHECKED_BYTES,
@@ -28,8 +28,6 @@ from embark_jax.train.checkpoint.manifest import (
 READING_THREADS = 4
 READ_BYTES = PIECE_BYTES - 2 * CHECKED_BYTES
 """As much as surely fits a buffer, wherever it begins."""
-LEAST_ROWS = 1024
-"""Of a table that are read together."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -125,30 +123,31 @@ class SavedCheckpoint:
 
     def table_rows(
         self,
-        table: TableLayout,
+        layout: RangeLayout,
         name: str,
         rows: range,
         into: np.ndarray,
         wanted: Callable[[int, int], bool] = lambda row_shard, column_shard: True,
     ) -> None:
-        """Rows of a table, whatever plan wrote them.
+        """Those of some rows of a table that are in a range, whatever plan wrote them.
 
         Args:
-          table: of this checkpoint.
-          name: of an array of the table's storage.
+          layout: of a range of this checkpoint.
+          name: of an array of its storage.
           rows: their numbers.
-          into: ``[rows, dim]``, or ``[rows, 1]`` of a state with one value a row.
-          wanted: tells of the table's shards which are needed; what others hold is not
+          into: ``[rows, dim]``, or ``[rows, 1]`` of a state with one value a row; rows
+            of other ranges are left as they are.
+          wanted: tells of the range's shards which are needed; what others hold is not
             read.
         """
         width = self.find(name).shape[1]
-        for j in range(table.row_shards):
-            held = table.held_rows(j, rows.start, rows.stop)
+        for j in range(layout.row_shards):
+            held = layout.held_rows(j, rows.start, rows.stop)
             # A state with one value a row has it in all column shards.
             for k in range(into.shape[1] // width):
                 if not held.count or not wanted(j, k):
                     continue
-                slot = table.first_slots[j][k] + held.first
+                slot = layout.first_slots[j][k] + held.first
                 for done, part in self.rows(name, slot, held.count):
                     where = held.part(done, len(part))
                     into[where, k * width : (k + 1) * width] = part
@@ -192,10 +191,7 @@ class SavedCheckpoint:
             self.buffers.give(buffer)
 
 
-def pieces_of_table(table: TableLayout, row_bytes: int) -> Iterator[range]:
-    """The rows of a table in parts that fit a buffer."""
-    step = 1 << max(LEAST_ROWS, PIECE_BYTES // row_bytes).bit_length() - 1
-    return (
-        range(begin, min(begin + step, table.rows))
-        for begin in range(0, table.rows, step)
-    )
+def pieces(begin: int, end: int, row_bytes: int) -> Iterator[range]:
+    """Rows of a table in parts that fit a buffer."""
+    step = 1 << max(1, PIECE_BYTES // row_bytes).bit_length() - 1
+    return (range(row, min(row + step, end)) for row in range(begin, end, step))

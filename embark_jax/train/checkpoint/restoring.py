@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.embedding.logical import TableLayout
+from embark_jax.embedding.logical import RangeLayout, TableLayout
 from embark_jax.train.checkpoint.errors import CheckpointError
 from embark_jax.train.checkpoint.manifest import Block, Manifest
 from embark_jax.train.checkpoint.reading import (
     READ_BYTES,
     SavedCheckpoint,
-    pieces_of_table,
+    pieces,
 )
 
 OVERWRITTEN_BYTES = 1 << 20
@@ -52,8 +52,8 @@ def restore_tables(
             if _laid_out_alike(saved.manifest, name, array, tables):
                 _copy_straight(saved, name, blocks)
             else:
-                for table in _of_storage(tables, name):
-                    _copy_table(saved, name, table, tables[table], blocks)
+                for table, rows in _of_storage(tables, name).items():
+                    _copy_rows(saved, name, table, rows, blocks)
         finally:
             arrays[name] = blocks.array()
 
@@ -173,9 +173,15 @@ def _storage_of(name: str) -> str:
     return name.split(".")[1]
 
 
-def _of_storage(tables: Mapping[str, TableLayout], name: str) -> list[str]:
+def _of_storage(tables: Mapping[str, TableLayout], name: str) -> dict[str, RangeLayout]:
+    """By table, what lies in the storage of an array."""
     storage = _storage_of(name)
-    return [table for table, each in tables.items() if each.storage == storage]
+    return {
+        table: rows
+        for table, ranges in tables.items()
+        for rows in ranges
+        if rows.storage == storage
+    }
 
 
 def _laid_out_alike(
@@ -189,14 +195,13 @@ def _laid_out_alike(
         there is not None
         and there.shape == array.shape
         and _of_storage(manifest.tables, name) == _of_storage(tables, name)
-        and all(manifest.tables[t] == tables[t] for t in _of_storage(tables, name))
     )
 
 
 def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
     step = max(1, READ_BYTES // blocks.row_bytes)
     step = 1 << step.bit_length() - 1
-    pieces = [
+    parts = [
         (block, range(begin, min(begin + step, end)))
         for block in saved.find(name).blocks
         for rows in blocks.ranges
@@ -204,24 +209,21 @@ def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
         for begin in range(max(rows.start, block.begin[0]), end, step)
     ]
 
-    def read(piece: tuple[Block, range]) -> _Found:
-        block, rows = piece
+    def read(part: tuple[Block, range]) -> _Found:
+        block, rows = part
         buffer = saved.buffers.take()
         begin = block.offset + (rows.start - block.begin[0]) * blocks.row_bytes
         found = saved.read(block.file, begin, len(rows) * blocks.row_bytes, buffer)
         found = blocks.rows_in(found, len(rows), blocks.width)
         return _Found(buffer, [(rows.start, found)])
 
-    _put_all(saved, saved.in_threads(read, pieces), blocks)
+    _put_all(saved, saved.in_threads(read, parts), blocks)
 
 
-def _copy_table(
-    saved: SavedCheckpoint, name: str, table: str, here: TableLayout, blocks: _Blocks
+def _copy_rows(
+    saved: SavedCheckpoint, name: str, table: str, here: RangeLayout, blocks: _Blocks
 ) -> None:
-    there = saved.manifest.tables[table]
-    fields = name.split(".")
-    fields[1] = there.storage
-    source = ".".join(fields)
+    """The rows of a table that lie here in one storage, from wherever they were."""
     whole = blocks.width == here.width  # else one value a row, in all column shards
     mine = [
         (j, k)
@@ -230,7 +232,7 @@ def _copy_table(
         if blocks.have(here.first_slots[j][k])
     ]
 
-    def wanted(row_shard: int, column_shard: int) -> bool:
+    def wanted(there: RangeLayout, row_shard: int, column_shard: int) -> bool:
         return any(
             there.shares_rows(row_shard, here, j)
             and (not whole or there.shares_columns(column_shard, here, k))
@@ -240,7 +242,11 @@ def _copy_table(
     def read(piece: range) -> _Found:
         in_order, sorted_ = saved.buffers.take(), saved.buffers.take()
         rows = blocks.rows_in(in_order, len(piece), here.dim if whole else 1)
-        saved.table_rows(there, source, piece, rows, wanted)
+        for there in saved.manifest.tables[table]:
+            source = name.split(".")
+            source[1] = there.storage
+            needed = functools.partial(wanted, there)
+            saved.table_rows(there, ".".join(source), piece, rows, needed)
         parts, used = [], 0
         for j, k in mine:
             held = here.held_rows(j, piece.start, piece.stop)
@@ -256,5 +262,5 @@ def _copy_table(
 
     if mine:
         row_bytes = blocks.row_bytes * here.column_shards
-        pieces = pieces_of_table(there, row_bytes)
-        _put_all(saved, saved.in_threads(read, pieces), blocks)
+        all_rows = pieces(here.begin, here.end, row_bytes)
+        _put_all(saved, saved.in_threads(read, all_rows), blocks)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from embark_jax.embedding.logical import TableLayout
+from embark_jax.embedding.logical import RangeLayout
 from embark_jax.train.checkpoint.errors import CheckpointError
 from embark_jax.train.checkpoint.files import (
     PAGE_BYTES,
@@ -99,7 +99,7 @@ def _convert(target: CheckpointFolder, step: int, old: Path) -> None:
             f"({type(error).__name__}: {reason})"
         ) from error
     layouts = {
-        name: TableLayout(name, spec["rows"], spec["dim"], ((0,),))
+        name: (RangeLayout(name, 0, spec["rows"], spec["dim"], ((0,),)),)
         for name, spec in tables.items()
     }
     manifest = Manifest(step, run["identity"], run["bad_ids"], files, arrays, layouts)

@@ -1,0 +1,100 @@
+"""Hot rows on all devices, cold rows sharded: a table as any other."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from embark_kernels import LazyAdam, RowwiseAdagrad
+from embark_kernels._mosaic import interpreted
+
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.planner import Placement, Wire
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.embedding import problems
+from tests.embedding.problems import Problem, make_plan
+from tests.embedding.test_oracle import TOLERANCE, check
+from tests.thorough import thorough
+
+TABLE = TableSpec("t", 29, 8)
+FEATURES = [
+    FeatureSpec("bag", "t", 4, "mean", weighted=True),
+    FeatureSpec("sequence", "t", 3, "none"),
+    FeatureSpec("sum", "t", 2),
+]
+
+
+def placed(cluster, hot_rows, exchange="flat") -> Placement:
+    """3 × 2 shards of the cold rows that lie unevenly on 8 devices."""
+    if cluster == "dp":
+        return Placement(TABLE, "dp")
+    owners = (7, 0, 3, 7, 7, 1)
+    return Placement(TABLE, cluster, 3, 2, owners, exchange, hot_rows=hot_rows)
+
+
+@pytest.mark.parametrize("exchange", ["flat", "hierarchical"])
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+@pytest.mark.parametrize("hot_rows", thorough([1, 5, 26], [5]))
+def test_a_bag_is_the_sum_of_its_hot_and_cold_rows(cluster, hot_rows, exchange):
+    """Means, weights and sequences; a state of one value a row on both sides. Beside a
+    table that has no hot rows, in the same storage."""
+    other = Placement(TableSpec("other", 9, 4), cluster, 2, 1, (1, 6), exchange)
+    features = [*FEATURES, FeatureSpec("other", hotness=2)]
+    both = placed(cluster, hot_rows, exchange), other
+    planned = make_plan(features, both, 2, 4, 16)
+    assert {s.name for s in planned.storages if s.replicated} == {"dp_8"}
+    check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=6))
+
+
+@pytest.mark.parametrize("hot_rows", thorough([0, 1, 17, 26], [17]))
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_hot_rows_change_nothing_but_where_rows_lie(cluster, hot_rows):
+    """The same initial rows, the same lookups, rows and states as replicated."""
+    found = [
+        problems.solve(
+            Problem(make_plan(FEATURES, [each], 2, 4, 16), LazyAdam(0.1), seed=3)
+        )
+        for each in (placed(cluster, hot_rows), placed("dp", 0))
+    ]
+    (initial, *mine), (expected, *theirs) = found
+    np.testing.assert_array_equal(initial["t"], expected["t"])
+    for one, other in zip(*map(jax.tree.leaves, (mine, theirs)), strict=True):
+        np.testing.assert_allclose(one, other, **TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["rb", "ub"])
+def test_kernels_take_hot_rows(cluster):
+    planned = make_plan(
+        FEATURES[:2],
+        [Placement(TABLE, cluster, 2, 1, (0, 0), hot_rows=9)],
+        *(1, 1, 3),
+    )
+    with interpreted():
+        check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
+
+
+def test_gradients_of_hot_rows_are_compressed_as_others():
+    """Rounded to the format's 8 bits of precision, on their way to each sum."""
+    planned = make_plan(FEATURES, [placed("rb", 5)], 2, 4, 16)
+    exact = Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=4)
+    rounded = dataclasses.replace(exact, wire=Wire("bfloat16", "bfloat16"))
+    (_, _, rows, _), (_, _, near, _) = map(problems.solve, (exact, rounded))
+    assert np.abs(rows["t"][:5] - near["t"][:5]).max() > 0
+    np.testing.assert_allclose(near["t"], rows["t"], atol=0.05)
+
+
+def test_capacities_hold_cold_ids_alone():
+    """A batch of hot ids needs no place in any bucket."""
+    planned = make_plan(FEATURES, [placed("rb", 5)], 2, 4, 16)
+    collection = EmbeddingCollection(planned, planned.make_mesh())
+    rng = np.random.default_rng(0)
+    ids = {
+        f.name: rng.integers(0, 5, (16, f.hotness)).astype(np.int32) for f in FEATURES
+    }
+    weights = {"bag": np.ones((16, 4), np.float32)}
+    (needed,) = jax.jit(collection.route)(ids, weights).needed.values()
+    assert needed == 0
+    ids["sum"][3, 1] = 5  # one cold id, in both column shards
+    (needed,) = jax.jit(collection.route)(ids, weights).needed.values()
+    assert needed == 1

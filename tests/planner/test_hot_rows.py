@@ -1,0 +1,155 @@
+"""Hot rows in plans: what may be said, and what the cost model makes of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from embark_jax import fleet
+from embark_jax.planner import (
+    ForcedPlacement,
+    Placement,
+    Plan,
+    ProgramModel,
+    Workload,
+    capacities,
+    plan,
+    plan_record,
+    predict,
+)
+from embark_jax.planner.report import summary
+from embark_jax.planner.request.histogram import Histogram
+from embark_jax.planner.request.skew import HEAD_ROWS, Zipf
+from embark_jax.tables import FeatureSpec, TableSpec
+
+TABLE, FEATURE = TableSpec("t", 1000, 8), FeatureSpec("t", hotness=4)
+WORKLOAD = Workload(fleet.dgx_h100(1, 4), 400, zipf_exponent=1.1)
+
+
+def placed(hot_rows, cluster="rb", rows=2):
+    return Placement(TABLE, cluster, rows, 2, tuple(range(2 * rows)), hot_rows=hot_rows)
+
+
+def make_plan(placement):
+    found = capacities([placement], [FEATURE], WORKLOAD)
+    prediction = predict([placement], [FEATURE], WORKLOAD, ProgramModel(WORKLOAD))
+    return Plan((FEATURE,), (placement,), 1, 4, 400, found, prediction)
+
+
+@pytest.mark.parametrize(
+    ("placement", "problem"),
+    [
+        (
+            placed(-1),
+            "hot_rows is -1, must be >= 0 and below its 1000 rows; cluster dp",
+        ),
+        (placed(1000), "hot_rows is 1000, must be >= 0 and below its 1000 rows"),
+        (placed(999), "row_shards is 2, must be at most its 1 cold rows"),
+        (
+            Placement(TABLE, "dp", hot_rows=5),
+            "cluster dp is replicated, takes no hot_rows",
+        ),
+    ],
+)
+def test_impossible_hot_rows_are_refused(placement, problem):
+    (found,) = placement.problems(4)
+    assert found.startswith(f"table 't': {problem}")
+
+
+def test_a_plan_file_keeps_hot_rows_and_may_be_without_them():
+    planned = make_plan(placed(9))
+    assert Plan.from_json(planned.to_json()) == planned
+    value = json.loads(make_plan(placed(0)).to_json())
+    del value["placements"][0]["hot_rows"]
+    assert Plan.from_json(json.dumps(value)) == make_plan(placed(0))
+
+
+def test_hot_rows_lie_on_all_devices_and_cold_rows_on_one():
+    planned = make_plan(placed(9, rows=2))
+    held = np.zeros((4, 1000, 8), int)
+    for shard in plan_record(planned)["shards"]:
+        rows = slice(shard["row_start"], shard["row_stop"], shard["row_stride"])
+        columns = slice(shard["column_start"], shard["column_stop"])
+        held[shard["device"], rows, columns] += 1
+    assert (held[:, :9] == 1).all()
+    assert (held[:, 9:].sum(axis=0) == 1).all()
+    cells = held.reshape(4, -1).sum(axis=1)
+    np.testing.assert_array_equal(summary.row_bytes(planned), 4 * cells)
+    (told,) = summary.decisions(planned)
+    assert told.placement == "RB 2 × 2, 9 rows hot"
+
+
+def test_fewer_cold_ids_need_smaller_buffers():
+    sizes = [
+        *(make_plan(placed(hot, "ub")).capacities["ub_4_split"] for hot in (0, 10, 100))
+    ]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize("rows", [50, 3 * HEAD_ROWS])
+@pytest.mark.parametrize("exponent", [0.0, 0.9, 1.3])
+@pytest.mark.parametrize("hot", [1, 7, 40])
+def test_cold_rows_of_a_power_law_are_those_that_are_left(rows, exponent, hot):
+    probability = np.arange(1.0, rows + 1) ** -exponent
+    probability /= probability.sum()
+    zipf = Zipf(exponent)
+    for begin, end in ((0, hot), (hot, rows)):
+        mine = probability[begin:end]
+        assert zipf.share(rows, begin, end) == pytest.approx(mine.sum(), rel=1e-4)
+        mine = mine / mine.sum()
+        within, count = zipf.within(rows, begin, end), end - begin
+        exact = -np.expm1(500 * np.log1p(-mine[mine < 1])).sum() + (mine == 1).sum()
+        assert within.expected_unique(count, 500.0) == pytest.approx(exact, rel=1e-4)
+        shards = min(3, count)
+        exact = np.bincount(np.arange(count) % shards, mine)
+        found = within.row_shard_shares(count, shards)
+        np.testing.assert_allclose(found, exact, rtol=1e-3)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_sample_tells_hot_rows_from_cold_ones(in_order):
+    """Of rows that are numbered by frequency it knows the share of any number; of
+    others those of the most frequent ones."""
+    rng = np.random.default_rng(0)
+    rows, hot = 100_000, 5_000
+    probability = np.arange(1.0, rows + 1) ** -1.2
+    if not in_order:
+        rng.shuffle(probability)
+    probability /= probability.sum()
+    counts = rng.multinomial(1_000_000, probability)
+    ids = np.flatnonzero(counts)
+    sample = Histogram.from_counts(ids, counts[ids])
+    assert sample.in_order == in_order
+    for begin, end in ((0, hot), (hot, rows)):
+        mine = probability[begin:end]
+        share = sample.share(rows, begin, end)
+        # Of rows as frequent as others, those that chance favours rank before them.
+        assert share == pytest.approx(mine.sum(), abs=0.005)
+        exact = -np.expm1(1e5 * np.log1p(-mine / mine.sum())).sum()
+        found = sample.within(rows, begin, end).expected_unique(end - begin, 1e5)
+        assert found == pytest.approx(exact, rel=0.03 if in_order else 0.1)
+
+
+@pytest.mark.parametrize("cluster", ["rb", "ub", None])
+def test_forced_hot_rows_are_kept_and_the_rest_is_searched(cluster):
+    other = TableSpec("other", 50, 8)
+    features = [FEATURE, FeatureSpec("other")]
+    planned = plan(
+        *([other, TABLE], features, fleet.dgx_h100(1, 4), 400),
+        forced={"t": ForcedPlacement(cluster, hot_rows=30)},
+        zipf_exponent=1.1,
+    )
+    assert [each.table for each in planned.placements] == [other, TABLE]
+    _, found = planned.placements
+    assert found.hot_rows == 30
+    assert found.cluster == cluster or (cluster is None and found.cluster != "dp")
+    assert "all but 30 hot rows " in found.reason
+    # The search priced it as it is priced from the outside.
+    assert planned.prediction.lower_bound_ms <= planned.prediction.step_ms
+    assert planned.prediction.gap < 0.1
+
+
+def test_impossible_forced_hot_rows_are_named():
+    for force in (ForcedPlacement("dp", hot_rows=3), ForcedPlacement(hot_rows=1000)):
+        with pytest.raises(ValueError, match=r"table 't'.*hot_rows"):
+            plan([TABLE], [FEATURE], fleet.dgx_h100(1, 4), 400, forced={"t": force})
