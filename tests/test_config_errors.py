@@ -27,7 +27,8 @@ train: {steps: 2.5, batch_size: many}
         "a.yaml: 11 problems",
         "  data.zipf_exponnt: unknown key; did you mean zipf_exponent?",
         "  model.top: 4 given, must be a list",
-        "  model.cross_rank: unknown key; known: bottom, compute_dtype, kind, top",
+        "  model.cross_rank: unknown key; known: batch_norm, bottom, compute_dtype, "
+        "dropout, kind, top",
         "  mesh: None given, must be a mapping",
         "  embedding.tables.user.cluster: 'pb' given, must be 'dp', 'rb' or 'ub'",
         "  embedding.tables.7: 7 given as a key, must be text: put it in quotes",

@@ -207,7 +207,8 @@ class Scheduled:
 
     Args:
       rule: whose change is in proportion to its learning rate, as all of these are.
-      schedule: factor of its learning rate, by the ``[]`` number of steps before.
+      schedule: factor of its learning rate, by the ``[]`` float32 number of steps
+        before.
       weight_decay: 0 or more.
     """
 
@@ -231,7 +232,8 @@ class Scheduled:
         return self.rule.state_widths(width)
 
     def step_factors(self, step):
-        factor = jnp.asarray(self.schedule(step - 1), jnp.float32)
+        steps_before = jnp.asarray(step - 1, jnp.float32)
+        factor = jnp.asarray(self.schedule(steps_before), jnp.float32)
         return factor, *self.rule.step_factors(step)
 
     def kept(self, factors):

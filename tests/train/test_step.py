@@ -184,8 +184,8 @@ def test_nothing_is_applied_when_a_capacity_overflows():
         forced=dict.fromkeys("abc", ForcedPlacement("ub")),
         capacity_slack=0.01,
     )
-    planned = planned.__class__(
-        **{**vars(planned), "capacities": dict.fromkeys(planned.capacities, 1)}
+    planned = dataclasses.replace(
+        planned, capacities=dict.fromkeys(planned.capacities, 1)
     )
     embeddings = EmbeddingCollection(planned, planned.make_mesh())
     storages = embeddings.init(jax.random.key(0))

@@ -495,12 +495,12 @@ def test_options_are_checked(compiled, option, message):
         Trainer(model, embeddings, **options)
 
 
-def test_an_error_of_the_model_says_what_it_was_called_with(trainer):
+def test_an_error_of_the_model_says_what_it_was_called_with():
     batch = dataclasses.replace(
         Clicks().train_batch(0, BATCH), dense=np.zeros((BATCH, DENSE + 1), np.float32)
     )
     with pytest.raises(TypeError) as caught:
-        trainer.train([batch])
+        make_trainer().train([batch])
     assert caught.value.__notes__[0] == (
         "in DLRM, called with dense values (32, 3) and embeddings a (32, 4), b (32, 4)"
     )

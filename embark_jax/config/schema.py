@@ -6,15 +6,12 @@ rest of the package takes plain arguments and never sees a parser.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,34 +20,13 @@ from pydantic import (
     model_validator,
 )
 
+from embark_jax.config.base import Config, ConfigError
+from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
+from embark_jax.config.optimizers import (
+    DenseOptimizerConfig,
+    EmbeddingOptimizerConfig,
+)
 from embark_jax.tables import Pooling
-
-
-class ConfigError(ValueError):
-    """A config that cannot be used; the message names every problem, one a line."""
-
-
-def read_text(path: Path) -> str:
-    """The text of a file that a user names.
-
-    Raises:
-      ConfigError: if it cannot be read, or is no UTF-8 text.
-    """
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
-
-
-class Config(BaseModel):
-    """Base of all sections: immutable, and closed to keys it does not know.
-
-    ``None`` means "not set", so a key that takes it must have it as its default.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class MeshConfig(Config):
@@ -127,71 +103,6 @@ class FeatureConfig(Config):
     """Synthetic data only: each id comes with a weight."""
 
 
-class ConstantScheduleConfig(Config):
-    """The whole rate, after a warm-up that rises in a line from 0."""
-
-    kind: Literal["constant"] = "constant"
-    warmup_steps: NonNegativeInt = 0
-
-
-class CosineScheduleConfig(Config):
-    """After the warm-up half a cosine down to ``end_factor`` of the rate
-    (https://arxiv.org/abs/1608.03983, without restarts)."""
-
-    kind: Literal["cosine"] = "cosine"
-    warmup_steps: NonNegativeInt = 0
-    decay_steps: PositiveInt | None = None
-    """None is all steps after the warm-up."""
-    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-class PolynomialScheduleConfig(Config):
-    """After the warm-up ``hold_steps`` of the whole rate, then ``(1 - t) ** power``
-    down to ``end_factor`` of it; MLPerf's DLRM has power 2."""
-
-    kind: Literal["polynomial"] = "polynomial"
-    warmup_steps: NonNegativeInt = 0
-    hold_steps: NonNegativeInt = 0
-    decay_steps: PositiveInt | None = None
-    """None is all steps that are left."""
-    power: PositiveFloat = 1.0
-    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-class StepScheduleConfig(Config):
-    """After the warm-up the rate is multiplied by ``factor`` at each of these steps."""
-
-    kind: Literal["steps"] = "steps"
-    warmup_steps: NonNegativeInt = 0
-    at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    factor: PositiveFloat = 0.1
-
-
-AnyScheduleConfig = (
-    ConstantScheduleConfig
-    | CosineScheduleConfig
-    | PolynomialScheduleConfig
-    | StepScheduleConfig
-)
-ScheduleConfig = Annotated[AnyScheduleConfig, Field(discriminator="kind")]
-"""The factor of a learning rate, step by step."""
-
-
-class EmbeddingOptimizerConfig(Config):
-    """Applied once to each touched row."""
-
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
-    learning_rate: PositiveFloat = 0.01
-    eps: PositiveFloat = 1e-8
-    initial_accumulator: NonNegativeFloat = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    weight_decay: NonNegativeFloat = 0.0
-    """A touched row first loses this share of itself, times the learning rate; rows
-    that no id of a batch touches are left as they are."""
-    schedule: ScheduleConfig = ConstantScheduleConfig()
-
-
 class WireConfig(Config):
     """The formats in which tables' rows and gradients travel between devices; sums are
     float32. ``float16`` and ``float8_e4m3`` come with a factor for each row."""
@@ -217,96 +128,6 @@ class EmbeddingConfig(Config):
     on GPUs; elsewhere they travel padded, with the same results."""
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
     """Of lookups and updates; ``auto`` is the best that runs here."""
-
-
-class BaseModelConfig(Config):
-    """What all models have."""
-
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the operands of matrix products; parameters and sums are float32."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an MLP's hidden values that training sets to zero."""
-    batch_norm: bool = False
-    """Of an MLP's hidden values, before their ReLU."""
-
-
-class DLRMDCNv2Config(BaseModelConfig):
-    """DLRM with low-rank cross layers (https://arxiv.org/abs/2008.13535)."""
-
-    kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
-    bottom: tuple[PositiveInt, ...] = (512, 256, 128)
-    top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
-    cross_layers: NonNegativeInt = 3
-    cross_rank: PositiveInt = 512
-
-
-class DLRMConfig(BaseModelConfig):
-    """DLRM with dot interaction (https://arxiv.org/abs/1906.00091)."""
-
-    kind: Literal["dlrm"] = "dlrm"
-    bottom: tuple[PositiveInt, ...] = (512, 256, 128)
-    top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
-
-
-class DCNConfig(BaseModelConfig):
-    """DCN, version 1: cross layers of one vector each beside an MLP
-    (https://arxiv.org/abs/1708.05123)."""
-
-    kind: Literal["dcn"] = "dcn"
-    cross_layers: PositiveInt = 6
-    deep: tuple[PositiveInt, ...] = (1024, 1024)
-
-
-class WideDeepConfig(BaseModelConfig):
-    """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table is
-    its ids' weights in the wide part; a table of dim 1 is in no other."""
-
-    kind: Literal["wide_deep"] = "wide_deep"
-    deep: tuple[PositiveInt, ...] = (1024, 512, 256)
-
-
-class DeepFMConfig(BaseModelConfig):
-    """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table is its
-    ids' first-order weights."""
-
-    kind: Literal["deepfm"] = "deepfm"
-    deep: tuple[PositiveInt, ...] = (400, 400, 400)
-
-
-class TBSMConfig(BaseModelConfig):
-    """TBSM: attention over a behaviour sequence (https://arxiv.org/abs/2008.11922)."""
-
-    kind: Literal["tbsm"] = "tbsm"
-    history: Annotated[Mapping[str, str], Field(min_length=1)]
-    """For each sequence feature (pooling none) the feature whose past it is."""
-    bottom: tuple[PositiveInt, ...] = (16,)
-    event: tuple[PositiveInt, ...] = (15, 15)
-    attention: tuple[PositiveInt, ...] = (15, 15)
-    top: tuple[PositiveInt, ...] = (60, 1)
-
-
-AnyModelConfig = (
-    DLRMDCNv2Config
-    | DLRMConfig
-    | DCNConfig
-    | WideDeepConfig
-    | DeepFMConfig
-    | TBSMConfig
-)
-ModelConfig = Annotated[AnyModelConfig, Field(discriminator="kind")]
-
-
-class DenseOptimizerConfig(Config):
-    """The optax optimizer of the dense parameters."""
-
-    kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
-    learning_rate: PositiveFloat = 0.01
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    schedule: ScheduleConfig = ConstantScheduleConfig()
-    clip_norm: PositiveFloat | None = None
-    """Gradients of the dense parameters are scaled down to this norm of all of them
-    together; those of embeddings are not."""
 
 
 class EarlyStoppingConfig(Config):
@@ -421,27 +242,3 @@ class ExperimentConfig(Config):
             data["data"][key] = share(data["data"][key])
         data["train"]["batch_size"] = share(self.train.batch_size // devices) * devices
         return ExperimentConfig.model_validate(data)
-
-
-def sections(annotation: Any) -> list[type[Config]]:
-    """The sections a field may hold: none, one, or several that ``kind`` tells apart.
-
-    Args:
-      annotation: of the field, from ``model_fields``.
-    """
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return [annotation]
-    return [found for inner in get_args(annotation) for found in sections(inner)]
-
-
-def kind_of(section: type[Config]) -> str:
-    """The value of ``kind`` that chooses this section among several."""
-    return section.model_fields["kind"].default
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the known one it resembles, or else all of them."""
-    known = sorted(known)
-    if close := difflib.get_close_matches(name, known, n=1):
-        return f"did you mean {close[0]}?"
-    return f"known: {', '.join(known) or 'none'}"

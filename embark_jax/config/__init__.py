@@ -1,0 +1,38 @@
+"""Experiment configs: their schema, section by section."""
+
+from embark_jax.config.base import Config as Config
+from embark_jax.config.base import ConfigError as ConfigError
+from embark_jax.config.base import kind_of as kind_of
+from embark_jax.config.base import nearest as nearest
+from embark_jax.config.base import read_text as read_text
+from embark_jax.config.base import sections as sections
+from embark_jax.config.models import AnyModelConfig as AnyModelConfig
+from embark_jax.config.models import DCNConfig as DCNConfig
+from embark_jax.config.models import DeepFMConfig as DeepFMConfig
+from embark_jax.config.models import DLRMConfig as DLRMConfig
+from embark_jax.config.models import DLRMDCNv2Config as DLRMDCNv2Config
+from embark_jax.config.models import TBSMConfig as TBSMConfig
+from embark_jax.config.models import WideDeepConfig as WideDeepConfig
+from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
+from embark_jax.config.optimizers import (
+    ConstantScheduleConfig as ConstantScheduleConfig,
+)
+from embark_jax.config.optimizers import CosineScheduleConfig as CosineScheduleConfig
+from embark_jax.config.optimizers import DenseOptimizerConfig as DenseOptimizerConfig
+from embark_jax.config.optimizers import (
+    EmbeddingOptimizerConfig as EmbeddingOptimizerConfig,
+)
+from embark_jax.config.optimizers import (
+    PolynomialScheduleConfig as PolynomialScheduleConfig,
+)
+from embark_jax.config.optimizers import StepScheduleConfig as StepScheduleConfig
+from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
+from embark_jax.config.schema import EmbeddingConfig as EmbeddingConfig
+from embark_jax.config.schema import ExperimentConfig as ExperimentConfig
+from embark_jax.config.schema import FeatureConfig as FeatureConfig
+from embark_jax.config.schema import MeshConfig as MeshConfig
+from embark_jax.config.schema import MovieLens100KConfig as MovieLens100KConfig
+from embark_jax.config.schema import PreparedConfig as PreparedConfig
+from embark_jax.config.schema import SyntheticConfig as SyntheticConfig
+from embark_jax.config.schema import TableConfig as TableConfig
+from embark_jax.config.schema import TrainConfig as TrainConfig

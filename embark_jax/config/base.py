@@ -1,0 +1,61 @@
+"""What all sections of a config share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; the message names every problem, one a line."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that a user names.
+
+    Raises:
+      ConfigError: if it cannot be read, or is no UTF-8 text.
+    """
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
+
+
+class Config(BaseModel):
+    """Base of all sections: immutable, and closed to keys it does not know.
+
+    ``None`` means "not set", so a key that takes it must have it as its default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def sections(annotation: Any) -> list[type[Config]]:
+    """The sections a field may hold: none, one, or several that ``kind`` tells apart.
+
+    Args:
+      annotation: of the field, from ``model_fields``.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in sections(inner)]
+
+
+def kind_of(section: type[Config]) -> str:
+    """The value of ``kind`` that chooses this section among several."""
+    return section.model_fields["kind"].default
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the known one it resembles, or else all of them."""
+    known = sorted(known)
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"known: {', '.join(known) or 'none'}"

@@ -1,0 +1,87 @@
+"""The ``model`` section of a config: one class for each model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from embark_jax.config.base import Config
+
+
+class BaseModelConfig(Config):
+    """What all models have."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the operands of matrix products; parameters and sums are float32."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an MLP's hidden values that training sets to zero."""
+    batch_norm: bool = False
+    """Of an MLP's hidden values, before their ReLU."""
+
+
+class DLRMDCNv2Config(BaseModelConfig):
+    """DLRM with low-rank cross layers (https://arxiv.org/abs/2008.13535)."""
+
+    kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
+    bottom: tuple[PositiveInt, ...] = (512, 256, 128)
+    top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
+    cross_layers: NonNegativeInt = 3
+    cross_rank: PositiveInt = 512
+
+
+class DLRMConfig(BaseModelConfig):
+    """DLRM with dot interaction (https://arxiv.org/abs/1906.00091)."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    bottom: tuple[PositiveInt, ...] = (512, 256, 128)
+    top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
+
+
+class DCNConfig(BaseModelConfig):
+    """DCN, version 1: cross layers of one vector each beside an MLP
+    (https://arxiv.org/abs/1708.05123)."""
+
+    kind: Literal["dcn"] = "dcn"
+    cross_layers: PositiveInt = 6
+    deep: tuple[PositiveInt, ...] = (1024, 1024)
+
+
+class WideDeepConfig(BaseModelConfig):
+    """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table is
+    its ids' weights in the wide part; a table of dim 1 is in no other."""
+
+    kind: Literal["wide_deep"] = "wide_deep"
+    deep: tuple[PositiveInt, ...] = (1024, 512, 256)
+
+
+class DeepFMConfig(BaseModelConfig):
+    """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table is its
+    ids' first-order weights."""
+
+    kind: Literal["deepfm"] = "deepfm"
+    deep: tuple[PositiveInt, ...] = (400, 400, 400)
+
+
+class TBSMConfig(BaseModelConfig):
+    """TBSM: attention over a behaviour sequence (https://arxiv.org/abs/2008.11922)."""
+
+    kind: Literal["tbsm"] = "tbsm"
+    history: Annotated[Mapping[str, str], Field(min_length=1)]
+    """For each sequence feature (pooling none) the feature whose past it is."""
+    bottom: tuple[PositiveInt, ...] = (16,)
+    event: tuple[PositiveInt, ...] = (15, 15)
+    attention: tuple[PositiveInt, ...] = (15, 15)
+    top: tuple[PositiveInt, ...] = (60, 1)
+
+
+AnyModelConfig = (
+    DLRMDCNv2Config
+    | DLRMConfig
+    | DCNConfig
+    | WideDeepConfig
+    | DeepFMConfig
+    | TBSMConfig
+)
+ModelConfig = Annotated[AnyModelConfig, Field(discriminator="kind")]
