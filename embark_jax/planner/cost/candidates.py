@@ -1,4 +1,8 @@
-"""Candidates: shapes of any cluster with what they add to the loads of devices."""
+"""Candidates: shapes of any cluster with what they add to the loads of devices.
+
+A candidate with hot rows is that of the cold rows, with the time and memory of the hot
+ones, which lie in DP, added to what it costs everywhere.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +41,10 @@ class Candidates:
       table: ``[candidates]`` whose candidate it is, a number in ``uses``.
       cluster, exchange: ``[candidates]`` numbers in ``CLUSTERS`` and ``EXCHANGES``.
       row_shards, column_shards: ``[candidates]``; both 1 for DP.
+      hot_rows: ``[candidates]`` rows of the table that lie in DP.
       storages: all in which any lies.
       storage: ``[candidates]`` in which each lies.
+      hot_storage: ``[candidates]`` in which their hot rows lie; -1 of those without.
       everywhere_ms, everywhere_bytes: ``[candidates]`` of every device alike.
       loads: ``[7, row shards]`` what each row shard adds to its owner, those of one
         candidate after those of the other; DP has none.
@@ -51,8 +57,10 @@ class Candidates:
     exchange: np.ndarray
     row_shards: np.ndarray
     column_shards: np.ndarray
+    hot_rows: np.ndarray
     storages: tuple[StorageKind, ...]
     storage: np.ndarray
+    hot_storage: np.ndarray
     everywhere_ms: np.ndarray
     everywhere_bytes: np.ndarray
     loads: np.ndarray
@@ -131,12 +139,43 @@ def weigh(
     return Candidates(
         uses,
         *(table, cluster, exchange, row_shards, column_shards),
+        hot_rows=np.zeros(number, np.int64),
         storages=storages,
         storage=np.array([numbers[kind] for kind in kinds], np.int64),
+        hot_storage=np.full(number, -1),
         everywhere_ms=everywhere_ms,
         everywhere_bytes=everywhere_bytes,
         loads=loads,
         first=first,
+    )
+
+
+def with_hot_rows(
+    cold: Candidates, hot: Candidates, table: np.ndarray, hot_rows: np.ndarray
+) -> Candidates:
+    """Candidates of whole tables, of those of their cold and of their hot rows.
+
+    Args:
+      cold: of cold rows; ``cold.table`` numbers the ways to cut a table in two.
+      hot: in DP, one for each way, in their order.
+      table: ``[ways]`` of each.
+      hot_rows: ``[ways]``; 0 where all rows are cold.
+    """
+    way, some = cold.table, hot_rows[cold.table] > 0
+    taken = {hot.storages[s] for s in hot.storage[hot_rows > 0]}
+    storages = tuple(sorted({*cold.storages, *taken}))
+    numbers = {kind: s for s, kind in enumerate(storages)}
+    of_cold = np.array([numbers[kind] for kind in cold.storages], np.int64)
+    of_hot = np.array([numbers.get(kind, -1) for kind in hot.storages], np.int64)
+    return dataclasses.replace(
+        cold,
+        table=table[way],
+        hot_rows=hot_rows[way],
+        storages=storages,
+        storage=of_cold[cold.storage],
+        hot_storage=np.where(some, of_hot[hot.storage[way]], -1),
+        everywhere_ms=cold.everywhere_ms + some * hot.everywhere_ms[way],
+        everywhere_bytes=cold.everywhere_bytes + some * hot.everywhere_bytes[way],
     )
 
 

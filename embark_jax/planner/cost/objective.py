@@ -72,6 +72,8 @@ class Loads:
         each = self.candidates
         s = each.storage[candidate]
         self.tables[s] += times
+        if each.hot_rows[candidate]:
+            self.tables[each.hot_storage[candidate]] += times
         self.everywhere_ms += times * each.everywhere_ms[candidate]
         self.everywhere_bytes += times * each.everywhere_bytes[candidate]
         if not len(owners):

@@ -84,15 +84,13 @@ class Assignment:
                 tuple(map(int, owners)),
                 EXCHANGES[each.exchange[c]],
                 reason,
-                rows.start,
+                int(each.hot_rows[c]),
             )
-            for table, rows, c, owners, reason in zip(
+            for table, c, owners, reason in zip(
                 self.instance.tables,
-                self.instance.rows,
                 self.candidate,
                 self.owners,
                 reasons,
                 strict=True,
             )
-            if rows.stop == table.rows  # else the hot rows of the next
         )

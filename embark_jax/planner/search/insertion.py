@@ -194,10 +194,14 @@ class Insertion:
         """``[candidates]`` what they cost wherever their shards lie."""
         instance, loads = self.assignment.instance, self.assignment.loads
         each = instance.candidates
+        hot = each.hot_storage[menu.chosen]
         opened = loads.tables[menu.storage] == 0
+        opened_hot = (hot >= 0) & (loads.tables[hot] == 0)
+        fixed_ms = instance.objective.fixed_ms
         return (
             each.everywhere_ms[menu.chosen]
-            + instance.objective.fixed_ms[menu.storage] * opened
+            + fixed_ms[menu.storage] * opened
+            + fixed_ms[hot] * opened_hot
             + self.ms_per_byte * each.everywhere_bytes[menu.chosen]
         )
 

@@ -12,6 +12,7 @@ from embark_jax.planner.cost.candidates import (
     EXCHANGES,
     Candidates,
     weigh,
+    with_hot_rows,
 )
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
@@ -26,6 +27,11 @@ MIN_WIDTH = 8
 """Columns of a shard at least: 32 bytes, the sector in which GPU memory is read
 (https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
 
+HOT_SHARES = (0.25, 0.5, 0.75, 0.9)
+"""Of a table's ids that hot rows take, of the candidates."""
+FEWER_ROWS = 8.0
+"""Times the share of rows that hot rows are of a table is below their share of ids."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instance:
@@ -33,11 +39,10 @@ class Instance:
 
     Attributes:
       workload, model, memory, objective: what is planned for, and what prices it.
-      tables: the model's; one with hot rows is there twice, as two tables to search:
-        first its hot rows, in DP, then the cold ones.
-      rows: ``[tables]`` which rows of it are meant.
+      tables: the model's.
       group: ``[tables]`` which tables are alike: in use, and in what is forced.
       counts: ``[groups]`` tables of each.
+      uses: ``[groups]`` what is asked of each table.
       owners: ``[groups]`` those that are forced, or None.
       candidates: of all groups; a candidate's ``table`` is a group.
     """
@@ -47,9 +52,9 @@ class Instance:
     memory: Memory
     objective: Objective
     tables: Sequence[TableSpec]
-    rows: Sequence[range]
     group: np.ndarray
     counts: np.ndarray
+    uses: Sequence[TableUse]
     forced: Sequence[ForcedPlacement]
     candidates: Candidates
 
@@ -86,102 +91,127 @@ def make_instance(
       exchanges: of RB, to choose among.
     """
     memory = Memory(workload)
-    placed = [
-        each for t in tables for each in _hot_and_cold(t, forced.get(t.name, FREE))
-    ]
-    tables, rows, forces = zip(*placed, strict=True)
-    uses = table_uses(tables, features, workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
-    keys = [
-        (use.of_rows(mine.start, mine.stop), force)
-        for use, mine, force in zip(uses, rows, forces, strict=True)
-    ]
+    forces = [forced.get(table.name, FREE) for table in tables]
+    keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-    choices = np.array(
-        [
-            (g, *choice)
-            for g, (use, force) in enumerate(numbers)
-            for choice in _choices(use, force, workload.devices, model, exchanges)
-        ]
+    ways = [
+        (g, use, force, hot_rows)
+        for g, (use, force) in enumerate(numbers)
+        for hot_rows in _hot_rows(use, force, workload.devices, model)
+    ]
+    choices = [
+        (way, *choice)
+        for way, (_, use, force, hot_rows) in enumerate(ways)
+        for choice in _choices(use, force, hot_rows, workload.devices, model, exchanges)
+    ]
+    in_dp = [(way, *REPLICATED) for way in range(len(ways))]
+    # What has no hot rows must still have a row to weigh.
+    hot_uses = [use.of_rows(0, max(1, hot_rows)) for _, use, _, hot_rows in ways]
+    cold_uses = [use.of_rows(hot_rows, use.rows) for _, use, _, hot_rows in ways]
+    candidates = with_hot_rows(
+        weigh(cold_uses, np.array(choices), workload, model, memory),
+        weigh(hot_uses, np.array(in_dp), workload, model, memory),
+        table=np.array([g for g, *_ in ways]),
+        hot_rows=np.array([hot_rows for *_, hot_rows in ways]),
     )
-    candidates = weigh([use for use, _ in numbers], choices, workload, model, memory)
     objective = Objective(candidates.storages, workload, model, memory)
     return Instance(
-        *(workload, model, memory, objective, tables, rows, group),
+        *(workload, model, memory, objective, tables, group),
         counts=np.bincount(group),
+        uses=[use for use, _ in numbers],
         forced=[force for _, force in numbers],
         candidates=candidates,
     )
 
 
-def _hot_and_cold(
-    table: TableSpec, force: ForcedPlacement
-) -> Iterator[tuple[TableSpec, range, ForcedPlacement]]:
-    """What is to be placed of a table, and what is forced of that."""
-    hot_rows = force.hot_rows or 0
-    if hot_rows:
-        yield table, range(hot_rows), ForcedPlacement("dp")
-    yield table, range(hot_rows, table.rows), force
+def _hot_rows(
+    use: TableUse, force: ForcedPlacement, devices: int, model: CostModel
+) -> list[int]:
+    """How many hot rows are worth a try: none, and as many as take certain shares of
+    the ids, where those are few. A table of which any shards are forced has as many as
+    are forced."""
+    if force.hot_rows is not None:
+        return [force.hot_rows]
+    if force.is_fixed or devices == 1 or "dp" not in model.clusters:
+        return [0]
+    found = [0]
+    for share in HOT_SHARES:
+        few = int(share / FEWER_ROWS * use.rows)
+        if few < 1 or use.skew.share(use.rows, 0, few) < share:
+            continue
+        low, high = 0, few  # the least rows that take the share
+        while high - low > max(1, high // 8):
+            middle = (low + high) // 2
+            if use.skew.share(use.rows, 0, middle) < share:
+                low = middle
+            else:
+                high = middle
+        found.append(high)
+    return sorted(set(found))
 
 
 Choice = tuple[int, int, int, int]
 """Cluster and exchange, as numbers, row shards and column shards."""
+REPLICATED: Choice = (CLUSTERS.index("dp"), EXCHANGES.index("flat"), 1, 1)
 
 
 def _choices(
     use: TableUse,
     force: ForcedPlacement,
+    hot_rows: int,
     devices: int,
     model: CostModel,
     exchanges: Sequence[Exchange],
 ) -> list[Choice]:
-    """The candidates worth a try: halvings of rows and columns, and even shares of the
-    fleet, that make at most one shard for each device, and shards whose slots can be
-    numbered, if there are any."""
+    """The candidates of cold rows that are worth a try: halvings of rows and columns,
+    and even shares of the fleet, that make at most one shard for each device, and
+    shards whose slots can be numbered, if there are any."""
     clusters = model.clusters
     if force.cluster is not None:
         clusters = (force.cluster,)
-    elif force.sharded:
+    elif force.sharded or hot_rows:
         clusters = tuple(cluster for cluster in clusters if cluster != "dp")
     elif devices == 1 and "dp" in clusters:
         clusters = ("dp",)
+    cold_rows = use.rows - hot_rows
     found: list[Choice] = []
     for cluster in clusters:
         number = CLUSTERS.index(cluster)
         if cluster == "dp":
-            found.append((number, EXCHANGES.index("flat"), 1, 1))
+            found.append(REPLICATED)
             continue
         # In UB a hierarchical exchange saves nothing: no partial sums are added up.
         ways = exchanges if cluster == "rb" else ("flat",)
         ways = ways if force.exchange is None else (force.exchange,)
         for way in map(EXCHANGES.index, ways):
-            splits = _splits(use, force, devices)
+            splits = _splits(use.dim, cold_rows, force, devices)
             found += [(number, way, rows, columns) for rows, columns in splits]
-    numbered = [each for each in found if -(-use.rows // each[2]) <= MAX_SLOTS]
+    numbered = [each for each in found if -(-cold_rows // each[2]) <= MAX_SLOTS]
     return numbered or found
 
 
 def _splits(
-    use: TableUse, force: ForcedPlacement, devices: int
+    dim: int, rows: int, force: ForcedPlacement, devices: int
 ) -> Iterator[tuple[int, int]]:
     """Row shards and column shards."""
     free = force.row_shards is None and force.devices is None
-    for columns in _column_splits(use, force):
-        for rows in _row_splits(use, force, devices, columns):
-            if not free or rows * columns <= devices:
-                yield rows, columns
+    for columns in _column_splits(dim, force):
+        for shards in _row_splits(rows, force, devices, columns):
+            if not free or shards * columns <= devices:
+                yield shards, columns
 
 
-def _column_splits(use: TableUse, force: ForcedPlacement) -> list[int]:
+def _column_splits(dim: int, force: ForcedPlacement) -> list[int]:
     if force.column_shards is not None:
         return [force.column_shards]
-    halvings = [2**k for k in range(use.dim.bit_length())]
-    splits = [m for m in halvings if use.dim % m == 0 and use.dim // m >= MIN_WIDTH]
+    halvings = [2**k for k in range(dim.bit_length())]
+    splits = [m for m in halvings if dim % m == 0 and dim // m >= MIN_WIDTH]
     return splits or [1]
 
 
 def _row_splits(
-    use: TableUse, force: ForcedPlacement, devices: int, column_shards: int
+    rows: int, force: ForcedPlacement, devices: int, column_shards: int
 ) -> list[int]:
     if force.row_shards is not None:
         return [force.row_shards]
@@ -189,7 +219,7 @@ def _row_splits(
         return [max(1, len(force.devices) // column_shards)]
     halvings = {2**k for k in range(devices.bit_length())}
     shares = {n for n in range(1, devices + 1) if devices % n == 0}
-    return sorted(n for n in halvings | shares if n <= min(devices, use.rows))
+    return sorted(n for n in halvings | shares if n <= min(devices, rows))
 
 
 def forced_problems(

@@ -26,7 +26,7 @@ def reasons(assignment: Assignment) -> list[str]:
     for table, chosen in enumerate(assignment.candidate.tolist()):
         group = instance.group[table]
         how = split(each, chosen, assignment.owners[table], fleet)
-        if hot_rows := instance.rows[table].start:
+        if hot_rows := each.hot_rows[chosen]:
             how = f"all but {hot_rows:,} hot rows {how}"
         if fleet.devices == 1:
             found.append("one device: nothing to exchange")

@@ -169,7 +169,7 @@ def shortage(instance: Instance, least_bytes: float) -> str:
     memory = instance.memory
     table_bytes = sum(
         count * use.rows * memory.row_bytes(use.dim)
-        for count, use in zip(instance.counts, instance.candidates.uses, strict=True)
+        for count, use in zip(instance.counts, instance.uses, strict=True)
     )
     forced = any(force.is_fixed for force in instance.forced)
     devices = instance.workload.devices

@@ -41,7 +41,10 @@ def levels_of(instance: Instance) -> tuple[np.ndarray, np.ndarray]:
     on_nodes = nodes[staged] * each.column_shards[staged]
     mean[row, staged] = top[LEVEL_SUMS, staged] * on_nodes * gpus / devices
     largest[row, staged] = top[LEVEL_SUMS, staged]
-    largest[len(LEVELS) * storages + each.storage, number] = 1.0
+    used = len(LEVELS) * storages
+    largest[used + each.storage, number] = 1.0
+    hot = np.flatnonzero(each.hot_rows)
+    largest[used + each.hot_storage[hot], hot] = 1.0
     mean[-1], largest[-1] = total[-1], top[-1]
     return mean, largest
 
@@ -66,6 +69,7 @@ def undominated(
             each.everywhere_ms[None, chosen],
             each.everywhere_bytes[None, chosen],
             touched_bytes[None, chosen],
+            each.hot_rows[None, chosen] > 0,  # which take another storage
         ]
     )
     keep = np.ones(len(chosen), bool)
