@@ -50,8 +50,9 @@ class Shapes:
         cls, rows: RowRange, features: Sequence[FeatureSpec], workload: Workload
     ) -> Shapes:
         """The shape of one row range."""
+        (use,) = uses_of([rows], features, workload)
         return cls.one(
-            *uses_of([rows], features, workload),
+            use,
             workload,
             rows.cluster,
             rows.row_shards,
