@@ -222,7 +222,7 @@ def _train(
 
         while trainer.step < options.steps:
             goal = _next_stop(setup.config, trainer.step)
-            for result in trainer.iterate(setup.dataset, goal, stop.before):
+            for result in trainer.iterate(setup.training_data, goal, stop.before):
                 window.add(result)
                 if result.step % options.log_every == 0 or result.step == goal:
                     report()
