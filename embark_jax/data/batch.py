@@ -29,6 +29,8 @@ class Batch:
       ids: for each feature ``[batch, hotness]`` integers, padded with -1.
       labels: ``[batch]`` float32, 0 or 1.
       weights: for each weighted feature ``[batch, hotness]`` float32.
+      hot: whether all ids, of all processes' parts of this batch, are promised to be of
+        hot rows, so that it may take the step that exchanges nothing for embeddings.
       locate: names where a sample came from, for error messages: maps its index in
         the batch to text such as ``"ml-100k.inter, line 81"``.
     """
@@ -38,6 +40,7 @@ class Batch:
     labels: np.ndarray
     weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     locate: Callable[[int], str] = "sample {}".format
+    hot: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -82,7 +82,7 @@ class BatchChecker:
         weights = {
             name: self._weights(batch, name, ids[name]) for name in batch.weights
         }
-        return Batch(dense, ids, labels, weights, batch.locate)
+        return Batch(dense, ids, labels, weights, batch.locate, batch.hot)
 
     def _ids(self, batch: Batch, name: str) -> np.ndarray:
         what, ids = f"ids of feature {name!r}", np.asarray(batch.ids[name])

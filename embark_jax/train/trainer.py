@@ -34,7 +34,7 @@ from embark_jax.train.dense_parallelism import DenseParallelism
 from embark_jax.train.device_batch import DeviceBatch, own_part, put_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.metrics import EvalAccumulator, Metrics
-from embark_jax.train.overlap import OverlappedStep
+from embark_jax.train.programs import Programs
 from embark_jax.train.progress import step_progress
 from embark_jax.train.results import (
     BadIdError,
@@ -43,13 +43,7 @@ from embark_jax.train.results import (
     refuse_bad_ids,
     refuse_non_finite,
 )
-from embark_jax.train.step import (
-    StepReport,
-    TrainState,
-    init_state,
-    make_predict_step,
-    make_train_step,
-)
+from embark_jax.train.step import StepReport, TrainState, init_state
 
 STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
@@ -118,7 +112,7 @@ class Trainer:
 
     def _use(self, embeddings: EmbeddingCollection) -> None:
         self.embeddings = embeddings
-        step = make_train_step(
+        self._programs = Programs(
             self._model,
             embeddings,
             self._dense_optimizer,
@@ -128,11 +122,6 @@ class Trainer:
             self._dense,
             self._overlap,
         )
-        if self._overlap:
-            self._step = OverlappedStep(step, embeddings, self._micro_batches)
-        else:
-            self._step = lambda state, batch, following: step(state, batch)
-        self._predict = make_predict_step(self._model, embeddings)
 
     def _make_room(self, needed: Mapping[str, jax.Array]) -> bool:
         """Grows the capacities where a batch needs more; returns whether any grew."""
@@ -275,12 +264,15 @@ class Trainer:
         """Starts the step of the first that waits."""
         batch, on_devices = waiting.popleft()
         following = waiting[0][1] if waiting else None
-        report = self.apply(on_devices, following)
-        capacities = self.embeddings.plan.capacities
+        report = self.apply(on_devices, following, batch.hot)
+        capacities = self._programs.capacities(batch.hot)
         return _Flight(batch, on_devices.labels, report, capacities)
 
     def apply(
-        self, batch: DeviceBatch, following: DeviceBatch | None = None
+        self,
+        batch: DeviceBatch,
+        following: DeviceBatch | None = None,
+        hot: bool = False,
     ) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
         nor does ``step`` count. Training is done by ``fit`` and ``train``.
@@ -288,7 +280,7 @@ class Trainer:
         Raises:
           ValueError: if an array has another shape or type than the plan says.
         """
-        self.state, report = self._step(self.state, batch, following)
+        self.state, report = self._programs.train(self.state, batch, following, hot)
         return report
 
     def _put(self, batch: Batch, size: int) -> DeviceBatch:
@@ -312,6 +304,8 @@ class Trainer:
                 refuse_bad_ids(batches[0], report.bad_ids, self._checker())
             if not _overflows(report.needed, capacities):
                 refuse_non_finite(batches[0], float(report.loss), self.step + 1)
+            # One that is not of hot rows, as was said, takes the ordinary step.
+            batches[0] = dataclasses.replace(batches[0], hot=False)
             self._make_room(report.needed)
             again = deque((each, self._put(each, self.batch_size)) for each in batches)
             while again:
@@ -323,7 +317,10 @@ class Trainer:
             loss=float(report.loss),
             logits=report.logits,
             labels=labels,
-            used={n: int(report.needed[n]) / have for n, have in capacities.items()},
+            used={
+                n: int(report.needed[n]) / max(have, 1)
+                for n, have in capacities.items()
+            },
         )
 
     @property
@@ -353,7 +350,7 @@ class Trainer:
             padded = self._put(own_part(batch, size), size)
             while True:
                 state = self.state
-                logits, needed, any_bad, bad_ids = self._predict(
+                logits, needed, any_bad, bad_ids = self._programs.predict(
                     state.params, state.model_state, state.storages, padded
                 )
                 if bool(any_bad):

@@ -162,8 +162,11 @@ def test_overlap_changes_no_bit(trainer, capacities):
 
 
 def test_overlap_changes_no_bit_beside_all_else():
-    """Hierarchical exchanges of compressed rows, in micro-batches."""
-    placed = [dataclasses.replace(each, exchange="hierarchical") for each in PLACED]
+    """Hierarchical exchanges of compressed rows, in micro-batches; hot rows."""
+    placed = [
+        dataclasses.replace(each, exchange="hierarchical", hot_rows=9)
+        for each in PLACED
+    ]
     trainer, overlapped = (
         make_trainer(
             {f"{name}_hierarchical": places for name, places in AMPLE.items()},
