@@ -89,6 +89,11 @@ class BatchChecker:
         }
         return Batch(dense, ids, labels, weights, batch.locate)
 
+    @property
+    def sample_bytes(self) -> int:
+        """Of a checked sample; without dense values until their number is known."""
+        return self._layout().itemsize
+
     def _was_checked(self, batch: Batch) -> bool:
         """Whether the batch is in its final form, and known to be good."""
         known = batch.checked_rows
