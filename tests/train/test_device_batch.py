@@ -13,7 +13,7 @@ from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import abstract_batch, own_part, put_batch
 
 SAMPLES, DENSE = 8, 3
-TABLES = {"small": TableSpec("small", 50, 4), "huge": TableSpec("huge", 2**40, 4)}
+TABLES = {"small": TableSpec("small", 50, 4), "huge": TableSpec("huge", 5 * 10**9, 4)}
 FEATURES = (
     FeatureSpec("one", "small"),
     FeatureSpec("wide", "huge", hotness=2),
@@ -25,7 +25,7 @@ PLAN = Plan(
     nodes=2,
     gpus_per_node=2,
     batch_size=SAMPLES,
-    capacities={"rb_4": 64},
+    capacities={"rb_4": 64, "rb_4_weighted": 64},
 )
 
 
