@@ -58,6 +58,7 @@ from embark_jax.tables import (
     embedding_width,
 )
 from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.train.losses import BinaryCrossEntropy
 from embark_jax.train.schedules import build_schedule
 from embark_jax.train.trainer import Trainer
 
@@ -213,6 +214,9 @@ class Experiment:
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
             overlap=config.train.overlap,
+            loss=BinaryCrossEntropy(
+                config.train.label_smoothing, config.train.embedding_l2
+            ),
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,
         )

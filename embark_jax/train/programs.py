@@ -11,9 +11,10 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.train.dense_parallelism import DenseParallelism
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.losses import Loss
 from embark_jax.train.overlap import OverlappedStep
+from embark_jax.train.report import StepReport
 from embark_jax.train.step import (
-    StepReport,
     TrainState,
     make_predict_step,
     make_train_step,
@@ -31,7 +32,7 @@ class Programs:
       embeddings: the embedding tables.
       dense_optimizer, embedding_optimizer: of the step.
       state: that it takes.
-      micro_batches, dense, overlap: as of ``make_train_step``.
+      micro_batches, dense, overlap, loss: as of ``make_train_step``.
 
     Attributes:
       predict: of ``make_predict_step``.
@@ -47,6 +48,7 @@ class Programs:
         micro_batches: int,
         dense: DenseParallelism,
         overlap: bool,
+        loss: Loss,
     ):
         hot = embeddings.with_plan(embeddings.plan, hot_only=True)
         self._capacities = {False: embeddings.capacities, True: hot.capacities}
@@ -61,6 +63,7 @@ class Programs:
                 micro_batches,
                 dense,
                 overlap,
+                loss,
             )
 
         step, self._overlap = make(embeddings, overlap), overlap
