@@ -30,7 +30,14 @@ from embark_jax.config import (
     SyntheticConfig,
     read_text,
 )
-from embark_jax.data import BatchChecker, Dataset, PreparedData, scale_warnings
+from embark_jax.data import (
+    WINDOW_BATCHES,
+    BatchChecker,
+    Dataset,
+    HotBatches,
+    PreparedData,
+    scale_warnings,
+)
 from embark_jax.dataset import (
     batch_checker,
     blaming,
@@ -51,6 +58,7 @@ from embark_jax.tables import (
     embedding_width,
 )
 from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.train.losses import BinaryCrossEntropy
 from embark_jax.train.schedules import build_schedule
 from embark_jax.train.trainer import Trainer
 
@@ -121,10 +129,24 @@ class Experiment:
         data = self.config.data.model_dump(mode="json", exclude={"path"})
         if isinstance(self.dataset, PreparedData):
             data["files"] = self.dataset.manifest.digest()
-        return {
-            "data": data,
-            "train": {"batch_size": self.config.train.batch_size},
-        }
+        train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
+        if self.config.train.hot_batches:
+            train["hot_rows"] = self.hot_rows
+            train["window_batches"] = WINDOW_BATCHES
+        return {"data": data, "train": train}
+
+    @property
+    def hot_rows(self) -> dict[str, int]:
+        """For each feature, how many of its table's first rows are on all devices."""
+        rows = {p.table.name: p.replicated_rows for p in self.plan.placements}
+        return {feature.name: rows[feature.table] for feature in self.features}
+
+    @property
+    def training_data(self) -> Dataset:
+        """The dataset, with its training samples in the order that is asked for."""
+        if not self.config.train.hot_batches:
+            return self.dataset
+        return HotBatches(self.dataset, self.hot_rows, self.config.train.batch_size)
 
     @property
     def missing_dense(self) -> Mapping[str, int]:
@@ -192,6 +214,9 @@ class Experiment:
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
             overlap=config.train.overlap,
+            loss=BinaryCrossEntropy(
+                config.train.label_smoothing, config.train.embedding_l2
+            ),
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,
         )
@@ -245,7 +270,19 @@ def build(
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:
         planned = _read_plan(plan_file, config, tables, features)
+    if config.train.hot_batches:
+        _check_hot_rows(planned)
     return Experiment(config, dataset, tables, features, planned)
+
+
+def _check_hot_rows(plan: Plan) -> None:
+    without = [p.table.name for p in plan.placements if not p.replicated_rows]
+    if without:
+        raise ConfigError(
+            f"train.hot_batches: table {without[0]!r} has no hot rows, so no batch is "
+            f"of hot rows alone; set embedding.tables.{without[0]}.hot_rows "
+            f"({len(without)} of {len(plan.placements)} tables have none)"
+        )
 
 
 def _implementation(config: ExperimentConfig) -> str | None:

@@ -238,7 +238,7 @@ def _train(
         while trainer.step < setup.steps and not early.ended:
             goal = _next_stop(setup, trainer.step)
             try:
-                for result in trainer.iterate(setup.dataset, goal, stop.before):
+                for result in trainer.iterate(setup.training_data, goal, stop.before):
                     window.add(result)
                     if result.step % options.log_every == 0 or result.step == goal:
                         report()

@@ -25,7 +25,9 @@ def compile_cheaply(config) -> None:
     # Programs for GPUs are examined as users get them.
     if importlib.util.find_spec("jax_cuda13_plugin") is not None:
         return
-    flags = "--xla_backend_optimization_level=0"
+    # Unoptimized code has a multiplication and an addition in one instruction, with one
+    # rounding, here and not there, as what is around them happens to be: AVX has none.
+    flags = "--xla_backend_optimization_level=0 --xla_cpu_max_isa=AVX"
     if jax.version.__version_info__ < (0, 11):  # newer ones know it no more
         flags += " --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", flags)

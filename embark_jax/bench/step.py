@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from embark_jax.data import Batch
 from embark_jax.experiment import Experiment
 from embark_jax.train.device_batch import put_batch
+from embark_jax.train.report import Numbers
 from embark_jax.train.trainer import Trainer
 
 BATCHES = 8
@@ -57,11 +58,12 @@ def measure_step(
     say("compiling the step")
     trainer = setup.trainer()
     trainer.train(batches)  # compiles; capacities grow to hold them all
-    on_devices = [put_batch(batch, trainer.embeddings.mesh) for batch in batches]
+    place = trainer.embeddings.mesh, trainer.batch_size
+    on_devices = [put_batch(batch, *place) for batch in batches]
     losses: list[float] = []
 
     def step(batch):
-        return trainer.apply(batch).loss
+        return trainer.apply(batch).numbers
 
     def timed(name: str, function: Callable) -> float:
         say(f"timing {name}")
@@ -72,7 +74,8 @@ def measure_step(
             jax.block_until_ready(outputs)
             times.append((time.perf_counter() - start) / len(batches))
             if function is step:
-                losses.append(float(outputs[0]))
+                numbers = Numbers.of(outputs[0], trainer.embeddings.plan.capacities)
+                losses.append(numbers.loss)
         return 1e3 * statistics.median(times[1:])
 
     step_ms = timed("the step", step)
@@ -101,13 +104,16 @@ def _embedding_parts(trainer: Trainer) -> dict[str, Callable]:
 
     @jax.jit
     def route(batch):
+        batch = batch.columns()
         return collection.route(batch.ids, batch.weights)
 
     @jax.jit
     def lookup(storages, batch):
+        batch = batch.columns()
         return collection.lookup(storages, collection.route(batch.ids, batch.weights))
 
     def update(storages, state, batch):
+        batch = batch.columns()
         routes = collection.route(batch.ids, batch.weights)
         embeddings = collection.lookup(storages, routes)
         number, apply = jnp.int32(1), jnp.bool_(True)

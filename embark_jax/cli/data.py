@@ -60,8 +60,6 @@ def verify(
             lambda done, total: progress.update(task, completed=done, total=total),
         )
     say(f"{found.files:,} files, {found.bytes:,} bytes: all as they were written")
-    if found.renewed:
-        say("the manifest was of version 1: it has the checksums of version 2 now")
 
 
 @app.command("stats")

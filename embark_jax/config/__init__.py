@@ -11,6 +11,7 @@ from embark_jax.config.models import DCNConfig as DCNConfig
 from embark_jax.config.models import DeepFMConfig as DeepFMConfig
 from embark_jax.config.models import DLRMConfig as DLRMConfig
 from embark_jax.config.models import DLRMDCNv2Config as DLRMDCNv2Config
+from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import TBSMConfig as TBSMConfig
 from embark_jax.config.models import WideDeepConfig as WideDeepConfig
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig

@@ -153,6 +153,10 @@ class TrainConfig(Config):
     over all, ``tensor`` its layers over the GPUs of a node."""
     overlap: bool = False
     """Whether the route of a batch is made during the step before it."""
+    hot_batches: bool = False
+    """Whether samples of hot rows alone go into batches of their own, for which no
+    embedding is exchanged; every table must have hot rows. Takes host memory for 32
+    batches."""
     steps: PositiveInt | None = None
     """None is as many as ``epochs`` take, or 1,000."""
     epochs: PositiveFloat | None = None
@@ -215,6 +219,15 @@ class ExperimentConfig(Config):
                 f"train.batch_size is {self.train.batch_size}, must be a multiple of "
                 f"the {self.mesh.devices} devices (mesh.nodes {self.mesh.nodes} × "
                 f"mesh.gpus_per_node {self.mesh.gpus_per_node}){cut}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_agree(self):
+        if self.train.hot_batches and self.train.overlap:
+            raise ValueError(
+                "train.hot_batches is true, and so is train.overlap, which makes the "
+                "route of every batch in the step before it; set one of them to false"
             )
         return self
 

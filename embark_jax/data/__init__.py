@@ -9,6 +9,8 @@ from embark_jax.data.checks import feature_statistics as feature_statistics
 from embark_jax.data.checks import scale_warnings as scale_warnings
 from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100k
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
+from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
+from embark_jax.data.hot_batches import HotBatches as HotBatches
 from embark_jax.data.movielens import MovieLens100K as MovieLens100K
 from embark_jax.data.pipeline import prefetch as prefetch
 from embark_jax.data.prepared import PreparedData as PreparedData

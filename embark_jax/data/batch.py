@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from embark_jax.data.records import layout
 from embark_jax.tables import FeatureSpec
 
 
@@ -29,8 +30,15 @@ class Batch:
       ids: for each feature ``[batch, hotness]`` integers, padded with -1.
       labels: ``[batch]`` float32, 0 or 1.
       weights: for each weighted feature ``[batch, hotness]`` float32.
+      hot: whether all ids, of all processes' parts of this batch, are promised to be of
+        hot rows, so that it may take the step that exchanges nothing for embeddings.
       locate: names where a sample came from, for error messages: maps its index in
         the batch to text such as ``"ml-100k.inter, line 81"``.
+      records: the arrays above as views of ``[batch]`` records of
+        ``data.records.layout``, if that is how they lie; ``dataclasses.replace`` drops
+        it.
+      checked_rows: for each feature the rows that its ids are known to be among, where
+        all of the batch was checked before; empty where nothing is known.
     """
 
     dense: np.ndarray
@@ -38,9 +46,73 @@ class Batch:
     labels: np.ndarray
     weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     locate: Callable[[int], str] = "sample {}".format
+    hot: bool = False
+    records: np.ndarray | None = dataclasses.field(default=None, init=False)
+    checked_rows: Mapping[str, int] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+
+    @classmethod
+    def of(
+        cls,
+        records: np.ndarray,
+        locate: Callable[[int], str] = "sample {}".format,
+        checked_rows: Mapping[str, int] | None = None,
+    ) -> Batch:
+        """A batch of records, which are not copied."""
+        kinds = records.dtype.names or ()
+        fields = {
+            kind: {
+                name: records[kind][name] for name in records[kind].dtype.names or ()
+            }
+            for kind in ("ids", "weights")
+            if kind in kinds
+        }
+        batch = cls(
+            records["dense"],
+            fields["ids"],
+            records["label"],
+            fields.get("weights", {}),
+            locate,
+        )
+        object.__setattr__(batch, "records", records)
+        object.__setattr__(batch, "checked_rows", checked_rows or {})
+        return batch
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def to_records(self) -> np.ndarray:
+        """The batch as records: those it has, or else a copy of its arrays.
+
+        Raises:
+          ValueError: if an array has another shape or type than a checked batch has.
+        """
+        if self.records is not None:
+            return self.records
+        dense = self.dense.shape[-1] if np.ndim(self.dense) else 0
+        found = np.empty(
+            len(self),
+            layout(
+                dense,
+                tuple((n, x.shape[-1], x.dtype) for n, x in self.ids.items()),
+                tuple((n, x.shape[-1]) for n, x in self.weights.items()),
+            ),
+        )
+        columns = [("labels", self.labels, found["label"])]
+        columns.append(("dense values", self.dense, found["dense"]))
+        for kind in ("ids", "weights"):
+            for name, values in getattr(self, kind).items():
+                what = f"{kind} of feature {name!r}"
+                columns.append((what, values, found[kind][name]))
+        for what, values, column in columns:
+            if (values.dtype, values.shape) != (column.dtype, column.shape):
+                raise ValueError(
+                    f"{what} are {values.dtype} of shape {values.shape}, must be "
+                    f"{column.dtype} of shape {column.shape}"
+                )
+            column[...] = values
+        return found
 
 
 class Dataset(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal, NoReturn, get_args
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.hashing import splitmix64
+from embark_jax.data.records import layout
 from embark_jax.tables import PADDING_ID, FeatureSpec
 
 OnBadId = Literal["error", "drop", "hash"]
@@ -24,7 +26,8 @@ class BatchChecker:
 
     In that form the ids of a feature are ``[batch, hotness]``, int32 unless the table
     needs int64; dense features, labels and weights are float32; the weight of padding
-    is 0. The arrays given are never written to.
+    is 0. The arrays given are never written to. A batch that was checked against the
+    same tables when it was written, as prepared data are, is taken as it is.
 
     Args:
       features: all features of the model.
@@ -66,15 +69,17 @@ class BatchChecker:
         Raises:
           DataError: if it breaks a rule; the message names the first such sample.
         """
+        if self._dense_features is None:
+            self._dense_features = (
+                np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
+            )
+        if self._was_checked(batch):
+            return batch
         samples = len(batch)
         labels = _float32(batch, "labels", batch.labels, (samples,))
         bad = (labels < 0) | (labels > 1)
         if bad.any():
             _fail(batch, "labels", bad, labels, "must be from 0 to 1")
-        if self._dense_features is None:
-            self._dense_features = (
-                np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
-            )
         dense = _float32(batch, "dense", batch.dense, (samples, self._dense_features))
         _check_names("ids", batch.ids, self._features.keys())
         _check_names("weights", batch.weights, self._weighted)
@@ -82,7 +87,29 @@ class BatchChecker:
         weights = {
             name: self._weights(batch, name, ids[name]) for name in batch.weights
         }
-        return Batch(dense, ids, labels, weights, batch.locate)
+        return Batch(dense, ids, labels, weights, batch.locate, batch.hot)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of a checked sample; without dense values until their number is known."""
+        return self._layout().itemsize
+
+    def _was_checked(self, batch: Batch) -> bool:
+        """Whether the batch is in its final form, and known to be good."""
+        known = batch.checked_rows
+        return (
+            batch.records is not None
+            and batch.records.dtype == self._layout()
+            and all(known.get(n, math.inf) <= rows for n, rows in self._rows.items())
+        )
+
+    def _layout(self) -> np.dtype:
+        features = self._features.values()
+        return layout(
+            self._dense_features or 0,
+            tuple((f.name, f.hotness, id_dtype(self._rows[f.name])) for f in features),
+            tuple((f.name, f.hotness) for f in features if f.weighted),
+        )
 
     def _ids(self, batch: Batch, name: str) -> np.ndarray:
         what, ids = f"ids of feature {name!r}", np.asarray(batch.ids[name])

@@ -26,13 +26,13 @@ def write_json(path: Path, data: Any) -> None:
         scratch.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
 
 
-def write_arrow(path: Path, table: pa.Table, batch_rows: int | None = None) -> None:
-    """Writes an Arrow IPC file, in record batches of so many rows."""
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Writes an Arrow IPC file."""
     with (
         replacing(path) as scratch,
         pa.ipc.new_file(str(scratch), table.schema) as writer,
     ):
-        writer.write_table(table.combine_chunks(), max_chunksize=batch_rows)
+        writer.write_table(table.combine_chunks())
 
 
 def read_arrow(path: Path) -> pa.Table:

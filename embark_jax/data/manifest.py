@@ -1,9 +1,11 @@
 """The manifest of prepared data: what is in a folder that `embark data prepare` made.
 
-Such a folder holds ``manifest.json`` and, for each split, Arrow IPC files that are read
-by memory mapping: a column for the label, each dense feature and each feature's ids, in
-record batches of ``block_rows`` samples, its blocks. ``vocabulary/`` says which value
-each id is.
+Such a folder holds ``manifest.json`` and, for each split, files of records
+(``data/records.py``) that are read by memory mapping; ``numpy.load`` reads them, too. A
+block is ``block_rows`` samples of a file. ``vocabulary/`` says which value each id is.
+
+Samples are checked when they are written; a checksum for each block then says that they
+are what was checked.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
+import numpy as np
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax.config import Config
-from embark_jax.data.batch import DataError, id_dtype
-from embark_jax.data.blocks import crc32_of
-from embark_jax.data.files import sha256_of, write_arrow, write_json
+from embark_jax.data import records as records_
+from embark_jax.data.batch import Batch, DataError, id_dtype
+from embark_jax.data.checks import BatchChecker
+from embark_jax.data.files import sha256_of, write_json
+from embark_jax.data.records import CHECKSUM_DIGITS
 from embark_jax.tables import FeatureSpec, Pooling
 
 FILE_NAME = "manifest.json"
-VERSION = 2
+VERSION = 3
 LABEL = "label"
 VOCABULARY = "vocabulary"
 """Folder of the vocabularies."""
@@ -48,11 +52,17 @@ class Part(File):
 
     Attributes:
       rows: samples.
-      crc32: of the values of each block, in 8 hexadecimal digits, one after the other.
+      xxh3: of the records of each block, in CHECKSUM_DIGITS digits, one after the
+        other.
     """
 
     rows: PositiveInt
-    crc32: str = Field("", pattern="^([0-9a-f]{8})*$")
+    xxh3: str = Field(pattern=f"^([0-9a-f]{{{CHECKSUM_DIGITS}}})*$")
+
+    def checksums(self) -> list[str]:
+        """One of each block."""
+        starts = range(0, len(self.xxh3), CHECKSUM_DIGITS)
+        return [self.xxh3[start : start + CHECKSUM_DIGITS] for start in starts]
 
 
 class PreparedFeature(Config):
@@ -91,7 +101,7 @@ class Manifest(Config):
       vocabularies: files that say which value each id is.
     """
 
-    version: Literal[1, 2] = VERSION
+    version: Literal[3] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
     features: Mapping[str, PreparedFeature]
@@ -107,12 +117,7 @@ class Manifest(Config):
     def of(cls, **known: Any) -> Manifest:
         """A manifest without files, whose blocks fill BLOCK_BYTES."""
         manifest = cls(**known, block_rows=1, parts=dict.fromkeys(SPLITS, ()))
-        row_bytes = 4 * (1 + len(manifest.dense)) + sum(
-            feature.stored_hotness
-            * id_dtype(manifest.table_rows[feature.table]).itemsize
-            for feature in manifest.features.values()
-        )
-        rows = 2 ** max(0, int(math.log2(BLOCK_BYTES / row_bytes)))
+        rows = 2 ** max(0, int(math.log2(BLOCK_BYTES / manifest.layout().itemsize)))
         return manifest.model_copy(update={"block_rows": rows})
 
     def digest(self) -> str:
@@ -124,15 +129,17 @@ class Manifest(Config):
         """Samples of a split."""
         return sum(part.rows for part in self.parts[split])
 
-    def schema(self) -> pa.Schema:
-        """Columns of every file."""
-        columns = [(name, pa.float32()) for name in (LABEL, *self.dense)]
-        for name, feature in self.features.items():
-            ids = pa.from_numpy_dtype(id_dtype(self.table_rows[feature.table]))
-            if feature.stored_hotness > 1:
-                ids = pa.list_(ids, feature.stored_hotness)
-            columns.append((name, ids))
-        return pa.schema(columns)
+    def layout(self) -> np.dtype:
+        """The type of the records of every file."""
+        ids = tuple(
+            (name, f.stored_hotness, id_dtype(self.table_rows[f.table]))
+            for name, f in self.features.items()
+        )
+        return records_.layout(len(self.dense), ids)
+
+    def checked_rows(self) -> dict[str, int]:
+        """For each feature the rows of its table, among which its ids are."""
+        return {name: self.table_rows[f.table] for name, f in self.features.items()}
 
     def save(self, folder: Path) -> None:
         """Writes the manifest: from then on the folder is complete."""
@@ -143,23 +150,16 @@ def load(folder: Path) -> Manifest:
     """Reads the manifest of a folder, and looks whether its files are whole by size.
 
     Raises:
-      DataError: if the folder is not, or not wholly, prepared, a file is not whole, or
-        there are no checksums, as in folders of version 1.
+      DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
-    if manifest.version < VERSION:
-        raise DataError(
-            f"{folder / FILE_NAME}: is of version {manifest.version}, without the "
-            f"checksums that training looks at; `embark data verify {folder}` checks "
-            "the files and adds them"
-        )
     for part in all_parts(manifest):
         check_size(folder, part)
     return manifest
 
 
 def read(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, of any version, and looks at no other file.
+    """Reads the manifest of a folder, and looks at no other file.
 
     Raises:
       DataError: if the folder is not, or not wholly, prepared.
@@ -192,13 +192,32 @@ def all_parts(manifest: Manifest) -> list[Part]:
     return [part for parts in manifest.parts.values() for part in parts]
 
 
-def write_part(folder: Path, file: str, table: pa.Table, block_rows: int) -> Part:
-    """Writes a part, whole or not at all."""
-    table = table.combine_chunks()
-    write_arrow(folder / file, table, block_rows)
-    crc32 = "".join(map(crc32_of, table.to_batches(block_rows)))
+def write_part(
+    folder: Path, file: str, records: np.ndarray, manifest: Manifest
+) -> Part:
+    """Checks samples, and writes them as a part, whole or not at all.
+
+    Args:
+      folder: of the manifest.
+      file: its place there.
+      records: of the manifest's layout.
+      manifest: complete but for the files.
+
+    Raises:
+      DataError: if a sample breaks a rule of ``data.BatchChecker``.
+    """
+    stored = [
+        FeatureSpec(name, feature.table, feature.stored_hotness)
+        for name, feature in manifest.features.items()
+    ]
+    check = BatchChecker(stored, manifest.table_rows, len(manifest.dense))
+    check(Batch.of(records, f"{folder / file}, row {{}}".format))
+    records_.write(folder / file, records)
+    starts = range(0, len(records), manifest.block_rows)
+    blocks = (records[start : start + manifest.block_rows] for start in starts)
+    xxh3 = "".join(map(records_.checksum, blocks))
     known = file_of(folder, file)
-    return Part(**known.model_dump(), rows=len(table), crc32=crc32)
+    return Part(**known.model_dump(), rows=len(records), xxh3=xxh3)
 
 
 def vocabularies(folder: Path) -> tuple[File, ...]:

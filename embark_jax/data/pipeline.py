@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def prefetch(
-    make_batch: Callable[[int], T], steps: Iterable[int], depth: int = 2
+    make_batch: Callable[[S], T], items: Iterable[S], depth: int = 2
 ) -> Iterator[T]:
-    """Yields ``make_batch(step)`` for the steps, in order.
+    """Yields ``make_batch(item)`` for the items, such as steps, in order.
 
     A background thread stays up to ``depth`` batches ahead of the consumer; see
     ``in_order``.
     """
-    return in_order(make_batch, steps, workers=1, depth=depth)
+    return in_order(make_batch, items, workers=1, depth=depth)
 
 
 def in_order(
@@ -29,12 +29,22 @@ def in_order(
 
     ``workers`` threads stay up to ``depth`` items ahead of the consumer, and no further
     item is taken. An exception of ``function`` is raised where its result would have
-    come. Closing the generator waits for what is in the making and ends the threads.
+    come, and so is one of ``items``. Closing the generator waits for what is in the
+    making and ends the threads.
     """
+    source = iter(items)
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="prefetch")
     ahead: deque[Future[T]] = deque()
     try:
-        for item in items:
+        while True:
+            try:
+                item = next(source)
+            except StopIteration:
+                break
+            except Exception as error:
+                ahead.append(failed := Future())
+                failed.set_exception(error)
+                break
             ahead.append(pool.submit(function, item))
             if len(ahead) > depth:
                 yield ahead.popleft().result()

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
+from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.blocks import CRC32_DIGITS, arrays, crc32_of_arrays
-from embark_jax.data.manifest import LABEL, MEND, SPLITS, Manifest
+from embark_jax.data.manifest import MEND, SPLITS, Manifest, Part
 from embark_jax.data.multi_hot import bags_of
 
 WINDOW_BLOCKS = 64
 """Blocks that are shuffled together: 64 MiB in memory, from all over the epoch."""
-_OPEN_FILES = 128
+MOST_THREADS = 16
+_OPEN_FILES = 1024
+_OPEN_WINDOWS = 8
 
 
 class PreparedData:
@@ -29,18 +32,20 @@ class PreparedData:
     are read in pieces of a megabyte, and any batch is found without reading those
     before it.
 
-    A block's checksum is looked at when it is read for the first time.
+    A block's checksum is looked at when it is read for the first time. A record is then
+    copied once, from the file's memory to its place in the batch.
 
     Args:
       folder: with a ``manifest.json``.
       seed: orders the training samples, anew in each epoch.
+      threads: that gather a batch together; None is one a core, up to MOST_THREADS.
 
     Raises:
       DataError: if the folder is not wholly prepared, or was damaged since; so does
         what reads samples.
     """
 
-    def __init__(self, folder: Path, *, seed: int = 0):
+    def __init__(self, folder: Path, *, seed: int = 0, threads: int | None = None):
         self.folder = Path(folder)
         self.manifest = manifests.load(self.folder)
         self._seed = seed
@@ -52,26 +57,37 @@ class PreparedData:
         self.train_samples = self.manifest.rows("train")
         if not self.train_samples:
             raise DataError(f"{self.folder}: has no training samples")
+        self._layout = self.manifest.layout()
+        self._checked_rows = self.manifest.checked_rows()
         self._splits = {split: _blocks(self.manifest, split) for split in SPLITS}
         self._blocks = self._splits["train"]
-        # One of each is in use at a time; a batch at a border meets two windows.
-        self._order = functools.lru_cache(maxsize=1)(self._make_order)
-        self._window = functools.lru_cache(maxsize=1)(self._make_window)
+        # One of each is in use at a time; a batch may meet several windows.
+        self._order = functools.lru_cache(maxsize=2)(self._make_order)
+        self._window = functools.lru_cache(maxsize=_OPEN_WINDOWS)(self._make_window)
         self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_part)
+        self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, "gather")
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """The batch of training step ``step`` (from 0); may span epochs."""
-        pieces, position = [], step * batch_size
-        stop = position + batch_size
+        pieces, first = [], step * batch_size
+        position, stop = first, first + batch_size
         while position < stop:
-            epoch, place = divmod(position, self.train_samples)
-            starts = self._order(epoch).starts
-            window = int(np.searchsorted(starts, place, side="right")) - 1
-            size = min(stop - position, int(starts[window + 1]) - place)
-            rows = slice(place - starts[window], place - starts[window] + size)
-            pieces.append(_cut(self._window(epoch, window), rows))
+            window, start = self._find(position)
+            size = min(stop - position, len(window.places) - start)
+            pieces.append(_Piece(window, start, start + size, position - first))
             position += size
-        return self._batch(_join(pieces), "train")
+        records = np.empty(batch_size, self._layout)
+        self._gather(pieces, records_.whole(records))
+
+        def row(sample: int) -> int:
+            window, place = self._find(first + sample)
+            (index,) = np.flatnonzero(window.places == place)
+            number = int(np.searchsorted(window.starts, index, side="right")) - 1
+            inside = int(index - window.starts[number])
+            return self._blocks.first_row(window.blocks[number]) + inside
+
+        return self._batch(records, "train", row)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
         """The whole validation set once, or None; the last batch may be shorter."""
@@ -85,19 +101,31 @@ class PreparedData:
 
     def in_file_order(self, split: str, batch_size: int) -> Iterator[Batch]:
         """A split once, as its files have it; the last batch may be shorter."""
-        blocks, held = self._splits[split], []
-        for block in range(len(blocks.rows)):
-            held.append(self._read(blocks, block))
-            while (count := sum(len(piece[LABEL]) for piece in held)) >= batch_size:
-                joined = _join(held)
-                yield self._batch(_cut(joined, slice(0, batch_size)), split)
-                held = [_cut(joined, slice(batch_size, count))]
-        if held and len((rest := _join(held))[LABEL]):
-            yield self._batch(rest, split)
+        blocks, total = self._splits[split], self.manifest.rows(split)
+        held, block = np.empty(0, self._layout), 0
+        for first in range(0, total, batch_size):
+            size = min(batch_size, total - first)
+            pieces, count = [held], len(held)
+            while count < size:
+                pieces.append(self._read(blocks, block).view(self._layout))
+                count += len(pieces[-1])
+                block += 1
+            whole = [records_.whole(piece) for piece in pieces if len(piece)]
+            joined = whole[0] if len(whole) == 1 else np.concatenate(whole)
+            records = joined.view(self._layout)
+            held = records[size:]
+            yield self._batch(records[:size], split, first.__add__)
 
     def bayes_auc(self) -> float | None:
         """Known for synthetic data only."""
         return self.manifest.bayes_auc
+
+    def _find(self, position: int) -> tuple[_Window, int]:
+        """The window of a training sample, and its place there."""
+        epoch, place = divmod(position, self.train_samples)
+        starts = self._order(epoch).starts
+        number = int(np.searchsorted(starts, place, side="right")) - 1
+        return self._window(epoch, number), place - int(starts[number])
 
     def _make_order(self, epoch: int) -> _Order:
         rng = np.random.default_rng([self._seed, epoch])
@@ -108,70 +136,85 @@ class PreparedData:
             starts = np.append(starts, ends[-1])
         return _Order(blocks, starts)
 
-    def _make_window(self, epoch: int, window: int) -> _Columns:
+    def _make_window(self, epoch: int, window: int) -> _Window:
         start = window * WINDOW_BLOCKS
         blocks = np.sort(self._order(epoch).blocks[start : start + WINDOW_BLOCKS])
-        read = _join([self._read(self._blocks, int(block)) for block in blocks])
+        starts = np.concatenate([[0], np.cumsum(self._blocks.rows[blocks])])
         shuffle = np.random.default_rng([self._seed, epoch, window])
-        return _cut(read, shuffle.permutation(len(read[LABEL])))
+        order = shuffle.permutation(int(starts[-1]))
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return _Window(blocks, starts, places)
 
-    def _read(self, blocks: _Blocks, block: int) -> _Columns:
-        """A block's columns as they lie in the file: nothing is copied."""
-        part, first = int(blocks.part[block]), int(blocks.first[block])
-        size, file = int(blocks.rows[block]), blocks.files[part]
+    def _gather(self, pieces: Sequence[_Piece], target: np.ndarray) -> None:
+        """Copies samples from the files' memory to their places in a batch."""
+        jobs = [
+            (piece, number)
+            for piece in pieces
+            for number in range(len(piece.window.blocks))
+        ]
+
+        def copy(jobs: Sequence[tuple[_Piece, int]]) -> None:
+            for (window, start, stop, shift), number in jobs:
+                inside = slice(window.starts[number], window.starts[number + 1])
+                places = window.places[inside]
+                wanted = np.flatnonzero((places >= start) & (places < stop))
+                if not len(wanted):
+                    continue
+                samples = self._read(self._blocks, window.blocks[number])
+                if len(wanted) < len(places):
+                    places, samples = places[wanted], samples.take(wanted)
+                target[places + (shift - start)] = samples
+
+        shares = [jobs[i :: self._threads] for i in range(self._threads)]
+        for _ in self._pool.map(copy, shares):  # raises what a thread did
+            pass
+
+    def _read(self, blocks: _Blocks, block: int) -> np.ndarray:
+        """A block as it lies in the file, of records as wholes: nothing is copied."""
+        part, first = blocks.parts[blocks.part[block]], int(blocks.first[block])
+        size, file = int(blocks.rows[block]), part.file
         try:
-            number = first // self.manifest.block_rows
-            columns = arrays(self._open(file).get_batch(number))
-        except DataError:
-            raise
-        except (OSError, ValueError, pa.ArrowException) as error:
+            records = self._open(file, part.rows)[first : first + size]
+        except (OSError, ValueError) as error:
             raise DataError(f"{self.folder / file}: {error}; {MEND}") from None
         if not blocks.checked[block]:
-            sizes = {len(values) for values in columns.values()}
-            if sizes != {size} or crc32_of_arrays(columns) != blocks.crc32[block]:
+            if records_.checksum(records) != blocks.checksums[block]:
                 raise DataError(
                     f"{self.folder / file}, rows {first} to {first + size - 1}: are "
                     "not as they were written, the file is damaged; `embark data "
                     f"verify {self.folder}` looks for more such; {MEND}"
                 )
             blocks.checked[block] = True
-        start = int(blocks.part_starts[part]) + first
-        return columns | {_ROW: np.arange(start, start + size)}
+        return records
 
-    def _open_part(self, file: str) -> pa.RecordBatchFileReader:
-        path = self.folder / file
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        if not reader.schema.equals(self.manifest.schema()):
-            raise DataError(
-                f"{path}: its columns are not those of the manifest; {MEND}"
-            )
-        return reader
+    def _open_part(self, file: str, rows: int) -> np.ndarray:
+        return records_.whole(records_.read(self.folder / file, self._layout, rows))
 
-    def _batch(self, columns: _Columns, split: str) -> Batch:
-        ids = {}
-        for name, feature in self.manifest.features.items():
-            values, rows = columns[name], self.table_rows[feature.table]
-            if feature.bags_of_one_id:
-                values = bags_of(values, feature.table, rows, feature.hotness)
-            ids[name] = values.reshape(len(values), feature.hotness)
-        dense = np.empty((len(columns[LABEL]), self.dense_features), np.float32)
-        for place, name in enumerate(self.manifest.dense):
-            dense[:, place] = columns[name]
+    def _batch(
+        self, records: np.ndarray, split: str, row: Callable[[int], int]
+    ) -> Batch:
+        """A batch of records, whose rows in the split ``row`` tells."""
 
         def locate(sample: int) -> str:
-            row = int(columns[_ROW][sample])
+            found = row(sample)
             for part in self.manifest.parts[split]:
-                if row < part.rows:
-                    return f"{self.folder / part.file}, row {row}"
-                row -= part.rows
+                if found < part.rows:
+                    return f"{self.folder / part.file}, row {found}"
+                found -= part.rows
             raise IndexError(sample)
 
-        return Batch(dense, ids, columns[LABEL], locate=locate)
-
-
-_Columns = dict[str, np.ndarray]
-_ROW = "\0row"
-"""Of a sample in its split, beside the columns of the files; none is called so."""
+        batch = Batch.of(records, locate, self._checked_rows)
+        features = self.manifest.features.items()
+        if not any(feature.bags_of_one_id for _, feature in features):
+            return batch
+        ids = dict(batch.ids)
+        for name, feature in features:
+            if feature.bags_of_one_id:
+                rows = self.table_rows[feature.table]
+                one = ids[name][:, 0]
+                ids[name] = bags_of(one, feature.table, rows, feature.hotness)
+        return Batch(batch.dense, ids, batch.labels, locate=locate)
 
 
 class _Order(NamedTuple):
@@ -182,50 +225,57 @@ class _Order(NamedTuple):
     starts: np.ndarray
 
 
+class _Window(NamedTuple):
+    """Blocks that are shuffled together, where the samples of each start and the last
+    ends, and for each sample its place in the window's order."""
+
+    blocks: np.ndarray
+    starts: np.ndarray
+    places: np.ndarray
+
+
+class _Piece(NamedTuple):
+    """A batch's part of a window: places ``start`` to ``stop`` of its order, to lie
+    from sample ``shift`` of the batch on."""
+
+    window: _Window
+    start: int
+    stop: int
+    shift: int
+
+
 class _Blocks(NamedTuple):
     """For each block of a split: its part, its first row there, its rows, its checksum,
-    and whether that was looked at; and the file and the first row in the split of each
-    part."""
+    and whether that was looked at; and the parts, with the first row of each in the
+    split."""
 
-    files: list[str]
+    parts: Sequence[Part]
     part_starts: np.ndarray
     part: np.ndarray
     first: np.ndarray
     rows: np.ndarray
-    crc32: list[str]
+    checksums: list[str]
     checked: np.ndarray
+
+    def first_row(self, block: int) -> int:
+        """In the split."""
+        return int(self.part_starts[self.part[block]] + self.first[block])
 
 
 def _blocks(manifest: Manifest, split: str) -> _Blocks:
+    parts = manifest.parts[split]
     found = [
         (number, first, min(manifest.block_rows, part.rows - first))
-        for number, part in enumerate(manifest.parts[split])
+        for number, part in enumerate(parts)
         for first in range(0, part.rows, manifest.block_rows)
     ]
     part, first, rows = np.array(found, np.int64).reshape(-1, 3).T
-    parts = manifest.parts[split]
     starts = np.cumsum([0, *(each.rows for each in parts)])
-    crc32 = [
-        each.crc32[place : place + CRC32_DIGITS]
-        for each in parts
-        for place in range(0, len(each.crc32), CRC32_DIGITS)
-    ]
-    if len(crc32) != len(rows):
+    checksums = [each for part in parts for each in part.checksums()]
+    if len(checksums) != len(rows):
         raise DataError(
-            f"the manifest has {len(crc32)} checksums of the {len(rows)} blocks of "
+            f"the manifest has {len(checksums)} checksums of the {len(rows)} blocks of "
             f"{split!r}; {MEND}"
         )
-    files, checked = [each.file for each in parts], np.zeros(len(rows), bool)
-    return _Blocks(files, starts, part, first, rows, crc32, checked)
-
-
-def _cut(columns: _Columns, rows: slice | np.ndarray) -> _Columns:
-    return {name: values[rows] for name, values in columns.items()}
-
-
-def _join(pieces: list[_Columns]) -> _Columns:
-    if len(pieces) == 1:
-        return pieces[0]
-    return {
-        name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]
-    }
+    checked = np.zeros(len(rows), bool)
+    return _Blocks(parts, starts, part, first, rows, checksums, checked)

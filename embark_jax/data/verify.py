@@ -6,13 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.blocks import crc32_of
 from embark_jax.data.files import sha256_of
-from embark_jax.data.manifest import MEND, File, Part
+from embark_jax.data.manifest import MEND, File
 
 
 class Verified(NamedTuple):
@@ -20,20 +17,16 @@ class Verified(NamedTuple):
 
     Attributes:
       files, bytes: that were read.
-      renewed: whether the manifest was one of version 1, and got checksums.
     """
 
     files: int
     bytes: int
-    renewed: bool
 
 
 def verify(
     folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
     """Reads every file of a folder, and compares its hash with the manifest's.
-
-    A manifest of version 1 gets the checksums that training looks at.
 
     Args:
       folder: with a ``manifest.json``.
@@ -54,30 +47,10 @@ def verify(
         progress(done, total)
     if problems:
         raise DataError("\n  ".join([f"{folder}: is damaged; {MEND}", *problems]))
-    renewed = manifest.version < manifests.VERSION
-    if renewed:
-        parts = {
-            split: tuple(_with_checksums(folder, part) for part in parts)
-            for split, parts in manifest.parts.items()
-        }
-        known = {
-            "version": manifests.VERSION,
-            "parts": parts,
-            "vocabularies": manifests.vocabularies(folder),
-        }
-        manifest.model_copy(update=known).save(folder)
-    return Verified(len(files), total, renewed)
+    return Verified(len(files), total)
 
 
 def _check(folder: Path, file: File) -> None:
     manifests.check_size(folder, file)
     if sha256_of(folder / file.file) != file.sha256:
         raise DataError(f"{folder / file.file}: is not as it was written")
-
-
-def _with_checksums(folder: Path, part: Part) -> Part:
-    with pa.memory_map(str(folder / part.file)) as file:
-        reader = pa.ipc.open_file(file)
-        blocks = map(reader.get_batch, range(reader.num_record_batches))
-        crc32 = "".join(map(crc32_of, blocks))
-    return part.model_copy(update={"crc32": crc32})

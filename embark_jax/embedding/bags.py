@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.planner import Plan
 from embark_jax.tables import PADDING_ID
 
 
@@ -28,3 +31,55 @@ def mean_factor(
     present = (ids[name] >= 0).astype(jnp.float32)
     total = (present * weights[name] if name in weights else present).sum(axis=1)
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
+
+
+def check_arrays(
+    plan: Plan,
+    what: str,
+    given: Mapping[str, jax.Array],
+    expected: Sequence[str],
+    dtypes: Sequence[DTypeLike],
+) -> None:
+    """Raises ``ValueError`` if ids or weights are not those of a plan's batch.
+
+    Args:
+      plan: its features and batch size.
+      what: they are, for the message.
+      given: by feature.
+      expected: the features that must have them.
+      dtypes: that are allowed.
+    """
+    if set(given) != set(expected):
+        raise ValueError(
+            f"{what} are given for {sorted(given)}, must be for {sorted(expected)}"
+        )
+    shapes = {f.name: (plan.batch_size, f.hotness) for f in plan.features}
+    allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
+    problems = [
+        f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
+        f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan)"
+        for name, array in given.items()
+        if array.shape != shapes[name] or array.dtype not in dtypes
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def storage_columns(
+    index: StorageIndex,
+    ids: Mapping[str, jax.Array],
+    weights: Mapping[str, jax.Array],
+) -> tuple[jax.Array, jax.Array | None]:
+    """``[batch, columns]`` ids of a storage's features, and weights if any has."""
+    names = [f.feature.name for f in index.features]
+    wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
+    with jax.enable_x64(wide):
+        integer = jnp.int64 if wide else jnp.int32
+        columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
+    if not any(f.feature.weighted for f in index.features):
+        return columns, None
+    factors = [
+        weights[n] if n in weights else jnp.ones(ids[n].shape, jnp.float32)
+        for n in names
+    ]
+    return columns, jnp.concatenate(factors, axis=1)

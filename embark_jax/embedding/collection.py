@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, RowOptimizer, choose
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
-from embark_jax.embedding.bags import mask_bad, mean_factor
+from embark_jax.embedding.bags import (
+    check_arrays,
+    mask_bad,
+    mean_factor,
+    storage_columns,
+)
 from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
@@ -20,7 +24,7 @@ from embark_jax.embedding.exchange import (
     HierarchicalExchange,
     largest_over_devices,
 )
-from embark_jax.embedding.indexing import StorageIndex, index_storage
+from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
@@ -74,6 +78,12 @@ class EmbeddingCollection:
         their exchange is flat; for GPUs alone.
       implementation: of lookups and updates: "xla", "mosaic_gpu", or None for the best
         that runs here; see ``embark_kernels.availability``.
+      hot_only: whether it is for batches of ids of replicated rows alone, so that it
+        does nothing to sharded storages but pass them on. A batch with another id does
+        not fit; capacities are zero.
+
+    Attributes:
+      capacities: for each sharded storage, the ids that one device can send to another.
 
     Raises:
       ValueError: if mesh and plan disagree, or the implementation cannot handle the
@@ -88,6 +98,7 @@ class EmbeddingCollection:
         wire: Wire = FLOAT32,
         ragged: bool = False,
         implementation: str | None = "xla",
+        hot_only: bool = False,
     ):
         if mesh.axis_names != MESH_AXES or mesh.devices.shape != (
             plan.nodes,
@@ -102,6 +113,8 @@ class EmbeddingCollection:
         self.wire = wire
         self.ragged = ragged
         self.implementation = implementation
+        self.hot_only = hot_only
+        self.capacities = {n: 0 if hot_only else c for n, c in plan.capacities.items()}
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
         self._clusters: dict[str, Cluster] = {
@@ -109,13 +122,20 @@ class EmbeddingCollection:
                 plan, storage, wire, ragged, choose(implementation, storage.width)
             )
             for name, storage in self._storages.items()
+            if storage.replicated or not hot_only
+        }
+        # Of storages whose rows no id may ask for.
+        self._barred = {
+            name: index_storage(storage, plan.features, plan.devices)
+            for name, storage in self._storages.items()
+            if name not in self._clusters
         }
         self._weighted = {f.name for f in plan.features if f.weighted}
         rows = {table.name: table.rows for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
         self._route_specs = self._specs_of_routes(BATCH)
 
-    def with_plan(self, plan: Plan) -> EmbeddingCollection:
+    def with_plan(self, plan: Plan, hot_only: bool = False) -> EmbeddingCollection:
         """The same tables under another plan for the same mesh."""
         return EmbeddingCollection(
             plan,
@@ -123,6 +143,7 @@ class EmbeddingCollection:
             wire=self.wire,
             ragged=self.ragged,
             implementation=self.implementation,
+            hot_only=hot_only,
         )
 
     @property
@@ -193,16 +214,20 @@ class EmbeddingCollection:
         """
         integers, floats = (jnp.int32, jnp.int64), (jnp.float32,)
         features = [f.name for f in self.plan.features]
-        self._check_arrays("ids", ids, features, integers)
-        self._check_arrays("weights", weights, sorted(self._weighted), floats)
+        check_arrays(self.plan, "ids", ids, features, integers)
+        check_arrays(self.plan, "weights", weights, sorted(self._weighted), floats)
 
         def route(ids, weights):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
             ids = {n: each for n, (each, _) in masked.items()}
             bad = jnp.stack([count for _, count in masked.values()])
             storages, needs = {}, {}
+            for name, index in self._barred.items():
+                columns, _ = storage_columns(index, ids, weights)
+                _, owner, _ = index.expand(columns)
+                needs[name] = (owner < index.devices).any().astype(jnp.int32)
             for name, cluster in self._clusters.items():
-                columns, factors = self._columns(cluster.index, ids, weights)
+                columns, factors = storage_columns(cluster.index, ids, weights)
                 storages[name], needs[name] = cluster.route(columns, factors)
             mean_factors = {
                 f.name: mean_factor(ids, weights, f.name)
@@ -228,12 +253,14 @@ class EmbeddingCollection:
         """``[]`` bool: whether the batch fits all capacities. If not, some ids are
         missing from the routes, and nothing of the step may be applied."""
         needed = self.needed(routes)
-        fits = [needed[name] <= have for name, have in self.plan.capacities.items()]
+        fits = [needed[name] <= have for name, have in self.capacities.items()]
         return jnp.all(jnp.array(fits, bool))
 
     def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
         """For each feature the pooled rows, ``[batch, dim]`` float32; of a sequence
         ``[batch, hotness, dim]``."""
+
+        batch, shapes = self.plan.batch_size // self.plan.devices, self.output_shapes
 
         def lookup(storages, routes):
             sums: dict[str, list[jax.Array]] = {f.name: [] for f in self.plan.features}
@@ -241,8 +268,13 @@ class EmbeddingCollection:
                 outputs = cluster.lookup(storages[name], routes.storages[name])
                 for feature in cluster.index.features:
                     sums[feature.feature.name].append(feature.assemble(outputs))
-            # Of hot and of cold rows, where a table has both.
-            found = {name: sum(each[1:], each[0]) for name, each in sums.items()}
+            # Of hot and of cold rows, where a table has both; of empty bags none.
+            found = {
+                name: sum(each[1:], each[0])
+                if each
+                else jnp.zeros((batch, *shapes[name]))
+                for name, each in sums.items()
+            }
             for name, factor in routes.mean_factors.items():
                 found[name] = found[name] * factor[:, None]
             return found
@@ -321,54 +353,12 @@ class EmbeddingCollection:
         )
 
     def _specs_of_routes(self, batch: PartitionSpec) -> Any:
-        storages = dict.fromkeys(self._storages, batch)
+        storages = dict.fromkeys(self._clusters, batch)
         replicated = PartitionSpec()
         return Routes._make([storages, batch, replicated, batch, replicated])
 
     def _copies(self, name: str) -> int:
         return 1 if self._storages[name].replicated else self.plan.devices
-
-    def _check_arrays(
-        self,
-        what: str,
-        given: Mapping[str, jax.Array],
-        expected: Sequence[str],
-        dtypes: Sequence[DTypeLike],
-    ) -> None:
-        if set(given) != set(expected):
-            raise ValueError(
-                f"{what} are given for {sorted(given)}, must be for {sorted(expected)}"
-            )
-        shapes = {f.name: (self.plan.batch_size, f.hotness) for f in self.plan.features}
-        allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
-        problems = [
-            f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
-            f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan)"
-            for name, array in given.items()
-            if array.shape != shapes[name] or array.dtype not in dtypes
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-
-    def _columns(
-        self,
-        index: StorageIndex,
-        ids: Mapping[str, jax.Array],
-        weights: Mapping[str, jax.Array],
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """``[batch, columns]`` ids of a storage's features, and weights if any has."""
-        names = [f.feature.name for f in index.features]
-        wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
-        with jax.enable_x64(wide):
-            integer = jnp.int64 if wide else jnp.int32
-            columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
-        if not self._weighted.intersection(names):
-            return columns, None
-        factors = [
-            weights[n] if n in weights else jnp.ones(ids[n].shape, jnp.float32)
-            for n in names
-        ]
-        return columns, jnp.concatenate(factors, axis=1)
 
 
 def _make_cluster(

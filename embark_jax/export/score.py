@@ -143,13 +143,28 @@ def linear(params, path, x) -> np.ndarray:
 
 
 def mlp(params, path, x, last_relu=False) -> np.ndarray:
-    """Linear layers with ReLU between them; no layers give the identity."""
+    """Linear layers, with batch normalization if the model has it, and ReLU between
+    them; no layers give the identity."""
     layers = sum(name.startswith(f"{path}.layers.") for name in params) // 2
     for i in range(layers):
         x = linear(params, f"{path}.layers.{i}", x)
         if last_relu or i + 1 < layers:
-            x = np.maximum(x, 0)
+            x = np.maximum(normalized(params, f"{path}.norms.{i}", x), 0)
     return x
+
+
+NORM_EPSILON = 1e-5
+"""Added to variances, as in training."""
+
+
+def normalized(params, path, x) -> np.ndarray:
+    """By the running statistics of training; unchanged where there are none."""
+    if f"{path}.mean" not in params:
+        return x
+    mean, var, scale, bias = (
+        params[f"{path}.{name}"] for name in ("mean", "var", "scale", "bias")
+    )
+    return (x - mean) / np.sqrt(var + NORM_EPSILON) * scale + bias
 
 
 def pairs(vectors) -> np.ndarray:

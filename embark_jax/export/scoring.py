@@ -27,7 +27,7 @@ def scoring_function(
     dense_features: int,
 ) -> tuple[Callable[[Arrays, Arrays, jax.Array, Arrays, Arrays], jax.Array], Any]:
     """``score(params, tables, dense, ids, weights) -> logits [batch]``, and the shapes
-    of ``params``: the model's parameters by dotted path.
+    of ``params``: the model's parameters and running statistics by dotted path.
 
     Ids are as in ``data.Batch``; one that is out of range makes its sample's logit NaN.
     """
@@ -39,12 +39,15 @@ def scoring_function(
     model = nnx.eval_shape(
         lambda: models.build(config, shapes, dense_features, nnx.Rngs(0))
     )
-    graph, abstract, rest = nnx.split(model, nnx.Param, ...)
+    model.eval()
+    graph, abstract, rest = nnx.split(model, (nnx.Param, nnx.BatchStat), ...)
     paths = {".".join(map(str, path)): path for path, _ in nnx.to_flat_state(abstract)}
+
+    flat = dict(nnx.to_flat_state(abstract))
 
     def score(params, tables, dense, ids, weights):
         state = nnx.from_flat_state(
-            [(path, nnx.Param(params[name])) for name, path in paths.items()]
+            [(path, flat[path].replace(params[name])) for name, path in paths.items()]
         )
         embeddings = {
             f.name: _embed(f, tables[f.table], ids[f.name], weights.get(f.name))
@@ -52,7 +55,6 @@ def scoring_function(
         }
         return nnx.merge(graph, state, rest)(dense, embeddings)
 
-    flat = dict(nnx.to_flat_state(abstract))
     return score, {
         name: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype)
         for name, path in paths.items()

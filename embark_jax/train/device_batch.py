@@ -4,25 +4,81 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError
+from embark_jax.data.records import WORD_BYTES, layout
 from embark_jax.planner import MESH_AXES, Plan
 from embark_jax.tables import PADDING_ID
 
 
-class DeviceBatch(NamedTuple):
-    """A batch on the devices, sharded by samples; fields as in ``data.Batch``."""
+class Columns(NamedTuple):
+    """A batch inside a step; fields as in ``data.Batch``."""
 
     dense: jax.Array
     ids: Mapping[str, jax.Array]
     weights: Mapping[str, jax.Array]
     labels: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DeviceBatch:
+    """A batch on the devices, as records: one array, so one copy to each device.
+
+    Attributes:
+      words: ``[batch, words]`` int32, sharded by samples.
+      layout: of a record, as of ``data.records.layout``.
+    """
+
+    words: jax.Array
+    layout: np.dtype = dataclasses.field(metadata={"static": True})
+
+    def columns(self) -> Columns:
+        """Its columns, which are slices; to be taken inside a compiled program."""
+        label, dense, ids, *weights = map(self._column, self.layout.names or ())
+        weights = weights[0] if weights else {}
+        return Columns(dense, ids, weights, label)
+
+    def _column(self, name: str) -> Any:
+        type_, start_bytes = _field(self.layout, name)
+        if type_.names is None:
+            return self._values(type_, start_bytes)
+        fields = {name: _field(type_, name) for name in type_.names}
+        return {
+            name: self._values(inner, start_bytes + offset_bytes)
+            for name, (inner, offset_bytes) in fields.items()
+        }
+
+    def _values(self, type_: np.dtype, start_bytes: int) -> jax.Array:
+        base, shape = type_.subdtype or (type_, ())
+        start, words = start_bytes // WORD_BYTES, type_.itemsize // WORD_BYTES
+        values = self.words[:, start : start + words]
+        wide = base.itemsize > WORD_BYTES
+        if wide:
+            values = values.reshape(len(values), *shape, -1)
+        with jax.enable_x64(wide):
+            values = lax.bitcast_convert_type(values, base)
+        return values.reshape(len(values), *shape)
+
+
+def _field(group: np.dtype, name: str) -> tuple[Any, int]:
+    """Type and offset of a field; NumPy says more, about some."""
+    type_, offset_bytes, *_ = cast(Any, group.fields)[name]
+    return type_, offset_bytes
+
+
+class PlacedBatch(NamedTuple):
+    """A batch on the host, and what the devices have of it."""
+
+    batch: Batch
+    on_devices: DeviceBatch
 
 
 def abstract_batch(
@@ -36,56 +92,61 @@ def abstract_batch(
       dense_features: columns of ``dense``.
       wide: features whose ids are int64, not int32.
     """
-    by_sample = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-
-    def of(shape, dtype=jnp.float32) -> Any:
-        shape = (plan.batch_size, *shape)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_sample)
-
-    ids = {
-        f.name: of((f.hotness,), jnp.int64 if f.name in wide else jnp.int32)
-        for f in plan.features
-    }
-    weights = {f.name: of((f.hotness,)) for f in plan.features if f.weighted}
-    return DeviceBatch(of((dense_features,)), ids, weights, of(()))
+    types = {f.name: np.int64 if f.name in wide else np.int32 for f in plan.features}
+    record = layout(
+        dense_features,
+        tuple((f.name, f.hotness, np.dtype(types[f.name])) for f in plan.features),
+        tuple((f.name, f.hotness) for f in plan.features if f.weighted),
+    )
+    words: Any = jax.ShapeDtypeStruct(
+        (plan.batch_size, record.itemsize // WORD_BYTES),
+        jnp.int32,
+        sharding=NamedSharding(mesh, PartitionSpec(MESH_AXES)),
+    )
+    return DeviceBatch(words, record)
 
 
 def check_batch(plan: Plan, batch: DeviceBatch, micro_batches: int) -> None:
-    """Checks dense values and labels by their shapes and types alone, as when a step is
-    traced; ``EmbeddingCollection.route`` checks ids and weights.
+    """Checks the number of samples, as when a step is traced;
+    ``EmbeddingCollection.route`` checks ids and weights.
 
     Raises:
-      ValueError: if they are not float32, ``[batch, dense_features]`` and ``[batch]``.
+      ValueError: if it is not that of the plan.
     """
     samples = plan.batch_size * micro_batches
-    problems = [
-        f"{name} are {array.dtype} of shape {array.shape}, must be float32 of shape "
-        f"{shape}"
-        for name, array, axes, shape in (
-            ("dense values", batch.dense, 2, f"[{samples}, dense features]"),
-            ("labels", batch.labels, 1, f"[{samples}]"),
+    if len(batch.words) != samples:
+        raise ValueError(
+            f"batch has {len(batch.words)} samples, must have {samples}: the plan is "
+            "made for so many"
         )
-        if array.dtype != jnp.float32 or array.ndim != axes or array.shape[0] != samples
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))
 
 
-def put_batch(batch: Batch, mesh: Mesh) -> DeviceBatch:
+def put_batch(batch: Batch, mesh: Mesh, samples: int) -> DeviceBatch:
     """Copies a checked batch to the devices, sharded by samples.
 
     In a run of several processes each gives its own part, and all get the whole batch.
+
+    Args:
+      batch: this process's part.
+      mesh: of the plan.
+      samples: of the whole batch.
+
+    Raises:
+      DataError: if the part is of another size.
+      ValueError: if an array has another shape or type than a checked batch has.
     """
+    part = samples // jax.process_count()
+    if len(batch) != part:
+        raise DataError(
+            f"batch has {len(batch)} samples, must have {part}: the plan is made for "
+            "so many in each process"
+        )
+    records = batch.to_records()
+    words = records.view(np.int32).reshape(len(records), -1)
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-
-    def put(array):
-        # 64-bit ids stay what they are; elsewhere JAX would cut them to 32 bits.
-        with jax.enable_x64(array.dtype == np.int64):
-            return jax.make_array_from_process_local_data(sharding, array)
-
-    ids = {name: put(value) for name, value in batch.ids.items()}
-    weights = {name: put(value) for name, value in batch.weights.items()}
-    return DeviceBatch(put(batch.dense), ids, weights, put(batch.labels))
+    return DeviceBatch(
+        jax.make_array_from_process_local_data(sharding, words), records.dtype
+    )
 
 
 def own_part(batch: Batch, size: int) -> Batch:
@@ -100,19 +161,12 @@ def own_part(batch: Batch, size: int) -> Batch:
             f"batch has {len(batch)} samples, must have at most {size}: the plan is "
             "made for so many"
         )
+    records = batch.to_records()
+    if missing:
+        empty = np.zeros(missing, records.dtype)
+        for name in batch.ids:
+            empty["ids"][name] = PADDING_ID
+        records = np.concatenate([records, empty])
     part = size // jax.process_count()
     first = part * jax.process_index()
-
-    def cut(array, fill):
-        if missing:
-            rows = ((0, missing),) + ((0, 0),) * (array.ndim - 1)
-            array = np.pad(array, rows, constant_values=fill)
-        return array[first : first + part]
-
-    return dataclasses.replace(
-        batch,
-        dense=cut(batch.dense, 0),
-        ids={name: cut(ids, PADDING_ID) for name, ids in batch.ids.items()},
-        labels=cut(batch.labels, 0),
-        weights={name: cut(value, 0) for name, value in batch.weights.items()},
-    )
+    return Batch.of(records[first : first + part], batch.locate)

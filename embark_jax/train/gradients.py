@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection, Routes, Storages
 from embark_jax.planner import MESH_AXES
-from embark_jax.train.device_batch import DeviceBatch
+from embark_jax.train.device_batch import Columns
 
 
 class Gradients(NamedTuple):
@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
 
 
 def route(
-    collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int
+    collection: EmbeddingCollection, batch: Columns, micro_batches: int
 ) -> Routes:
     """Routes of the batch; of several micro-batches along a first axis."""
     if micro_batches == 1:
@@ -56,7 +56,7 @@ def gradients(
     model_state: Any,
     storages: Storages,
     routes: Routes,
-    batch: DeviceBatch,
+    batch: Columns,
     micro_batches: int,
 ) -> Gradients:
     """Gradients of the mean loss.
@@ -105,8 +105,8 @@ def gradients(
 
 
 def _cut(
-    collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int
-) -> DeviceBatch:
+    collection: EmbeddingCollection, batch: Columns, micro_batches: int
+) -> Columns:
     """``[batch, …]`` to ``[micro_batches, batch / micro_batches, …]``."""
 
     def cut(part):

@@ -29,7 +29,10 @@ MAY_CHANGE = (
     *("embedding.wire.*", "embedding.kernels", "model.compute_dtype"),
     *(
         f"embedding.tables.*.{key}"
-        for key in ("cluster", "row_shards", "column_shards", "devices", "exchange")
+        for key in (
+            *("cluster", "row_shards", "column_shards", "devices", "exchange"),
+            "hot_rows",
+        )
     ),
 )
 """Keys of a config that may have another value when a run is resumed. The others say

@@ -110,6 +110,8 @@ class EvalAccumulator:
           labels, logits: ``[batch]``, on the host or on devices, sharded or not.
           valid: its first samples that count; the others are padding.
         """
+        if isinstance(labels, np.ndarray):
+            labels = labels.copy()  # which may be a view that keeps a whole batch
         self._batches.append((labels, logits, valid))
 
     def result(self) -> Metrics:

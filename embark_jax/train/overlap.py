@@ -13,7 +13,8 @@ import jax
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.gradients import route
-from embark_jax.train.step import StepReport, TrainState
+from embark_jax.train.report import StepReport
+from embark_jax.train.step import TrainState
 
 
 class OverlappedStep:
@@ -29,7 +30,9 @@ class OverlappedStep:
         self, step: Callable, collection: EmbeddingCollection, micro_batches: int
     ):
         self._step = step
-        self._route = jax.jit(lambda batch: route(collection, batch, micro_batches))
+        self._route = jax.jit(
+            lambda batch: route(collection, batch.columns(), micro_batches)
+        )
         self._routed: DeviceBatch | None = None
         self._routes: Routes | None = None
 

@@ -61,16 +61,19 @@ class SavedModel:
         self._saved.close()
 
     def dense(self) -> dict[str, np.ndarray]:
-        """Parameters of the dense model by dotted path, such as "top.layers.0.w"."""
-        prefix = "params."
+        """Parameters and running statistics of the dense model by dotted path, such as
+        "top.layers.0.w"."""
+        names = {
+            name.partition(".")[2]: name
+            for name in self._saved.manifest.arrays
+            if name.startswith(("params.", "model_state."))
+        }
         try:
-            return {
-                name.removeprefix(prefix): self._saved.array(name)
-                for name in self._saved.manifest.arrays
-                if name.startswith(prefix)
-            }
+            arrays = {path: self._saved.array(name) for path, name in names.items()}
         except CheckpointError as error:
             raise self._damaged(error) from None
+        # Without keys and counts of random streams, which training alone uses.
+        return {path: each for path, each in arrays.items() if each.dtype.kind == "f"}
 
     def table(self, table: TableSpec) -> np.ndarray:
         """``[rows, dim]`` of one table, which is all that is read."""

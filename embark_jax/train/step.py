@@ -28,6 +28,8 @@ from embark_jax.train.dense_parallelism import (
 from embark_jax.train.device_batch import check_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.gradients import gradients, route
+from embark_jax.train.losses import LOG_LOSS, Loss
+from embark_jax.train.report import StepReport, join_numbers
 
 
 class TrainState(NamedTuple):
@@ -52,27 +54,6 @@ class TrainState(NamedTuple):
     model_state: Any
     storages: Storages
     embedding_state: OptimizerState
-
-
-class StepReport(NamedTuple):
-    """What a step tells the loop.
-
-    Attributes:
-      applied: ``[]`` bool whether the step changed the state.
-      loss: ``[]`` mean log loss of the batch, before the update.
-      needed: for each sharded storage the ``[]`` capacity that the batch needs.
-      any_bad: ``[]`` bool whether an id is no row of its table.
-      bad_ids: ``[devices, features]`` how many, as in ``Routes``; of several
-        micro-batches along a first axis.
-      logits: ``[batch]`` before the update, sharded.
-    """
-
-    applied: jax.Array
-    loss: jax.Array
-    needed: dict[str, jax.Array]
-    any_bad: jax.Array
-    bad_ids: jax.Array
-    logits: jax.Array
 
 
 def init_state(
@@ -172,6 +153,7 @@ def make_train_step(
     micro_batches: int = 1,
     dense: DenseParallelism = "replicated",
     overlap: bool = False,
+    loss: Loss = LOG_LOSS,
 ) -> Callable:
     """The jitted step ``(state, batch) -> (state, report)``; its state is donated.
 
@@ -190,6 +172,7 @@ def make_train_step(
       dense: how the dense model lies on the devices, as in ``state``.
       overlap: the step is ``(state, batch, routes, following) -> (state, report,
         routes of following)``; the routes it is given are donated, too.
+      loss: of a sample, whose mean over the batch is made small.
 
     Raises:
       ValueError: if ``micro_batches`` is below 1.
@@ -198,14 +181,14 @@ def make_train_step(
         raise ValueError(f"micro_batches is {micro_batches}, must be at least 1")
     updated = update_shardings(dense, state.params, collection.mesh)
     by_sample = sample_sharding(dense, collection.mesh)
+    capacities = collection.capacities
 
     def losses_of(params, model_state, embeddings, batch):
         inputs = batch.dense, embeddings
         inputs = lax.with_sharding_constraint(inputs, by_sample)
         logits, model_state = model.train(params, model_state, *inputs)
         logits, labels = lax.with_sharding_constraint((logits, batch.labels), by_sample)
-        losses = optax.sigmoid_binary_cross_entropy(logits, labels)
-        return losses, logits, model_state
+        return loss(logits, labels, inputs[1]), logits, model_state
 
     def apply_batch(state, batch, routes):
         found = gradients(
@@ -262,13 +245,16 @@ def make_train_step(
             storages=storages,
             embedding_state=embedding_state,
         )
-        needed = collection.needed(routes)
+        numbers = join_numbers(
+            applied, any_bad, found.loss, collection.needed(routes), capacities
+        )
         return new_state, StepReport(
-            applied, found.loss, needed, any_bad, routes.bad_ids, found.logits
+            numbers, routes.bad_ids, found.logits, batch.labels
         )
 
     def train_step(state, batch):
         check_batch(collection.plan, batch, micro_batches)
+        batch = batch.columns()
         routes = route(collection, batch, micro_batches)
         # As opaque as routes that were made a step ahead, so that both ways compile to
         # the same arithmetic.
@@ -276,14 +262,14 @@ def make_train_step(
 
     def overlapped_step(state, batch, routes, following):
         check_batch(collection.plan, batch, micro_batches)
-        state, report = apply_batch(state, batch, routes)
-        return state, report, route(collection, following, micro_batches)
+        state, report = apply_batch(state, batch.columns(), routes)
+        return state, report, route(collection, following.columns(), micro_batches)
 
     by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
     replicated = NamedSharding(collection.mesh, PartitionSpec())
     by_micro_batch = NamedSharding(collection.mesh, MICRO_BATCHES)
     bad_ids = by_batch if micro_batches == 1 else by_micro_batch
-    report = StepReport._make([*[replicated] * 4, bad_ids, by_batch])
+    report = StepReport._make([replicated, bad_ids, by_batch, by_batch])
     out_shardings = jax.tree.map(lambda each: each.sharding, state), report
     if overlap:
         return jax.jit(
@@ -303,14 +289,20 @@ def _all_finite(arrays: Any) -> jax.Array:
 
 
 def make_predict_step(model: FlaxModel, collection: EmbeddingCollection) -> Callable:
-    """A jitted ``(params, model_state, storages, batch) -> (logits [batch], needed
-    capacities, whether any id is bad, bad ids)``, as in ``StepReport``."""
+    """A jitted ``(params, model_state, storages, batch) -> report``; its numbers have
+    no loss, and say of applied whether the logits are good."""
+    capacities = collection.capacities
 
     def predict(params, model_state, storages, batch):
         check_batch(collection.plan, batch, micro_batches=1)
+        batch = batch.columns()
         routes = collection.route(batch.ids, batch.weights)
         embeddings = collection.lookup(storages, routes)
         logits = model.score(params, model_state, batch.dense, embeddings)
-        return logits, collection.needed(routes), routes.any_bad, routes.bad_ids
+        any_bad = routes.any_bad
+        fine = collection.fits(routes) & ~any_bad
+        needed, no_loss = collection.needed(routes), jnp.zeros(())
+        numbers = join_numbers(fine, any_bad, no_loss, needed, capacities)
+        return StepReport(numbers, routes.bad_ids, logits, batch.labels)
 
     return jax.jit(predict)

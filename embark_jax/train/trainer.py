@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import chex
 import jax
@@ -23,19 +22,20 @@ from flax import nnx
 from embark_jax.data import (
     Batch,
     BatchChecker,
-    DataError,
     Dataset,
     OnBadId,
-    prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import grow
 from embark_jax.train.dense_parallelism import DenseParallelism
-from embark_jax.train.device_batch import DeviceBatch, own_part, put_batch
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, own_part, put_batch
+from embark_jax.train.feeding import batches_ahead, feed, read_ahead
 from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.metrics import EvalAccumulator, Metrics
-from embark_jax.train.overlap import OverlappedStep
+from embark_jax.train.programs import Programs
 from embark_jax.train.progress import step_progress
+from embark_jax.train.report import Flight, StepReport
 from embark_jax.train.results import (
     BadIdError,
     NonFiniteLossError,
@@ -43,13 +43,8 @@ from embark_jax.train.results import (
     refuse_bad_ids,
     refuse_non_finite,
 )
-from embark_jax.train.step import (
-    StepReport,
-    TrainState,
-    init_state,
-    make_predict_step,
-    make_train_step,
-)
+from embark_jax.train.scoring import score_all
+from embark_jax.train.step import TrainState, init_state
 
 STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
@@ -69,6 +64,7 @@ class Trainer:
         updated once a batch.
       dense: how the dense model lies on the devices.
       overlap: whether the route of a batch is made during the step before it.
+      loss: of a sample, whose mean over a batch training makes small.
       seed: of the initial tables.
       on_bad_id: of ids that are no row of their table; as in ``data.BatchChecker``.
 
@@ -92,6 +88,7 @@ class Trainer:
         micro_batches: int = 1,
         dense: DenseParallelism = "replicated",
         overlap: bool = False,
+        loss: Loss = LOG_LOSS,
         seed: int = 0,
         on_bad_id: OnBadId = "error",
     ):
@@ -102,6 +99,7 @@ class Trainer:
         self._micro_batches = micro_batches
         self._dense: DenseParallelism = dense
         self._overlap = overlap
+        self._loss: Loss = loss
         self._on_bad_id: OnBadId = on_bad_id
         self.recompilations = 0
         self.step = 0
@@ -118,7 +116,7 @@ class Trainer:
 
     def _use(self, embeddings: EmbeddingCollection) -> None:
         self.embeddings = embeddings
-        step = make_train_step(
+        self._programs = Programs(
             self._model,
             embeddings,
             self._dense_optimizer,
@@ -127,23 +125,17 @@ class Trainer:
             self._micro_batches,
             self._dense,
             self._overlap,
+            self._loss,
         )
-        if self._overlap:
-            self._step = OverlappedStep(step, embeddings, self._micro_batches)
-        else:
-            self._step = lambda state, batch, following: step(state, batch)
-        self._predict = make_predict_step(self._model, embeddings)
 
-    def _make_room(self, needed: Mapping[str, jax.Array]) -> bool:
-        """Grows the capacities where a batch needs more; returns whether any grew."""
+    def _make_room(self, needed: Mapping[str, int]) -> None:
+        """Grows the capacities where a batch needs more."""
         plan = self.embeddings.plan
-        if not _overflows(needed, plan.capacities):
-            return False
-        capacities = grow(plan.capacities, {n: int(v) for n, v in needed.items()})
-        plan = dataclasses.replace(plan, capacities=capacities)
-        self._use(self.embeddings.with_plan(plan))
-        self.recompilations += 1
-        return True
+        capacities = grow(plan.capacities, needed)
+        if capacities != plan.capacities:
+            plan = dataclasses.replace(plan, capacities=capacities)
+            self._use(self.embeddings.with_plan(plan))
+            self.recompilations += 1
 
     def fit(
         self,
@@ -226,7 +218,8 @@ class Trainer:
 
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
-        return self._apply_all(prefetch(make_batch, wanted))
+        depth = batches_ahead(size * self._checker().sample_bytes)
+        return self._apply_all(feed(make_batch, wanted, self._place, depth))
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Trains like ``train``, and yields each step once it is certain.
@@ -245,15 +238,20 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is that
             before it.
         """
-        return self._apply_all(map(self.check, batches))
+        return self._apply_all(map(self._place, map(self.check, batches)))
 
-    def _apply_all(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
-        """Applies checked batches."""
-        waiting: deque[tuple[Batch, DeviceBatch]] = deque()
-        flying: deque[_Flight] = deque()
+    def _place(self, batch: Batch) -> PlacedBatch:
+        return PlacedBatch(
+            batch, put_batch(batch, self.embeddings.mesh, self.batch_size)
+        )
+
+    def _apply_all(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
+        """Applies checked batches that are on the devices."""
+        waiting: deque[PlacedBatch] = deque()
+        flying: deque[Flight] = deque()
         try:
             for batch in batches:
-                waiting.append((batch, self._put(batch, self.batch_size)))
+                waiting.append(batch)
                 if len(waiting) > self._overlap:
                     flying.append(self._dispatch(waiting))
                 if len(flying) > STEPS_IN_FLIGHT:
@@ -271,16 +269,18 @@ class Trainer:
             while flying:
                 self._land(flying)
 
-    def _dispatch(self, waiting: deque[tuple[Batch, DeviceBatch]]) -> _Flight:
-        """Starts the step of the first that waits."""
+    def _dispatch(self, waiting: deque[PlacedBatch]) -> Flight:
+        """Starts the step of the first that waits, and asks for its numbers."""
         batch, on_devices = waiting.popleft()
-        following = waiting[0][1] if waiting else None
-        report = self.apply(on_devices, following)
-        capacities = self.embeddings.plan.capacities
-        return _Flight(batch, on_devices.labels, report, capacities)
+        following = waiting[0].on_devices if waiting else None
+        report = self.apply(on_devices, following, batch.hot)
+        return Flight.of(batch, report, self._programs.capacities(batch.hot))
 
     def apply(
-        self, batch: DeviceBatch, following: DeviceBatch | None = None
+        self,
+        batch: DeviceBatch,
+        following: DeviceBatch | None = None,
+        hot: bool = False,
     ) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
         nor does ``step`` count. Training is done by ``fit`` and ``train``.
@@ -288,42 +288,34 @@ class Trainer:
         Raises:
           ValueError: if an array has another shape or type than the plan says.
         """
-        self.state, report = self._step(self.state, batch, following)
+        self.state, report = self._programs.train(self.state, batch, following, hot)
         return report
 
-    def _put(self, batch: Batch, size: int) -> DeviceBatch:
-        """Copies this process's part of a batch of ``size`` samples."""
-        size //= jax.process_count()
-        if len(batch) != size:
-            raise DataError(
-                f"batch has {len(batch)} samples, must have {size}: the plan is made "
-                "for so many in each process"
-            )
-        return put_batch(batch, self.embeddings.mesh)
-
-    def _land(self, flying: deque[_Flight]) -> StepResult:
+    def _land(self, flying: deque[Flight]) -> StepResult:
         """Waits for the oldest step; replays it and those behind it if refused."""
-        while not bool(flying[0].report.applied):
+        while not (numbers := flying[0].numbers()).applied:
             batches = [flight.batch for flight in flying]
-            report, capacities = flying[0].report, flying[0].capacities
+            _, report, capacities = flying[0]
             flying.clear()
             self._clear_halt()
-            if bool(report.any_bad):
+            if numbers.any_bad:
                 refuse_bad_ids(batches[0], report.bad_ids, self._checker())
-            if not _overflows(report.needed, capacities):
-                refuse_non_finite(batches[0], float(report.loss), self.step + 1)
-            self._make_room(report.needed)
-            again = deque((each, self._put(each, self.batch_size)) for each in batches)
+            if not numbers.overflow(capacities):
+                refuse_non_finite(batches[0], numbers.loss, self.step + 1)
+            # One that is not of hot rows, as was said, takes the ordinary step.
+            batches[0] = dataclasses.replace(batches[0], hot=False)
+            self._make_room(numbers.needed)
+            again = deque(map(self._place, batches))
             while again:
                 flying.append(self._dispatch(again))
-        _, labels, report, capacities = flying.popleft()
+        _, report, capacities = flying.popleft()
         self.step += 1
         return StepResult(
             step=self.step,
-            loss=float(report.loss),
+            loss=numbers.loss,
             logits=report.logits,
-            labels=labels,
-            used={n: int(report.needed[n]) / have for n, have in capacities.items()},
+            labels=report.labels,
+            used={n: numbers.needed[n] / max(h, 1) for n, h in capacities.items()},
         )
 
     @property
@@ -347,29 +339,46 @@ class Trainer:
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
-        check = check or self._checker()
-        size = self.embeddings.plan.batch_size
-        for batch in map(check, batches):
-            padded = self._put(own_part(batch, size), size)
-            while True:
-                state = self.state
-                logits, needed, any_bad, bad_ids = self._predict(
-                    state.params, state.model_state, state.storages, padded
-                )
-                if bool(any_bad):
-                    refuse_bad_ids(batch, bad_ids, self._checker())
-                if not self._make_room(needed):
-                    break
+        placed = map(self._placing_part(check or self._checker()), batches)
+        for batch, logits in self._score_all(placed, in_flight=0):
             yield batch, logits[: len(batch)]
 
     def evaluate(
         self, batches: Iterable[Batch], check: BatchChecker | None = None
     ) -> Metrics:
-        """Metrics over all batches together; arguments and errors as of ``predict``."""
+        """Metrics over all batches together; arguments and errors as of ``predict``.
+
+        Batches are taken ahead of time, by another thread.
+        """
+        check = check or self._checker()
+        depth = batches_ahead(self.embeddings.plan.batch_size * check.sample_bytes)
+        placed = read_ahead(batches, self._placing_part(check), depth)
         scores = EvalAccumulator()
-        for batch, logits in self.predict(batches, check):
+        for batch, logits in self._score_all(placed, STEPS_IN_FLIGHT):
             scores.add(batch.labels, logits, len(batch))
         return scores.result()
+
+    def _placing_part(self, check: BatchChecker) -> Callable[[Batch], PlacedBatch]:
+        """Checks a batch, and brings this process's part of it to the devices."""
+        size, mesh = self.embeddings.plan.batch_size, self.embeddings.mesh
+
+        def place(batch: Batch) -> PlacedBatch:
+            batch = check(batch)
+            return PlacedBatch(batch, put_batch(own_part(batch, size), mesh, size))
+
+        return place
+
+    def _score_all(
+        self, placed: Iterable[PlacedBatch], in_flight: int
+    ) -> Iterator[tuple[Batch, jax.Array]]:
+        def start(placed: PlacedBatch) -> Flight:
+            state = self.state
+            report = self._programs.predict(
+                state.params, state.model_state, state.storages, placed.on_devices
+            )
+            return Flight.of(placed.batch, report, self.embeddings.plan.capacities)
+
+        return score_all(placed, start, self._make_room, self._checker(), in_flight)
 
     def _checker(self) -> BatchChecker:
         plan = self.embeddings.plan
@@ -385,16 +394,3 @@ class Trainer:
     def _clear_halt(self) -> None:
         halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
         self.state = self.state._replace(halted=halted)
-
-
-class _Flight(NamedTuple):
-    """A step that was dispatched, and the capacities it was compiled for."""
-
-    batch: Batch
-    labels: jax.Array
-    report: StepReport
-    capacities: Mapping[str, int]
-
-
-def _overflows(needed: Mapping[str, jax.Array], capacities: Mapping[str, int]) -> bool:
-    return any(int(needed[name]) > have for name, have in capacities.items())

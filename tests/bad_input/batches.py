@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.train.device_batch import DeviceBatch
+from embark_jax.train.device_batch import put_batch
 from tests.bad_input.case import Case
 
 SIZE = 8
@@ -155,20 +155,11 @@ TRAIN = [
 ]
 
 
-def _device(**changes: Any) -> Any:
-    """As on the devices; of NumPy's arrays, so that no device is used here."""
-    good = batch()
-    on_device = DeviceBatch(
-        good.dense,
-        {name: each.astype(np.int32) for name, each in good.ids.items()},
-        {},
-        good.labels,
-    )
-    return on_device._replace(**changes)
+def _apply(given: str, bad: ej.Batch, *says: str) -> Case:
+    def call(trainer):
+        trainer.apply(put_batch(bad, trainer.embeddings.mesh, SIZE))
 
-
-def _apply(given: str, bad: Any, *says: str) -> Case:
-    return Case(given, untouched(lambda trainer: trainer.apply(bad)), says)
+    return Case(given, untouched(call), says)
 
 
 def _route(given: str, bad: dict[str, Any], *says: str) -> Case:
@@ -176,7 +167,7 @@ def _route(given: str, bad: dict[str, Any], *says: str) -> Case:
     return Case(given, call, says)
 
 
-DEVICE_IDS = _device().ids
+DEVICE_IDS = {name: each.astype(np.int32) for name, each in batch().ids.items()}
 
 OTHERS = [
     Case(
@@ -207,17 +198,17 @@ OTHERS = [
     ),
     _apply(
         "labels in a column, to apply",
-        _device(labels=np.zeros((SIZE, 1), np.float32)),
-        "labels are float32 of shape (8, 1), must be float32 of shape [8]",
+        batch(labels=np.zeros((SIZE, 1), np.float32)),
+        "labels are float32 of shape (8, 1), must be float32 of shape (8,)",
     ),
     _apply(
         "whole numbers for dense values, to apply",
-        _device(dense=np.zeros((SIZE, 2), np.int32)),
+        batch(dense=np.zeros((SIZE, 2), np.int32)),
         "dense values are int32 of shape (8, 2), must be float32",
     ),
     _apply(
         "ids that are floats, to apply",
-        _device(ids={**DEVICE_IDS, "user": np.zeros((SIZE, 1), np.float32)}),
+        batch(ids={**DEVICE_IDS, "user": np.zeros((SIZE, 1), np.float32)}),
         "'user'",
         "float32",
     ),

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
-from embark_jax.data.files import write_arrow
 from tests.bad_input.case import JUNK, SAMPLES, Case, cutting, editing, writing
 
-CLICKS, PART = "raw/clicks.csv", "prepared/train/000-000000.arrow"
+CLICKS, PART = "raw/clicks.csv", "prepared/train/000-000000.npy"
 
 
 def _raw(given: str, content: str | bytes, *says: str, options: str = "") -> Case:
@@ -151,7 +150,7 @@ def _manifest(given: str, change: Callable[[Any], Any], *says: str) -> Case:
 
 def _other_columns() -> None:
     """A file with other columns, which the manifest says to be right."""
-    write_arrow(Path(PART), pa.table({"label": pa.array([0.0] * SAMPLES)}))
+    np.save(PART, np.zeros(SAMPLES, [("label", "<f4")]))
 
     def known(manifest):
         manifest["parts"]["train"][0].update(bytes=Path(PART).stat().st_size)

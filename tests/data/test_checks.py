@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
+from embark_jax.data.records import layout
 from embark_jax.tables import FeatureSpec
 
 FEATURES = [
@@ -238,3 +239,58 @@ def test_statistics_name_the_column_with_the_nan():
         "ids of user: min 7, max 9, 2 unique of 3, 1 padding",
         "ids of empty: 2 padding",
     ]
+
+
+def records_of_ids(ids) -> np.ndarray:
+    found = np.zeros(len(ids), layout(1, (("x", 1, np.dtype(np.int32)),)))
+    found["ids"]["x"] = ids
+    return found
+
+
+def check_of(rows: int, on_bad_id="error") -> BatchChecker:
+    return BatchChecker([FeatureSpec("x")], {"x": rows}, 1, on_bad_id)
+
+
+def test_records_that_were_checked_before_are_taken_as_they_are():
+    batch = Batch.of(records_of_ids([[5], [9]]), checked_rows={"x": 10})
+    for rows in (10, 11):
+        assert check_of(rows)(batch) is batch
+    assert batch.to_records() is batch.records
+
+
+def test_records_are_checked_where_that_says_nothing():
+    records = records_of_ids([[5], [9]])
+    fewer = check_of(6, "drop")
+    assert fewer(Batch.of(records, checked_rows={"x": 10})).ids["x"].tolist() == [
+        [5],
+        [-1],
+    ]
+    assert fewer.bad_ids == {"x": 1}
+    with pytest.raises(
+        DataError, match="sample 1: ids of feature 'x', column 0: value"
+    ):
+        check_of(9)(Batch.of(records))
+    # A batch with other arrays is another one.
+    known = Batch.of(records, checked_rows={"x": 10})
+    other = dataclasses.replace(known, ids={"x": np.array([[5], [12]], np.int32)})
+    with pytest.raises(DataError, match="value is 12"):
+        check_of(10)(other)
+    wide = BatchChecker([FeatureSpec("x", hotness=2)], {"x": 10}, 1)
+    assert wide(known).ids["x"].tolist() == [[5, -1], [9, -1]]
+
+
+def test_records_hold_what_the_arrays_do():
+    checked = checker()(good_batch())
+    records = checked.to_records()
+    again = Batch.of(records)
+    for mine, other in (
+        (again.dense, checked.dense),
+        (again.labels, checked.labels),
+        *((again.ids[name], checked.ids[name]) for name in checked.ids),
+        (again.weights["tags"], checked.weights["tags"]),
+    ):
+        np.testing.assert_array_equal(mine, other)
+        assert mine.dtype == other.dtype
+    wrong = dataclasses.replace(checked, labels=checked.labels[:, None])
+    with pytest.raises(ValueError, match=r"labels are float32 of shape \(2, 1\), must"):
+        wrong.to_records()

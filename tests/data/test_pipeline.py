@@ -64,3 +64,14 @@ def test_works_while_the_consumer_does():
     items = prefetch(make, range(2))
     next(items)
     assert making.wait(timeout=10)
+
+
+def test_an_exception_of_the_items_comes_after_the_results_before_it():
+    def items():
+        yield from range(3)
+        raise RuntimeError("no item 3")
+
+    results = prefetch(str, prefetch(int, items(), 1), 5)
+    assert [next(results) for _ in range(3)] == ["0", "1", "2"]
+    with pytest.raises(RuntimeError, match="no item 3"):
+        next(results)

@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,9 +38,9 @@ def write(folder: Path, samples=SAMPLES) -> Path:
         parts[split] = tuple(
             manifests.write_part(
                 folder,
-                f"{split}/{place}.arrow",
-                table_of(np.arange(first, first + size), manifest.schema()),
-                BLOCK_ROWS,
+                f"{split}/{place}.npy",
+                records_of(np.arange(first, first + size), manifest),
+                manifest,
             )
             for place, (first, size) in enumerate(zip(numbers, sizes, strict=False))
         )
@@ -49,17 +48,14 @@ def write(folder: Path, samples=SAMPLES) -> Path:
     return folder
 
 
-def table_of(numbers: np.ndarray, schema: pa.Schema) -> pa.Table:
+def records_of(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
+    records = np.zeros(len(numbers), manifest.layout())
+    records["label"] = numbers % 2
+    records["dense"] = np.stack([numbers, -numbers], axis=1)
+    records["ids"]["one"] = numbers[:, None]
     bags = np.stack([numbers, numbers + 1, np.full_like(numbers, -1)], axis=1)
-    bags = pa.FixedSizeListArray.from_arrays(pa.array(bags.ravel().astype(np.int32)), 3)
-    columns = [numbers % 2, numbers, -numbers, numbers, bags]
-    return pa.table(
-        [
-            column if isinstance(column, pa.Array) else pa.array(column).cast(f.type)
-            for column, f in zip(columns, schema, strict=True)
-        ],
-        schema,
-    )
+    records["ids"]["bag"] = bags
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +139,7 @@ def test_samples_say_where_they_lie(folder):
         part, row = (0, number) if number < 23 else (1, number - 23)
         if number >= 64:
             part, row = 2, number - 64
-        assert batch.locate(place) == f"{folder}/train/{part}.arrow, row {row}"
+        assert batch.locate(place) == f"{folder}/train/{part}.npy, row {row}"
 
 
 def edit(folder: Path, **changes) -> None:
@@ -162,14 +158,17 @@ def edit(folder: Path, **changes) -> None:
             lambda f: (f / "manifest.json").write_text("{"),
             r"manifest\.json: .*prepare the data again",
         ),
-        (lambda f: edit(f, version=3), r"manifest\.json: version: "),
-        (lambda f: edit(f, block_rows=0), r"manifest\.json: block_rows: "),
-        (lambda f: (f / "train" / "1.arrow").unlink(), r"train/1\.arrow: is missing"),
         (
-            lambda f: (f / "train" / "1.arrow").write_bytes(b"ARROW1"),
-            r"train/1\.arrow: has 6 bytes, must have [\d,]+; prepare the data again",
+            lambda f: edit(f, version=2),
+            r"manifest\.json: version: .*prepare the data again",
         ),
-        (lambda f: edit(f, dense=["x", "z"]), r"arrow: its columns are not those of"),
+        (lambda f: edit(f, block_rows=0), r"manifest\.json: block_rows: "),
+        (lambda f: (f / "train" / "1.npy").unlink(), r"train/1\.npy: is missing"),
+        (
+            lambda f: (f / "train" / "1.npy").write_bytes(b"ARROW1"),
+            r"train/1\.npy: has 6 bytes, must have [\d,]+; prepare the data again",
+        ),
+        (lambda f: edit(f, dense=["x"]), r"npy, rows \d+ to \d+: are not as they were"),
     ],
 )
 def test_damage_is_named(tmp_path, damage, message):
@@ -184,12 +183,12 @@ def test_a_flipped_byte_is_never_trained_on(folder, draw):
     """Wherever it is, it is found or changes nothing that is read."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(shutil.copytree(folder, Path(scratch) / "copy"))
-        file = copy / "train" / "1.arrow"
+        file = copy / "train" / "1.npy"
         damaged = bytearray(file.read_bytes())
         place = draw.draw(st.integers(0, len(damaged) - 1))
         damaged[place] ^= draw.draw(st.integers(1, 255))
         file.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"train/1\.arrow: is not as it was"):
+        with pytest.raises(DataError, match=r"train/1\.npy: is not as it was"):
             verify(copy)
         found = numbers_or_error(copy)
         assert file.name in found or found == numbers_or_error(folder)
@@ -202,12 +201,38 @@ def numbers_or_error(folder: Path) -> str:
         return str(error)
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (-4, "ids of feature 'one', column 0: value is -4, must be from 0 to 999"),
+        (1001, "ids of feature 'one', column 0: value is 1001, must be from 0 to"),
+    ],
+)
+def test_bad_samples_are_not_written(tmp_path, number, message):
+    manifest = PreparedData(write(tmp_path)).manifest
+    records = records_of(np.array([5, number]), manifest)
+    with pytest.raises(DataError, match=rf"new\.npy, row 1: {message}"):
+        manifests.write_part(tmp_path, "new.npy", records, manifest)
+    assert not (tmp_path / "new.npy").exists()
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_threads_change_nothing(folder, threads):
+    expected = numbers(PreparedData(folder, threads=1).train_batch(1, 50))
+    assert numbers(PreparedData(folder, threads=threads).train_batch(1, 50)) == expected
+
+
+def test_numpy_reads_the_files(folder):
+    one = np.load(folder / "train" / "1.npy", mmap_mode="r")["ids"]["one"]
+    assert one[:, 0].tolist() == list(range(23, 64))
+
+
 def test_damaged_values_are_named_when_they_are_read(tmp_path):
-    file = write(tmp_path) / "train" / "1.arrow"
+    file = write(tmp_path) / "train" / "1.npy"
     content = file.read_bytes()
-    values = np.arange(23 + 8, 23 + 12, dtype=np.float32).tobytes()  # its third block
-    assert content.count(values) == 1
-    file.write_bytes(content.replace(values, bytes(16)))
+    record = np.load(file)[9].tobytes()  # of its third block
+    assert content.count(record) == 1
+    file.write_bytes(content.replace(record, bytes(len(record))))
     with pytest.raises(DataError) as found:
         PreparedData(tmp_path).train_batch(0, 72)
     assert str(found.value) == (
@@ -221,12 +246,12 @@ def test_damaged_values_are_named_when_they_are_read(tmp_path):
 def test_verify_reads_everything(tmp_path):
     write(tmp_path)
     assert verify(tmp_path).files == 6
-    damaged = ["test/0.arrow", "train/2.arrow"]
+    damaged = ["test/0.npy", "train/2.npy"]
     for name in damaged:
         with (tmp_path / name).open("r+b") as file:
             file.seek(-1, 2)
             file.write(b"x")
-    (tmp_path / "validation" / "0.arrow").unlink()
+    (tmp_path / "validation" / "0.npy").unlink()
     outcome = embark("data", "verify", tmp_path)
     assert outcome.code == 1
     first, *others = outcome.err.splitlines()
@@ -234,34 +259,12 @@ def test_verify_reads_everything(tmp_path):
         f"error: {tmp_path}: is damaged; prepare the data again, in another folder"
     )
     assert len(others) == 3
-    for name in (*damaged, "validation/0.arrow"):
+    for name in (*damaged, "validation/0.npy"):
         assert f"  {tmp_path}/{name}: is " in outcome.err
 
 
-def test_an_older_folder_is_refused_with_the_command_that_mends_it(tmp_path):
-    write(tmp_path)
-    path = tmp_path / "manifest.json"
-    expected = path.read_bytes()
-    older = json.loads(expected)
-    older["version"] = 1
-    for key in ("missing_dense", "vocabularies"):
-        del older[key]
-    for part in itertools.chain(*older["parts"].values()):
-        del part["crc32"]
-    path.write_text(json.dumps(older))
-    command = f"`embark data verify {tmp_path}` checks the files and adds them"
-    with pytest.raises(DataError, match=command):
-        PreparedData(tmp_path)
-    outcome = embark("data", "verify", tmp_path)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "6 files, " in outcome.out
-    assert "all as they were written\n" in outcome.out
-    assert path.read_bytes() == expected
-    PreparedData(tmp_path).train_batch(0, 72)
-
-
 def test_a_file_of_zeros_is_named(tmp_path):
-    file = write(tmp_path) / "train" / "0.arrow"
+    file = write(tmp_path) / "train" / "0.npy"
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(DataError, match=r"train/0\.arrow: .*prepare the data again"):
+    with pytest.raises(DataError, match=r"train/0\.npy, .*prepare the data again"):
         PreparedData(tmp_path).train_batch(0, 72)

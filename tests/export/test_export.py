@@ -205,6 +205,7 @@ def test_what_cannot_be_exported(exported, tmp_path):
 MODELS = (
     configs.DLRMConfig(bottom=(8, 4), top=(8, 1)),
     configs.DLRMConfig(bottom=(4,), top=(1,)),
+    configs.DLRMConfig(bottom=(8, 4), top=(8, 1), batch_norm=True, dropout=0.5),
     configs.DLRMDCNv2Config(bottom=(), top=(1,), cross_layers=2, cross_rank=5),
     configs.DCNConfig(cross_layers=2, deep=(8,)),
     configs.WideDeepConfig(deep=(8,)),
@@ -244,7 +245,11 @@ def test_every_model_scores_alike_in_numpy_and_serialized(config):
     }
     shapes = {name: value.shape[1:] for name, value in embeddings.items()}
     model = models.build(config, shapes, 3, nnx.Rngs(0))
-    state = drawn(nnx.state(model, nnx.Param), 0)
+    model.eval()
+    state = drawn(nnx.state(model, (nnx.Param, nnx.BatchStat)), 0)
+    state = jax.tree.map_with_path(  # a variance is positive
+        lambda path, each: 0.5 + each**2 if "var" in str(path) else each, state
+    )
     nnx.update(model, state)
     expected = np.asarray(model(dense, jax.tree.map(jnp.asarray, embeddings)))
 

@@ -78,7 +78,7 @@ def compile_step(
 
 def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch):
     """Shapes and shardings of the routes of a batch."""
-    make = jax.jit(lambda batch: route(collection, batch, micro_batches=1))
+    make = jax.jit(lambda batch: route(collection, batch.columns(), 1))
     lowered = make.lower(batch)
     return jax.tree.map(
         lambda each, sharding: jax.ShapeDtypeStruct(

@@ -49,6 +49,10 @@ RUNS = {
         *(1, 8),
         {"a": Force("rb", 3, 2), "b": Force("ub", 2, 4), "c": Force("dp")},
     ),
+    "2×4 hot rows": (
+        *(2, 4),
+        {"a": Force("rb", 3, 2, hot_rows=20), "b": Force("ub", 2, hot_rows=5)},
+    ),
 }
 
 
@@ -104,7 +108,7 @@ def test_losses_agree_between_meshes_and_plans(name):
 
 
 @pytest.mark.parametrize(
-    "run", thorough(["2×4 DP", "1×8 mixed, 3D"], ["1×8 mixed, 3D"])
+    "run", thorough(["2×4 DP", "1×8 mixed, 3D", "2×4 hot rows"], ["2×4 hot rows"])
 )
 def test_micro_batches_change_no_loss(run):
     """Its large eps and its squares would show a row that is updated more than once, or

@@ -20,6 +20,7 @@ from embark_jax.planner import Placement, Plan, Wire
 from embark_jax.planner.request.wire import FLOAT32
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import put_batch
+from embark_jax.train.report import Numbers
 from embark_jax.train.results import BadIdError, NonFiniteLossError
 from embark_jax.train.step import TrainState
 from embark_jax.train.trainer import STEPS_IN_FLIGHT, Trainer
@@ -162,8 +163,11 @@ def test_overlap_changes_no_bit(trainer, capacities):
 
 
 def test_overlap_changes_no_bit_beside_all_else():
-    """Hierarchical exchanges of compressed rows, in micro-batches."""
-    placed = [dataclasses.replace(each, exchange="hierarchical") for each in PLACED]
+    """Hierarchical exchanges of compressed rows, in micro-batches; hot rows."""
+    placed = [
+        dataclasses.replace(each, exchange="hierarchical", hot_rows=9)
+        for each in PLACED
+    ]
     trainer, overlapped = (
         make_trainer(
             {f"{name}_hierarchical": places for name, places in AMPLE.items()},
@@ -184,13 +188,13 @@ def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
     """When the first step is waited for, those behind it are on the devices."""
     copied = []
 
-    def record(batch, mesh):
+    def record(batch, *args):
         copied.append(batch)
-        return put_batch(batch, mesh)
+        return put_batch(batch, *args)
 
     monkeypatch.setattr("embark_jax.train.trainer.put_batch", record)
     assert next(trainer.iterate(Clicks(), 9)).step == 1
-    assert len(copied) == 1 + STEPS_IN_FLIGHT
+    assert len(copied) > 1 + STEPS_IN_FLIGHT
 
 
 def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
@@ -448,9 +452,9 @@ def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
     assert trainer.step == 5
     assert_equal_states(snapshot(trainer), states[5])
     report = trainer.apply(
-        put_batch(data.train_batch(5, BATCH), trainer.embeddings.mesh)
+        put_batch(data.train_batch(5, BATCH), trainer.embeddings.mesh, BATCH)
     )
-    assert not bool(report.applied)
+    assert not Numbers.of(report.numbers, trainer.embeddings.plan.capacities).applied
     assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
 
 
@@ -464,16 +468,28 @@ def test_bad_ids_are_counted_where_asked(on_bad_id):
     assert trainer.check.bad_ids == {"a": 0, "b": 3}
 
 
-@pytest.mark.parametrize("wrong", ["dense", "labels", "ids"])
-def test_arrays_on_devices_are_checked_when_a_step_is_traced(trainer, wrong):
-    batch = put_batch(Clicks().train_batch(0, BATCH), trainer.embeddings.mesh)
-    column = {
-        "dense": batch.dense[:, 0],
-        "labels": batch.labels[:, None],
-        "ids": {**batch.ids, "a": batch.ids["a"].astype(np.float32)},
-    }[wrong]
-    with pytest.raises(ValueError, match=r"must be (float32|int32 or int64) of shape"):
-        trainer.apply(batch._replace(**{wrong: column}))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dense": np.zeros((BATCH, 3), np.int32)}, "dense values are int32 of shape"),
+        ({"labels": np.zeros((BATCH, 1), np.float32)}, "labels are float32 of shape"),
+    ],
+)
+def test_arrays_are_checked_when_they_are_copied(trainer, change, message):
+    batch = dataclasses.replace(Clicks().train_batch(0, BATCH), **change)
+    with pytest.raises(ValueError, match=rf"{message} .*, must be float32 of shape"):
+        put_batch(batch, trainer.embeddings.mesh, BATCH)
+
+
+def test_batches_on_devices_are_checked_when_a_step_is_traced(trainer):
+    mesh = trainer.embeddings.mesh
+    ids = {name: np.zeros((BATCH, 2), np.float32) for name in "ab"}
+    floats = dataclasses.replace(Clicks().train_batch(0, BATCH), ids=ids)
+    with pytest.raises(ValueError, match="must be int32 or int64 of shape"):
+        trainer.apply(put_batch(floats, mesh, BATCH))
+    twice = Clicks().train_batch(0, 2 * BATCH)
+    with pytest.raises(ValueError, match=f"has {2 * BATCH} samples, must have {BATCH}"):
+        trainer.apply(put_batch(twice, mesh, 2 * BATCH))
 
 
 @pytest.mark.parametrize(

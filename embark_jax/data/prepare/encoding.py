@@ -126,7 +126,6 @@ def encode(
         path = vocabularies / f"{table}.arrow"
         keys = read_arrow(path)["key"].combine_chunks() if path.exists() else None
         ids_of[table] = Vocabulary(keys, rows).ids
-    schema = manifest.schema()
 
     def encode_part(placed: PlacedPart) -> dict[str, Part]:
         name = placed.part.path
@@ -135,22 +134,23 @@ def encode(
             known = json.loads(done.read_text())
             return {split: Part(**part) for split, part in known.items()}
         samples = placed.part.read()
-        columns = [samples[name] for name in (LABEL, *manifest.dense)]
+        records = np.empty(len(samples), manifest.layout())
+        records["label"] = samples[LABEL].to_numpy()
+        for place, column in enumerate(manifest.dense):
+            records["dense"][:, place] = samples[column].to_numpy()
         for feature, spec in manifest.features.items():
             values = samples[feature].combine_chunks()
             ids = ids_of[spec.table](flat(values))
             if pa.types.is_list(values.type):
                 at_end = spec.pooling == "none"
-                ids = padded(values, ids, spec.stored_hotness, at_end).ravel()
-            columns.append(_arrow_ids(ids, schema.field(feature).type))
-        encoded, splits = pa.table(columns, schema), placed.splits(samples)
-        found = {}
+                ids = padded(values, ids, spec.stored_hotness, at_end)
+            records["ids"][feature] = ids.reshape(len(records), spec.stored_hotness)
+        found, splits = {}, placed.splits(samples)
         for number, split in enumerate(SPLITS):
-            rows = encoded.filter(pa.array(splits == number))
-            if len(rows):
-                file = f"{split}/{name.name}"
-                block_rows = manifest.block_rows
-                found[split] = manifests.write_part(out, file, rows, block_rows)
+            chosen = records[np.flatnonzero(splits == number)]
+            if len(chosen):
+                file = f"{split}/{name.stem}.npy"
+                found[split] = manifests.write_part(out, file, chosen, manifest)
         write_json(done, {split: part.model_dump() for split, part in found.items()})
         return found
 
@@ -165,11 +165,3 @@ def _longest_bag(values: pa.Array) -> int:
         return 1
     lengths = values.value_lengths().fill_null(0).to_numpy()
     return int(lengths.max(initial=1))
-
-
-def _arrow_ids(ids: np.ndarray, type_: pa.DataType) -> pa.Array:
-    if not pa.types.is_fixed_size_list(type_):
-        return pa.array(ids).cast(type_)
-    return pa.FixedSizeListArray.from_arrays(
-        pa.array(ids).cast(type_.value_type), type_.list_size
-    )

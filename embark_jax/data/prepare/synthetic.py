@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
 from embark_jax.data.files import write_json
-from embark_jax.data.manifest import LABEL, Manifest, Part, PreparedFeature
+from embark_jax.data.manifest import Manifest, Part, PreparedFeature
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.run import claim
 from embark_jax.data.synthetic import SyntheticClicks
@@ -74,13 +72,12 @@ def write(
 
     def make(job: tuple[_Split, int, int]) -> Part:
         split, number, count = job
-        file = f"{split}/{number:06}.arrow"
+        file = f"{split}/{number:06}.npy"
         done = work / f"{split}-{number:06}.json"
         if done.exists():
             return Part(**json.loads(done.read_text()))
         batch = data.batch(split, number * rows, count)
-        table = _table(batch, manifest)
-        part = manifests.write_part(out, file, table, manifest.block_rows)
+        part = manifests.write_part(out, file, _records(batch, manifest), manifest)
         write_json(done, part.model_dump())
         return part
 
@@ -101,13 +98,9 @@ def write(
     return manifest
 
 
-def _table(batch: Batch, manifest: Manifest) -> pa.Table:
-    schema = manifest.schema()
-    columns = [pa.array(batch.labels), *map(pa.array, batch.dense.T.copy())]
-    for name, bags in batch.ids.items():
-        ids, type_ = pa.array(np.ascontiguousarray(bags).ravel()), schema.field(name)
-        if pa.types.is_fixed_size_list(type_.type):
-            ids = pa.FixedSizeListArray.from_arrays(ids, bags.shape[1])
-        columns.append(ids)
-    names = itertools.chain((LABEL, *manifest.dense), manifest.features)
-    return pa.table(dict(zip(names, columns, strict=True)), schema)
+def _records(batch: Batch, manifest: Manifest) -> np.ndarray:
+    records = np.empty(len(batch), manifest.layout())
+    records["label"], records["dense"] = batch.labels, batch.dense
+    for name, ids in batch.ids.items():
+        records["ids"][name] = ids
+    return records

@@ -141,6 +141,11 @@ class Placement:
         )
         return (RowRange(table, 0, hot, "dp"), cold) if hot else (cold,)
 
+    @property
+    def replicated_rows(self) -> int:
+        """Rows that are on all devices: the first ones."""
+        return self.table.rows if self.cluster == "dp" else self.hot_rows
+
     def problems(self, devices: int) -> list[str]:
         """What is wrong with this placement on so many devices."""
         found, name = [], f"table {self.table.name!r}"

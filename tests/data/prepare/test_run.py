@@ -57,7 +57,7 @@ def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch, stage, workers):
         prepare_in(raw, out, workers=workers, progress=stop)
     with pytest.raises(DataError, match=r"manifest\.json: no such file.*run it again"):
         PreparedData(out)
-    finished = {p: p.stat().st_mtime_ns for p in out.rglob("*.arrow")}
+    finished = {p: p.stat().st_mtime_ns for p in out.rglob("*.*")}
     assert finished
 
     prepare_in(raw, out, workers=workers)
@@ -204,7 +204,7 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     shutil.rmtree(out / "test")
     refused = embark("train", config, "--workdir", tmp_path / "run2")
     assert refused.code == 1
-    assert re.search(r"test/000-\d+\.arrow: is missing, must have", refused.err)
+    assert re.search(r"test/000-\d+\.npy: is missing, must have", refused.err)
 
 
 def test_the_manifest_is_small_and_plain(raw, tmp_path):

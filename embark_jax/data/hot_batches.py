@@ -1,0 +1,157 @@
+"""Sorts samples into all-hot batches and mixed ones, a window of a stream at a time.
+
+A sample is all-hot if all of its ids are of hot rows; a batch of such samples needs no
+exchange of embeddings (FAE, https://arxiv.org/abs/2103.00686). FAE sorts the whole
+training set beforehand; here a window of batches is sorted as it comes, so that nothing
+is written and a batch stays a pure function of the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from embark_jax.data.batch import Batch, DataError, Dataset
+from embark_jax.tables import FeatureSpec
+
+WINDOW_BATCHES = 32
+"""Batches that are sorted together. Up to a batch of all-hot samples is left for mixed
+ones in each window, and so up to 3 % of all."""
+
+
+class _Window(NamedTuple):
+    """Batches in their new order.
+
+    Attributes:
+      number: of the window.
+      batches: as the dataset gave them.
+      order: ``[batches, batch size]`` samples, numbered through all of them.
+      hot: ``[batches]`` whether each is all-hot.
+    """
+
+    number: int
+    batches: list[Batch]
+    order: np.ndarray
+    hot: np.ndarray
+
+
+class HotBatches:
+    """A dataset with its training samples in another order; see ``data.Dataset``.
+
+    Each sample is in the same window as before, once. Batches of both kinds are spread
+    evenly over a window.
+
+    Args:
+      dataset: where samples come from.
+      hot_rows: for each feature how many of its table's first rows are hot.
+      batch_size: global, samples a step: whether a batch is all-hot, all processes must
+        answer alike.
+      window: batches that are sorted together.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        hot_rows: Mapping[str, int],
+        batch_size: int,
+        window: int = WINDOW_BATCHES,
+    ):
+        self._dataset, self._hot_rows = dataset, dict(hot_rows)
+        self._batch_size, self._window_batches = batch_size, window
+        self._window: _Window | None = None
+
+    @property
+    def table_rows(self) -> Mapping[str, int]:
+        return self._dataset.table_rows
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        return self._dataset.features
+
+    @property
+    def dense_features(self) -> int:
+        return self._dataset.dense_features
+
+    @property
+    def train_samples(self) -> int:
+        return self._dataset.train_samples
+
+    def train_batch(self, step: int, batch_size: int) -> Batch:
+        """As of ``Dataset``; a process reads the whole window for its part of it."""
+        parts, rest = divmod(self._batch_size, batch_size)
+        if rest:
+            raise DataError(
+                f"batches of {self._batch_size} are sorted, cannot be cut into parts "
+                f"of {batch_size}"
+            )
+        of_step, part = divmod(step, parts)
+        number, batch = divmod(of_step, self._window_batches)
+        window = self._window
+        if window is None or window.number != number:
+            window = self._window = self._sort(number)
+        mine = window.order[batch, part * batch_size : (part + 1) * batch_size]
+        return _take(window, mine, bool(window.hot[batch]))
+
+    def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        return self._dataset.validation_batches(batch_size)
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        return self._dataset.test_batches(batch_size)
+
+    def bayes_auc(self) -> float | None:
+        return self._dataset.bayes_auc()
+
+    def _sort(self, number: int) -> _Window:
+        size, count = self._batch_size, self._window_batches
+        batches = [
+            self._dataset.train_batch(number * count + i, size) for i in range(count)
+        ]
+        all_hot = np.concatenate([self._is_all_hot(batch) for batch in batches])
+        samples = np.flatnonzero(all_hot)
+        full = len(samples) // size
+        # Batch i is all-hot where its share of them reaches the next whole one.
+        hot = np.diff(np.arange(count + 1) * full // count) > 0
+        order = np.empty((count, size), np.int64)
+        order[hot] = samples[: full * size].reshape(full, size)
+        others = np.ones(count * size, bool)
+        others[samples[: full * size]] = False
+        order[~hot] = np.flatnonzero(others).reshape(count - full, size)
+        return _Window(number, batches, order, hot)
+
+    def _is_all_hot(self, batch: Batch) -> np.ndarray:
+        """``[batch]`` whether no id of a sample is of another row; padding is none."""
+        cold = [
+            (ids >= self._hot_rows[name]).any(axis=1) for name, ids in batch.ids.items()
+        ]
+        return ~np.any(cold, axis=0)
+
+
+def _take(window: _Window, samples: np.ndarray, hot: bool) -> Batch:
+    batches, size = window.batches, window.order.shape[1]
+    of_batch, row = np.divmod(samples, size)
+
+    def pick(arrays: list[np.ndarray]) -> np.ndarray:
+        found = np.empty((len(samples), *arrays[0].shape[1:]), arrays[0].dtype)
+        for i in np.unique(of_batch):
+            found[of_batch == i] = arrays[i][row[of_batch == i]]
+        return found
+
+    def locate(sample: int) -> str:
+        return batches[of_batch[sample]].locate(int(row[sample]))
+
+    first = batches[0]
+    return dataclasses.replace(
+        first,
+        dense=pick([batch.dense for batch in batches]),
+        ids={name: pick([batch.ids[name] for batch in batches]) for name in first.ids},
+        labels=pick([batch.labels for batch in batches]),
+        weights={
+            name: pick([batch.weights[name] for batch in batches])
+            for name in first.weights
+        },
+        locate=locate,
+        hot=hot,
+    )

@@ -1,0 +1,74 @@
+"""How a sample lies in memory: as one record, alike on disk, on hosts and on devices.
+
+A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
+``dense``, ``ids`` with a field for each feature, and ``weights`` with one for each
+weighted feature, if there are any. So a batch is gathered, and copied to a device, in
+one piece, and its columns are views.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from embark_jax.data.files import replacing
+
+WORD_BYTES = 4
+CHECKSUM_DIGITS = 16
+
+
+@functools.lru_cache(maxsize=64)
+def layout(
+    dense: int,
+    ids: tuple[tuple[str, int, np.dtype], ...],
+    weights: tuple[tuple[str, int], ...] = (),
+) -> np.dtype:
+    """The type of a record.
+
+    Args:
+      dense: columns of dense values.
+      ids: for each feature its name, its hotness and the type of its ids.
+      weights: for each weighted feature its name and hotness.
+    """
+    fields = [
+        ("label", "<f4"),
+        ("dense", "<f4", (dense,)),
+        ("ids", [(name, type_.newbyteorder("<"), (hot,)) for name, hot, type_ in ids]),
+    ]
+    if weights:
+        fields.append(("weights", [(name, "<f4", (hot,)) for name, hot in weights]))
+    return np.dtype(fields)
+
+
+def whole(records: np.ndarray) -> np.ndarray:
+    """A view of records as values without fields, which NumPy moves as they are."""
+    return records.view(f"V{records.dtype.itemsize}")
+
+
+def checksum(records: np.ndarray) -> str:
+    """XXH3 of contiguous records, in hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(whole(records).data)
+
+
+def write(path: Path, records: np.ndarray) -> None:
+    """Writes a file that ``numpy.load`` reads."""
+    with replacing(path) as scratch, scratch.open("wb") as file:
+        np.lib.format.write_array(file, records, version=(3, 0), allow_pickle=False)
+
+
+def read(path: Path, layout: np.dtype, rows: int) -> np.ndarray:
+    """The records of a file of ``write``, mapped into memory.
+
+    They end the file; what is before them is for readers that know less of it.
+
+    Raises:
+      OSError, ValueError: if it is not there or too short.
+    """
+    header_bytes = path.stat().st_size - rows * layout.itemsize
+    if header_bytes < 0:
+        raise ValueError(f"is too short for {rows:,} records")
+    mapped = np.memmap(path, layout, "r", header_bytes, rows)
+    return mapped.view(np.ndarray)

@@ -1,0 +1,51 @@
+"""Scores batches, some of them at once, and again where a buffer was too small."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import jax
+
+from embark_jax.data import Batch, BatchChecker
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
+from embark_jax.train.report import Flight
+from embark_jax.train.results import refuse_bad_ids
+
+
+def score_all(
+    batches: Iterable[PlacedBatch],
+    start: Callable[[PlacedBatch], Flight],
+    make_room: Callable[[Mapping[str, int]], None],
+    check: BatchChecker,
+    in_flight: int,
+) -> Iterator[tuple[Batch, jax.Array]]:
+    """Yields each batch and its logits, of the padding that is on the devices too.
+
+    Args:
+      batches: checked.
+      start: dispatches the scoring of a batch, and waits for nothing.
+      make_room: grows the capacities to what a batch needs.
+      check: knows the features and their tables.
+      in_flight: batches that are dispatched before the oldest is waited for.
+
+    Raises:
+      BadIdError: if ids that are no row of their table reached the devices.
+    """
+    flying: deque[tuple[DeviceBatch, Flight]] = deque()
+
+    def land() -> tuple[Batch, jax.Array]:
+        on_devices, flight = flying.popleft()
+        while not (numbers := flight.numbers()).applied:
+            if numbers.any_bad:
+                refuse_bad_ids(flight.batch, flight.report.bad_ids, check)
+            make_room(numbers.needed)
+            flight = start(PlacedBatch(flight.batch, on_devices))
+        return flight.batch, flight.report.logits
+
+    for placed in batches:
+        flying.append((placed.on_devices, start(placed)))
+        if len(flying) > in_flight:
+            yield land()
+    while flying:
+        yield land()

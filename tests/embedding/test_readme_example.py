@@ -1,0 +1,136 @@
+"""The worked example of ``embark_jax/embedding/README.md``, number by number."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import SGD
+
+import embark_jax.embedding
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.indexing import index_storage
+from embark_jax.embedding.logical import export_table
+from embark_jax.planner import Placement, Plan
+from embark_jax.tables import FeatureSpec, TableSpec
+
+README = (Path(embark_jax.embedding.__path__[0]) / "README.md").read_text()
+TABLES = {"user": TableSpec("user", 10, 4), "city": TableSpec("city", 6, 4)}
+FEATURES = (FeatureSpec("user", hotness=3), FeatureSpec("city", "city", 2, "mean"))
+PLAN = Plan(
+    FEATURES,
+    (
+        Placement(TABLES["user"], "rb", 4, 1, (0, 1, 2, 3), hot_rows=2),
+        Placement(TABLES["city"], "ub", 2, 1, (1, 2)),
+    ),
+    *(2, 2, 4),
+    {"rb_4": 3, "ub_4": 2},
+)
+IDS = {"user": [1, 5, 7], "city": [4, 4]}
+UNIT = {"user": 1.0, "city": 10.0}
+
+
+def rows_of(heading):
+    """The cells of the table that begins with a heading."""
+    lines = [line.strip() for line in README.splitlines()]
+    first = lines.index(heading) + 2
+    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
+    return [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in lines[first:last]
+    ]
+
+
+@pytest.fixture(scope="module")
+def solved():
+    """Lookups of the batch, and tables after its update."""
+    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    storages = {}
+    for storage in PLAN.storages:
+        blocks = np.zeros((4, storage.slots_per_device, 4), np.float32)
+        for name, slot, *devices in rows_of(LAYOUT):
+            for device, held in enumerate(devices):
+                if name == storage.name and held:
+                    table, row = held.split()
+                    blocks[device, int(slot)] = UNIT[table] * int(row)
+        array = blocks[0] if storage.replicated else blocks.reshape(-1, 4)
+        sharding = collection.shardings[storage.name]
+        storages[storage.name] = jax.device_put(array, sharding)
+    ids = {name: np.full((4, len(bag)), -1, np.int32) for name, bag in IDS.items()}
+    for name, bag in IDS.items():
+        ids[name][0] = bag
+    gradients = {name: jnp.ones((4, 4)) for name in IDS}
+
+    @jax.jit
+    def step(storages, ids):
+        routes = collection.route(ids, {})
+        found = collection.lookup(storages, routes)
+        updated, _ = collection.update(
+            *(storages, {name: {} for name in storages}, routes, gradients, SGD(0.1)),
+            *(jnp.int32(1), jnp.bool_(True)),
+        )
+        return found, updated
+
+    found, updated = step(storages, ids)
+    return found, {name: export_table(collection, updated, name) for name in TABLES}
+
+
+LAYOUT = "| storage | slot | device 0 | device 1 | device 2 | device 3 |"
+
+
+def test_rows_lie_where_it_says():
+    for storage in PLAN.storages:
+        cells = [row for row in rows_of(LAYOUT) if row[0] == storage.name]
+        assert len(cells) == storage.slots_per_device
+    found = {}
+    for name, slot, *devices in rows_of(LAYOUT):
+        for device, held in enumerate(devices):
+            if held:
+                found.setdefault((name, held), []).append((device, int(slot)))
+    for storage in PLAN.storages:
+        index = index_storage(storage, PLAN.features, PLAN.devices)
+        for rows in storage.ranges:
+            column = next(
+                f.columns.start
+                for f in index.features
+                if f.feature.table == rows.table.name
+            )
+            ids = np.full((10, index.columns), -1, np.int32)
+            ids[: rows.rows, column] = np.arange(rows.begin, rows.end)
+            _, owner, slot = index.expand(jnp.asarray(ids))
+            for i in range(rows.rows):
+                places = found.pop(
+                    (storage.name, f"{rows.table.name} {rows.begin + i}")
+                )
+                if storage.replicated:
+                    assert places == [(d, int(slot[i, column])) for d in range(4)]
+                else:
+                    assert places == [(int(owner[i, column]), int(slot[i, column]))]
+    assert not found
+
+
+def test_ids_are_found_where_it_says():
+    layout = rows_of(LAYOUT)
+    for name, storage, owner, slot in rows_of("| id | storage | owner | slot |"):
+        (devices,) = [row[2:] for row in layout if row[:2] == [storage, slot]]
+        owners = range(4) if owner == "every device" else [int(owner)]
+        assert all(devices[device] == name for device in owners)
+
+
+def test_bags_and_rows_are_what_it_says(solved):
+    found, tables = solved
+    assert "1 + 5 + 7 = 13 for `user`" in README
+    np.testing.assert_array_equal(found["user"][0], 13)
+    assert "times the mean's factor 1/2, = 40 for `city`" in README
+    np.testing.assert_array_equal(found["city"][0], 40)
+    changed = set()
+    for name, before, after in rows_of("| row | before | after |"):
+        table, row = name.split()
+        changed.add((table, int(row)))
+        assert float(before) == UNIT[table] * int(row)
+        np.testing.assert_allclose(tables[table][int(row)], float(after), rtol=1e-6)
+    for table, rows in tables.items():
+        for row, values in enumerate(rows):
+            if (table, row) not in changed:
+                np.testing.assert_array_equal(values, UNIT[table] * row)

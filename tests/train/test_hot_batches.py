@@ -1,0 +1,179 @@
+"""All-hot batches take a step of their own: the same results, without an exchange."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from embark_kernels import RowwiseAdagrad
+from flax import nnx
+
+from embark_jax import config_io, experiment
+from embark_jax.config import ConfigError
+from embark_jax.data import Batch
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.planner import Placement, Plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train import programs
+from embark_jax.train.device_batch import abstract_batch
+from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.step import abstract_state, make_train_step
+from embark_jax.train.trainer import Trainer
+from tests import runs
+from tests.train.test_accounting import compiled_collectives
+
+BATCH, DENSE, HOT = 32, 2, 20
+TABLES = (TableSpec("a", 71, 4), TableSpec("b", 64, 8), TableSpec("c", 7, 4))
+FEATURES = (
+    FeatureSpec("a", hotness=2, weighted=True),
+    FeatureSpec("b", hotness=2, pooling="mean"),
+    FeatureSpec("c"),
+)
+PLACED = (
+    Placement(TABLES[0], "rb", 2, 2, (0, 1, 2, 3), hot_rows=HOT),
+    Placement(TABLES[1], "ub", 3, 1, (3, 1, 0), hot_rows=HOT),
+    Placement(TABLES[2], "dp"),
+)
+CAPACITIES = {"rb_2_split_weighted": 64, "ub_8": 64}
+PLAN = Plan(FEATURES, PLACED, 2, 2, BATCH, CAPACITIES)
+
+
+def make_trainer() -> Trainer:
+    embeddings = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    return Trainer(
+        _Sum(),
+        embeddings,
+        dense_optimizer=optax.sgd(0.1),
+        embedding_optimizer=RowwiseAdagrad(0.5, eps=1.0),
+    )
+
+
+class _Sum(nnx.Module):
+    """Logits that are linear in all embeddings."""
+
+    def __init__(self):
+        self.weight = nnx.Param(jnp.array([0.3, -0.7]))
+
+    def __call__(self, dense, embeddings):
+        total = sum(value.sum(axis=-1) for value in embeddings.values())
+        return total + dense @ self.weight[...]
+
+
+def batches(count, hot):
+    """Of hot rows alone, every second of them or none said to be so."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        ids = rng.integers(0, 7, (3, BATCH, 2)).astype(np.int32)
+        ids[:2, :, 0] = rng.integers(0, HOT, (2, BATCH))
+        ids[:, 3:9, 1] = -1
+        yield Batch(
+            rng.standard_normal((BATCH, DENSE), np.float32),
+            {"a": ids[0], "b": ids[1], "c": ids[2][:, :1]},
+            rng.integers(0, 2, BATCH).astype(np.float32),
+            {"a": rng.uniform(0.5, 1, (BATCH, 2)).astype(np.float32)},
+            hot=hot and number % 2 == 0,
+        )
+
+
+def run(given):
+    trainer = make_trainer()
+    results = list(trainer.iterate_batches(given))
+    losses = [result.loss for result in results]
+    used = [any(result.used.values()) for result in results]
+    return losses, jax.tree.map(np.asarray, trainer.state), used
+
+
+@pytest.fixture(scope="module")
+def ordinary():
+    losses, state, _ = run(batches(4, hot=False))
+    return losses, state
+
+
+def assert_near(found, expected):
+    """Sums of the same few float32 numbers, in another order at most."""
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_both_programs_give_the_same(ordinary, monkeypatch):
+    steps = []
+    make = programs.make_train_step
+
+    def noting(model, collection, *args):
+        step = make(model, collection, *args)
+        return lambda *given: steps.append(collection.hot_only) or step(*given)
+
+    monkeypatch.setattr(programs, "make_train_step", noting)
+    losses, state, _ = run(batches(4, hot=True))
+    assert steps == [True, False, True, False]
+    assert_near((losses, state), ordinary)
+
+
+def test_a_broken_promise_costs_a_replay_and_nothing_else():
+    """A cold id in a batch that is said to be of hot rows alone."""
+
+    def cold(hot):
+        for number, batch in enumerate(batches(3, hot)):
+            if number == 2:
+                batch.ids["b"][5, 1] = HOT
+            yield batch
+
+    losses, state, used = run(cold(hot=True))
+    assert_near((losses, state), run(cold(hot=False))[:2])
+    assert used == [False, False, True]
+
+
+def test_no_sharded_table_is_in_the_program():
+    """No exchange, and nothing that reads or writes a sharded storage or its state."""
+    mesh, texts = PLAN.make_mesh(), {}
+    for hot in (False, True):
+        collection = EmbeddingCollection(PLAN, mesh, hot_only=hot)
+        settings = FlaxModel(_Sum()), collection, optax.sgd(0.1), RowwiseAdagrad(0.5)
+        state = abstract_state(*settings)
+        step = make_train_step(*settings, state)
+        lowered = step.lower(state, abstract_batch(PLAN, mesh, DENSE))
+        texts[hot] = lowered.compile().as_text()
+    kinds = {
+        hot: {kind for kind, _ in compiled_collectives(text)}
+        for hot, text in texts.items()
+    }
+    assert "all_to_all" in kinds[False]
+    assert kinds[True] <= {"all_reduce", "all_gather"}
+    sharded = [s for s in PLAN.storages if not s.replicated]
+    for storage in sharded:
+        shape = rf"f32\[{storage.slots_per_device},{storage.width}\]"
+        uses = {
+            hot: set(re.findall(rf" = {shape}\S* ([\w-]+)\(", text))
+            for hot, text in texts.items()
+        }
+        passing = {"parameter", "get-tuple-element", "copy", "bitcast"}
+        assert uses[True] <= passing
+        assert not uses[False] <= passing
+        gathers = rf"(gather|scatter|fusion)\([^)]*{shape}"
+        assert not re.search(gathers, texts[True])
+
+
+def test_a_run_with_hot_batches(tmp_path):
+    """From a config, to the end; and one that cannot have them is refused."""
+    path = runs.write_config(tmp_path)
+    hot = [
+        "train.hot_batches=true",
+        "embedding.tables.user={rows: 1000, cluster: rb, hot_rows: 300}",
+        "embedding.tables.item={rows: 600, cluster: ub, hot_rows: 200}",
+    ]
+    setup = experiment.build(config_io.load(path, hot))
+    trainer = setup.trainer()
+    kinds = [setup.training_data.train_batch(i, 64).hot for i in range(6)]
+    assert [result.step for result in trainer.iterate(setup.training_data, 6)] == [
+        *range(1, 7)
+    ]
+    assert trainer.recompilations == 0
+    assert any(kinds)
+    hot_rows = {"user": 300, "items": 200, "city": 20}
+    assert setup.data_order["train"]["hot_rows"] == hot_rows
+    with pytest.raises(ConfigError, match=r"table 'user' has no hot rows, so no"):
+        experiment.build(config_io.load(path, hot[:1]))
+    with pytest.raises(ConfigError, match=r"hot_batches is true, and so is train"):
+        config_io.load(path, [*hot, "train.overlap=true"])

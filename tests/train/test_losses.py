@@ -1,0 +1,98 @@
+"""Losses, against their formulas; and one of a user's own."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from embark_kernels import SGD
+from flax import nnx
+
+from embark_jax import config_io, experiment, fleet
+from embark_jax.data import SyntheticClicks
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.planner import ForcedPlacement, plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.losses import BinaryCrossEntropy
+from embark_jax.train.trainer import Trainer
+from tests import runs
+
+TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale=1.0))
+FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
+BATCH = 16
+DATA = SyntheticClicks(
+    *(TABLES, FEATURES), dense_features=1, train_samples=160, test_samples=16
+)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_log_loss_equals_its_formula(smoothing, l2):
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=8), rng.integers(0, 2, 8)
+    pooled, sequence = rng.normal(size=(8, 3)), rng.normal(size=(8, 2, 5))
+    p = 1 / (1 + np.exp(-logits))
+    target = (1 - smoothing) * labels + smoothing / 2
+    expected = -target * np.log(p) - (1 - target) * np.log(1 - p)
+    expected += l2 / 2 * ((pooled**2).sum(axis=1) + (sequence**2).sum(axis=(1, 2)))
+    found = BinaryCrossEntropy(smoothing, l2)(
+        *(jnp.float32(logits), jnp.float32(labels)),
+        {"pooled": jnp.float32(pooled), "sequence": jnp.float32(sequence)},
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Sum(nnx.Module):
+    """The sum of all embeddings."""
+
+    def __call__(self, dense, embeddings):
+        return sum(each.sum(axis=1) for each in embeddings.values())
+
+
+def make_trainer(loss, devices=1):
+    forced = {"a": ForcedPlacement("rb" if devices > 1 else "dp")}
+    machines = fleet.load("this-machine", 1, devices)
+    planned = plan(TABLES, FEATURES, machines, BATCH, forced=forced)
+    return Trainer(
+        Sum(),
+        EmbeddingCollection(planned, planned.make_mesh()),
+        dense_optimizer=optax.sgd(0.1),
+        embedding_optimizer=SGD(0.5),
+        loss=loss,
+    )
+
+
+def squared(logits, labels, embeddings):
+    """A loss of one's own."""
+    return jnp.square(logits - labels)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_loss_of_one_s_own_is_what_is_made_small(devices):
+    trainer = make_trainer(squared, devices)
+    batch = DATA.train_batch(0, BATCH)
+    ((_, before),) = trainer.predict([batch])
+    residual = np.asarray(before, np.float64) - batch.labels
+    result = trainer.train([batch])
+    assert result is not None
+    np.testing.assert_allclose(result.loss, np.mean(residual**2), rtol=1e-5)
+    # One step of SGD on both rows of a sample, of all samples that share them.
+    gradient = 2 * residual / BATCH
+    ((_, after),) = trainer.predict([batch])
+    change = np.zeros(BATCH)
+    for name in "ab":
+        same = batch.ids[name] == batch.ids[name].T
+        change -= 0.5 * 4 * same @ gradient
+    np.testing.assert_allclose(after - before, change, rtol=1e-3, atol=1e-5)
+
+
+def test_options_of_a_config_reach_the_step(tmp_path):
+    path = runs.write_config(tmp_path)
+    losses = {}
+    for options in ((), ("train.label_smoothing=0.5",), ("train.embedding_l2=9",)):
+        setup = experiment.build(config_io.load(path, options))
+        last = setup.trainer().fit(setup.dataset, 1)
+        assert last is not None
+        losses[options] = last.loss
+    assert len(set(losses.values())) == 3
