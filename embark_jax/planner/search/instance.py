@@ -27,7 +27,7 @@ MIN_WIDTH = 8
 """Columns of a shard at least: 32 bytes, the sector in which GPU memory is read
 (https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
 
-HOT_SHARES = (0.25, 0.5, 0.75, 0.9)
+HOT_SHARES = (0.5, 0.9)
 """Of a table's ids that hot rows take, of the candidates."""
 FEWER_ROWS = 8.0
 """Times the share of rows that hot rows are of a table is below their share of ids."""

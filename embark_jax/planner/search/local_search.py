@@ -29,7 +29,7 @@ PASSES = 2
 """Over all tables, with each power."""
 FAILURES = 2
 """Of alike tables in a pass, after which the others are not tried."""
-MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
+MOST_CANDIDATES, FEW_CANDIDATES = 32, 8
 """Of a table that are tried: those that the relaxation likes best; fewer in a model of
 more unlike tables than ``MANY``."""
 MANY = 64
