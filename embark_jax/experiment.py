@@ -6,26 +6,16 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
-import optax
-from embark_kernels import (
-    SGD,
-    Adagrad,
-    LazyAdam,
-    RowOptimizer,
-    RowwiseAdagrad,
-    Scheduled,
-    availability,
-)
+from embark_kernels import availability
 from flax import nnx
 
 from embark_jax import fleet, models
 from embark_jax.config import (
     AnyModelConfig,
     ConfigError,
-    EmbeddingOptimizerConfig,
     ExperimentConfig,
     SyntheticConfig,
     read_text,
@@ -59,7 +49,7 @@ from embark_jax.tables import (
 )
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.losses import BinaryCrossEntropy
-from embark_jax.train.schedules import build_schedule
+from embark_jax.train.row_optimizers import build_embedding_optimizer
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
@@ -297,27 +287,6 @@ def _implementation(config: ExperimentConfig) -> str | None:
 
 def _wire(config: ExperimentConfig) -> Wire:
     return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
-
-
-def build_embedding_optimizer(
-    config: EmbeddingOptimizerConfig, steps: int
-) -> RowOptimizer:
-    """The row optimizer that a config describes, in a run of so many ``steps``."""
-    rate, eps = config.learning_rate, config.eps
-    match config.kind:
-        case "sgd":
-            rule = SGD(rate)
-        case "adagrad":
-            rule = Adagrad(rate, eps, config.initial_accumulator)
-        case "rowwise_adagrad":
-            rule = RowwiseAdagrad(rate, eps, config.initial_accumulator)
-        case "adam":
-            rule = LazyAdam(rate, config.beta1, config.beta2, eps)
-    schedule = build_schedule(config.schedule, steps)
-    if schedule is None and not config.weight_decay:
-        return rule
-    following = cast(Any, schedule or optax.constant_schedule(1.0))
-    return Scheduled(rule, following, config.weight_decay)
 
 
 def workload(

@@ -28,13 +28,13 @@ from program import Collective, collectives
 from embark_jax import fleet, planner
 from embark_jax.config import EmbeddingOptimizerConfig
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.experiment import build_embedding_optimizer
 from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import MESH_AXES, Plan, ProgramModel, TableList, phases
 from embark_jax.planner.cost.collectives import dense_collectives
 from embark_jax.planner.cost.traffic import all_reduce_bytes
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.row_optimizers import build_embedding_optimizer
 from embark_jax.train.step import abstract_state, make_train_step
 
 ROOT = Path(__file__).parents[2]
