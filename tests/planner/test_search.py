@@ -88,7 +88,11 @@ def test_every_cell_of_every_table_has_one_place(request):
     prediction = planned.prediction
     assert prediction is not None
     assert prediction.lower_bound_ms <= prediction.step_ms
-    assert prediction.step_ms == pytest.approx(max(prediction.device_ms))
+    # Phases end when their fullest device is done, which need not be the same one.
+    busiest_ms = max(prediction.device_ms)
+    assert busiest_ms <= prediction.step_ms * (1 + 1e-9)
+    if machines.devices == 1:
+        assert busiest_ms == pytest.approx(prediction.step_ms)
     assert Plan.from_json(planned.to_json()) == planned
 
 

@@ -16,7 +16,7 @@ from embark_jax.planner.layout.storage import Exchange
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.rounding import round_tables
-from embark_jax.planner.search.solve import Found, Placer
+from embark_jax.planner.search.solve import Found, Start
 from embark_jax.planner.search.whole_program import WholeProgram
 
 CLOSE = 1e-3
@@ -37,22 +37,22 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
     best, limit_bytes = found.assignment, instance.memory.limit_bytes
     bounds_ms: dict[Exchange, float] = {}
     programs: dict[Exchange, WholeProgram] = {}
-    placers: dict[Exchange, Placer] = {}
-    for exchange in found.relaxations:
+    starts: dict[Exchange, Start] = {}
+    for exchange in found.exchanges:
         relaxation = Relaxation(instance, instance.allowed(exchange), drop=False)
         relaxed = relaxation.solve(limit_bytes)
         bounds_ms[exchange] = np.inf if relaxed is None else relaxed.bound_ms
         if relaxed is not None:
             programs[exchange] = WholeProgram(relaxation, relaxed, limit_bytes)
-            placers[exchange] = Placer(instance, relaxed, limit_bytes)
+            starts[exchange] = Start(relaxation, relaxed, limit_bytes)
     seed = 0
     while time.monotonic() < end:
         step_ms, seed = best.step_ms(), seed + 1
         if min(bounds_ms.values()) * (1 + CLOSE) >= step_ms:
             break
-        exchange = min(placers, key=lambda each: bounds_ms[each])
-        placer, program = placers[exchange], programs.get(exchange)
-        tables = placer.relaxed.tables
+        exchange = min(starts, key=lambda each: bounds_ms[each])
+        start, program = starts[exchange], programs.get(exchange)
+        tables = start.relaxed.tables
         if program is not None:
             left_s = max(LEAST_S, (end - time.monotonic()) / SHARE)
             choice, ended = program.solve(step_ms, seconds=left_s)
@@ -63,7 +63,8 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
             if ended and not program.add_sizes(choice):
                 del programs[exchange]  # the solver has nothing more to say
         dice = np.random.default_rng(seed)
-        other = placer.place(round_tables(instance, tables, dice), dice)
+        chosen = round_tables(instance, tables, dice)
+        other = start.place(chosen, dice, found.ms_per_byte)
         if other.fits() and other.step_ms() < step_ms:
             best = other
     bound_ms = max(found.bound_ms, min(bounds_ms.values()))

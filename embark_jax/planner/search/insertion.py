@@ -109,12 +109,8 @@ class Insertion:
 
     def __init__(self, assignment: Assignment, power: int, ms_per_byte: float = 0.0):
         self.assignment, self.power = assignment, power
-        self.set_price(ms_per_byte)
-
-    def set_price(self, ms_per_byte: float) -> None:
-        """Of memory from now on."""
-        objective, self.ms_per_byte = self.assignment.instance.objective, ms_per_byte
-        unit_bytes = objective.unit_bytes(self.assignment.loads)
+        objective, self.ms_per_byte = assignment.instance.objective, ms_per_byte
+        unit_bytes = objective.unit_bytes(assignment.loads)
         prices = objective.prices + ms_per_byte * unit_bytes
         kinds = [LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS]
         kinds += [LEVEL_ROWS] * bool(ms_per_byte)

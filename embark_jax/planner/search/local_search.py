@@ -35,8 +35,6 @@ more unlike tables than ``MANY``."""
 MANY = 64
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
-DEARER, CHEAPER = 2.0, 0.5
-"""Times the price of memory, after a pass that ends above its limit, or below."""
 
 
 class LocalSearch:
@@ -103,25 +101,22 @@ class LocalSearch:
         ms_per_byte: float = 0.0,
         powers: Sequence[int] = POWERS,
     ) -> Assignment:
-        """The best assignment on the way of all passes; memory gets dearer while it
-        does not suffice.
+        """The best assignment on the way of all passes.
 
         Args:
           assignment: where to begin; changed.
           dice: for the order of tables.
           limit_bytes: of memory on a device.
-          ms_per_byte: what memory is taken to cost at first.
+          ms_per_byte: what memory is taken to cost.
           powers: of the smooth costs.
         """
         best, best_rank = assignment.copy(), assignment.rank(limit_bytes)
         for power in powers:
-            insertion = Insertion(assignment, power, ms_per_byte)
             for _ in range(PASSES):
+                insertion = Insertion(assignment, power, ms_per_byte)
                 moved = self._pass(insertion, dice)
                 if (now := assignment.rank(limit_bytes)) < best_rank:
                     best, best_rank = assignment.copy(), now
-                ms_per_byte *= DEARER if now.excess_bytes else CHEAPER
-                insertion.set_price(ms_per_byte)
                 if not moved:
                     break
         return best
@@ -136,7 +131,7 @@ class LocalSearch:
         """Moves all tables of one storage to others, storage by storage, where that
         makes a better assignment: none would go alone while the others stay."""
         best, best_rank = assignment, assignment.rank(limit_bytes)
-        if self.is_large:  # takes longer than it gains
+        if self.is_large or best_rank.excess_bytes:  # of large ones, it gains little
             return best
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
             tables = np.flatnonzero(

@@ -7,7 +7,8 @@ RB, and not with both in one plan. The lower of both bounds counts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,13 +31,11 @@ NODES = 20
 """Of that solver's tree: a count, not a time, so that plans repeat."""
 PROMISING = 1.1
 """Times the best step, up to which an exchange with this bound is searched."""
-LIMIT_RATIO = 0.985
-"""Of the limits of memory that are tried one after the other, until a plan fits."""
-MOST_LIMITS, MORE_LIMITS = 20, 3
-"""Of them all, and of those at which a plan fits: what fits in less may be better."""
-MEMORY_PRICE = 0.05
-"""What a device's fair share of the tables is taken to cost at least, in step times,
-where memory is limited."""
+MEMORY_PRICE, DEARER = 0.1, 2.0
+"""Where memory is short: what all of it is taken to cost at first, in step times, and
+times that price from one search to the next."""
+MOST_PRICES, MORE_PRICES = 12, 2
+"""Searches, and those after the first whose plan fits: a dearer one may be better."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,17 +45,21 @@ class Found:
     Attributes:
       assignment: the best.
       bound_ms: no plan takes less.
-      relaxations, solutions: of each exchange that was looked at.
+      exchanges: of RB, that were looked at.
+      ms_per_byte: the price of memory at which it was found.
     """
 
     assignment: Assignment
     bound_ms: float
-    relaxations: dict[Exchange, Relaxation]
-    solutions: dict[Exchange, Solution]
+    exchanges: tuple[Exchange, ...]
+    ms_per_byte: float = 0.0
 
 
 def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
     """The best plan of a search, and the bound.
+
+    Where memory is short it has a price, which rises until a plan fits: the fullest
+    device counts for all, and only whole plans say how full it is.
 
     Args:
       instance: what is planned.
@@ -65,103 +68,94 @@ def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
     Raises:
       ValueError: if the tables do not fit.
     """
-    relaxations: dict[Exchange, Relaxation] = {
-        exchange: Relaxation(instance, instance.allowed(exchange))
-        for exchange in exchanges
-    }
+    relaxations = [Relaxation(instance, instance.allowed(e)) for e in exchanges]
     # As if memory were no matter: more of it then changes no plan that fits.
-    found = _search(instance, relaxations, np.inf)
-    if found is not None and found.assignment.fits():
-        return found
+    starts = _starts(relaxations, np.inf)
+    best = _search(starts, 0.0)
+    if best is not None and best.fits():
+        return Found(best, starts[0].relaxed.bound_ms, exchanges)
     limit_bytes = instance.memory.limit_bytes
-    least_bytes = min(each.least_bytes() for each in relaxations.values())
-    best, bound_ms, more = None, 0.0, MORE_LIMITS
-    for number in range(MOST_LIMITS):
-        limited = _search(instance, relaxations, limit_bytes)
-        if limited is None or not more:
+    starts = _starts(relaxations, limit_bytes)
+    best, more, best_price = None, MORE_PRICES, 0.0
+    bound_ms = starts[0].relaxed.bound_ms if starts else 0.0
+    ms_per_byte = MEMORY_PRICE * bound_ms / limit_bytes
+    for _ in range(MOST_PRICES):
+        assignment = _search(starts, ms_per_byte)
+        found = assignment if assignment and assignment.fits() else None
+        if found and (best is None or found.step_ms() < best.step_ms()):
+            best, best_price = found, ms_per_byte
+        more -= best is not None
+        if more < 0:
             break
-        bound_ms = limited.bound_ms if number == 0 else bound_ms
-        if limited.assignment.fits():
-            step_ms, more = limited.assignment.step_ms(), more - 1
-            if best is None or step_ms < best.assignment.step_ms():
-                best = limited
-        limit_bytes *= LIMIT_RATIO
+        ms_per_byte *= DEARER
     if best is None:
+        least_bytes = min(each.least_bytes() for each in relaxations)
         raise ValueError(shortage(instance, least_bytes))
-    return dataclasses.replace(best, bound_ms=bound_ms)
+    return Found(best, bound_ms, exchanges, best_price)
 
 
-def _search(
-    instance: Instance,
-    relaxations: dict[Exchange, Relaxation],
-    limit_bytes: float,
-) -> Found | None:
-    """None if no plan fits."""
-    solutions: dict[Exchange, Solution] = {
-        exchange: solution
-        for exchange, relaxation in relaxations.items()
-        if (solution := relaxation.solve(limit_bytes)) is not None
-    }
-    if not solutions:
-        return None
-    best: Assignment | None = None
-    # What is planned for less memory is compared by what there is.
-    there = instance.memory.limit_bytes if np.isfinite(limit_bytes) else np.inf
-    for exchange in sorted(solutions, key=lambda each: solutions[each].bound_ms):
-        solution = solutions[exchange]
-        if best is not None and solution.bound_ms > best.step_ms() / PROMISING:
-            continue
-        for assignment in tries(instance, relaxations[exchange], solution, limit_bytes):
-            if best is None or assignment.rank(there) < best.rank(there):
-                best = assignment
-    assert best is not None
-    bound_ms = min(solution.bound_ms for solution in solutions.values())
-    return Found(best, bound_ms, relaxations, solutions)
-
-
-class Placer:
-    """Makes plans of choices of candidates, for one relaxation's solution.
+class Start:
+    """Where searches of one exchange begin.
 
     Attributes:
-      relaxed: the solution.
+      relaxation, relaxed: the linear program and its solution.
+      limit_bytes: of memory on a device.
     """
 
-    def __init__(self, instance: Instance, relaxed: Solution, limit_bytes: float):
-        self.relaxed, self.limit_bytes = relaxed, limit_bytes
-        self.search = LocalSearch(instance, relaxed)
-        self.ms_per_byte = 0.0
-        if np.isfinite(limit_bytes):
-            least = MEMORY_PRICE * relaxed.bound_ms / limit_bytes
-            self.ms_per_byte = max(relaxed.ms_per_byte, least)
+    def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
+        self.relaxation, self.relaxed = relaxation, relaxed
+        self.limit_bytes = limit_bytes
+        self.search = LocalSearch(relaxation.instance, relaxed)
 
-    def place(self, chosen: np.ndarray, dice: np.random.Generator) -> Assignment:
+    @functools.cached_property
+    def choices(self) -> list[np.ndarray]:
+        """Those worth a search, each ``[tables]`` candidates: of the relaxation, of the
+        relaxation with crowded levels, and of whole tables, where many are alike."""
+        relaxation, relaxed = self.relaxation, self.relaxed
+        instance, limit_bytes = relaxation.instance, self.limit_bytes
+        number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
+        solutions = [relaxed]
+        for crowding in CROWDING[1:number]:
+            crowded = relaxation.solve(limit_bytes, crowding=crowding)
+            solutions.append(crowded or relaxed)
+        if len(instance.counts) <= ALIKE * len(instance.tables):
+            program = WholeProgram(relaxation, relaxed, limit_bytes)
+            solution, _ = program.solve(np.inf, nodes=NODES)
+            if solution.tables.any():
+                solutions.append(solution)
+        return [round_tables(instance, each.tables) for each in solutions]
+
+    def place(
+        self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float
+    ) -> Assignment:
         """A plan that begins with these candidates, ``[tables]``."""
-        search, limits = self.search, (self.limit_bytes, self.ms_per_byte)
-        assignment = search.construct(chosen, self.ms_per_byte)
-        assignment = search.improve(assignment, dice, *limits)
-        assignment = search.close_storages(assignment, dice, *limits)
-        return swap_shards(assignment, search.movable, *limits)
+        search, memory = self.search, (self.limit_bytes, ms_per_byte)
+        assignment = search.construct(chosen, ms_per_byte)
+        assignment = search.improve(assignment, dice, *memory)
+        assignment = search.close_storages(assignment, dice, *memory)
+        return swap_shards(assignment, search.movable, *memory)
 
 
-def tries(
-    instance: Instance, relaxation: Relaxation, relaxed: Solution, limit_bytes: float
-) -> Iterator[Assignment]:
-    """Plans of several choices of candidates: of the relaxation, of the relaxation with
-    crowded levels, and of whole tables, where many are alike."""
-    placer = Placer(instance, relaxed, limit_bytes)
-    number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
-    for seed, crowding in enumerate(CROWDING[:number]):
-        solution = relaxed
-        if crowding:
-            solution = relaxation.solve(limit_bytes, crowding=crowding) or relaxed
-        dice = np.random.default_rng(seed)
-        yield placer.place(round_tables(instance, solution.tables), dice)
-    if len(instance.counts) <= ALIKE * len(instance.tables):
-        program = WholeProgram(relaxation, relaxed, limit_bytes)
-        solution, _ = program.solve(np.inf, nodes=NODES)
-        if solution.tables.any():
-            dice = np.random.default_rng(number)
-            yield placer.place(round_tables(instance, solution.tables), dice)
+def _starts(relaxations: Sequence[Relaxation], limit_bytes: float) -> list[Start]:
+    """Those of the lowest bound first; none of exchanges for which memory is short."""
+    solved = [(each, each.solve(limit_bytes)) for each in relaxations]
+    starts = [Start(r, s, limit_bytes) for r, s in solved if s is not None]
+    return sorted(starts, key=lambda start: start.relaxed.bound_ms)
+
+
+def _search(starts: Sequence[Start], ms_per_byte: float) -> Assignment | None:
+    """The best of all starts at a price of memory; None if there are none."""
+    best: Assignment | None = None
+    for start in starts:
+        if best and start.relaxed.bound_ms > best.step_ms() / PROMISING:
+            continue
+        for seed, chosen in enumerate(start.choices):
+            dice = np.random.default_rng(seed)
+            found = start.place(chosen, dice, ms_per_byte)
+            limit_bytes = start.limit_bytes
+            if best is None or found.rank(limit_bytes) < best.rank(limit_bytes):
+                best = found
+    return best
 
 
 def shortage(instance: Instance, least_bytes: float) -> str:

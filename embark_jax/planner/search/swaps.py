@@ -25,8 +25,6 @@ from embark_jax.planner.search.assignment import Assignment
 
 EVENNESS = 1e-3
 """Weight of a load that raises no level, against one that does."""
-DEARER, MOST_PRICES = 4.0, 6
-"""Times the price of memory, again and again, while it does not suffice."""
 MOST_PAIRS = 200_000
 """Of shards of a storage that are looked at: a count, not a time, so that plans
 repeat."""
@@ -44,21 +42,15 @@ def swap_shards(
       assignment: of all tables; not changed.
       movable: ``[tables]`` whether the planner chooses their owners.
       limit_bytes: of memory on a device.
-      ms_per_byte: what memory is taken to cost; more while it does not suffice.
+      ms_per_byte: what memory is taken to cost.
     """
     if assignment.instance.workload.devices == 1:
         return assignment
-    best, found = assignment, assignment.copy()
-    for _ in range(MOST_PRICES):
-        for s in np.flatnonzero(found.loads.tables):
-            _Swaps(found, int(s), movable, ms_per_byte).run()
-            found = found.copy()
-        if found.rank(limit_bytes) < best.rank(limit_bytes):
-            best = found
-        if not found.rank(limit_bytes).excess_bytes:
-            break
-        ms_per_byte *= DEARER
-    return best
+    found = assignment.copy()
+    for s in np.flatnonzero(found.loads.tables):
+        _Swaps(found, int(s), movable, ms_per_byte).run()
+        found = found.copy()
+    return min(found, assignment, key=lambda each: each.rank(limit_bytes))
 
 
 class _Swaps:
