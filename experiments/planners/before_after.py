@@ -3,7 +3,8 @@
     python experiments/planners/before_after.py --before CHECKOUT [--certify 60]
 
 The other planner makes its plans in a process of its own, in the same run; all plans
-are priced by this one's cost model, rows in turn. Writes results/before_after.json.
+are priced by this one's cost model, rows in turn. Writes results/before_after.json and
+a table of it, results/before_after.md.
 """
 
 from __future__ import annotations
@@ -56,24 +57,28 @@ print(json.dumps({
 
 
 def cases() -> list[dict[str, Any]]:
-    """The 26 cases of ``run.py``, other skews, and generated models."""
+    """Published models as in ``run.py``, at other skews, and generated models."""
     lists = sorted(path.stem for path in MODELS.glob("*.yaml"))
     skewed = ("dlrm_dcnv2", "t180", "t200", "t510")
     return [
-        *({"model": name, "nodes": n} for name in lists for n in (1, 8, 16)),
         *(
-            {"model": name, "nodes": n, "zipf_exponent": skew}
+            {"kind": "published", "model": name, "nodes": n}
+            for name in lists
+            for n in (1, 8, 16)
+        ),
+        *(
+            {"kind": "skewed", "model": name, "nodes": n, "zipf_exponent": skew}
             for name in skewed
             for skew in SKEWS
             for n in (2, 8, 16)
         ),
         *(
-            {"tables": tables, "nodes": n, "seed": seed}
+            {"kind": "generated", "tables": tables, "nodes": n, "seed": seed}
             for tables in (40, 300, 1000)
             for n in (2, 8, 16)
             for seed in range(2)
         ),
-        {"tables": 2000, "nodes": 12, "seed": 0},
+        {"kind": "generated", "tables": 2000, "nodes": 12, "seed": 0},
     ]
 
 
@@ -138,12 +143,43 @@ def compare(case: dict[str, Any], given: argparse.Namespace) -> dict[str, Any] |
     return result
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """In Markdown, a line a case."""
+    lines = [
+        "| case | GPUs | step, ms | gap, % | CPU s | before: ms | CPU s | change, % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        before = result.get("before")
+        name = result.get("model") or f"{result['tables']} tables, {result['seed']}"
+        if "zipf_exponent" in result:
+            name += f", Zipf {result['zipf_exponent']}"
+        step_ms = result["step_ms"]
+        cells = [
+            name,
+            f"{8 * result['nodes']}",
+            f"{step_ms:.4g}",
+            f"{100 * (step_ms / result['bound_ms'] - 1):.1f}",
+            f"{result['cpu_s']:.1f}",
+        ]
+        if isinstance(before, dict):
+            change = 100 * (step_ms / before["step_ms"] - 1)
+            earlier = f"{before['step_ms']:.4g}", f"{before['cpu_s']:.1f}"
+            cells += [*earlier, f"{change:+.1f}"]
+        else:
+            cells += [before or "–", "–", "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compares with another checkout.")
     parser.add_argument("--before", type=Path, help="a checkout of another version")
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--certify", type=float, default=0.0)
-    parser.add_argument("--only", default="", help="part of a case's description")
+    parser.add_argument(
+        "--only", default="", help='part of a case, such as "published"'
+    )
     given = parser.parse_args()
     results = []
     for case in cases():
@@ -151,7 +187,8 @@ def main() -> None:
         if result is not None:
             results.append(result)
             print(json.dumps(result), flush=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.with_suffix(".md").write_text(table(results))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ ALIKE = 0.5
 """Groups for each table, up to which whole numbers of tables are solved for."""
 NODES = 20
 """Of that solver's tree: a count, not a time, so that plans repeat."""
-PROMISING = 1.1
+PROMISING = 1.02
 """Times the best step, up to which an exchange with this bound is searched."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
 """Where memory is short: what all of it is taken to cost at first, in step times, and
