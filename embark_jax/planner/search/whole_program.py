@@ -50,12 +50,11 @@ class WholeProgram:
 
     Attributes:
       relaxed: the relaxation's solution.
-      share: of the time that is left, that the next run takes, as a divisor.
     """
 
     def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
         self.relaxation, self.relaxed = relaxation, relaxed
-        self.limit_bytes, self.share = limit_bytes, 4.0
+        self.limit_bytes = limit_bytes
         self.sizes: list[tuple[int, float]] = []
         self._counts: dict[tuple[int, float], np.ndarray] = {}
         instance = relaxation.instance
