@@ -7,6 +7,7 @@
   evenly; its optimum is the **bound**: no plan is faster.
 - **rounding**: a candidate for every table, from the relaxation's fractions.
 - **assignment**: a candidate and owners for every table: a plan, to the search.
+- **shortlist**: the candidates that the search tries: the relaxation's best.
 - **insertion**: the owners at which a candidate adds least to the smooth cost.
 - **move**: a table is taken out and inserted anew, with the same or another candidate.
 - **swap**: two shards change devices, or one goes to another.

@@ -42,7 +42,7 @@ LEAST_LOAD = 1e-9
 """Of any kind: what is left below it when tables are taken out is rounding."""
 
 
-class Menu:
+class Shortlist:
     """Some candidates of alike tables, by positions.
 
     Attributes:
@@ -86,8 +86,8 @@ class Menu:
                 self.in_node[of_staged, :rows] = 1
         self.largest = self.loads.max(axis=2)
 
-    def only(self, kept: np.ndarray) -> Menu:
-        """Of these candidates alone, by their numbers in the menu."""
+    def only(self, kept: np.ndarray) -> Shortlist:
+        """Of these candidates alone, by their numbers in the shortlist."""
         other = copy.copy(self)
         other.chosen, other.storage = self.chosen[kept], self.storage[kept]
         other.positions = [self.positions[i] for i in kept]
@@ -130,15 +130,15 @@ class Insertion:
             + self.ms_per_byte * loads.everywhere_bytes
         )
 
-    def best(self, menu: Menu) -> tuple[float, int, np.ndarray]:
-        """``(growth of the smooth cost, candidate, owners)`` of the candidate of a menu
-        that adds least."""
+    def best(self, shortlist: Shortlist) -> tuple[float, int, np.ndarray]:
+        """``(growth of the smooth cost, candidate, owners)`` of the candidate of the
+        shortlist that adds least."""
         loads, power = self.assignment.loads, self.power
-        s = menu.storage
+        s = shortlist.storage
         own = loads.own[:, s]
         own[UPDATE_MS] = loads.update_ms
         before = self._kinds(own)
-        with_largest = self._kinds(own + menu.largest[:, :, None])
+        with_largest = self._kinds(own + shortlist.largest[:, :, None])
         scale = np.maximum(with_largest.max(axis=2, keepdims=True), LEAST_LOAD)
         before_powers = _power(before / scale, power)
         rises = _power(with_largest / scale, power) - before_powers
@@ -146,59 +146,63 @@ class Insertion:
         prices = prices * scale[:, :, 0]
         scores = np.einsum("kc,kcd->cd", prices, rises)
         devices = np.argsort(scores, axis=1, kind="stable")
-        costs = self._everywhere(menu)
-        if len(menu.staged):
-            self._choose_nodes(menu, scores, costs, devices)
+        costs = self._everywhere(shortlist)
+        if len(shortlist.staged):
+            self._choose_nodes(shortlist, scores, costs, devices)
         each = np.arange(len(s))[:, None]
-        after = self._kinds(own[:, each, devices] + menu.loads) / scale
+        after = self._kinds(own[:, each, devices] + shortlist.loads) / scale
         growth = _root(_power(after, power), power) - _root(before_powers, power)
         costs += (prices * growth).sum(axis=0)
         best = int(np.argmin(costs))
-        owners = devices[best][menu.positions[best]]
-        if not self.assignment.instance.candidates.shards(int(menu.chosen[best])):
+        owners = devices[best][shortlist.positions[best]]
+        if not self.assignment.instance.candidates.shards(int(shortlist.chosen[best])):
             owners = owners[:0]
-        return float(costs[best]), int(menu.chosen[best]), owners
+        return float(costs[best]), int(shortlist.chosen[best]), owners
 
     def _choose_nodes(
-        self, menu: Menu, scores: np.ndarray, costs: np.ndarray, devices: np.ndarray
+        self,
+        shortlist: Shortlist,
+        scores: np.ndarray,
+        costs: np.ndarray,
+        devices: np.ndarray,
     ) -> None:
         """Of candidates that are added up inside nodes: adds the cost of sums of nodes
         to ``costs``, and orders ``devices`` node by node."""
-        staged, power = menu.staged, self.power
-        s = menu.storage[staged]
+        staged, power = shortlist.staged, self.power
+        s = shortlist.storage[staged]
         held = self.assignment.loads.node_sums[s]
-        largest = menu.node_sums.max(axis=1, keepdims=True)
+        largest = shortlist.node_sums.max(axis=1, keepdims=True)
         scale = np.maximum((held + largest).max(axis=1, keepdims=True), LEAST_LOAD)
         before = _power(held / scale, power)
         prices = self._node_prices[s] * scale[:, 0]
         of_nodes = scores[staged].reshape(len(s), held.shape[1], -1)
         inside = np.argsort(of_nodes, axis=2, kind="stable")
         best = np.take_along_axis(of_nodes, inside, axis=2)
-        node_scores = np.einsum("cng,cg->cn", best, menu.in_node)
+        node_scores = np.einsum("cng,cg->cn", best, shortlist.in_node)
         node_scores += prices[:, None] * (
             _power((held + largest) / scale, power) - before
         )
         nodes = np.argsort(node_scores, axis=1, kind="stable")
         each = np.arange(len(s))[:, None]
-        after = _power((held[each, nodes] + menu.node_sums) / scale, power)
+        after = _power((held[each, nodes] + shortlist.node_sums) / scale, power)
         costs[staged] += prices * (_root(after, power) - _root(before, power))
         gpus = of_nodes.shape[2]
         by_node = inside[each, nodes] + nodes[:, :, None] * gpus
         devices[staged] = by_node.reshape(len(s), -1)
 
-    def _everywhere(self, menu: Menu) -> np.ndarray:
+    def _everywhere(self, shortlist: Shortlist) -> np.ndarray:
         """``[candidates]`` what they cost wherever their shards lie."""
         instance, loads = self.assignment.instance, self.assignment.loads
         each = instance.candidates
-        hot = each.hot_storage[menu.chosen]
-        opened = loads.tables[menu.storage] == 0
+        hot = each.hot_storage[shortlist.chosen]
+        opened = loads.tables[shortlist.storage] == 0
         opened_hot = (hot >= 0) & (loads.tables[hot] == 0)
         fixed_ms = instance.objective.fixed_ms
         return (
-            each.everywhere_ms[menu.chosen]
-            + fixed_ms[menu.storage] * opened
+            each.everywhere_ms[shortlist.chosen]
+            + fixed_ms[shortlist.storage] * opened
             + fixed_ms[hot] * opened_hot
-            + self.ms_per_byte * each.everywhere_bytes[menu.chosen]
+            + self.ms_per_byte * each.everywhere_bytes[shortlist.chosen]
         )
 
     def _kinds(self, own: np.ndarray) -> np.ndarray:

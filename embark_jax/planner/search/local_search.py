@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.search.assignment import Assignment
-from embark_jax.planner.search.insertion import Insertion, Menu
+from embark_jax.planner.search.insertion import Insertion, Shortlist
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Solution
 
@@ -42,7 +42,7 @@ class LocalSearch:
 
     Attributes:
       instance: what is planned.
-      menus: ``[groups]`` candidates that tables choose among.
+      shortlists: ``[groups]`` candidates that tables choose among.
       movable: ``[tables]`` whether the planner chooses their owners.
     """
 
@@ -60,13 +60,13 @@ class LocalSearch:
         order = np.lexsort((-relaxed.tables, relaxed.above_ms, each.table))
         first = np.searchsorted(each.table[order], np.arange(len(instance.counts)))
         last = np.append(first[1:], len(order))
-        self.menus: list[Menu] = []
+        self.shortlists: list[Shortlist] = []
         self.is_large = len(instance.counts) > MANY
         most = FEW_CANDIDATES if self.is_large else MOST_CANDIDATES
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
             mine = order[begin : min(begin + most, end)]
             mine = mine[np.isfinite(relaxed.above_ms[mine])]
-            self.menus.append(Menu(instance, mine))
+            self.shortlists.append(Shortlist(instance, mine))
 
     def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:
         """Inserts all tables: those with forced owners first, then those whose row
@@ -79,17 +79,19 @@ class LocalSearch:
         instance, each = self.instance, self.instance.candidates
         assignment = Assignment(instance, chosen)
         insertion = Insertion(assignment, FIRST_POWER, ms_per_byte)
-        menus = {c: Menu(instance, np.array([c])) for c in np.unique(chosen).tolist()}
+        shortlists = {
+            c: Shortlist(instance, np.array([c])) for c in np.unique(chosen).tolist()
+        }
         forced = instance.owners
         for table in np.flatnonzero(~self.movable).tolist():
             owners = forced[instance.group[table]]
             assignment.put(table, int(chosen[table]), np.asarray(owners))
         together = np.where(each.hierarchical, each.row_shards, 0)
-        size = {c: insertion.best(menu)[0] for c, menu in menus.items()}
+        size = {c: insertion.best(shortlist)[0] for c, shortlist in shortlists.items()}
         sizes = np.array([size[c] for c in chosen.tolist()])
         order = np.lexsort((np.arange(len(chosen)), -sizes, -together[chosen]))
         for table in order[self.movable[order]].tolist():
-            _, candidate, owners = insertion.best(menus[int(chosen[table])])
+            _, candidate, owners = insertion.best(shortlists[int(chosen[table])])
             assignment.put(table, candidate, owners)
         return assignment
 
@@ -140,18 +142,20 @@ class LocalSearch:
             if not len(tables) or not self.movable[tables].all():
                 continue
             others = {
-                g: self.menus[g].only(np.flatnonzero(self.menus[g].storage != s))
+                g: self.shortlists[g].only(
+                    np.flatnonzero(self.shortlists[g].storage != s)
+                )
                 for g in np.unique(self.instance.group[tables]).tolist()
             }
-            if not all(len(menu.chosen) for menu in others.values()):
+            if not all(len(shortlist.chosen) for shortlist in others.values()):
                 continue
             trial = best.copy()
             insertion = Insertion(trial, CLOSING_POWERS[0], ms_per_byte)
             for table in tables.tolist():
                 trial.take(table)
             for table in tables.tolist():
-                menu = others[int(self.instance.group[table])]
-                trial.put(table, *insertion.best(menu)[1:])
+                shortlist = others[int(self.instance.group[table])]
+                trial.put(table, *insertion.best(shortlist)[1:])
             trial = self.improve(trial, dice, limit_bytes, ms_per_byte, CLOSING_POWERS)
             if (now := trial.rank(limit_bytes)) < best_rank:
                 best, best_rank = trial, now
@@ -171,7 +175,7 @@ class LocalSearch:
             if failures[group, candidate] >= FAILURES:
                 continue
             assignment.take(table)
-            growth, other, devices = insertion.best(self.menus[group])
+            growth, other, devices = insertion.best(self.shortlists[group])
             after = insertion.smooth_cost() + growth
             if after < (1 - LEAST_GAIN) * cost:
                 candidate, owners = other, devices

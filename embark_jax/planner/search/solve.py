@@ -69,12 +69,14 @@ def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
       ValueError: if the tables do not fit.
     """
     relaxations = [Relaxation(instance, instance.allowed(e)) for e in exchanges]
+    limit_bytes = instance.memory.limit_bytes
+    if table_bytes(instance) > limit_bytes:  # no search is needed to say so
+        raise ValueError(shortage(instance, relaxations))
     # As if memory were no matter: more of it then changes no plan that fits.
     starts = _starts(relaxations, np.inf)
     best = _search(starts, 0.0)
     if best is not None and best.fits():
         return Found(best, starts[0].relaxed.bound_ms, exchanges)
-    limit_bytes = instance.memory.limit_bytes
     starts = _starts(relaxations, limit_bytes)
     best, more, best_price = None, MORE_PRICES, 0.0
     bound_ms = starts[0].relaxed.bound_ms if starts else 0.0
@@ -89,8 +91,7 @@ def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
             break
         ms_per_byte *= DEARER
     if best is None:
-        least_bytes = min(each.least_bytes() for each in relaxations)
-        raise ValueError(shortage(instance, least_bytes))
+        raise ValueError(shortage(instance, relaxations))
     return Found(best, bound_ms, exchanges, best_price)
 
 
@@ -158,13 +159,18 @@ def _search(starts: Sequence[Start], ms_per_byte: float) -> Assignment | None:
     return best
 
 
-def shortage(instance: Instance, least_bytes: float) -> str:
-    """What is short, by how much, where, and what would make it fit."""
-    memory = instance.memory
-    table_bytes = sum(
-        count * use.rows * memory.row_bytes(use.dim)
+def table_bytes(instance: Instance) -> float:
+    """What a device holds at least of tables and optimizer state, if each row lies on
+    one device: its fair share."""
+    total = sum(
+        count * use.rows * instance.memory.row_bytes(use.dim)
         for count, use in zip(instance.counts, instance.uses, strict=True)
     )
+    return total / instance.workload.devices
+
+
+def shortage(instance: Instance, relaxations: Sequence[Relaxation]) -> str:
+    """What is short, by how much, where, and what would make it fit."""
+    least_bytes = min(each.least_bytes() for each in relaxations)
     forced = any(force.is_fixed for force in instance.forced)
-    devices = instance.workload.devices
-    return memory.shortage(least_bytes, table_bytes / devices, forced)
+    return instance.memory.shortage(least_bytes, table_bytes(instance), forced)
