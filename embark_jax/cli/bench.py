@@ -53,6 +53,7 @@ def input_pipeline(
 ) -> None:
     """Time the input pipeline alone, to hold against the train step."""
     config = config_io.load(config_file, overrides or ())
+    keep_freed_memory()
     from embark_jax.bench.input import measure_input
 
     with Console(stderr=True).status("reading"):

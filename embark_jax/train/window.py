@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embark_jax.train.metrics import EvalAccumulator
 from embark_jax.train.results import StepResult
 from embark_jax.train.trainer import STEPS_IN_FLIGHT
+from embark_jax.train.training_auc import TrainingAuc
 
 MIN_TIMED_STEPS = 10
 """Over fewer steps nothing is said of throughput: the time of one of them varies."""
@@ -34,6 +34,7 @@ class Window:
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
         self._results: list[StepResult] = []
+        self._auc = TrainingAuc()
         self._landings: list[float] = []  # since the last stop, as far as needed
 
     @property
@@ -42,6 +43,7 @@ class Window:
 
     def add(self, result: StepResult) -> None:
         """Takes a step that has just landed."""
+        self._auc.add(result.logits, result.labels)
         self._results.append(result)
         self._landings.append(self._clock())
 
@@ -52,12 +54,9 @@ class Window:
     def close(self) -> dict[str, float | None]:
         """The record of the window; the next one begins here."""
         results, self._results = self._results, []
-        scores = EvalAccumulator()
-        for result in results:
-            scores.add(result.labels, result.logits, len(result.labels))
         return {
             "loss": float(np.mean([result.loss for result in results])),
-            "train_auc": scores.result().auc,
+            "train_auc": self._auc.take(),
             "samples_per_s": self._samples_per_s(len(results), len(results[0].labels)),
             **{
                 f"capacity_used/{name}": max(result.used[name] for result in results)

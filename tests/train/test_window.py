@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax.train.results import StepResult
 from embark_jax.train.trainer import STEPS_IN_FLIGHT
@@ -38,7 +40,9 @@ class Loop:
 
 
 def result(step: int) -> StepResult:
-    labels = np.array([0, 1, 0, 1], np.float32)
+    mesh = jax.make_mesh((2,), ("gpu",), axis_types=(AxisType.Auto,))
+    by_sample = NamedSharding(mesh, PartitionSpec("gpu"))
+    labels = jax.device_put(np.array([0, 1, 0, 1], np.float32), by_sample)
     return StepResult(step, 0.5 + step, labels - 0.5, labels, {"rb": step / 100})
 
 
