@@ -13,6 +13,7 @@ from rich.console import Console
 from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError, nearest
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ def step(
     """Time the train step of an experiment, and its lookups and updates alone."""
     config = config_io.load(config_file, overrides or ())
     keep_freed_memory()
+    set_up_xla(say)
     from embark_jax import experiment
     from embark_jax.bench.step import draw_batches, measure_step
 

@@ -8,6 +8,7 @@ import platform
 from rich.table import Table
 
 from embark_jax.cli.arguments import console, say
+from embark_jax.cli.xla_setup import GPU_FLAGS, set_up_xla, xla_flags
 
 
 def doctor() -> None:
@@ -18,8 +19,11 @@ def doctor() -> None:
         versions.add_row(package, importlib.metadata.version(package))
     console.print(versions)
 
+    set_up_xla(say)
     import embark_kernels
     import jax
+
+    from embark_jax.train.step import MATMUL_PRECISION
 
     devices = Table("platform", "kind", "count", title="Devices")
     kinds = [(device.platform, device.device_kind) for device in jax.devices()]
@@ -30,8 +34,24 @@ def doctor() -> None:
     if kinds[0][0] == "cpu":
         say("A CPU is made to look like as many devices as a config's mesh has.")
 
+    compiling = Table("of XLA", "here", title="Compilation")
+    for name in GPU_FLAGS:
+        compiling.add_row(f"{name}, on GPUs", _flag(name))
+    kept = jax.config.jax_compilation_cache_dir
+    if not jax.config.jax_enable_compilation_cache:
+        kept = None
+    compiling.add_row("compiled programs", kept or "are not kept")
+    compiling.add_row("float32 matrix products", f"{MATMUL_PRECISION}: no TF32")
+    console.print(compiling)
+
     kernels = Table("kernels", "usable", "why not", title="Kernels")
     for name, reason in embark_kernels.availability().items():
         kernels.add_row(name, "no" if reason else "yes", reason)
     console.print(kernels)
     say("A config chooses by embedding.kernels: xla (unless given), auto, or a name.")
+
+
+def _flag(name: str) -> str:
+    """The value that a flag of GPU_FLAGS has, the user's or ours."""
+    given = dict(flag.partition("=")[::2] for flag in xla_flags().split())
+    return given[name] or "true"

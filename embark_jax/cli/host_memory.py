@@ -24,14 +24,14 @@ def keep_freed_memory() -> None:
     for nothing. To be called before threads are started, so before JAX knows its
     devices.
     """
-    if platform.libc_ver()[0] == "glibc" and not _has_gpu():
+    if platform.libc_ver()[0] == "glibc" and not has_gpu():
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, NEVER)
         mallopt(M_ARENA_MAX, 1)
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     """Whether JAX would use a GPU, as far as one can know before it starts."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] != "cpu"

@@ -13,6 +13,7 @@ from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.errors import complain, mendable, show
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError
 from embark_jax.launch.cluster import find_cluster, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
@@ -100,6 +101,7 @@ def train(
         raise typer.Exit(supervisor.supervise())
 
     keep_freed_memory()
+    set_up_xla(say)
     from embark_jax import run
 
     if workdir is None:
@@ -126,6 +128,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint on the test set; any mesh and plan will do."""
     config = config_io.load(config_file, overrides or ())
+    set_up_xla(say)
     from embark_jax import run
 
     run.evaluate_checkpoint(config, checkpoint, console)

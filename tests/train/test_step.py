@@ -241,3 +241,11 @@ def test_initial_tables_do_not_depend_on_the_plan(row_shards, cluster, rows):
     assert len(np.unique(expected)) > 0.99 * expected.size
     found = initial(2, 4, {"a": ForcedPlacement(cluster, row_shards, 2)})
     np.testing.assert_array_equal(found, expected)
+
+
+def test_products_of_float32_are_not_rounded_to_fewer_bits():
+    """As XLA does on newer GPUs, unless told otherwise."""
+    compiled, _ = compile_large("rb", 2048, SGD(0.1))
+    products = re.findall(r"= f32\S* dot\(.*", compiled.as_text())
+    assert len(products) > 10
+    assert all("operand_precision={highest,highest}" in each for each in products)

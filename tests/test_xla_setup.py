@@ -1,0 +1,93 @@
+"""Flags of XLA, and the folder of compiled programs."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import jax
+import pytest
+
+from embark_jax.cli import xla_setup
+from embark_jax.cli.xla_setup import program_folder, set_up_xla, xla_flags
+from tests.runs import embark
+
+SCHEDULER = "--xla_gpu_enable_latency_hiding_scheduler"
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """Of a user who has set nothing, without a GPU."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(xla_setup, "has_gpu", lambda: False)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", f"{SCHEDULER}=true"),
+        ("--xla_dump_to=x", f"--xla_dump_to=x {SCHEDULER}=true"),
+        (f"{SCHEDULER}=false", f"{SCHEDULER}=false"),
+    ],
+)
+def test_flags_of_the_user_stay(monkeypatch, given, expected):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    assert xla_flags() == expected
+
+
+def test_flags_are_for_gpus(monkeypatch, home):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    set_up_xla(pytest.fail)
+    assert os.environ["XLA_FLAGS"] == ""
+    monkeypatch.setattr(xla_setup, "has_gpu", lambda: True)
+    set_up_xla(pytest.fail)
+    assert os.environ["XLA_FLAGS"] == f"{SCHEDULER}=true"
+
+
+def test_programs_are_kept_in_a_folder_that_is_private(home):
+    set_up_xla(pytest.fail)
+    folder = Path(jax.config.jax_compilation_cache_dir)
+    assert folder == program_folder()
+    assert home in folder.parents
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_not_in_a_folder_that_others_can_write_to(home):
+    program_folder().mkdir(parents=True)
+    program_folder().chmod(0o777)
+    said = []
+    set_up_xla(said.append)
+    assert jax.config.jax_compilation_cache_dir is None
+    assert said == [
+        "warning: compiled programs are not kept in "
+        f"{program_folder()}: others can write to it"
+    ]
+
+
+def test_a_folder_of_the_user_stays(home):
+    mine = str(home / "mine")
+    jax.config.update("jax_compilation_cache_dir", mine)
+    set_up_xla(pytest.fail)
+    assert jax.config.jax_compilation_cache_dir == mine
+
+
+def test_other_cpus_have_other_folders(home, monkeypatch, tmp_path):
+    folders = set()
+    for flags in ("fma avx2", "fma avx2 avx512f"):
+        info = tmp_path / "cpuinfo"
+        info.write_text(f"processor : 0\nflags : {flags}\n")
+        monkeypatch.setattr(xla_setup, "CPU_INFO", info)
+        folders.add(program_folder())
+    assert len(folders) == 2
+
+
+def test_doctor_says_so(home):
+    outcome = embark("doctor")
+    assert (outcome.code, outcome.err) == (0, "")
+    for text in ("latency_hiding", "programs", "no TF32"):
+        assert text in outcome.out
