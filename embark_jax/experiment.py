@@ -126,9 +126,12 @@ class Experiment:
         return {"data": data, "train": train}
 
     @property
-    def hot_rows(self) -> dict[str, int]:
-        """For each feature, how many of its table's first rows are on all devices."""
-        rows = {p.table.name: p.replicated_rows for p in self.plan.placements}
+    def hot_rows(self) -> dict[str, int | tuple[int, ...]]:
+        """For each feature, how many of its table's first rows are on all devices; or
+        which rows, where they are not the first."""
+        rows = {
+            p.table.name: p.hot_ids or p.replicated_rows for p in self.plan.placements
+        }
         return {feature.name: rows[feature.table] for feature in self.features}
 
     @property

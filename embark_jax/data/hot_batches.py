@@ -46,7 +46,7 @@ class HotBatches:
 
     Args:
       dataset: where samples come from.
-      hot_rows: for each feature how many of its table's first rows are hot.
+      hot_rows: for each feature how many of its table's first rows are hot, or which.
       batch_size: global, samples a step: whether a batch is all-hot, all processes must
         answer alike.
       window: batches that are sorted together.
@@ -55,7 +55,7 @@ class HotBatches:
     def __init__(
         self,
         dataset: Dataset,
-        hot_rows: Mapping[str, int],
+        hot_rows: Mapping[str, int | tuple[int, ...]],
         batch_size: int,
         window: int = WINDOW_BATCHES,
     ):
@@ -123,9 +123,13 @@ class HotBatches:
 
     def _is_all_hot(self, batch: Batch) -> np.ndarray:
         """``[batch]`` whether no id of a sample is of another row; padding is none."""
-        cold = [
-            (ids >= self._hot_rows[name]).any(axis=1) for name, ids in batch.ids.items()
-        ]
+        cold = []
+        for name, ids in batch.ids.items():
+            hot = self._hot_rows[name]
+            if isinstance(hot, int):
+                cold.append((ids >= hot).any(axis=1))
+            else:
+                cold.append(((ids >= 0) & ~np.isin(ids, hot)).any(axis=1))
         return ~np.any(cold, axis=0)
 
 

@@ -24,6 +24,7 @@ from embark_jax.embedding.exchange import (
     HierarchicalExchange,
     largest_over_devices,
 )
+from embark_jax.embedding.hot_keys import index_hot_rows
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
@@ -130,6 +131,7 @@ class EmbeddingCollection:
             for name, storage in self._storages.items()
             if name not in self._clusters
         }
+        self._hot_keys = index_hot_rows(plan.placements)
         self._weighted = {f.name for f in plan.features if f.weighted}
         rows = {table.name: table.rows for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
@@ -167,7 +169,7 @@ class EmbeddingCollection:
 
         def create(key):
             return {
-                name: initial_block(storage, seeds, key)
+                name: initial_block(storage, seeds, key, self._hot_keys)
                 for name, storage in self._storages.items()
             }
 
@@ -220,6 +222,7 @@ class EmbeddingCollection:
         def route(ids, weights):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
             ids = {n: each for n, (each, _) in masked.items()}
+            ids = self._hot_keys.positions_of(ids, self.plan.features)
             bad = jnp.stack([count for _, count in masked.values()])
             storages, needs = {}, {}
             for name, index in self._barred.items():

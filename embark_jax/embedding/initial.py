@@ -7,14 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from embark_jax.embedding.hot_keys import HotKeys
 from embark_jax.embedding.positions import ids_of
 from embark_jax.planner import MESH_AXES, Storage
 
+NOT_LISTED = -1
 INIT_BLOCK_SLOTS = 8192
 """Slots initialised at a time, to bound temporaries."""
 
 
-def initial_block(storage: Storage, seeds: dict[str, int], key: jax.Array) -> jax.Array:
+def initial_block(
+    storage: Storage, seeds: dict[str, int], key: jax.Array, hot_keys: HotKeys
+) -> jax.Array:
     """This device's block of a storage, inside ``shard_map``.
 
     A value depends on the key, its table, row and column alone, never on the plan.
@@ -23,12 +27,13 @@ def initial_block(storage: Storage, seeds: dict[str, int], key: jax.Array) -> ja
       storage: the storage.
       seeds: an integer for each table that tells it from the others.
       key: a JAX random key.
+      hot_keys: of the plan.
 
     Returns:
       ``[slots_per_device, width]`` float32, uniform in ± the table's scale; zeros in
       slots that hold no row.
     """
-    shards = _ShardsByDevice(storage, seeds)
+    shards = _ShardsByDevice(storage, seeds, hot_keys)
     slots, width = storage.slots_per_device, storage.width
     block_slots = min(INIT_BLOCK_SLOTS, slots)
 
@@ -55,7 +60,8 @@ def initial_block(storage: Storage, seeds: dict[str, int], key: jax.Array) -> ja
 class _ShardsByDevice:
     """The shards of each device in the order of their slots, as small arrays."""
 
-    def __init__(self, storage: Storage, seeds: dict[str, int]):
+    def __init__(self, storage: Storage, seeds: dict[str, int], hot_keys: HotKeys):
+        self.hot_keys = hot_keys
         shards: dict[int, list[tuple]] = {}
         for rows in storage.ranges:
             first_slots = storage.first_slots[rows.table.name]
@@ -68,6 +74,7 @@ class _ShardsByDevice:
                         j,
                         rows.row_shards,
                         rows.begin,
+                        hot_keys.tables.get(rows.table.name, NOT_LISTED),
                         k * rows.width,
                         seeds[rows.table.name],
                         rows.table.scale,
@@ -76,7 +83,7 @@ class _ShardsByDevice:
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 1, 0, 0, 0, 0.0)
+        nothing = (storage.slots_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)
@@ -89,6 +96,7 @@ class _ShardsByDevice:
             self.row_shard,
             self.row_shards,
             self.begin,
+            self.listed,
             self.column,
             self.seed,
         ) = (each.astype(np.int32) for each in integers)
@@ -115,6 +123,10 @@ class _ShardsByDevice:
                 local_row.astype(jnp.int64),
                 of_device(self.row_shards)[shard].astype(jnp.int64),
             )
+            if self.hot_keys.tables:
+                listed = of_device(self.listed)[shard]
+                found = self.hot_keys.rows(row, jnp.maximum(listed, 0))
+                row = jnp.where(listed == NOT_LISTED, row, found)
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)
         scale = of_device(self.scale.astype(np.float32))[shard]

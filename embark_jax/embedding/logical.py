@@ -7,6 +7,7 @@ them shard by shard. Who moves tables from one plan to another goes through thei
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -28,12 +29,14 @@ class HeldRows(NamedTuple):
       count: how many there are.
     """
 
-    among: slice
+    among: slice | np.ndarray
     first: int
     count: int
 
-    def part(self, begin: int, count: int) -> slice:
+    def part(self, begin: int, count: int) -> slice | np.ndarray:
         """Selects some of them, as ``among`` does all."""
+        if isinstance(self.among, np.ndarray):
+            return self.among[begin : begin + count]
         first = self.among.start + begin * self.among.step
         return slice(first, first + count * self.among.step, self.among.step)
 
@@ -49,9 +52,10 @@ class RangeLayout:
 
     Attributes:
       storage: name of the storage.
-      begin, end: which rows.
+      begin, end: which rows; where ``hot_ids`` lists hot rows, in positions.
       dim: of the table.
       first_slots: ``[row_shards][column_shards]``.
+      hot_ids: as in ``Placement``.
     """
 
     storage: str
@@ -59,6 +63,7 @@ class RangeLayout:
     end: int
     dim: int
     first_slots: tuple[tuple[int, ...], ...]
+    hot_ids: tuple[int, ...] = ()
 
     @property
     def row_shards(self) -> int:
@@ -73,6 +78,15 @@ class RangeLayout:
         """Columns of a shard."""
         return self.dim // self.column_shards
 
+    @property
+    def span(self) -> range:
+        """Row numbers between which all of its rows lie."""
+        if self.hot_ids and self.begin:
+            return range(self.end)
+        if self.hot_ids:
+            return range(self.hot_ids[0], self.hot_ids[-1] + 1)
+        return range(self.begin, self.end)
+
     def held_rows(self, row_shard: int, begin: int, end: int) -> HeldRows:
         """Those of the table's rows ``[begin, end)`` that a row shard holds.
 
@@ -80,14 +94,35 @@ class RangeLayout:
           row_shard: number of the row shard.
           begin, end: rows of the table.
         """
+        if self.hot_ids:
+            return self._held_of_list(row_shard, begin, end)
         low, high = max(begin, self.begin), min(end, self.end)
         first = low + (row_shard - (low - self.begin)) % self.row_shards
         held = range(first, high, self.row_shards)
         among = slice(first - begin, max(first, high) - begin, self.row_shards)
         return HeldRows(among, (first - self.begin) // self.row_shards, len(held))
 
+    def _held_of_list(self, row_shard: int, begin: int, end: int) -> HeldRows:
+        """Positions of hot rows ascend with their numbers, and so do those of others:
+        what a row shard has of them follows each other."""
+        ids, keys = np.arange(begin, end), self._keys
+        rank = np.searchsorted(keys, ids)
+        hot = keys[np.minimum(rank, len(keys) - 1)] == ids
+        position = np.where(hot, rank, len(keys) + ids - rank)
+        held = (self.begin <= position) & (position < self.end)
+        local = position - self.begin
+        among = np.flatnonzero(held & (local % self.row_shards == row_shard))
+        first = int(local[among[0]]) // self.row_shards if len(among) else 0
+        return HeldRows(among, first, len(among))
+
+    @functools.cached_property
+    def _keys(self) -> np.ndarray:
+        return np.array(self.hot_ids, np.int64)
+
     def shares_rows(self, row_shard: int, other: RangeLayout, its: int) -> bool:
         """Whether a row shard may have rows of one of another layout of the table."""
+        if self.hot_ids != other.hot_ids:
+            return True
         apart = self.begin + row_shard - (other.begin + its)
         overlap = max(self.begin, other.begin) < min(self.end, other.end)
         return overlap and apart % math.gcd(self.row_shards, other.row_shards) == 0
@@ -133,22 +168,19 @@ def export_table(
     layouts = table_layouts(collection.plan.storages)
     if table not in layouts:
         raise ValueError(f"no table {table!r}; there are {', '.join(layouts)}")
-    ranges = layouts[table]
-    return np.concatenate([_export(each, storages[each.storage]) for each in ranges])
-
-
-def _export(layout: RangeLayout, array: jax.Array) -> np.ndarray:
-    """``[end - begin, dim]`` rows of a range; ``[…, 1]`` of one value a row."""
-    width = array.shape[1]
-    whole = width == layout.width
-    count = layout.end - layout.begin
-    rows = np.empty((count, layout.dim if whole else 1), array.dtype)
-    for j in range(layout.row_shards):
-        held = layout.held_rows(j, layout.begin, layout.end)
-        for k in range(layout.column_shards if whole else 1):
-            first = layout.first_slots[j][k] + held.first
-            part = _rows_on_device(array, first, held.count)
-            rows[held.among, k * width : (k + 1) * width] = part
+    last = layouts[table][-1]
+    array = storages[last.storage]
+    whole = array.shape[1] == last.width  # else one value a row
+    rows = np.empty((last.end, last.dim if whole else 1), array.dtype)
+    for layout in layouts[table]:
+        array = storages[layout.storage]
+        width = array.shape[1]
+        for j in range(layout.row_shards):
+            held = layout.held_rows(j, 0, len(rows))
+            for k in range(rows.shape[1] // width):
+                first = layout.first_slots[j][k] + held.first
+                part = _rows_on_device(array, first, held.count)
+                rows[held.among, k * width : (k + 1) * width] = part
     return rows
 
 
@@ -166,4 +198,6 @@ def _range_layout(storage: Storage, rows: RowRange) -> RangeLayout:
     blocks = storage.owners(table.name).astype(int) * storage.slots_per_device
     first_slots = (blocks + storage.first_slots[table.name]).tolist()
     slots = tuple(map(tuple, first_slots))
-    return RangeLayout(storage.name, rows.begin, rows.end, table.dim, slots)
+    return RangeLayout(
+        storage.name, rows.begin, rows.end, table.dim, slots, rows.hot_ids
+    )

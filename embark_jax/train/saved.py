@@ -86,7 +86,7 @@ class SavedModel:
                 self._saved.table_rows(each, f"storages.{each.storage}", piece, into)
 
         try:
-            all_rows = pieces(0, table.rows, rows.itemsize * table.dim)
+            all_rows = pieces(range(table.rows), rows.itemsize * table.dim)
             for _ in self._saved.in_threads(read, all_rows):
                 pass
         except CheckpointError as error:

@@ -1,5 +1,6 @@
 """Hot rows in plans: what may be said, and what the cost model makes of them."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -20,6 +21,7 @@ from embark_jax.planner import (
 from embark_jax.planner.report import summary
 from embark_jax.planner.request.histogram import Histogram
 from embark_jax.planner.request.skew import HEAD_ROWS, Zipf
+from embark_jax.planner.request.statistics import Statistics, TableAccess
 from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLE, FEATURE = TableSpec("t", 1000, 8), FeatureSpec("t", hotness=4)
@@ -28,6 +30,11 @@ WORKLOAD = Workload(fleet.dgx_h100(1, 4), 400, zipf_exponent=1.1)
 
 def placed(hot_rows, cluster="rb", rows=2):
     return Placement(TABLE, cluster, rows, 2, tuple(range(2 * rows)), hot_rows=hot_rows)
+
+
+def listed(hot_rows, *hot_ids):
+    ids = hot_ids if len(hot_ids) > 1 else (4, *hot_ids)
+    return dataclasses.replace(placed(hot_rows), hot_ids=ids)
 
 
 def make_plan(placement):
@@ -49,6 +56,9 @@ def make_plan(placement):
             Placement(TABLE, "dp", hot_rows=5),
             "cluster dp is replicated, takes no hot_rows",
         ),
+        (listed(3, 9), "hot_ids lists 2 rows, must list hot_rows 3"),
+        (listed(2, 9, 9), "hot_ids must ascend, each once, and lie in 0..999"),
+        (listed(2, 9, 1000), "hot_ids must ascend, each once, and lie in 0..999"),
     ],
 )
 def test_impossible_hot_rows_are_refused(placement, problem):
@@ -57,8 +67,9 @@ def test_impossible_hot_rows_are_refused(placement, problem):
 
 
 def test_a_plan_file_keeps_hot_rows_and_may_be_without_them():
-    planned = make_plan(placed(9))
-    assert Plan.from_json(planned.to_json()) == planned
+    for placement in (placed(9), listed(2, 9)):
+        planned = make_plan(placement)
+        assert Plan.from_json(planned.to_json()) == planned
     value = json.loads(make_plan(placed(0)).to_json())
     del value["placements"][0]["hot_rows"]
     assert Plan.from_json(json.dumps(value)) == make_plan(placed(0))
@@ -106,12 +117,13 @@ def test_cold_rows_of_a_power_law_are_those_that_are_left(rows, exponent, hot):
         np.testing.assert_allclose(found, exact, rtol=1e-3)
 
 
+@pytest.mark.parametrize("rows", [1000, 100_000])
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_sample_tells_hot_rows_from_cold_ones(in_order):
+def test_a_sample_tells_hot_rows_from_cold_ones(in_order, rows):
     """Of rows that are numbered by frequency it knows the share of any number; of
     others those of the most frequent ones."""
     rng = np.random.default_rng(0)
-    rows, hot = 100_000, 5_000
+    hot = rows // 20
     probability = np.arange(1.0, rows + 1) ** -1.2
     if not in_order:
         rng.shuffle(probability)
@@ -153,3 +165,39 @@ def test_impossible_forced_hot_rows_are_named():
     for force in (ForcedPlacement("dp", hot_rows=3), ForcedPlacement(hot_rows=1000)):
         with pytest.raises(ValueError, match=r"table 't'.*hot_rows"):
             plan([TABLE], [FEATURE], fleet.dgx_h100(1, 4), 400, forced={"t": force})
+
+
+def test_where_low_ids_are_not_hot_the_plan_lists_those_that_are():
+    """By a sample of the data; as many as it knows by name."""
+    rng = np.random.default_rng(0)
+    probability = np.arange(1.0, 1001) ** -1.2
+    rng.shuffle(probability)
+    counts = rng.multinomial(100_000, probability / probability.sum())
+    ids = np.flatnonzero(counts)
+    sample = Histogram.from_counts(ids, counts[ids])
+    sample = dataclasses.replace(sample, hottest=sample.hottest[:200])
+    statistics = Statistics(100_000, {}, {"t": TableAccess(1000, sample)})
+    request = [TABLE], [FEATURE], fleet.dgx_h100(1, 4), 400
+    force = {"t": ForcedPlacement("rb", hot_rows=50)}
+    (found,) = plan(*request, forced=force, statistics=statistics).placements
+    most = sorted(np.argsort(-counts, kind="stable")[:50].tolist())
+    assert found.hot_ids == tuple(most)
+    force = {"t": ForcedPlacement("rb", hot_rows=201)}
+    with pytest.raises(ValueError, match="hot_rows is 201, must be at most 200"):
+        plan(*request, forced=force, statistics=statistics)
+
+
+@pytest.mark.parametrize("exponent", [0.7, 1.2])
+def test_listed_rows_take_the_share_of_the_most_frequent(exponent):
+    rng = np.random.default_rng(1)
+    probability = np.arange(1.0, 10_001) ** -exponent
+    probability /= probability.sum()
+    order = rng.permutation(10_000)
+    counts = rng.multinomial(1_000_000, probability[order])
+    ids = np.flatnonzero(counts)
+    sample = Histogram.from_counts(ids, counts[ids])
+    share = sample.share(10_000, 0, 500, by_rank=True)
+    assert share == pytest.approx(probability[:500].sum(), abs=0.01)
+    assert Zipf(exponent).share(10_000, 0, 500, by_rank=True) == pytest.approx(
+        probability[:500].sum(), rel=1e-4
+    )

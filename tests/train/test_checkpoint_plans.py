@@ -48,7 +48,9 @@ def lay_out(plan, storage, kind, logical):
             owner = storage.owners(name)[row_shard, k]
             slot = storage.first_slots[name][row_shard, k] + place
             columns = slice(None) if kind == NARROW else slice(k * width, None)
-            mine = logical[name, kind][held.begin : held.end]
+            others = set(range(held.table.rows)) - set(held.hot_ids)
+            order = [*held.hot_ids, *sorted(others)]
+            mine = logical[name, kind][order][held.begin : held.end]
             array[owner, slot] = mine[:, columns][:, :width]
     return array.reshape(-1, width)
 

@@ -202,4 +202,6 @@ def uses_of(
     """What ``features`` ask of each row range."""
     uses = table_uses([rows.table for rows in ranges], features, workload)
     pairs = zip(uses, ranges, strict=True)
-    return [use.of_rows(rows.begin, rows.end) for use, rows in pairs]
+    return [
+        use.of_rows(rows.begin, rows.end, bool(rows.hot_ids)) for use, rows in pairs
+    ]

@@ -67,12 +67,14 @@ class RowRange:
     """Rows ``[begin, end)`` of a table, which lie in one storage.
 
     Rows go in turn: row ``begin + r`` of the table is row ``r // row_shards`` of row
-    shard ``r % row_shards``.
+    shard ``r % row_shards``. Where hot rows are listed, rows are counted with those
+    first.
 
     Attributes:
       table: the table.
       begin, end: which of its rows.
-      cluster, row_shards, column_shards, devices, exchange: as in ``Placement``.
+      cluster, row_shards, column_shards, devices, exchange, hot_ids: as in
+        ``Placement``.
     """
 
     table: TableSpec
@@ -83,6 +85,7 @@ class RowRange:
     column_shards: int = 1
     devices: tuple[int, ...] = ()
     exchange: Exchange = "flat"
+    hot_ids: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -101,9 +104,9 @@ class RowRange:
 class Placement:
     """Where the rows of one table live.
 
-    The first ``hot_rows`` are replicated on all devices; the rest, the cold rows, are
-    split into shards. So "dp" is the case of hot rows alone, and a table without any
-    the other extreme.
+    The first ``hot_rows``, or those that ``hot_ids`` lists, are replicated on all
+    devices; the rest, the cold rows, are split into shards. So "dp" is the case of hot
+    rows alone, and a table without any the other extreme.
 
     Attributes:
       table: the table.
@@ -113,7 +116,8 @@ class Placement:
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
       exchange: how its ids, rows and gradients travel; "flat" for "dp".
       reason: why the planner chose this, for the report.
-      hot_rows: how many of the table's first rows are replicated, in "rb" and "ub".
+      hot_rows: how many of the table's rows are replicated, in "rb" and "ub".
+      hot_ids: which, ascending; empty if they are the first ones.
     """
 
     table: TableSpec
@@ -124,6 +128,7 @@ class Placement:
     exchange: Exchange = "flat"
     reason: str = ""
     hot_rows: int = 0
+    hot_ids: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -137,13 +142,15 @@ class Placement:
             return (RowRange(table, 0, table.rows, "dp"),)
         cold = RowRange(
             *(table, hot, table.rows, self.cluster, self.row_shards),
-            *(self.column_shards, self.devices, self.exchange),
+            *(self.column_shards, self.devices, self.exchange, self.hot_ids),
         )
-        return (RowRange(table, 0, hot, "dp"), cold) if hot else (cold,)
+        if not hot:
+            return (cold,)
+        return RowRange(table, 0, hot, "dp", hot_ids=self.hot_ids), cold
 
     @property
     def replicated_rows(self) -> int:
-        """Rows that are on all devices: the first ones."""
+        """How many rows are on all devices."""
         return self.table.rows if self.cluster == "dp" else self.hot_rows
 
     def problems(self, devices: int) -> list[str]:
@@ -176,6 +183,8 @@ class Placement:
                 f"{name}: row_shards is {self.row_shards}, must be at most its "
                 f"{cold_rows} {of}"
             )
+        if self.hot_ids:
+            found += self._problems_of_list()
         if self.exchange not in get_args(Exchange):
             found.append(
                 f"{name}: exchange is {self.exchange!r}, must be one of "
@@ -186,7 +195,7 @@ class Placement:
                 found.append(f"{name}: cluster dp is replicated, takes no exchange")
             if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
                 found.append(f"{name}: cluster dp is replicated, takes no shards")
-            if self.hot_rows:
+            if self.hot_rows or self.hot_ids:
                 found.append(f"{name}: cluster dp is replicated, takes no hot_rows")
             return found
         shards = self.row_shards * self.column_shards
@@ -199,6 +208,20 @@ class Placement:
         if bad:
             found.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
         return found
+
+    def _problems_of_list(self) -> list[str]:
+        name, ids = f"table {self.table.name!r}", np.array(self.hot_ids, np.int64)
+        if len(ids) != self.hot_rows:
+            return [
+                f"{name}: hot_ids lists {len(ids)} rows, must list hot_rows "
+                f"{self.hot_rows}"
+            ]
+        if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= self.table.rows:
+            return [
+                f"{name}: hot_ids must ascend, each once, and lie in "
+                f"0..{self.table.rows - 1}"
+            ]
+        return []
 
 
 @dataclasses.dataclass(frozen=True)

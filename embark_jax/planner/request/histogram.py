@@ -25,7 +25,7 @@ MOST_SEEN = 0.9
 """Of a table's rows, up to which their number tells of the skew."""
 MOST_IN_ORDER = 0.75
 """Share of the most frequent rows that must have low numbers for rows to count as
-numbered by frequency; of rows in any order it is near their share of the table."""
+numbered by frequency."""
 MAX_EXPONENT, EXPONENT_TOLERANCE = 4.0, 1e-3
 
 
@@ -96,15 +96,20 @@ class Histogram:
     @functools.cached_property
     def in_order(self) -> bool:
         """Whether rows are numbered by frequency, as those of vocabularies are: most of
-        the k most frequent ones then are among the first 2 k."""
-        ids = np.array(self.hottest, np.int64).reshape(-1, 2)[:, 0]
+        the k most frequent ones then are among the first 2 k. In any other order a
+        quarter of them is at most, k being an eighth of the rows seen."""
+        most = self.hottest[: max(1, self.rows_seen // 8)]
+        ids = np.array(most, np.int64).reshape(-1, 2)[:, 0]
         return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False
 
-    def share(self, rows: int, begin: int, end: int) -> float:
-        """Share of ids that fall on rows ``[begin, end)``, of a table of ``rows``."""
-        return self.within(rows, begin, end).accesses / max(self.accesses, 1)
+    def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
+        """As ``Skew.share``."""
+        held = self.within(rows, begin, end, by_rank)
+        return held.accesses / max(self.accesses, 1)
 
-    def within(self, rows: int, begin: int, end: int) -> Histogram:
+    def within(
+        self, rows: int, begin: int, end: int, by_rank: bool = False
+    ) -> Histogram:
         """Of the ids that fall on rows ``[begin, end)``, counted from ``begin``.
 
         Where rows are numbered by frequency, the curve of frequencies is cut; else the
@@ -115,6 +120,8 @@ class Histogram:
         hottest = tuple(
             (row - begin, count) for row, count in self.hottest if begin <= row < end
         )
+        if by_rank:  # which row has which number is not known then
+            return Histogram(_cut(self.bins, begin, end), ())
         if self.in_order:
             return Histogram(_cut(self.bins, begin, end), hottest)
         others = _cut(self.bins, len(self.hottest), rows)

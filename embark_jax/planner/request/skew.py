@@ -35,11 +35,12 @@ class Skew(Protocol):
         """``[row_shards]`` share of ids that fall on each, where rows go in turn."""
         ...
 
-    def share(self, rows: int, begin: int, end: int) -> float:
-        """Share of ids that fall on rows ``[begin, end)``, of a table of ``rows``."""
+    def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
+        """Share of ids that fall on rows ``[begin, end)``, of a table of ``rows``; with
+        ``by_rank`` on rows counted from the most frequent one."""
         ...
 
-    def within(self, rows: int, begin: int, end: int) -> Skew:
+    def within(self, rows: int, begin: int, end: int, by_rank: bool = False) -> Skew:
         """How those ids are distributed over those rows, counted from ``begin``."""
         ...
 
@@ -66,10 +67,10 @@ class Zipf:
         shares = head + tail / row_shards
         return shares / shares.sum()
 
-    def share(self, rows: int, begin: int, end: int) -> float:
+    def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
         return _total(end - begin, self.within(rows, begin, end)) / _total(rows, self)
 
-    def within(self, rows: int, begin: int, end: int) -> Zipf:
+    def within(self, rows: int, begin: int, end: int, by_rank: bool = False) -> Zipf:
         return Zipf(self.exponent, self.shift + begin)
 
 

@@ -61,6 +61,24 @@ class Statistics:
         found = self.tables.get(table.name)
         return found.histogram if found and found.histogram.accesses else None
 
+    def hot_ids(self, table: TableSpec, hot_rows: int) -> tuple[int, ...]:
+        """The most frequent rows, ascending; empty if they are the first ones, or if
+        nothing is known of them.
+
+        Raises:
+          ValueError: if fewer are known.
+        """
+        histogram = self.skew(table)
+        if not hot_rows or histogram is None or histogram.in_order:
+            return ()
+        if hot_rows > len(histogram.hottest):
+            raise ValueError(
+                f"table {table.name!r}: hot_rows is {hot_rows}, must be at most "
+                f"{len(histogram.hottest)}: as many of its most frequent rows are in "
+                "the statistics, which say that these are not the first ones"
+            )
+        return tuple(sorted(row for row, _ in histogram.hottest[:hot_rows]))
+
     def mean_hotness(self, feature: FeatureSpec) -> float:
         """Ids a bag; as many as fit, if the feature is not in the sample."""
         found = self.features.get(feature.name)

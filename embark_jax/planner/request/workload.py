@@ -112,16 +112,17 @@ class TableUse:
     filled: float = 1.0
     skew: Skew = UNIFORM
 
-    def of_rows(self, begin: int, end: int) -> TableUse:
+    def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
         """What is asked of rows ``[begin, end)`` alone: to them the ids of all other
-        rows are padding."""
+        rows are padding. With ``by_rank`` they are the ``begin``-th to ``end``-th most
+        frequent ones."""
         if (begin, end) == (0, self.rows):
             return self
         return dataclasses.replace(
             self,
             rows=end - begin,
-            filled=self.filled * self.skew.share(self.rows, begin, end),
-            skew=self.skew.within(self.rows, begin, end),
+            filled=self.filled * self.skew.share(self.rows, begin, end, by_rank),
+            skew=self.skew.within(self.rows, begin, end, by_rank),
         )
 
 

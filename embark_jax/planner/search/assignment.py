@@ -85,6 +85,7 @@ class Assignment:
                 EXCHANGES[each.exchange[c]],
                 reason,
                 int(each.hot_rows[c]),
+                self.instance.workload.statistics.hot_ids(table, int(each.hot_rows[c])),
             )
             for table, c, owners, reason in zip(
                 self.instance.tables,

@@ -20,6 +20,7 @@ from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.layout.plan import MAX_SLOTS
 from embark_jax.planner.layout.storage import Exchange, Placement
 from embark_jax.planner.request.forced import FREE, ForcedPlacement
+from embark_jax.planner.request.histogram import Histogram
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -93,6 +94,8 @@ def make_instance(
     memory = Memory(workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     forces = [forced.get(table.name, FREE) for table in tables]
+    for table, force in zip(tables, forces, strict=True):
+        workload.statistics.hot_ids(table, force.hot_rows or 0)  # or says what is wrong
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     ways = [
@@ -107,8 +110,11 @@ def make_instance(
     ]
     in_dp = [(way, *REPLICATED) for way in range(len(ways))]
     # What has no hot rows must still have a row to weigh.
-    hot_uses = [use.of_rows(0, max(1, hot_rows)) for _, use, _, hot_rows in ways]
-    cold_uses = [use.of_rows(hot_rows, use.rows) for _, use, _, hot_rows in ways]
+    hot_uses = [use.of_rows(0, max(1, hot), _listed(use)) for _, use, _, hot in ways]
+    cold_uses = [
+        use.of_rows(hot, use.rows, _listed(use) if hot else False)
+        for _, use, _, hot in ways
+    ]
     candidates = with_hot_rows(
         weigh(cold_uses, np.array(choices), workload, model, memory),
         weigh(hot_uses, np.array(in_dp), workload, model, memory),
@@ -125,6 +131,11 @@ def make_instance(
     )
 
 
+def _listed(use: TableUse) -> bool:
+    """Whether hot rows are known by a list of their ids, not as the first ones."""
+    return isinstance(use.skew, Histogram) and not use.skew.in_order
+
+
 def _hot_rows(
     use: TableUse, force: ForcedPlacement, devices: int, model: CostModel
 ) -> list[int]:
@@ -135,18 +146,24 @@ def _hot_rows(
         return [force.hot_rows]
     if force.is_fixed or devices == 1 or "dp" not in model.clusters:
         return [0]
+    most = int(use.rows / FEWER_ROWS)
+    listed = _listed(use)
+    if listed:
+        assert isinstance(use.skew, Histogram)
+        most = min(most, len(use.skew.hottest))
+
+    def share(hot_rows: int) -> float:
+        return use.skew.share(use.rows, 0, hot_rows, listed)
+
     found = [0]
-    for share in HOT_SHARES:
-        few = int(share / FEWER_ROWS * use.rows)
-        if few < 1 or use.skew.share(use.rows, 0, few) < share:
+    for wanted in HOT_SHARES:
+        few = min(most, int(wanted / FEWER_ROWS * use.rows))
+        if few < 1 or share(few) < wanted:
             continue
-        low, high = 0, few  # the least rows that take the share
+        low, high = 0, few  # the least rows that take the share, or some more
         while high - low > max(1, high // 8):
             middle = (low + high) // 2
-            if use.skew.share(use.rows, 0, middle) < share:
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if share(middle) < wanted else (low, middle)
         found.append(high)
     return sorted(set(found))
 

@@ -191,7 +191,7 @@ class SavedCheckpoint:
             self.buffers.give(buffer)
 
 
-def pieces(begin: int, end: int, row_bytes: int) -> Iterator[range]:
+def pieces(rows: range, row_bytes: int) -> Iterator[range]:
     """Rows of a table in parts that fit a buffer."""
     step = 1 << max(1, PIECE_BYTES // row_bytes).bit_length() - 1
-    return (range(row, min(row + step, end)) for row in range(begin, end, step))
+    return (rows[i : i + step] for i in range(0, len(rows), step))

@@ -240,6 +240,11 @@ def _copy_rows(
         )
 
     def read(piece: range) -> _Found:
+        all_held = {
+            j: here.held_rows(j, piece.start, piece.stop) for j in {j for j, _ in mine}
+        }
+        if not any(held.count for held in all_held.values()):
+            return _Found(saved.buffers.take(), [])
         in_order, sorted_ = saved.buffers.take(), saved.buffers.take()
         rows = blocks.rows_in(in_order, len(piece), here.dim if whole else 1)
         for there in saved.manifest.tables[table]:
@@ -249,7 +254,7 @@ def _copy_rows(
             saved.table_rows(there, ".".join(source), piece, rows, needed)
         parts, used = [], 0
         for j, k in mine:
-            held = here.held_rows(j, piece.start, piece.stop)
+            held = all_held[j]
             if not held.count:
                 continue
             part = blocks.rows_in(sorted_[used:], held.count, blocks.width)
@@ -262,5 +267,5 @@ def _copy_rows(
 
     if mine:
         row_bytes = blocks.row_bytes * here.column_shards
-        all_rows = pieces(here.begin, here.end, row_bytes)
+        all_rows = pieces(here.span, row_bytes)
         _put_all(saved, saved.in_threads(read, all_rows), blocks)

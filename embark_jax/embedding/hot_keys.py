@@ -1,0 +1,136 @@
+"""Hot rows that are listed: from row numbers to positions, and back.
+
+A row's *position* is its place in its table's rows with hot rows first, both parts in
+the order of numbers: of 6 rows of which 1 and 4 are hot, rows 1, 4, 0, 2, 3, 5 have the
+positions 0 to 5. Behind this module all is said in positions; where hot rows are the
+first ones, they are the numbers.
+
+The index is a sorted array of hot rows, and for each bucket of row numbers (those of
+equal high bits) where it begins there. Buckets are about as many as hot rows, so that a
+bucket has few of them unless they lie together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embark_jax.planner import Placement
+from embark_jax.tables import PADDING_ID, FeatureSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HotKeys:
+    """The index of several tables; all arrays become constants of the program.
+
+    Attributes:
+      tables: number of each in ``first`` and the like, by name.
+      keys: ``[keys + 1]`` hot rows, ascending in each table; the last is none.
+      rank: ``[keys + 1]`` of each among its table's.
+      first: ``[tables + 1]`` where the keys of each table begin.
+      shift: ``[tables]`` low bits of a row number that do not choose a bucket.
+      first_bucket: ``[tables]`` where the buckets of each begin.
+      bucket_start: ``[buckets]`` first key of each, and after those of a table its end.
+      fullest: keys of the bucket that has the most.
+      wide: whether a table has more rows than 32 bits number.
+    """
+
+    tables: dict[str, int]
+    keys: np.ndarray
+    rank: np.ndarray
+    first: np.ndarray
+    shift: np.ndarray
+    first_bucket: np.ndarray
+    bucket_start: np.ndarray
+    fullest: int
+    wide: bool
+
+    def positions_of(
+        self, ids: Mapping[str, jax.Array], features: Sequence[FeatureSpec]
+    ) -> dict[str, jax.Array]:
+        """The ids of all features, as positions where hot rows are listed."""
+        listed = [f for f in features if f.table in self.tables]
+        if not listed:
+            return dict(ids)
+        wide = self.wide or any(ids[f.name].dtype == jnp.int64 for f in listed)
+        with jax.enable_x64(wide):
+            integer = jnp.int64 if wide else jnp.int32
+            columns = [ids[f.name].astype(integer) for f in listed]
+            hotness = [f.hotness for f in listed]
+            table = np.repeat([self.tables[f.table] for f in listed], hotness)
+            found = self.positions(jnp.concatenate(columns, axis=1), table)
+            parts = jnp.split(found, np.cumsum(hotness)[:-1].tolist(), axis=1)
+        return {**ids, **{f.name: p for f, p in zip(listed, parts, strict=True)}}
+
+    def positions(self, ids: jax.Array, table: np.ndarray) -> jax.Array:
+        """Positions of rows of tables, like ``ids``.
+
+        Args:
+          ids: ``[batch, columns]`` int32 or int64, -1 where padded.
+          table: ``[columns]`` number of the table of each column.
+        """
+        with jax.enable_x64(ids.dtype == jnp.int64):
+            shift = jnp.asarray(self.shift[None, table], ids.dtype)
+            bucket = (jnp.maximum(ids, 0) >> shift).astype(jnp.int32)
+            bucket += jnp.asarray(self.first_bucket[None, table], jnp.int32)
+            start = jnp.asarray(self.bucket_start, jnp.int32)
+            keys = jnp.asarray(self.keys, ids.dtype)
+            low = _search(
+                start[bucket], start[bucket + 1], self.fullest, lambda i: keys[i] < ids
+            )
+            first = jnp.asarray(self.first[None, table], jnp.int32)
+            end = jnp.asarray(self.first[None, table + 1], jnp.int32)
+            hot = (low < end) & (keys[low] == ids)
+            rank = (low - first).astype(ids.dtype)
+            cold = (end - first).astype(ids.dtype) + ids - rank
+            return jnp.where(ids < 0, PADDING_ID, jnp.where(hot, rank, cold))
+
+    def rows(self, position: jax.Array, table: jax.Array) -> jax.Array:
+        """The inverse: rows at positions, of a table each; all are int64."""
+        first = jnp.asarray(self.first)[table]
+        count = jnp.asarray(self.first)[table + 1] - first
+        keys, rank = jnp.asarray(self.keys), jnp.asarray(self.rank)
+        cold, most = position - count, int(np.diff(self.first).max(initial=0))
+        # Of the hot rows those before a cold one: as many as have no more cold before.
+        low = _search(first, first + count, most, lambda i: keys[i] - rank[i] <= cold)
+        hot = jnp.minimum(first + position, len(self.keys) - 1)
+        return jnp.where(position < count, keys[hot], cold + low - first)
+
+
+def _search(low, high, most, is_before):
+    """The first of ``[low, high)``, at most ``most``, that is not before; of each."""
+    for _ in range(int(most).bit_length()):
+        middle = (low + high) // 2
+        right = (low < high) & is_before(middle)
+        low, high = jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
+    return low
+
+
+def index_hot_rows(placements: Sequence[Placement]) -> HotKeys:
+    """The index of those tables whose hot rows are listed."""
+    listed = [each for each in placements if each.hot_ids]
+    keys = [np.array(each.hot_ids, np.int64) for each in listed]
+    first = np.cumsum([0, *map(len, keys)])
+    shifts, starts = [], []
+    for i, placement in enumerate(listed):
+        wanted = len(keys[i]).bit_length()
+        shift = max(0, (placement.table.rows - 1).bit_length() - wanted)
+        buckets = ((placement.table.rows - 1) >> shift) + 1
+        edges = np.arange(buckets + 1, dtype=np.int64) << shift
+        shifts.append(shift)
+        starts.append(first[i] + np.searchsorted(keys[i], edges))
+    return HotKeys(
+        {each.table.name: i for i, each in enumerate(listed)},
+        np.concatenate([*keys, [np.iinfo(np.int32).max]]).astype(np.int64),
+        np.concatenate([*(np.arange(len(each)) for each in keys), [0]]),
+        first,
+        np.array(shifts, np.int64),
+        np.cumsum([0, *map(len, starts)])[:-1],
+        np.concatenate([np.zeros(0, np.int64), *starts]),
+        max((int(np.diff(each).max()) for each in starts), default=0),
+        any(each.table.rows > np.iinfo(np.int32).max for each in listed),
+    )
