@@ -82,19 +82,20 @@ def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
 
 
 def check_batch_memory(
-    batch_size: int, dense_features: int, features: Sequence[FeatureSpec]
+    samples: int, dense_features: int, features: Sequence[FeatureSpec]
 ) -> None:
     """Raises ``ConfigError`` if a batch is larger than the memory of this host.
 
     Args:
-      batch_size: samples that this process reads for a step.
+      samples: that this process holds at a time: of a batch, or of all that are sorted
+        for ``train.hot_batches``.
       dense_features, features: of the model.
     """
     ids = sum(f.hotness * (2 if f.weighted else 1) for f in features)
-    needed, there = 4 * batch_size * (1 + dense_features + ids), host_memory_bytes()
+    needed, there = 4 * samples * (1 + dense_features + ids), host_memory_bytes()
     if needed > there:
         raise ConfigError(
-            f"train.batch_size: {batch_size:,} samples of {ids:,} ids and weights take "
+            f"train.batch_size: {samples:,} samples of {ids:,} ids and weights take "
             f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of "
             "memory; lower it, or hotness"
         )

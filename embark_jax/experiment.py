@@ -170,11 +170,10 @@ class Experiment:
             embeddings.
         """
         config = self.config
-        check_batch_memory(
-            config.train.batch_size // jax.process_count(),
-            self.dataset.dense_features,
-            self.features,
-        )
+        samples = config.train.batch_size // jax.process_count()
+        if config.train.hot_batches:
+            samples = config.train.batch_size * WINDOW_BATCHES
+        check_batch_memory(samples, self.dataset.dense_features, self.features)
         with blaming("mesh"):
             mesh = self.plan.make_mesh()
         with blaming("embedding.kernels"):

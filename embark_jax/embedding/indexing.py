@@ -70,8 +70,8 @@ class StorageIndex:
       features: the features that read it, in order.
       columns: id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
-      output_begin, output_end: ``[outputs]`` the rows of the table that lie here; to
-        ids of all others an output is deaf.
+      output_begin, output_end: ``[outputs]`` the rows of the table that lie here; ids
+        of its other rows count as padding.
       output_row_shards: ``[outputs]`` row shards of them.
       output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
         next array.
