@@ -81,7 +81,9 @@ def all_ms(instance, allowed):
             for owners in itertools.product(range(devices), repeat=each.shards(c)):
                 own = np.zeros((7, storages, devices))
                 of_node = np.zeros((storages, nodes))
-                used = np.arange(storages) == each.storage[c]
+                used = np.isin(
+                    np.arange(storages), [each.storage[c], each.hot_storage[c]]
+                )
                 for index, owner in enumerate(owners):
                     own[:, each.storage[c], owner] += shards[:, index // columns]
                 if each.hierarchical[c]:

@@ -14,7 +14,9 @@ from embark_jax.planner import (
     ProgramModel,
     Workload,
     capacities,
+    load_table_list,
     plan,
+    plan_for,
     plan_record,
     predict,
 )
@@ -159,6 +161,27 @@ def test_forced_hot_rows_are_kept_and_the_rest_is_searched(cluster):
     # The search priced it as it is priced from the outside.
     assert planned.prediction.lower_bound_ms <= planned.prediction.step_ms
     assert planned.prediction.gap < 0.1
+
+
+def test_where_ids_are_skewed_the_planner_finds_hot_rows():
+    listed = load_table_list("dlrm_dcnv2")
+    tables, features = listed.specs()
+
+    def planned(exponent, forced=None):
+        workload = listed.workload(fleet.dgx_h100(1), None, exponent, None)
+        return plan_for(workload, tables, features, forced=forced), workload
+
+    skewed, workload = planned(1.1)
+    assert any(each.hot_rows for each in skewed.placements)
+    again = predict(skewed.placements, features, workload, ProgramModel(workload))
+    assert skewed.prediction.step_ms == pytest.approx(again.step_ms, rel=1e-9)
+    even, _ = planned(0.0)
+    assert not any(each.hot_rows for each in even.placements)
+    forced = {t.name: ForcedPlacement(hot_rows=0) for t in tables if t.rows > 1e5}
+    without, _ = planned(1.1, forced)
+    assert not any(each.hot_rows for each in without.placements)
+    assert skewed.prediction.step_ms < 0.98 * without.prediction.step_ms
+    assert skewed.prediction.lower_bound_ms <= without.prediction.lower_bound_ms
 
 
 def test_impossible_forced_hot_rows_are_named():

@@ -111,10 +111,7 @@ def make_instance(
     in_dp = [(way, *REPLICATED) for way in range(len(ways))]
     # What has no hot rows must still have a row to weigh.
     hot_uses = [use.of_rows(0, max(1, hot), _listed(use)) for _, use, _, hot in ways]
-    cold_uses = [
-        use.of_rows(hot, use.rows, _listed(use) if hot else False)
-        for _, use, _, hot in ways
-    ]
+    cold_uses = [use.of_rows(hot, use.rows, _listed(use)) for _, use, _, hot in ways]
     candidates = with_hot_rows(
         weigh(cold_uses, np.array(choices), workload, model, memory),
         weigh(hot_uses, np.array(in_dp), workload, model, memory),
