@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from typing import Any
 
 from rich.table import Table
 
@@ -37,8 +38,9 @@ def doctor() -> None:
     compiling = Table("of XLA", "here", title="Compilation")
     for name in GPU_FLAGS:
         compiling.add_row(f"{name}, on GPUs", _flag(name))
-    kept = jax.config.jax_compilation_cache_dir
-    if not jax.config.jax_enable_compilation_cache:
+    settings: Any = jax.config  # whose attributes type checkers do not know
+    kept = settings.jax_compilation_cache_dir
+    if not settings.jax_enable_compilation_cache:
         kept = None
     compiling.add_row("compiled programs", kept or "are not kept")
     compiling.add_row("float32 matrix products", f"{MATMUL_PRECISION}: no TF32")
@@ -53,5 +55,8 @@ def doctor() -> None:
 
 def _flag(name: str) -> str:
     """The value that a flag of GPU_FLAGS has, the user's or ours."""
-    given = dict(flag.partition("=")[::2] for flag in xla_flags().split())
-    return given[name] or "true"
+    for flag in xla_flags().split():
+        given, _, value = flag.partition("=")
+        if given == name:
+            return value or "true"
+    raise KeyError(name)

@@ -8,6 +8,7 @@ import platform
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from embark_jax.cli.host_memory import has_gpu
 
@@ -33,7 +34,8 @@ def set_up_xla(say: Callable[[str], None]) -> None:
         os.environ["XLA_FLAGS"] = xla_flags()
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:
+    settings: Any = jax.config  # whose attributes type checkers do not know
+    if settings.jax_compilation_cache_dir is None:
         folder = program_folder()
         try:
             _make_private(folder)

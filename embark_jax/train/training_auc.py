@@ -2,13 +2,14 @@
 
 The exact one, of ``train.metrics``, sorts all logits on the host; so much is done for
 an evaluation alone. Here each device counts its own logits in bins, which costs it one
-scatter a step, and 8 MB come to the host when somebody asks.
+scatter in several steps, and 8 MB come to the host when somebody asks.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ _BITS = 20
 """Of a logit that choose its bin: sign, exponent and 11 of the mantissa. A bin is as
 wide as 0.05 % of its logits."""
 _BINS = 2**_BITS
+_AT_ONCE = 10
+"""Batches that are counted together, as each call of a program costs the host time."""
 _SOFT = 2 * _BINS
 """The place behind the bins of label 0 and of label 1, for labels between them."""
 
@@ -31,7 +34,8 @@ class TrainingAuc:
 
     def __init__(self):
         self._counts: jax.Array | None = None
-        self._mesh: Mesh | None = None
+        self._programs: _Programs | None = None
+        self._waiting: list[tuple[jax.Array, jax.Array]] = []
 
     def add(self, logits: jax.Array, labels: jax.Array) -> None:
         """Adds a batch; waits for nothing.
@@ -39,12 +43,23 @@ class TrainingAuc:
         Args:
           logits, labels: ``[batch]``, sharded by samples over all devices of a mesh.
         """
-        if self._counts is None:
-            assert isinstance(logits.sharding, NamedSharding)
-            self._mesh = logits.sharding.mesh
-            self._counts = _programs(self._mesh)[0]()
-        _, count, _ = _programs(self._mesh)
-        self._counts = count(self._counts, logits, labels)
+        self._waiting.append((logits, labels))
+        if len(self._waiting) == _AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        """Counts the batches that wait; others make up the number, and do not count."""
+        batches, self._waiting = self._waiting, []
+        if self._programs is None or self._counts is None:
+            sharding = batches[0][0].sharding
+            assert isinstance(sharding, NamedSharding)
+            assert isinstance(sharding.mesh, Mesh)
+            self._programs = _programs(sharding.mesh)
+            self._counts = self._programs.empty()
+        filled = [*batches, *batches[:1] * (_AT_ONCE - len(batches))]
+        logits, labels = zip(*filled, strict=True)
+        number = np.int32(len(batches))
+        self._counts = self._programs.count(self._counts, number, logits, labels)
 
     def take(self) -> float | None:
         """The AUC, at most MAX_ERROR from the exact one; the next one begins here.
@@ -56,10 +71,12 @@ class TrainingAuc:
           None if that may be more than MAX_ERROR, as where all logits are nearly the
           same; if all labels are equal; or if some are soft, neither 0 nor 1.
         """
-        counts, self._counts = self._counts, None
-        if counts is None:
+        if self._waiting:
+            self._count()
+        if self._programs is None or self._counts is None:
             return None
-        total = np.asarray(_programs(self._mesh)[2](counts)).astype(np.float64)
+        total = np.asarray(self._programs.total(self._counts)).astype(np.float64)
+        self._counts = None
         negative, positive, soft = total[:_BINS], total[_BINS:_SOFT], total[_SOFT]
         pairs = negative.sum() * positive.sum()
         ties = positive @ negative / 2
@@ -69,33 +86,39 @@ class TrainingAuc:
         return float((positive @ below + ties) / pairs)
 
 
-@functools.lru_cache(maxsize=4)
-def _programs(mesh: Mesh | None) -> tuple[Callable, Callable, Callable]:
+class _Programs(NamedTuple):
     """Functions that make counts, ``[devices, 2 * bins + 1]`` int32, add to them, and
     sum them over the devices."""
-    assert mesh is not None
+
+    empty: Callable[[], jax.Array]
+    count: Callable[..., jax.Array]
+    total: Callable[[jax.Array], jax.Array]
+
+
+@functools.lru_cache(maxsize=4)
+def _programs(mesh: Mesh) -> _Programs:
     by_device = PartitionSpec(mesh.axis_names)
 
     def empty():
         return jnp.zeros((mesh.size, _SOFT + 1), jnp.int32)
 
-    def count(counts, logits, labels):
+    def count(counts, number, logits, labels):
+        logits, labels = jnp.stack(logits), jnp.stack(labels)
         place = jnp.where(labels == 1, _BINS, 0) + _bin_of(logits)
         place = jnp.where((labels == 0) | (labels == 1), place, _SOFT)
-        return counts.at[0, place].add(1)
-
-    add = jax.shard_map(
-        count, mesh=mesh, in_specs=(by_device,) * 3, out_specs=by_device
-    )
+        counted = jnp.arange(_AT_ONCE)[:, None] < number
+        place = jnp.where(counted, place, _SOFT + 1)
+        return counts.at[0, place].add(1, mode="drop")
 
     def total(counts):
         return counts.sum(axis=0, dtype=jnp.int32)
 
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return (
+    in_specs = by_device, PartitionSpec(), by_device, by_device
+    add = jax.shard_map(count, mesh=mesh, in_specs=in_specs, out_specs=by_device)
+    return _Programs(
         jax.jit(empty, out_shardings=NamedSharding(mesh, by_device)),
         jax.jit(add, donate_argnums=0),
-        jax.jit(total, out_shardings=replicated),
+        jax.jit(total, out_shardings=NamedSharding(mesh, PartitionSpec())),
     )
 
 

@@ -77,7 +77,7 @@ def measure(name: str, features: int) -> dict[str, float | str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=FEATURES, choices=FEATURES)
     parser.add_argument("--out", type=Path, help="JSON; printed in any case.")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from embark_jax.train.training_auc import MAX_ERROR, TrainingAuc
 
-BATCH, BATCHES = 8_000, 3
+BATCH, BATCHES = 2_000, 12
 
 
 def told(logits: np.ndarray, labels: np.ndarray, auc: TrainingAuc | None = None):
