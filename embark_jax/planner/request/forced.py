@@ -24,7 +24,7 @@ class ForcedPlacement:
     def sharded(self) -> bool:
         """Whether it only makes sense for a table that is not replicated."""
         fixed = self.row_shards, self.column_shards, self.devices, self.exchange
-        return fixed != (None,) * 4 or self.hot_rows is not None
+        return fixed != (None,) * 4 or bool(self.hot_rows)
 
     @property
     def is_fixed(self) -> bool:
