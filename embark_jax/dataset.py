@@ -18,6 +18,7 @@ from embark_jax.config import (
 from embark_jax.data import (
     BatchChecker,
     Dataset,
+    HotBatches,
     MovieLens100K,
     PreparedData,
     SyntheticClicks,
@@ -25,6 +26,7 @@ from embark_jax.data import (
 )
 from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
 from embark_jax.fleet import host_memory_bytes
+from embark_jax.planner import Plan
 from embark_jax.planner.request.histogram import Histogram
 from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -99,6 +101,33 @@ def check_batch_memory(
             f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of "
             "memory; lower it, or hotness"
         )
+
+
+def hot_rows(plan: Plan) -> dict[str, int | tuple[int, ...]]:
+    """For each feature, how many of its table's first rows are on all devices; or which
+    rows, where they are not the first."""
+    rows = {p.table.name: p.hot_ids or p.replicated_rows for p in plan.placements}
+    return {feature.name: rows[feature.table] for feature in plan.features}
+
+
+def in_training_order(
+    dataset: Dataset, config: ExperimentConfig, plan: Plan
+) -> Dataset:
+    """The dataset, with its training samples sorted if ``train.hot_batches`` is true.
+
+    Raises:
+      ConfigError: if a table has no hot rows then.
+    """
+    if not config.train.hot_batches:
+        return dataset
+    without = [p.table.name for p in plan.placements if not p.replicated_rows]
+    if without:
+        raise ConfigError(
+            f"train.hot_batches: table {without[0]!r} has no hot rows, so no batch is "
+            f"of hot rows alone; set embedding.tables.{without[0]}.hot_rows "
+            f"({len(without)} of {len(plan.placements)} tables have none)"
+        )
+    return HotBatches(dataset, hot_rows(plan), config.train.batch_size)
 
 
 def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:

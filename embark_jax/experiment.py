@@ -24,7 +24,6 @@ from embark_jax.data import (
     WINDOW_BATCHES,
     BatchChecker,
     Dataset,
-    HotBatches,
     PreparedData,
     scale_warnings,
 )
@@ -33,6 +32,8 @@ from embark_jax.dataset import (
     blaming,
     check_batch_memory,
     check_batch_size,
+    hot_rows,
+    in_training_order,
     read_dataset,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -121,25 +122,14 @@ class Experiment:
             data["files"] = self.dataset.manifest.digest()
         train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
         if self.config.train.hot_batches:
-            train["hot_rows"] = self.hot_rows
+            train["hot_rows"] = hot_rows(self.plan)
             train["window_batches"] = WINDOW_BATCHES
         return {"data": data, "train": train}
 
     @property
-    def hot_rows(self) -> dict[str, int | tuple[int, ...]]:
-        """For each feature, how many of its table's first rows are on all devices; or
-        which rows, where they are not the first."""
-        rows = {
-            p.table.name: p.hot_ids or p.replicated_rows for p in self.plan.placements
-        }
-        return {feature.name: rows[feature.table] for feature in self.features}
-
-    @property
     def training_data(self) -> Dataset:
         """The dataset, with its training samples in the order that is asked for."""
-        if not self.config.train.hot_batches:
-            return self.dataset
-        return HotBatches(self.dataset, self.hot_rows, self.config.train.batch_size)
+        return in_training_order(self.dataset, self.config, self.plan)
 
     @property
     def missing_dense(self) -> Mapping[str, int]:
@@ -262,19 +252,8 @@ def build(
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:
         planned = _read_plan(plan_file, config, tables, features)
-    if config.train.hot_batches:
-        _check_hot_rows(planned)
+    in_training_order(dataset, config, planned)  # raises now, not when training begins
     return Experiment(config, dataset, tables, features, planned)
-
-
-def _check_hot_rows(plan: Plan) -> None:
-    without = [p.table.name for p in plan.placements if not p.replicated_rows]
-    if without:
-        raise ConfigError(
-            f"train.hot_batches: table {without[0]!r} has no hot rows, so no batch is "
-            f"of hot rows alone; set embedding.tables.{without[0]}.hot_rows "
-            f"({len(without)} of {len(plan.placements)} tables have none)"
-        )
 
 
 def _implementation(config: ExperimentConfig) -> str | None:
