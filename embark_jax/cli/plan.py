@@ -79,6 +79,11 @@ def plan(
     """Show where every table will live."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
+    for path in (out, html):  # before a long search
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(
+                f"{path}: there is no folder {path.parent}; make it first"
+            )
     statistics = NO_STATISTICS
     if stats is not None:
         text = read_text(stats)

@@ -243,7 +243,7 @@ OPTIONS = [
         "a folder to write to that is not there",
         "plan --tables tables.yaml --out nope/plan.json",
         "nope/plan.json",
-        "No such file or directory",
+        "there is no folder nope; make it first",
     ),
     _option(
         "a picture in another format",
