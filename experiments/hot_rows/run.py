@@ -15,7 +15,7 @@ from embark_jax.fleet import dgx_h100
 from embark_jax.planner import ForcedPlacement, Plan
 
 CASES = (("dlrm_dcnv2", 1), ("dlrm_dcnv2", 8), ("dlrm_dcnv2", 16), ("t180", 1))
-CASES += (("t180", 16), ("synthetic-small", 8))
+CASES += (("t180", 16), ("synthetic_small", 8))
 SKEWS = (0.0, 0.6, 0.9, 1.1, 1.3)
 RESULTS = Path(__file__).with_name("results.json")
 
