@@ -119,14 +119,23 @@ def test_the_same_request_gives_the_same_plan():
     "model", thorough(GAPS, [("DLRM-DCNv2", 1), ("T200", 2)]), ids=str
 )
 def test_plans_are_near_their_bound(model):
+    """Without hot rows; with them the bound is lower, and no plan is longer."""
     name, nodes = model
-    planned = plan(
-        *published.model(name),
-        fleet.dgx_h100(nodes),
-        SMALLER_BATCHES.get((name, nodes), BATCH),
-        zipf_exponent=published.ZIPF_EXPONENT,
+    tables, features = published.model(name)
+    cold = dict.fromkeys((each.name for each in tables), ForcedPlacement(hot_rows=0))
+    without, planned = (
+        plan(
+            *(tables, features, fleet.dgx_h100(nodes)),
+            SMALLER_BATCHES.get((name, nodes), BATCH),
+            zipf_exponent=published.ZIPF_EXPONENT,
+            forced=forced,
+        )
+        for forced in (cold, {})
     )
-    assert planned.prediction.gap <= GAPS[name, nodes]
+    assert without.prediction.gap <= GAPS[name, nodes]
+    lower_ms = planned.prediction.lower_bound_ms
+    assert lower_ms <= without.prediction.lower_bound_ms * (1 + 1e-9)
+    assert planned.prediction.step_ms <= without.prediction.step_ms * (1 + 1e-9)
     assert "above the optimum of this cost model" in " ".join(str(planned).split())
 
 
