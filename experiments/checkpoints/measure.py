@@ -6,6 +6,7 @@ Times are in seconds, bytes are those above what the process had before.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -50,13 +51,15 @@ def _status(name: str) -> int:
 
 
 def forget(folder: Path) -> None:
-    """Takes what is in a folder out of the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
+    """Takes what is in a folder out of the page cache; an older checkpoint there may be
+    deleted meanwhile, by another process."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                file = os.open(Path(where) / name, os.O_RDONLY)
+                os.fsync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(file)
 
 
 def timed(function: Callable[[], Any]) -> float:
