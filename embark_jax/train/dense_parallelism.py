@@ -6,7 +6,7 @@ the collectives.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import optax
@@ -14,20 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.planner import MESH_AXES
-
-DenseParallelism = Literal["replicated", "zero1", "tensor"]
-"""Of the dense model:
-
-- replicated: every device holds all parameters and all of the optimizer state.
-- zero1: as replicated, but each device holds and updates its part of the optimizer
-  state: gradients are reduce-scattered, new parameters all-gathered (ZeRO stage 1,
-  https://arxiv.org/abs/1910.02054).
-- tensor: the devices of a node hold parts of the layers, split by columns and rows in
-  turn, and compute them for all samples of their node (Megatron-LM,
-  https://arxiv.org/abs/1909.08053).
-
-An array with no axis that divides by the devices stays replicated.
-"""
+from embark_jax.planner.request.dense import DenseParallelism
 
 
 def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:

@@ -8,7 +8,7 @@ import optax
 from embark_kernels import RowOptimizer
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.train.dense_parallelism import DenseParallelism
+from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.losses import Loss

@@ -18,8 +18,8 @@ from embark_jax.embedding.collection import (
     OptimizerState,
     Storages,
 )
+from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.dense_parallelism import (
-    DenseParallelism,
     optimizer_shardings,
     param_shardings,
     sample_sharding,

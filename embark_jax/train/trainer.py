@@ -27,7 +27,7 @@ from embark_jax.data import (
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import grow
-from embark_jax.train.dense_parallelism import DenseParallelism
+from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, own_part, put_batch
 from embark_jax.train.feeding import batches_ahead, feed, read_ahead
 from embark_jax.train.flax_model import FlaxModel

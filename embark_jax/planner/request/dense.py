@@ -13,7 +13,18 @@ VALUE_BYTES = 4
 """Of a float32."""
 
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
-"""How dense layers lie on the devices; see ``train.dense_parallelism``."""
+"""How dense layers lie on the devices:
+
+- replicated: every device holds all parameters and all of the optimizer state.
+- zero1: as replicated, but each device holds and updates its part of the optimizer
+  state: gradients are reduce-scattered, new parameters all-gathered (ZeRO stage 1,
+  https://arxiv.org/abs/1910.02054).
+- tensor: the devices of a node hold parts of the layers, split by columns and rows in
+  turn, and compute them for all samples of their node (Megatron-LM,
+  https://arxiv.org/abs/1909.08053).
+
+An array with no axis that divides by the devices stays replicated.
+"""
 
 Product = tuple[int, int]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""

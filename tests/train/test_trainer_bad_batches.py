@@ -1,0 +1,278 @@
+"""The trainer: a bad batch is refused, and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from embark_kernels import Adagrad
+from flax import nnx
+
+from embark_jax import models
+from embark_jax.data import DataError
+from embark_jax.train.device_batch import put_batch
+from embark_jax.train.report import Numbers
+from embark_jax.train.results import BadIdError, NonFiniteLossError
+from embark_jax.train.trainer import Trainer
+from tests.train.trainers import (
+    BATCH,
+    DENSE,
+    HUGE,
+    ROWS,
+    Clicks,
+    assert_equal_states,
+    losses,
+    make_trainer,
+    snapshot,
+    spoil_at,
+)
+
+
+@pytest.mark.parametrize("bad_step", [1, 6])
+def test_a_batch_of_huge_numbers_stops_before_it_does_harm(
+    trainer, undisturbed, bad_step
+):
+    _, states = undisturbed
+    data = Clicks(spoil=spoil_at(bad_step, dense=HUGE))
+    with pytest.raises(NonFiniteLossError) as caught:
+        list(trainer.iterate(data, 10))
+    message = str(caught.value)
+    assert f"at step {bad_step}, " in message
+    assert "dense[1]: min 3e+38, max 3e+38, mean 3e+38, 0 of 32 not finite" in message
+    ids = data.train_batch(bad_step - 1, BATCH).ids["b"]
+    assert (
+        f"ids of b: min {ids.min()}, max {ids.max()}, {len(set(ids.flat))} unique of "
+        f"{ids.size}, 0 padding"
+    ) in message
+    assert trainer.step == bad_step - 1
+    assert_equal_states(snapshot(trainer), states[bad_step - 1])
+    # Nothing is stuck: with the batch mended, training goes on as if never disturbed.
+    list(trainer.iterate(Clicks(), 10))
+    assert_equal_states(snapshot(trainer), states[10])
+
+
+class Norm(nnx.Module):
+    """Logits ``|w * dense| + sum of embeddings``, whose gradient at dense 0 is NaN."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(DENSE))
+
+    def __call__(self, dense, embeddings):
+        norm = jnp.sqrt(jnp.square(self.w[None] * dense).sum(axis=1))
+        return norm + sum(each.sum(axis=1) for each in embeddings.values())
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
+    trainer = make_trainer(model=Norm())
+    list(trainer.iterate(Clicks(), 2))
+    before = snapshot(trainer)
+    zeros = np.zeros((BATCH, DENSE), np.float32)
+    with pytest.raises(NonFiniteLossError, match=r"loss is [01]\.\d+ at step 3, "):
+        list(trainer.iterate(Clicks(spoil=spoil_at(3, dense=zeros)), 9))
+    assert_equal_states(snapshot(trainer), before)
+
+
+def test_a_learning_rate_too_high_is_found():
+    trainer = make_trainer(dense_optimizer=optax.sgd(1e30))
+    with pytest.raises(NonFiniteLossError, match=r"loss is (nan|inf) at step 2, "):
+        list(trainer.iterate(Clicks(), 10))
+    assert trainer.step == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state))
+
+
+@pytest.mark.parametrize("bad_id", [ROWS, -2])
+def test_bad_data_stops_after_the_good_batches(trainer, undisturbed, bad_id):
+    _, states = undisturbed
+    ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
+    ids["a"][3, 1] = bad_id
+    message = (
+        rf"sample 3: ids of feature 'a', column 1: value is {bad_id}, must be from"
+    )
+    with pytest.raises(DataError, match=message):
+        list(trainer.iterate(Clicks(spoil=spoil_at(6, ids=ids)), 10))
+    assert trainer.step == 5
+    assert_equal_states(snapshot(trainer), states[5])
+
+
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("column", ["dense", "labels"])
+def test_numbers_that_are_not_finite_never_reach_a_device(trainer, column, spoiled):
+    array = getattr(Clicks().train_batch(2, BATCH), column).copy()
+    array[7] = spoiled
+    data = Clicks(spoil=spoil_at(3, **{column: array}))
+    with pytest.raises(DataError, match=rf"sample 7: {column}.*value is {spoiled}"):
+        list(trainer.iterate(data, 4))
+    assert trainer.step == 2
+
+
+def test_a_loop_left_early_applies_no_batch_twice(trainer, undisturbed):
+    expected, states = undisturbed
+    found = []
+    for result in trainer.iterate(Clicks(), 10):
+        found.append((result.step, result.loss))
+        if result.step == 3:
+            break
+    assert int(trainer.state.step) == trainer.step < 10
+    assert_equal_states(snapshot(trainer), states[trainer.step])
+    found += losses(trainer.iterate(Clicks(), 10))
+    assert found == [each for each in expected if each in found]
+    assert_equal_states(snapshot(trainer), states[10])
+
+
+# What a user may give `train` by mistake: the batch that is changed, and the message.
+MISTAKES = {
+    "id beyond the table": (
+        {"a": np.full((BATCH, 2), 300)},
+        None,
+        "value is 300, must",
+    ),
+    "negative id": (
+        {"a": np.full((BATCH, 2), -7)},
+        None,
+        "value is -7, must be from 0",
+    ),
+    "float ids": (
+        {"a": np.zeros((BATCH, 2))},
+        None,
+        "dtype is float64, must be an int",
+    ),
+    "ids of one axis": (
+        {"a": np.zeros(BATCH, int)},
+        None,
+        r"shape is \(32,\), must be",
+    ),
+    "labels beyond 1": (
+        {},
+        np.full(BATCH, 5.0),
+        "labels: value is 5.0, must be from 0",
+    ),
+    "labels in a column": ({}, np.zeros((BATCH, 1)), r"shape is \(32, 1\), must be"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("entrance", ["train", "fit", "predict", "evaluate"])
+def test_mistakes_are_refused_at_every_entrance(trainer, entrance, mistake):
+    ids, labels, message = MISTAKES[mistake]
+
+    def spoil(step, batch):
+        changed = {} if labels is None else {"labels": labels}
+        return dataclasses.replace(batch, ids={**batch.ids, **ids}, **changed)
+
+    before = snapshot(trainer)
+    data = Clicks(spoil=spoil)
+    batches = [data.train_batch(0, BATCH)]
+    call = {
+        "train": lambda: trainer.train(batches),
+        "fit": lambda: trainer.fit(data, 1),
+        "predict": lambda: list(trainer.predict(batches)),
+        "evaluate": lambda: trainer.evaluate(batches),
+    }[entrance]
+    with pytest.raises(DataError, match=message):
+        call()
+    assert_equal_states(snapshot(trainer), before)
+
+
+def test_own_batches_train_as_those_of_a_dataset(trainer, undisturbed):
+    _, states = undisturbed
+    data, seen = Clicks(), []
+    last = trainer.train(
+        (data.train_batch(i, BATCH) for i in range(3)), callback=seen.append
+    )
+    assert [result.step for result in seen] == [1, 2, 3]
+    assert last is seen[-1]
+    assert_equal_states(snapshot(trainer), states[3])
+    assert trainer.fit(data, 5).step == 5
+    assert trainer.fit(data, 5) is None
+    assert_equal_states(snapshot(trainer), states[5])
+
+
+def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
+    """Ids out of range are found on the devices too; those in flight behind wait."""
+    _, states = undisturbed
+    monkeypatch.setattr(trainer, "check", lambda batch: batch)
+    ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
+    ids["b"][5:8, 1] = ROWS + 3
+    data = Clicks(spoil=spoil_at(6, ids=ids))
+    message = (
+        "feature 'b': 3 such as 67, must be from 0 to 63 (rows of table 'b'), or -1 "
+        "for padding"
+    )
+    with pytest.raises(BadIdError) as caught:
+        trainer.fit(data, 10)
+    assert message in str(caught.value)
+    assert trainer.step == 5
+    assert_equal_states(snapshot(trainer), states[5])
+    report = trainer.apply(
+        put_batch(data.train_batch(5, BATCH), trainer.embeddings.mesh, BATCH)
+    )
+    assert not Numbers.of(report.numbers, trainer.embeddings.plan.capacities).applied
+    assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("on_bad_id", ["drop", "hash"])
+def test_bad_ids_are_counted_where_asked(on_bad_id):
+    trainer = make_trainer(on_bad_id=on_bad_id)
+    ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
+    ids["b"][5:8, 1] = ROWS + 3
+    trainer.fit(Clicks(spoil=spoil_at(2, ids=ids)), 3)
+    assert trainer.step == 3
+    assert trainer.check.bad_ids == {"a": 0, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dense": np.zeros((BATCH, 3), np.int32)}, "dense values are int32 of shape"),
+        ({"labels": np.zeros((BATCH, 1), np.float32)}, "labels are float32 of shape"),
+    ],
+)
+def test_arrays_are_checked_when_they_are_copied(trainer, change, message):
+    batch = dataclasses.replace(Clicks().train_batch(0, BATCH), **change)
+    with pytest.raises(ValueError, match=rf"{message} .*, must be float32 of shape"):
+        put_batch(batch, trainer.embeddings.mesh, BATCH)
+
+
+def test_batches_on_devices_are_checked_when_a_step_is_traced(trainer):
+    mesh = trainer.embeddings.mesh
+    ids = {name: np.zeros((BATCH, 2), np.float32) for name in "ab"}
+    floats = dataclasses.replace(Clicks().train_batch(0, BATCH), ids=ids)
+    with pytest.raises(ValueError, match="must be int32 or int64 of shape"):
+        trainer.apply(put_batch(floats, mesh, BATCH))
+    twice = Clicks().train_batch(0, 2 * BATCH)
+    with pytest.raises(ValueError, match=f"has {2 * BATCH} samples, must have {BATCH}"):
+        trainer.apply(put_batch(twice, mesh, 2 * BATCH))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"micro_batches": 0}, "micro_batches is 0, must be at least 1"),
+        ({"dense": "halves"}, "dense is 'halves', must be one of replicated, zero1, t"),
+    ],
+)
+def test_options_are_checked(compiled, option, message):
+    options = {
+        "dense_optimizer": optax.sgd(0.1),
+        "embedding_optimizer": Adagrad(0.1),
+        **option,
+    }
+    embeddings = compiled[0].embeddings
+    model = models.DLRM(embeddings.output_shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=message):
+        Trainer(model, embeddings, **options)
+
+
+def test_an_error_of_the_model_says_what_it_was_called_with():
+    batch = dataclasses.replace(
+        Clicks().train_batch(0, BATCH), dense=np.zeros((BATCH, DENSE + 1), np.float32)
+    )
+    with pytest.raises(TypeError) as caught:
+        make_trainer().train([batch])
+    assert caught.value.__notes__[0] == (
+        "in DLRM, called with dense values (32, 3) and embeddings a (32, 4), b (32, 4)"
+    )
