@@ -209,6 +209,7 @@ class Checkpointer:
         # The other processes may not see yet what process 0 sees.
         steps = [int(each) for each in tell_all(" ".join(map(str, steps)))[0].split()]
         memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
+        jax.block_until_ready(state)  # lest reading be charged for initial tables
         tables: dict[str, jax.Array] = {}
         problems: list[str] = []
         damaged: list[int] = []
