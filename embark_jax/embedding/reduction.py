@@ -5,11 +5,12 @@ An owner receives just the ids whose rows it holds, each with the bag it belongs
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import (
+    Buckets,
     Implementation,
     RowGroups,
     bucket_by_owner,
@@ -74,19 +75,34 @@ class ReductionBased:
             minor=None if keep else bag.reshape(-1),
             minors=1 if keep else bags,
         )
+        sent = self._ids_to_send(buckets, slot, bag.reshape(-1), bags, weights)
+        received = self._swap(sent)
+        route = ReductionRoute(received, self._touched(received), buckets.position)
+        return route, (buckets.needed,)
+
+    def _ids_to_send(
+        self,
+        buckets: Buckets,
+        slot: jax.Array,
+        bag: jax.Array,
+        bags: int,
+        weights: jax.Array | None,
+    ) -> PooledIds:
+        """The ids in each bucket; of ``bags`` where a bucket has fewer."""
 
         def picked(entries, fill):
             return pick(entries.reshape(-1), buckets.position, fill)
 
         if weights is not None:
-            weights = picked(weights[:, index.entry_column], 0)
-        received = self._swap(
-            PooledIds(picked(slot, index.slots), picked(bag, bags), weights)
+            weights = picked(weights[:, self.index.entry_column], 0)
+        return PooledIds(picked(slot, self.index.slots), picked(bag, bags), weights)
+
+    def _touched(self, received: PooledIds) -> RowGroups:
+        return group_rows(
+            received.slot.reshape(-1),
+            self.index.slots,
+            implementation=self.implementation,
         )
-        touched = group_rows(
-            received.slot.reshape(-1), index.slots, implementation=self.implementation
-        )
-        return ReductionRoute(received, touched, buckets.position), buckets.needed
 
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
@@ -104,11 +120,20 @@ class ReductionBased:
             *(block, slot, bag, self._bags, weight),
             implementation=self.implementation,
         )
-        sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
+        return self._to_requesters(sums, route)
+
+    def _to_requesters(self, sums: jax.Array, route: Any) -> jax.Array:
+        """Partial sums ``[devices, bags, width]`` that this device pooled for each
+        device, to sums ``[batch, outputs, width]`` of its own batch."""
+        sums = sums.reshape(len(sums), self.batch, -1, sums.shape[2])
         return self.exchange.sums_to_requesters(sums, self.wire.rows)
 
+    def _to_owners(self, gradients: jax.Array, route: Any) -> jax.Array:
+        """The inverse direction of ``_to_requesters``."""
+        return self.exchange.gradients_to_owners(gradients, self.wire.gradients)
+
     def row_gradients(self, gradients, route):
-        received = self.exchange.gradients_to_owners(gradients, self.wire.gradients)
+        received = self._to_owners(gradients, route)
         _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]

@@ -81,12 +81,15 @@ def phases(
     everywhere = np.ones(workload.devices)
     parts: list[Phase] = []
     for s, storage in enumerate(priced.candidates.storages):
-        capacity = levels[LEVEL_IDS, s]
+        capacity, sums = levels[LEVEL_IDS, s], levels[LEVEL_SUMS, s]
         if capacities is not None:
             capacity = capacities.get(storage.name, 0)
+            if storage.compact:
+                _, name = storage.capacity_names
+                sums = capacities[name] / workload.device_batch
         units = {
             "storage": everywhere,
-            "sum": levels[LEVEL_SUMS, s] * everywhere,
+            "sum": sums * everywhere,
             "node_sum": levels[LEVEL_NODE, s] * everywhere,
             "id": capacity * everywhere,
         }

@@ -10,6 +10,7 @@ import numpy as np
 from embark_jax.planner.cost.candidates import (
     CERTAIN,
     EXPECTED,
+    SUMS,
     Candidates,
     candidates_of,
 )
@@ -88,7 +89,7 @@ def capacities(
     features: Sequence[FeatureSpec],
     workload: Workload,
 ) -> dict[str, int]:
-    """Ids that one device may send to one other in a step, for each sharded storage.
+    """The static sizes of exchanges, by ``StorageKind.capacity_names``.
 
     Args:
       placements: of all tables.
@@ -97,9 +98,10 @@ def capacities(
     """
     priced = price(placements, features, workload, ProgramModel(workload))
     own, objective = priced.loads.own, priced.objective
-    found = objective.capacities(own[CERTAIN], own[EXPECTED]).max(axis=1)
+    ids = objective.capacities(own[CERTAIN], own[EXPECTED]).max(axis=1)
+    sums = np.ceil(workload.device_batch * own[SUMS].max(axis=1))
     return {
-        storage.name: max(1, int(capacity))
-        for storage, capacity in zip(priced.candidates.storages, found, strict=True)
-        if storage.cluster != "dp"
+        name: max(1, int(capacity))
+        for storage, *needed in zip(priced.candidates.storages, ids, sums, strict=True)
+        for name, capacity in zip(storage.capacity_names, needed)  # noqa: B905
     }

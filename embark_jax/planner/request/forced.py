@@ -6,7 +6,9 @@ import dataclasses
 from typing import Literal
 
 Cluster = Literal["dp", "rb", "ub"]
-Exchange = Literal["flat", "hierarchical"]
+Exchange = Literal["flat", "compact", "hierarchical"]
+"""How what is exchanged travels: directly between any two devices; so too, but without
+the partial sums of RB that are empty; or inside nodes first, then between them."""
 
 
 @dataclasses.dataclass(frozen=True)
