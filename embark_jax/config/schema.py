@@ -87,7 +87,7 @@ class TableConfig(Config):
     column_shards: PositiveInt | None = None
     devices: tuple[NonNegativeInt, ...] | None = None
     """Owner of each shard, row shard by row shard."""
-    exchange: Literal["flat", "compact", "hierarchical"] | None = None
+    exchange: Literal["flat", "hierarchical"] | None = None
     """Directly between all devices, or inside nodes first."""
     hot_rows: NonNegativeInt | None = None
     """So many of its first rows are replicated, the rest is in cluster rb or ub."""

@@ -37,9 +37,8 @@ class Cluster(Protocol):
 
     def route(
         self, ids: jax.Array, weights: jax.Array | None
-    ) -> tuple[Route, tuple[jax.Array, ...]]:
-        """Where each id goes, and the ``[]`` int32 capacities that this needs here, one
-        for each of ``StorageKind.capacity_names``.
+    ) -> tuple[Route, jax.Array]:
+        """Where each id goes, and the ``[]`` int32 capacity that this needs here.
 
         Args:
           ids: ``[batch, columns]``, -1 where padded.

@@ -18,7 +18,6 @@ from embark_jax.embedding.bags import (
     storage_columns,
 )
 from embark_jax.embedding.cluster import Cluster, Route
-from embark_jax.embedding.compact import CompactReduction
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
     FlatExchange,
@@ -49,7 +48,7 @@ class Routes(NamedTuple):
       storages: by storage name, the route of its cluster.
       mean_factors: for each feature with mean pooling ``[batch]``, one over the total
         weight of a bag.
-      needed: for each of the plan's capacities the ``[]`` int32 that the batch needs.
+      needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features: how
         many ids of each device's samples are neither a row of their table nor padding.
         They are treated as padding.
@@ -85,7 +84,7 @@ class EmbeddingCollection:
         not fit; capacities are zero.
 
     Attributes:
-      capacities: the static sizes of exchanges, as of the plan.
+      capacities: for each sharded storage, the ids that one device can send to another.
 
     Raises:
       ValueError: if mesh and plan disagree, or the implementation cannot handle the
@@ -226,16 +225,13 @@ class EmbeddingCollection:
             ids = self._hot_keys.positions_of(ids, self.plan.features)
             bad = jnp.stack([count for _, count in masked.values()])
             storages, needs = {}, {}
-            for index in self._barred.values():
+            for name, index in self._barred.items():
                 columns, _ = storage_columns(index, ids, weights)
                 _, owner, _ = index.expand(columns)
-                any_id = (owner < index.devices).any().astype(jnp.int32)
-                needs |= dict.fromkeys(index.storage.kind.capacity_names, any_id)
+                needs[name] = (owner < index.devices).any().astype(jnp.int32)
             for name, cluster in self._clusters.items():
                 columns, factors = storage_columns(cluster.index, ids, weights)
-                storages[name], needed = cluster.route(columns, factors)
-                names = cluster.index.storage.kind.capacity_names
-                needs |= dict(zip(names, needed, strict=True))
+                storages[name], needs[name] = cluster.route(columns, factors)
             mean_factors = {
                 f.name: mean_factor(ids, weights, f.name)
                 for f in self.plan.features
@@ -252,8 +248,8 @@ class EmbeddingCollection:
         return mapped(dict(ids), dict(weights))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
-        """``[]`` int32 that the batch needs of each capacity; of several micro-batches,
-        the one that needs the most."""
+        """``[]`` int32 capacity that the batch needs, for each sharded storage; of
+        several micro-batches, the one that needs the most."""
         return {name: routes.needed[name].max() for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
@@ -379,12 +375,11 @@ def _make_cluster(
     batch = plan.batch_size // plan.devices
     if storage.cluster == "dp":
         return DataParallel(index, batch, wire.gradients, implementation)
-    capacity, *more = (plan.capacities[name] for name in storage.kind.capacity_names)
+    capacity = plan.capacities[storage.name]
     exchange = FlatExchange(index.pieces)
     if storage.kind.hierarchical:
         exchange = HierarchicalExchange(index.pieces, plan.nodes, plan.gpus_per_node)
     if storage.cluster == "ub":
         ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
         return UniqueBased(index, exchange, ragged, capacity, wire, implementation)
-    settings = (index, exchange, capacity, batch, wire, implementation)
-    return CompactReduction(*settings, *more) if more else ReductionBased(*settings)
+    return ReductionBased(index, exchange, capacity, batch, wire, implementation)

@@ -88,7 +88,7 @@ class DataParallel:
         groups, touched = self._group(slot)
         weight = None if weights is None else weights[:, self.index.entry_column]
         route = DataParallelRoute(slot, weight, groups, touched)
-        return route, ()
+        return route, jnp.zeros((), jnp.int32)
 
     def _group(self, slot: jax.Array) -> tuple[RowGroups, jax.Array]:
         slots, implementation = self.index.slots, self.implementation

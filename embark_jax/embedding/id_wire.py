@@ -40,8 +40,10 @@ def encode_ids(ids: PooledIds, bags: int, blocks: int) -> jax.Array:
     bag = jnp.where(ids.bag < bags, ids.bag, BLOCK_BAGS * blocks)
     beyond = BLOCK_BAGS * jnp.arange(1, blocks + 1, dtype=jnp.int32)
     ends = jax.vmap(lambda line: jnp.searchsorted(line, beyond))(bag)
-    coded = _join(bag % BLOCK_BAGS, ids)
-    return jnp.concatenate([coded, _to_bytes(ends.astype(jnp.int32))], axis=1)
+    parts = [(bag % BLOCK_BAGS).astype(jnp.uint8), _to_bytes(ids.slot)]
+    if ids.weight is not None:
+        parts.append(_to_bytes(ids.weight))
+    return jnp.concatenate([*parts, _to_bytes(ends.astype(jnp.int32))], axis=1)
 
 
 def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> PooledIds:
@@ -53,60 +55,19 @@ def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> Pool
       weighted: whether ids have weights.
     """
     ids_bytes = coded.shape[1] - SLOT_BYTES * blocks
-    low, slot, weight = _cut(coded[:, :ids_bytes], weighted)
-    place = jnp.arange(low.shape[1], dtype=jnp.int32)
+    capacity = ids_bytes // pooled_id_bytes(weighted)
+    each_bytes = [1, SLOT_BYTES] + [SLOT_BYTES] * weighted
+    cuts = np.cumsum(each_bytes) * capacity
+    low, slot, *weight, ends = jnp.split(coded, cuts, axis=1)
+    place = jnp.arange(capacity, dtype=jnp.int32)
     block = jax.vmap(
         lambda line: jnp.searchsorted(line, place, "right", method="scan_unrolled")
-    )(_from_bytes(coded[:, ids_bytes:], jnp.int32))
-    bag = BLOCK_BAGS * block.astype(jnp.int32) + low
-    return PooledIds(slot, jnp.minimum(bag, bags), weight)
-
-
-def encode_in_turn(ids: PooledIds) -> jax.Array:
-    """As ``encode_ids``, where no bag is left out: a byte says where the next begins.
-
-    Args:
-      ids: for each device; bags count from 0, or are empty.
-    """
-    before = jnp.pad(ids.bag[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    return _join(ids.bag - before > 0, ids)
-
-
-def decode_in_turn(
-    coded: jax.Array, bags: int, slots: int, weighted: bool
-) -> PooledIds:
-    """What ``encode_in_turn`` made.
-
-    Args:
-      coded: from each device.
-      bags: at most; that of places without an id.
-      slots: the slot of places without an id.
-      weighted: whether ids have weights.
-    """
-    begins, slot, weight = _cut(coded, weighted)
-    bag = jnp.cumsum(begins, axis=1) - 1
-    return PooledIds(slot, jnp.where(slot < slots, bag, bags), weight)
-
-
-def _join(low: jax.Array, ids: PooledIds) -> jax.Array:
-    """A byte of each bag, the slots, and the weights."""
-    parts = [low.astype(jnp.uint8), _to_bytes(ids.slot)]
-    if ids.weight is not None:
-        parts.append(_to_bytes(ids.weight))
-    return jnp.concatenate(parts, axis=1)
-
-
-def _cut(
-    coded: jax.Array, weighted: bool
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """The inverse of ``_join``; the byte as int32."""
-    capacity = coded.shape[1] // pooled_id_bytes(weighted)
-    cuts = capacity * np.array([1, 1 + SLOT_BYTES])
-    low, slot, weight = jnp.split(coded, cuts, axis=1)
-    return (
-        low.astype(jnp.int32),
+    )(_from_bytes(ends, jnp.int32))
+    bag = BLOCK_BAGS * block.astype(jnp.int32) + low.astype(jnp.int32)
+    return PooledIds(
         _from_bytes(slot, jnp.int32),
-        _from_bytes(weight, jnp.float32) if weighted else None,
+        jnp.minimum(bag, bags),
+        _from_bytes(weight[0], jnp.float32) if weighted else None,
     )
 
 

@@ -5,12 +5,11 @@ An owner receives just the ids whose rows it holds, each with the bag it belongs
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import (
-    Buckets,
     Implementation,
     RowGroups,
     bucket_by_owner,
@@ -75,34 +74,19 @@ class ReductionBased:
             minor=None if keep else bag.reshape(-1),
             minors=1 if keep else bags,
         )
-        sent = self._ids_to_send(buckets, slot, bag.reshape(-1), bags, weights)
-        received = self._swap(sent)
-        route = ReductionRoute(received, self._touched(received), buckets.position)
-        return route, (buckets.needed,)
-
-    def _ids_to_send(
-        self,
-        buckets: Buckets,
-        slot: jax.Array,
-        bag: jax.Array,
-        bags: int,
-        weights: jax.Array | None,
-    ) -> PooledIds:
-        """The ids in each bucket; of ``bags`` where a bucket has fewer."""
 
         def picked(entries, fill):
             return pick(entries.reshape(-1), buckets.position, fill)
 
         if weights is not None:
-            weights = picked(weights[:, self.index.entry_column], 0)
-        return PooledIds(picked(slot, self.index.slots), picked(bag, bags), weights)
-
-    def _touched(self, received: PooledIds) -> RowGroups:
-        return group_rows(
-            received.slot.reshape(-1),
-            self.index.slots,
-            implementation=self.implementation,
+            weights = picked(weights[:, index.entry_column], 0)
+        received = self._swap(
+            PooledIds(picked(slot, index.slots), picked(bag, bags), weights)
         )
+        touched = group_rows(
+            received.slot.reshape(-1), index.slots, implementation=self.implementation
+        )
+        return ReductionRoute(received, touched, buckets.position), buckets.needed
 
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
@@ -120,20 +104,11 @@ class ReductionBased:
             *(block, slot, bag, self._bags, weight),
             implementation=self.implementation,
         )
-        return self._to_requesters(sums, route)
-
-    def _to_requesters(self, sums: jax.Array, route: Any) -> jax.Array:
-        """Partial sums ``[devices, bags, width]`` that this device pooled for each
-        device, to sums ``[batch, outputs, width]`` of its own batch."""
-        sums = sums.reshape(len(sums), self.batch, -1, sums.shape[2])
+        sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
         return self.exchange.sums_to_requesters(sums, self.wire.rows)
 
-    def _to_owners(self, gradients: jax.Array, route: Any) -> jax.Array:
-        """The inverse direction of ``_to_requesters``."""
-        return self.exchange.gradients_to_owners(gradients, self.wire.gradients)
-
     def row_gradients(self, gradients, route):
-        received = self._to_owners(gradients, route)
+        received = self.exchange.gradients_to_owners(gradients, self.wire.gradients)
         _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]

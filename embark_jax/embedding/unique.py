@@ -100,7 +100,7 @@ class UniqueBased:
             buckets.position,
             filled,
         )
-        return route, (buckets.count.max(),)
+        return route, buckets.count.max()
 
     def _swap(
         self,

@@ -153,8 +153,7 @@ def program_tasks(
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
     # One maximum over devices: of all capacities, and of the ids out of range.
     sorts = [f"{storage.name} sort of ids" for storage in sharded]
-    capacities = sum(len(storage.capacity_names) for storage in sharded)
-    needed_bytes = FLOAT_BYTES * (capacities + 1)
+    needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
     routes.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
     return [
         *forward,

@@ -73,15 +73,13 @@ def placements(tables: tuple[TableSpec, ...], devices: int):
         if hot_rows and draw(st.booleans()):
             chosen = draw(st.permutations(range(table.rows)))
             ids = tuple(sorted(chosen[:hot_rows]))
-        cluster = draw(st.sampled_from(["rb", "ub"]))
-        compact = ["compact"] * (cluster == "rb")
         return Placement(
             table,
-            cluster,
+            draw(st.sampled_from(["rb", "ub"])),
             rows,
             column_shards,
             tuple(draw(st.lists(owner, min_size=count, max_size=count))),
-            draw(st.sampled_from(["flat", *compact, "hierarchical"])),
+            draw(st.sampled_from(["flat", "hierarchical"])),
             hot_rows=hot_rows,
             hot_ids=ids,
         )
@@ -96,9 +94,7 @@ def make_plan(features, placed, nodes, gpus, batch) -> Plan:
         feature.hotness * max(p.column_shards for p in placed) for feature in features
     )
     capacities = {
-        name: most
-        for storage in lay_out(placed, features, devices)
-        for name in storage.kind.capacity_names
+        s.name: most for s in lay_out(placed, features, devices) if not s.replicated
     }
     return Plan(tuple(features), tuple(placed), nodes, gpus, batch, capacities)
 

@@ -1,9 +1,6 @@
 """Any plan gives what the unsharded reference gives."""
 
-import math
-
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ from embark_kernels import RowwiseAdagrad, grouping
 from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement, Plan
+from embark_jax.planner import Placement
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.embedding import problems
 from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
@@ -76,51 +73,7 @@ def test_hierarchical_exchange(cluster, mesh):
     check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=6))
 
 
-@pytest.mark.parametrize("mesh", thorough([(1, 1), (1, 8), (4, 2)], [(2, 4)]))
-def test_a_compact_exchange(mesh):
-    """Beside a flat one: an output in several row shards of an owner, column shards,
-    weights, a sequence, hot rows, and bags that have no ids at all."""
-    tables = [TableSpec("split", 29, 8), TableSpec("hot", 40, 4)]
-    features = [
-        FeatureSpec("bag", "split", 4, "mean", weighted=True),
-        FeatureSpec("sequence", "split", 3, "none"),
-        FeatureSpec("hot", hotness=2),
-        FeatureSpec("flat", "flat", 2),
-    ]
-    devices = math.prod(mesh)
-    owners = [
-        tuple(d % devices for d in each)
-        for each in ((7, 0, 3, 7, 7, 1, 2, 6), range(8))
-    ]
-    placed = [
-        Placement(tables[0], "rb", 4, 2, owners[0], "compact"),
-        Placement(tables[1], "rb", 8, 1, owners[1], "compact", hot_rows=9),
-        Placement(TableSpec("flat", 9, 4), "rb", 2, 1, owners[0][:2]),
-    ]
-    planned = make_plan(features, placed, *mesh, 16)
-    names = {storage.name for storage in planned.storages}
-    assert len({name for name in names if name.endswith("_compact")}) == 2
-    check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=8))
-
-
-def test_too_few_places_for_partial_sums_are_found_out():
-    """As many as a device gets from another fit, and with one less the batch does not,
-    though all ids do."""
-    table, feature = TableSpec("t", 64, 4), FeatureSpec("f", "t", hotness=2)
-    placed = [Placement(table, "rb", 4, 1, (0, 1, 2, 3), "compact")]
-    ids = np.full((16, 2), -1, np.int32)
-    ids[4:8] = [[0, 4], [8, 12], [1, 5], [3, 3]]  # of device 1: 2, 1, 0 and 1 bags
-    for sums, fits in ((2, True), (1, False)):
-        capacities = {"rb_4_compact": 4, "rb_4_compact_sums": sums}
-        planned = Plan((feature,), tuple(placed), 1, 4, 16, capacities)
-        collection = EmbeddingCollection(planned, planned.make_mesh())
-        routes = jax.jit(collection.route)({"f": ids}, {})
-        needed = {name: int(each) for name, each in collection.needed(routes).items()}
-        assert needed == {"rb_4_compact": 4, "rb_4_compact_sums": 2}
-        assert bool(collection.fits(routes)) == fits
-
-
-@pytest.mark.parametrize("exchange", ["flat", "compact", "hierarchical"])
+@pytest.mark.parametrize("exchange", ["flat", "hierarchical"])
 def test_a_row_shard_on_every_device(exchange):
     """Of rows that do not divide by the row shards, some of which no id asks for."""
     table = TableSpec("t", 3003, 4)
@@ -144,7 +97,7 @@ def test_a_shared_table(cluster, optimizer):
     check(Problem(make_plan(features, placed, 2, 4, 16), optimizer, seed=5))
 
 
-@pytest.mark.parametrize("cluster", ["dp", "rb", "compact", "ub"])
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_kernels_equal_the_reference(cluster, monkeypatch):
     """In Pallas' interpreter, which runs on one device alone: several pieces of an
     output on one owner, rows that are cut into parts, weights and a sequence."""
@@ -155,8 +108,6 @@ def test_kernels_equal_the_reference(cluster, monkeypatch):
         FeatureSpec("sequence", "t", 2, "none"),
     ]
     shards = () if cluster == "dp" else (2, 2, (0,) * 4)
-    if cluster == "compact":
-        cluster, shards = "rb", (*shards, "compact")
     planned = make_plan(features, [Placement(table, cluster, *shards)], 1, 1, 3)
     with interpreted():
         check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")

@@ -24,12 +24,9 @@ def step_ms(placements, features, workload, model):
             continue
         bags = int(shape.bags[0]) if placed.cluster == "rb" else 0
         owner_ms = model.owner_ms(shape)
-        sent = np.full(placed.row_shards, float(bags))
-        if placed.exchange == "compact":
-            sent = np.array([expected_sums(shape, j) for j in range(placed.row_shards)])
         for index, device in enumerate(placed.devices):
             j = index // placed.column_shards
-            sums[storage][device] += sent[j]
+            sums[storage][device] += bags
             certain[storage][device] += shape.sent_ids[0][j]
             expected[storage][device] += shape.sent_ids[1][j]
             phases[storage, "lookup"][device] += owner_ms[0, j]
@@ -58,16 +55,6 @@ def step_ms(placements, features, workload, model):
         for phase in ("lookup", "gradients"):
             total_ms += max(phases[storage, phase].values(), default=0.0)
     return total_ms
-
-
-def expected_sums(shape, row_shard):
-    """Of a sample, with room: those of bags that have an id in the row shard."""
-    ids, bags = float(shape.hotness[0]), float(shape.bags[0])
-    a_hit = shape.filled[0] * shape.shares[row_shard]
-    expected = bags * (1 - (1 - a_hit) ** (ids / bags))
-    slack, batch = shape.workload.capacity_slack, shape.workload.device_batch
-    chance = expected + 6 * math.sqrt(expected / batch)
-    return min(bags, max(slack * expected, chance))
 
 
 def random_problem(seed):
@@ -102,8 +89,6 @@ def random_problem(seed):
         )
         owners = tuple(map(int, rng.integers(0, devices, split[0] * split[1])))
         exchange = str(rng.choice(["flat", "hierarchical"]))
-        if cluster == "rb" and i % 3 == 0:
-            exchange = "compact"
         placements.append(Placement(table, cluster, *split, owners, exchange, "", hot))
     wire = Wire(*map(str, rng.choice(["float32", "float16"], 2)))
     workload = Workload(

@@ -87,7 +87,7 @@ def test_the_price_of_a_ub_storage():
 
 def test_the_price_of_a_hierarchical_storage():
     flat = MODEL.storage_price(StorageKind("rb", 16))
-    price = MODEL.storage_price(StorageKind("rb", 16, exchange="hierarchical"))
+    price = MODEL.storage_price(StorageKind("rb", 16, hierarchical=True))
     # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
     # memory; of a sum of a node 1280 bytes, half of which leave it: 0.64 + 5.12. The
     # 32 bytes of where blocks end are sent twice: 24 bytes inside, 16 between nodes.
@@ -120,9 +120,7 @@ def test_an_all_to_all_takes_longer_the_more_it_sends_to():
         model = ProgramModel(Workload(machines, 80 * nodes))
         flat = model.storage_price(StorageKind("rb", 16)).fixed_ms
         assert flat == pytest.approx(3 * (15 + 2 * 4 * (nodes - 1)) / 1e3)
-        staged = model.storage_price(
-            StorageKind("rb", 16, exchange="hierarchical")
-        ).fixed_ms
+        staged = model.storage_price(StorageKind("rb", 16, hierarchical=True)).fixed_ms
         assert staged == pytest.approx(3 * (11 + 15 + 2 * (nodes - 1)) / 1e3)
 
 

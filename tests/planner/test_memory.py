@@ -38,7 +38,7 @@ def test_what_storages_take():
     sum_bytes = 2 * 4 * 16 * 10 * 8
     assert memory.sum_bytes(StorageKind("rb", 16)) == sum_bytes
     assert memory.sum_bytes(StorageKind("ub", 16)) == 0
-    staged = StorageKind("rb", 16, exchange="hierarchical")
+    staged = StorageKind("rb", 16, hierarchical=True)
     assert memory.sum_bytes(staged) == sum_bytes
     assert memory.node_sum_bytes(staged) == sum_bytes / 4  # for 2 nodes
     assert memory.node_sum_bytes(StorageKind("rb", 16)) == 0

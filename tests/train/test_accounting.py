@@ -108,8 +108,6 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
         exchange = "flat"
         if cluster != "dp":
             exchange = str(rng.choice(["flat", "hierarchical"]))
-            if cluster == "rb" and hot.random() < 0.3:
-                exchange = "compact"
         hot_rows = 0
         if cluster != "dp" and hot.random() < 0.5:
             hot_rows = int(hot.integers(0, table.rows - split[0] + 1))
@@ -121,9 +119,9 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
             )
         )
     capacities = {
-        name: int(rng.integers(1, 20))
+        storage.name: int(rng.integers(1, 20))
         for storage in lay_out(placements, features, devices)
-        for name in storage.kind.capacity_names
+        if not storage.replicated
     }
     batch = devices * int(rng.choice([1, 2, 3, 300]))
     return Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)

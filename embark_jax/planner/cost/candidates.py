@@ -186,7 +186,7 @@ def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
     none = np.zeros(len(shapes.shape))
     return np.stack(
         [
-            shapes.partial_sums if pooled else none,
+            shapes.bags[shapes.shape] if pooled else none,
             certain,
             expected,
             shapes.shard_rows,

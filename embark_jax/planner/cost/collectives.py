@@ -95,12 +95,11 @@ def storage_collectives(
             yield dataclasses.replace(described, **{unit: each_bytes})
 
     if storage.cluster == "rb":
-        blocks_bytes = traffic.block_buffer_bytes(device_batch, devices)
         yield from by_ids(
             "id exchange",
             "slots, bags, weights" if storage.weighted else "slots, bags",
             traffic.pooled_id_buffer_bytes(storage.weighted, devices),
-            0.0 if storage.compact else blocks_bytes,
+            traffic.block_buffer_bytes(device_batch, devices),
         )
         yield from by_sums("row exchange", "partial sums", wire.rows)
         yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
@@ -119,7 +118,7 @@ def storage_collectives(
 
 
 def dense_collectives(
-    parameters: int, arrays: int, capacities: int, devices: int
+    parameters: int, arrays: int, sharded_storages: int, devices: int
 ) -> Iterator[Collective]:
     """Those of the dense layers and of the step as a whole.
 
@@ -127,14 +126,14 @@ def dense_collectives(
       parameters: float32, of all dense layers.
       arrays: embeddings that they take, one a feature; their gradients are checked to
         be finite.
-      capacities: of exchanges, of which the step learns whether they sufficed, beside
-        whether any id was out of range.
+      sharded_storages: of which the step learns whether their capacities sufficed,
+        beside whether any id was out of range.
       devices: in the fleet.
     """
     if devices == 1:
         return
     value_bytes = traffic.VALUE_BYTES
-    needed_bytes = value_bytes * (capacities + 1)
+    needed_bytes = value_bytes * (sharded_storages + 1)
     yield Collective("all_reduce", "dense", "capacities and bad ids", needed_bytes)
     yield Collective("all_reduce", "dense", "gradients", value_bytes * parameters)
     yield Collective("all_reduce", "dense", "loss", value_bytes)

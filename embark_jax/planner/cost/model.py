@@ -118,11 +118,6 @@ class ProgramModel:
                 yield "node_sum", self._moved(each, each.node_sum_bytes)
             if each.id_bytes:
                 yield "id", self._moved(each, each.id_bytes)
-        if storage.compact:
-            sums = workload.device_batch * workload.devices
-            sorted_bytes = traffic.sort_bytes(sums)
-            sorted_bytes += traffic.index_bytes(sums, traffic.SUM_VALUES)
-            yield "sum", Work("sort", "ids", sorted_bytes)
         # A place of capacity for each device: what arrives is grouped by row.
         places = workload.devices
         yield "id", Work("sort", "received slots", _grouping_bytes(places))

@@ -81,15 +81,12 @@ def phases(
     everywhere = np.ones(workload.devices)
     parts: list[Phase] = []
     for s, storage in enumerate(priced.candidates.storages):
-        capacity, sums = levels[LEVEL_IDS, s], levels[LEVEL_SUMS, s]
+        capacity = levels[LEVEL_IDS, s]
         if capacities is not None:
             capacity = capacities.get(storage.name, 0)
-            if storage.compact:
-                _, name = storage.capacity_names
-                sums = capacities[name] / workload.device_batch
         units = {
             "storage": everywhere,
-            "sum": sums * everywhere,
+            "sum": levels[LEVEL_SUMS, s] * everywhere,
             "node_sum": levels[LEVEL_NODE, s] * everywhere,
             "id": capacity * everywhere,
         }

@@ -10,7 +10,6 @@ import numpy as np
 from embark_jax.planner.cost.candidates import (
     CERTAIN,
     EXPECTED,
-    SUMS,
     Candidates,
     candidates_of,
 )
@@ -89,7 +88,7 @@ def capacities(
     features: Sequence[FeatureSpec],
     workload: Workload,
 ) -> dict[str, int]:
-    """The static sizes of exchanges, by ``StorageKind.capacity_names``.
+    """Ids that one device may send to one other in a step, for each sharded storage.
 
     Args:
       placements: of all tables.
@@ -98,10 +97,9 @@ def capacities(
     """
     priced = price(placements, features, workload, ProgramModel(workload))
     own, objective = priced.loads.own, priced.objective
-    ids = objective.capacities(own[CERTAIN], own[EXPECTED]).max(axis=1)
-    sums = np.ceil(workload.device_batch * own[SUMS].max(axis=1))
+    found = objective.capacities(own[CERTAIN], own[EXPECTED]).max(axis=1)
     return {
-        name: max(1, int(capacity))
-        for storage, *needed in zip(priced.candidates.storages, ids, sums, strict=True)
-        for name, capacity in zip(storage.capacity_names, needed)  # noqa: B905
+        storage.name: max(1, int(capacity))
+        for storage, capacity in zip(priced.candidates.storages, found, strict=True)
+        if storage.cluster != "dp"
     }

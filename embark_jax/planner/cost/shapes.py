@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.capacities import DEVIATIONS
 from embark_jax.planner.layout.storage import (
     Cluster,
     Exchange,
@@ -169,21 +168,6 @@ class Shapes:
             unique = self.expected_unique(self.workload.device_batch) / self.row_shards
             likely = np.minimum(likely, unique[self.shape])
         return likely
-
-    @functools.cached_property
-    def partial_sums(self) -> np.ndarray:
-        """Partial sums a sample that each sends to a device: one for every bag, or,
-        where empty ones stay home, room for those to expect."""
-        bags = self.bags[self.shape].astype(float)
-        if self.exchange != "compact":
-            return bags
-        in_bag = (self.hotness / self.bags)[self.shape]
-        hit = np.minimum(self.filled[self.shape] * self.shares, 1.0)
-        expected = bags * (1 - (1 - hit) ** in_bag)
-        # As of capacities, but for each row shard by itself: it is some more.
-        chance = DEVIATIONS * np.sqrt(expected / self.workload.device_batch)
-        slack = self.workload.capacity_slack
-        return np.minimum(bags, np.maximum(slack * expected, expected + chance))
 
     @functools.cached_property
     def batch_ids(self) -> np.ndarray:

@@ -43,11 +43,6 @@ UNPACKED_VALUES = 4
 where it is pooled."""
 
 
-SUM_VALUES = 5
-"""The same of a partial sum that is not empty: its bag, written, read and sorted with
-the place of the sum, which is written and read where bags are added up."""
-
-
 @dataclasses.dataclass(frozen=True)
 class LinkBytes:
     """Bytes that a device sends inside its node, and to other nodes."""

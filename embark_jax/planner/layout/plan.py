@@ -35,9 +35,8 @@ class Plan:
       placements: one for each table.
       nodes, gpus_per_node: the mesh it is made for.
       batch_size: global batch that ``capacities`` are made for.
-      capacities: by ``StorageKind.capacity_names``: for each "rb" and "ub" storage, the
-        ids that one device can send to one other in a step, and for a compact one the
-        partial sums that it can get back.
+      capacities: for each "rb" and "ub" storage, the ids that one device can send to
+        one other in a step.
       prediction: what the planner expects of it, if the planner made it.
 
     Raises:
@@ -75,7 +74,7 @@ class Plan:
                     f"slots on a device, at most {MAX_SLOTS:,}: "
                     "split its tables further"
                 )
-        needed = {name for s in self.storages for name in s.kind.capacity_names}
+        needed = {s.name for s in self.storages if not s.replicated}
         if needed != set(self.capacities):
             raise ValueError(
                 f"capacities are given for {sorted(self.capacities)}, must be for the "

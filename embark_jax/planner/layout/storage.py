@@ -31,39 +31,22 @@ class StorageKind(NamedTuple):
         several devices, and optimizers of whole rows need an exchange that other
         storages do not.
       weighted: whether weights travel with their ids: in RB, where owners pool.
-      exchange: how what travels does so.
+      hierarchical: whether what travels does so inside nodes first, then between GPUs
+        of equal rank, or directly between any two devices.
     """
 
     cluster: Cluster
     width: int
     split: bool = False
     weighted: bool = False
-    exchange: Exchange = "flat"
+    hierarchical: bool = False
 
     @property
     def name(self) -> str:
         """Such as "rb_128" or "rb_64_split"."""
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
-        return name + f"_{self.exchange}" * (self.exchange != "flat")
-
-    @property
-    def hierarchical(self) -> bool:
-        """Whether partial sums are added up inside nodes before they leave them."""
-        return self.exchange == "hierarchical"
-
-    @property
-    def compact(self) -> bool:
-        """Whether only partial sums of bags that have ids at an owner travel."""
-        return self.exchange == "compact"
-
-    @property
-    def capacity_names(self) -> tuple[str, ...]:
-        """Of the static sizes of its exchange: ids from one device to one other, and,
-        where empty ones stay home, partial sums back."""
-        if self.cluster == "dp":
-            return ()
-        return (self.name, f"{self.name}_sums") if self.compact else (self.name,)
+        return name + "_hierarchical" * self.hierarchical
 
 
 def storage_kind(
@@ -75,7 +58,7 @@ def storage_kind(
         dim // column_shards,
         split=column_shards > 1,
         weighted=weighted and cluster == "rb",
-        exchange=exchange,
+        hierarchical=exchange == "hierarchical",
     )
 
 
@@ -215,11 +198,6 @@ class Placement:
             if self.hot_rows or self.hot_ids:
                 found.append(f"{name}: cluster dp is replicated, takes no hot_rows")
             return found
-        if self.exchange == "compact" and self.cluster != "rb":
-            found.append(
-                f"{name}: exchange compact leaves out partial sums, which cluster "
-                f"{self.cluster} has none of; take flat, or cluster rb"
-            )
         shards = self.row_shards * self.column_shards
         if len(self.devices) != shards:
             found.append(

@@ -6,9 +6,7 @@ import dataclasses
 from typing import Literal
 
 Cluster = Literal["dp", "rb", "ub"]
-Exchange = Literal["flat", "compact", "hierarchical"]
-"""How what is exchanged travels: directly between any two devices; so too, but without
-the partial sums of RB that are empty; or inside nodes first, then between them."""
+Exchange = Literal["flat", "hierarchical"]
 
 
 @dataclasses.dataclass(frozen=True)

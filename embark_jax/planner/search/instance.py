@@ -32,8 +32,6 @@ HOT_SHARES = (0.5, 0.9)
 """Of a table's ids that hot rows take, of the candidates."""
 FEWER_ROWS = 8.0
 """Times the share of rows that hot rows are of a table is below their share of ids."""
-FEW_BAGS = 0.6
-"""Of all bags, that have ids in a row shard where sending those alone may pay."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,13 +67,12 @@ class Instance:
         ]
 
     def allowed(self, exchange: Exchange) -> np.ndarray:
-        """``[candidates]`` those of plans in which RB tables have this exchange, flat
-        with the compact ones, but for forced ones."""
+        """``[candidates]`` those of plans in which RB tables have this exchange, but
+        for forced ones."""
         each = self.candidates
         fixed = np.array([force.exchange is not None for force in self.forced])
         pooled = each.cluster == CLUSTERS.index("rb")
-        staged = each.exchange == EXCHANGES.index("hierarchical")
-        other = staged != (exchange == "hierarchical")
+        other = each.exchange != EXCHANGES.index(exchange)
         return ~(pooled & other & ~fixed[each.table])
 
 
@@ -106,19 +103,15 @@ def make_instance(
         for g, (use, force) in enumerate(numbers)
         for hot_rows in _hot_rows(use, force, workload.devices, model)
     ]
+    choices = [
+        (way, *choice)
+        for way, (_, use, force, hot_rows) in enumerate(ways)
+        for choice in _choices(use, force, hot_rows, workload.devices, model, exchanges)
+    ]
+    in_dp = [(way, *REPLICATED) for way in range(len(ways))]
     # What has no hot rows must still have a row to weigh.
     hot_uses = [use.of_rows(0, max(1, hot), _listed(use)) for _, use, _, hot in ways]
     cold_uses = [use.of_rows(hot, use.rows, _listed(use)) for _, use, _, hot in ways]
-    choices = [
-        (way, *choice)
-        for way, (cold, (_, _, force, hot_rows)) in enumerate(
-            zip(cold_uses, ways, strict=True)
-        )
-        for choice in _choices(
-            cold, force, hot_rows > 0, workload.devices, model, exchanges
-        )
-    ]
-    in_dp = [(way, *REPLICATED) for way in range(len(ways))]
     candidates = with_hot_rows(
         weigh(cold_uses, np.array(choices), workload, model, memory),
         weigh(hot_uses, np.array(in_dp), workload, model, memory),
@@ -178,47 +171,38 @@ REPLICATED: Choice = (CLUSTERS.index("dp"), EXCHANGES.index("flat"), 1, 1)
 
 
 def _choices(
-    cold: TableUse,
+    use: TableUse,
     force: ForcedPlacement,
-    some_hot: bool,
+    hot_rows: int,
     devices: int,
     model: CostModel,
     exchanges: Sequence[Exchange],
 ) -> list[Choice]:
     """The candidates of cold rows that are worth a try: halvings of rows and columns,
     and even shares of the fleet, that make at most one shard for each device, and
-    shards whose slots can be numbered, if there are any; compact ones where most
-    partial sums are empty."""
+    shards whose slots can be numbered, if there are any."""
     clusters = model.clusters
     if force.cluster is not None:
         clusters = (force.cluster,)
-    elif force.sharded or some_hot:
+    elif force.sharded or hot_rows:
         clusters = tuple(cluster for cluster in clusters if cluster != "dp")
     elif devices == 1 and "dp" in clusters:
         clusters = ("dp",)
+    cold_rows = use.rows - hot_rows
     found: list[Choice] = []
     for cluster in clusters:
         number = CLUSTERS.index(cluster)
         if cluster == "dp":
             found.append(REPLICATED)
             continue
-        # In UB only flat ones differ: there are no partial sums.
+        # In UB a hierarchical exchange saves nothing: no partial sums are added up.
         ways = exchanges if cluster == "rb" else ("flat",)
         ways = ways if force.exchange is None else (force.exchange,)
-        if cluster == "ub" and ways == ("compact",):
-            continue
-        for rows, columns in _splits(cold.dim, cold.rows, force, devices):
-            for way in ways:
-                if way != "compact" or force.exchange or _mostly_empty(cold, rows):
-                    found.append((number, EXCHANGES.index(way), rows, columns))
-    numbered = [each for each in found if -(-cold.rows // each[2]) <= MAX_SLOTS]
+        for way in map(EXCHANGES.index, ways):
+            splits = _splits(use.dim, cold_rows, force, devices)
+            found += [(number, way, rows, columns) for rows, columns in splits]
+    numbered = [each for each in found if -(-cold_rows // each[2]) <= MAX_SLOTS]
     return numbered or found
-
-
-def _mostly_empty(cold: TableUse, row_shards: int) -> bool:
-    """Whether few bags have ids in a row shard."""
-    ids = cold.hotness / cold.bags
-    return 1 - (1 - cold.filled / row_shards) ** ids < FEW_BAGS
 
 
 def _splits(

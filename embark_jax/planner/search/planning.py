@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from embark_jax import fleet as fleets
 from embark_jax.fleet import Fleet
 from embark_jax.planner.cost.breakdown import break_down
-from embark_jax.planner.cost.candidates import EXCHANGES
 from embark_jax.planner.cost.model import (
     CostModel,
     EmbarkModel,
     ProgramModel,
-    StoragePrice,
 )
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.layout.plan import Plan
@@ -110,7 +108,7 @@ def plan_for(
         cost_model = models[cost_model]
     exchanges = exchanges_of(fleet, cost_model)
     instance = make_instance(tables, features, forced, workload, cost_model, exchanges)
-    found = solve(instance, tuple(e for e in exchanges if e != "compact"))
+    found = solve(instance, exchanges)
     if certify_s:
         found = certify(instance, found, certify_s)
     return _as_plan(found, features)
@@ -145,13 +143,12 @@ def _as_plan(found: Found, features: Sequence[FeatureSpec]) -> Plan:
 
 def exchanges_of(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
     """Those of RB that differ, and have another price."""
-    found: dict[StoragePrice, Exchange] = {}
-    for exchange in EXCHANGES:
-        storage = StorageKind("rb", MIN_WIDTH, exchange=exchange)
-        found.setdefault(model.storage_price(storage), exchange)
-    if fleet.nodes == 1 or fleet.gpus_per_node == 1:
-        return tuple(each for each in found.values() if each != "hierarchical")
-    return tuple(found.values())
+    flat = StorageKind("rb", MIN_WIDTH)
+    staged = flat._replace(hierarchical=True)
+    alike = model.storage_price(flat) == model.storage_price(staged)
+    if alike or fleet.nodes == 1 or fleet.gpus_per_node == 1:
+        return ("flat",)
+    return ("flat", "hierarchical")
 
 
 def _check_request(
