@@ -34,7 +34,9 @@ class Config(BaseModel):
     ``None`` means "not set", so a key that takes it must have it as its default.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def sections(annotation: Any) -> list[type[Config]]:

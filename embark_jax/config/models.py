@@ -14,11 +14,11 @@ class BaseModelConfig(Config):
     """What all models have."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the operands of matrix products; parameters and sums are float32."""
+    """Type of the operands of matrix products; parameters and sums are float32."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an MLP's hidden values that training sets to zero."""
     batch_norm: bool = False
-    """Of an MLP's hidden values, before their ReLU."""
+    """Whether an MLP's hidden values are batch-normalized before their ReLU."""
 
 
 class DLRMDCNv2Config(BaseModelConfig):
@@ -26,9 +26,13 @@ class DLRMDCNv2Config(BaseModelConfig):
 
     kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
+    """Widths of the MLP that reads the dense features."""
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
+    """Widths of the MLP behind the cross layers; the last is 1, the logit."""
     cross_layers: NonNegativeInt = 3
+    """Number of cross layers."""
     cross_rank: PositiveInt = 512
+    """Rank of each cross layer's matrix."""
 
 
 class DLRMConfig(BaseModelConfig):
@@ -36,7 +40,9 @@ class DLRMConfig(BaseModelConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
+    """Widths of the MLP that reads the dense features; the last is the tables' dim."""
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
+    """Widths of the MLP behind the dot products; the last is 1, the logit."""
 
 
 class DCNConfig(BaseModelConfig):
@@ -45,7 +51,9 @@ class DCNConfig(BaseModelConfig):
 
     kind: Literal["dcn"] = "dcn"
     cross_layers: PositiveInt = 6
+    """Number of cross layers."""
     deep: tuple[PositiveInt, ...] = (1024, 1024)
+    """Widths of the MLP beside the cross layers."""
 
 
 class WideDeepConfig(BaseModelConfig):
@@ -54,6 +62,7 @@ class WideDeepConfig(BaseModelConfig):
 
     kind: Literal["wide_deep"] = "wide_deep"
     deep: tuple[PositiveInt, ...] = (1024, 512, 256)
+    """Widths of the deep part's MLP."""
 
 
 class DeepFMConfig(BaseModelConfig):
@@ -62,6 +71,7 @@ class DeepFMConfig(BaseModelConfig):
 
     kind: Literal["deepfm"] = "deepfm"
     deep: tuple[PositiveInt, ...] = (400, 400, 400)
+    """Widths of the deep part's MLP."""
 
 
 class TBSMConfig(BaseModelConfig):
@@ -71,9 +81,13 @@ class TBSMConfig(BaseModelConfig):
     history: Annotated[Mapping[str, str], Field(min_length=1)]
     """For each sequence feature (pooling none) the feature whose past it is."""
     bottom: tuple[PositiveInt, ...] = (16,)
+    """Widths of the MLP that reads the dense features."""
     event: tuple[PositiveInt, ...] = (15, 15)
+    """Widths of the MLP that reads each event of a sequence."""
     attention: tuple[PositiveInt, ...] = (15, 15)
+    """Widths of the MLP that weighs the events."""
     top: tuple[PositiveInt, ...] = (60, 1)
+    """Widths of the MLP behind the attention; the last is 1, the logit."""
 
 
 AnyModelConfig = (

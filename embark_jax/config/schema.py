@@ -33,7 +33,9 @@ class MeshConfig(Config):
     """Devices: ``nodes × gpus_per_node``; on CPU that many host devices are made."""
 
     nodes: PositiveInt = 1
+    """Number of machines."""
     gpus_per_node: PositiveInt = 1
+    """Devices of each machine."""
 
     @property
     def devices(self) -> int:
@@ -46,12 +48,16 @@ class SyntheticConfig(Config):
 
     kind: Literal["synthetic"] = "synthetic"
     dense_features: PositiveInt = 13
+    """Columns of numbers in each sample."""
     zipf_exponent: NonNegativeFloat = 1.05
+    """Exponent of the power law of ids; 0 draws all rows equally often."""
     train_samples: PositiveInt = 1_000_000
+    """Samples of an epoch."""
     test_samples: PositiveInt = 100_000
+    """Samples of the test set."""
     seed: NonNegativeInt = 0
-    """Of samples and teacher, apart from that of the run: seeds of a sweep then differ
-    in the initial parameters alone."""
+    """Seed of samples and teacher, apart from that of the run: runs of a sweep over
+    `seed` then differ in the initial parameters alone."""
 
 
 class MovieLens100KConfig(Config):
@@ -69,6 +75,7 @@ class PreparedConfig(Config):
 
     kind: Literal["prepared"] = "prepared"
     path: Path
+    """The folder, with its manifest."""
 
 
 DataConfig = Annotated[
@@ -80,27 +87,39 @@ class TableConfig(Config):
     """What the data does not say of a table, and any placement to force."""
 
     rows: PositiveInt | None = None
+    """Number of rows; real data say it themselves."""
     dim: PositiveInt | None = None
+    """Parameters a row; None takes `embedding.dim`."""
     init_scale: NonNegativeFloat | None = None
+    """Rows start uniform between this and its negative; None takes `rows ** -0.5`."""
     cluster: Literal["dp", "rb", "ub"] | None = None
+    """Forces the cluster; None leaves it to the planner, as do the next five."""
     row_shards: PositiveInt | None = None
+    """Forces the number of row shards."""
     column_shards: PositiveInt | None = None
+    """Forces the number of column shards, which must divide dim."""
     devices: tuple[NonNegativeInt, ...] | None = None
-    """Owner of each shard, row shard by row shard."""
+    """Forces the owner of each shard, row shard by row shard."""
     exchange: Literal["flat", "hierarchical"] | None = None
-    """Directly between all devices, or inside nodes first."""
+    """Forces the way of what travels: directly between all devices, or inside nodes
+    first."""
     hot_rows: NonNegativeInt | None = None
-    """So many of its first rows are replicated, the rest is in cluster rb or ub."""
+    """Forces how many of the first rows are replicated on all devices; the rest is in
+    cluster rb or ub."""
 
 
 class FeatureConfig(Config):
     """A feature of synthetic data, or what to change of a dataset's own."""
 
     table: str | None = None
+    """Table that it reads; None takes the one of the feature's own name."""
     hotness: PositiveInt | None = None
+    """Ids a bag at most."""
     pooling: Pooling | None = None
+    """How the rows of a bag become the output: `sum`, `mean`, or `none` for a
+    sequence."""
     weighted: bool = False
-    """Synthetic data only: each id comes with a weight."""
+    """Whether each id comes with a weight; for synthetic data only."""
 
 
 class WireConfig(Config):
@@ -108,26 +127,35 @@ class WireConfig(Config):
     float32. ``float16`` and ``float8_e4m3`` come with a factor for each row."""
 
     rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    """Format of rows and partial sums on their way to the requester."""
     gradients: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    """Format of row gradients on their way to the owner."""
 
 
 class EmbeddingConfig(Config):
     """Tables, features, their optimizer and how the exchange treats them."""
 
     dim: PositiveInt = 32
-    """Of every table that does not set its own."""
+    """Parameters a row of every table that does not set its own."""
     tables: Mapping[str, TableConfig] = {}
+    """Tables by name."""
     features: Mapping[str, FeatureConfig] = {}
+    """Features by name, in the order of the model's inputs."""
     optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    """The rule that updates touched rows."""
     on_bad_id: Literal["error", "drop", "hash"] = "error"
+    """What to do with an id that is no row of its table: end the run, take it out of
+    its bag, or hash it to a row."""
     capacity_slack: PositiveFloat = 1.25
     """Exchange buffers hold this multiple of what the statistics expect."""
     wire: WireConfig = WireConfig()
+    """In which formats rows and gradients travel."""
     ragged: bool = False
     """Whether ids and rows of UB tables whose exchange is flat travel without padding:
     on GPUs; elsewhere they travel padded, with the same results."""
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
-    """Of lookups and updates; ``auto`` is the best that runs here."""
+    """Implementation of lookups and updates; `auto` takes the best that runs on the
+    devices at hand."""
 
 
 class EarlyStoppingConfig(Config):
@@ -135,16 +163,18 @@ class EarlyStoppingConfig(Config):
     state is kept in ``best/``, and is what the test set is evaluated with."""
 
     metric: Literal["auc", "log_loss"] = "auc"
+    """Metric of the validation set that decides."""
     patience: PositiveInt = 2
-    """Evaluations in a row that are no better, after which training ends."""
+    """Evaluations in a row without improvement after which training ends."""
     min_change: NonNegativeFloat = 0.0
-    """What a value must be better by to count."""
+    """Change that counts as an improvement."""
 
 
 class TrainConfig(Config):
     """The loop. ``batch_size`` is global; intervals are in steps."""
 
     batch_size: PositiveInt = 2048
+    """Samples a step, over all devices; a multiple of their number."""
     micro_batches: PositiveInt = 1
     """Parts of a batch that go through the model one after the other, for batches
     beyond memory; the update is one, of all."""
@@ -169,14 +199,16 @@ class TrainConfig(Config):
     """Half of this times the squares of all embeddings that the model is given is added
     to a sample's loss: of features with one id a bag, of the batch's rows."""
     log_every: PositiveInt = 20
+    """Steps between two records of loss, AUC and throughput."""
     eval_every: PositiveInt | None = None
     """On the validation set, or the test set of data that have none; None evaluates
     only at the end, on the test set."""
     early_stopping: EarlyStoppingConfig | None = None
-    """Looks at each evaluation of the validation set."""
+    """Ends training when the validation set no longer improves; needs `eval_every`."""
     checkpoint_every: PositiveInt | None = None
     """None writes only the last checkpoint."""
     keep_checkpoints: PositiveInt = 3
+    """Checkpoints that are kept: the newest ones, and the best with early stopping."""
     checkpoint_memory: PositiveInt | None = None
     """Bytes of host memory that a process may take to save and to load. Training stands
     still for as long as what does not fit takes to write; None is room for all of it,
@@ -198,15 +230,23 @@ class ExperimentConfig(Config):
     """Everything one run depends on."""
 
     name: str = "experiment"
+    """Name of the run, and of its folder if none is given."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of the initial parameters and of the order of the data."""
     data: DataConfig
+    """Where the samples come from."""
     model: ModelConfig = DLRMDCNv2Config()
+    """The dense model."""
     mesh: MeshConfig = MeshConfig()
+    """The devices."""
     fleet: str | None = None
     """What the plan is made for: a fleet's name or YAML file; None is this machine."""
     embedding: EmbeddingConfig = EmbeddingConfig()
+    """Tables, features and their optimizer."""
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    """The optimizer of the dense parameters."""
     train: TrainConfig = TrainConfig()
+    """The training loop."""
     sweep: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = None
     """By dotted key the values that ``embark sweep`` tries, in all combinations."""
 
