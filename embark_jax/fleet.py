@@ -22,7 +22,7 @@ from embark_jax import yaml_text
 from embark_jax.config import Config, ConfigError, nearest, read_text
 from embark_jax.tables import whole
 
-FILES = Path(__file__).parent / "fleet_files"
+FILES = Path(__file__).parent / "config_files" / "fleets"
 """``configs/fleets``, by a link that a built package has as a folder."""
 
 BY_NAME = {

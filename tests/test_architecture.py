@@ -163,14 +163,13 @@ def test_modules_are_short(path):
     assert len(path.read_text().splitlines()) <= MAX_LINES
 
 
-def test_a_built_package_holds_fleets_and_models():
+def test_a_built_package_holds_all_configs():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
         "setuptools"
     ]
     patterns = settings["package-data"]["embark_jax"]
     shipped = {each.resolve() for pattern in patterns for each in PACKAGE.glob(pattern)}
-    folders = ROOT / "configs" / "fleets", ROOT / "configs" / "models"
-    assert shipped == {each for folder in folders for each in folder.rglob("*.yaml")}
+    assert shipped == {each for each in (ROOT / "configs").rglob("*") if each.is_file()}
 
 
 def test_no_package_takes_the_name_kernels():

@@ -195,8 +195,8 @@ def test_a_checkpoint_evaluates_to_the_final_metrics(
 def test_help_says_what_to_run_first():
     outcome = embark("--help")
     assert outcome.code == 0
-    (first,) = re.findall(r"embark train (\S+)", outcome.out)
-    assert (Path(__file__).parent.parent / first).is_file()
+    first = re.findall(r"embark (init|train) (\S+)", outcome.out)
+    assert first == [("init", "first.yaml"), ("train", "first.yaml")]
 
 
 def test_the_version_is_that_of_the_package():

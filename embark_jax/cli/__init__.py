@@ -16,6 +16,7 @@ from embark_jax.cli import (
     doctor,
     errors,
     export,
+    init,
     plan,
     plot,
     simulate,
@@ -25,7 +26,8 @@ from embark_jax.cli import (
 
 app = typer.Typer(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
-    "A first run, on any computer: embark train configs/quickstart.yaml",
+    "A first run, on any computer: embark init first.yaml\n\n"
+    "and then: embark train first.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -54,6 +56,7 @@ def options(
     """What the command takes before the name of another."""
 
 
+app.command()(init.init)
 app.command()(train.train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)

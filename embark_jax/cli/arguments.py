@@ -18,60 +18,69 @@ console = Console()
 
 DEFAULT_FLEET = "dgx-h100"
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML or gin file.")]
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="Config to run: a YAML or gin file.")
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Such as train.batch_size=4096."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Config keys to override, such as train.batch_size=4096.",
+    ),
 ]
 TableListName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="Instead of CONFIG: a list of tables in YAML or JSON, or the name of one "
-        "in configs/models/, such as t180.",
+        help="Plan for a list of tables instead of CONFIG: a YAML or JSON file, or the "
+        "name of one in configs/models/, such as t180.",
     ),
 ]
 FleetName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE.yaml",
-        help=f"For --tables: {', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} unless "
-        "given.",
+        help="With --tables: the machines, as a file or a name of "
+        f"{', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} unless given.",
     ),
 ]
 Nodes = Annotated[
-    int | None, typer.Option(help="For --tables: machines; 1 unless given.")
+    int | None, typer.Option(help="With --tables: number of machines; 1 unless given.")
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        help="For --tables: samples a step, over all devices; unless given, the "
-        "list's, or 65536."
+        help="With --tables: samples a step, over all devices; unless given, what the "
+        "list says, or 65536."
     ),
 ]
 ZipfExponent = Annotated[
     float | None,
     typer.Option(
-        help="For --tables: exponent of the ids' skew; unless given, the list's, or 0."
+        help="With --tables: Zipf exponent of the ids; unless given, what the list "
+        "says, or 0."
     ),
 ]
 OptimizerName = Annotated[
     str | None,
     typer.Option(
-        help=f"For --tables: {', '.join(STATE_VALUES)}; unless given, the list's, or "
-        "rowwise_adagrad."
+        help=f"With --tables: row optimizer, one of {', '.join(STATE_VALUES)}; unless "
+        "given, what the list says, or rowwise_adagrad."
     ),
 ]
 WireRows = Annotated[
     WireFormat | None,
     typer.Option(
-        help="For --tables: format in which rows travel, as embedding.wire.rows of a "
-        "config; float32 unless given."
+        help="With --tables: format in which rows travel between devices, as "
+        "embedding.wire.rows of a config; float32 unless given."
     ),
 ]
 WireGradients = Annotated[
     WireFormat | None,
-    typer.Option(help="The same of gradients, as embedding.wire.gradients."),
+    typer.Option(
+        help="With --tables: format in which gradients travel, as "
+        "embedding.wire.gradients of a config; float32 unless given."
+    ),
 ]
 
 

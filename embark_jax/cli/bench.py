@@ -17,7 +17,8 @@ from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError, nearest
 
 app = typer.Typer(
-    help="Measure this machine: medians after a warm-up.", no_args_is_help=True
+    help="Measure this machine. Figures are medians after a warm-up.",
+    no_args_is_help=True,
 )
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -26,7 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 def step(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Whose median is taken.")] = 7,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds to time; the median is shown.")
+    ] = 7,
     as_json: AsJson = False,
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
@@ -49,11 +52,15 @@ def step(
 def input_pipeline(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    samples: Annotated[int, typer.Option(min=1, help="Of a round.")] = 1_000_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Whose median is taken.")] = 3,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Samples to read in a round.")
+    ] = 1_000_000,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds to time; the median is shown.")
+    ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Time the input pipeline alone, to hold against the train step."""
+    """Time the input pipeline alone, to compare with the train step."""
     config = config_io.load(config_file, overrides or ())
     keep_freed_memory()
     from embark_jax.bench.input import measure_input
@@ -67,19 +74,24 @@ def input_pipeline(
 def calibrate(
     out: Annotated[
         Path | None,
-        typer.Option(help="Write a fleet file, for fleet= and embark plan --fleet."),
+        typer.Option(
+            help="Write the figures to a fleet file, for fleet= and embark plan "
+            "--fleet."
+        ),
     ] = None,
     devices: Annotated[
-        int, typer.Option(min=1, help="Host devices to make, where there is no GPU.")
+        int,
+        typer.Option(min=1, help="How many CPU devices to make where there is no GPU."),
     ] = 8,
     size: Annotated[
         float,
         typer.Option(
-            min=0.0, help="Share of the usual sizes; small ones measure caches."
+            min=0.0,
+            help="Scale the sizes that are measured; small ones measure caches.",
         ),
     ] = 1.0,
 ) -> None:
-    """Measure what the cost model counts in: memory, links, matrix products, sorts."""
+    """Measure what the cost model needs: memory, links, matrix products, sorts."""
     keep_freed_memory()
     import jax
 
@@ -102,13 +114,23 @@ def calibrate(
 def kernels(
     shapes: Annotated[
         list[str] | None,
-        typer.Argument(help="Such as 'dlrm_dcnv2 128'; all unless given."),
+        typer.Argument(
+            help="Shapes to measure, such as 'dlrm_dcnv2 128'; all unless given."
+        ),
     ] = None,
-    table_mib: Annotated[int, typer.Option(min=1, help="Of a table, at most.")] = 1024,
-    ids: Annotated[int, typer.Option(min=1, help="Of a batch, at most.")] = 2**20,
-    rounds: Annotated[int, typer.Option(min=1, help="Whose median is taken.")] = 7,
+    table_mib: Annotated[
+        int, typer.Option(min=1, help="Largest size of a table, in MiB.")
+    ] = 1024,
+    ids: Annotated[int, typer.Option(min=1, help="Most ids in a batch.")] = 2**20,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds to time; the median is shown.")
+    ] = 7,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Find and keep the best blocks; on a GPU.")
+        bool,
+        typer.Option(
+            "--tune",
+            help="Find the best block sizes of a GPU's kernels, and keep them.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from embark_jax.cli.arguments import say
 
-app = typer.Typer(help="Checkpoints of earlier versions.", no_args_is_help=True)
+app = typer.Typer(help="Convert checkpoints of earlier versions.", no_args_is_help=True)
 
 
 @app.callback()
@@ -21,7 +21,7 @@ def checkpoint() -> None:
 def convert(
     folder: Annotated[Path, typer.Argument(help="A run's checkpoints folder.")],
 ) -> None:
-    """Make checkpoints that Orbax wrote (version 0) into those of this version."""
+    """Convert checkpoints that Orbax wrote (version 0) to this version."""
     from embark_jax.train.checkpoint.version_0 import convert
 
     convert(folder, say)

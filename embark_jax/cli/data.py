@@ -16,7 +16,7 @@ from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ExperimentConfig, PreparedConfig
 from embark_jax.planner.request.statistics import Statistics
 
-app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
+app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
 app.command("synth")(prepare.synth)
 
@@ -24,11 +24,13 @@ app.command("synth")(prepare.synth)
 @app.command("movielens-100k")
 def movielens_100k(
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the files; default the cache.")
+        Path | None, typer.Option(help="Folder for the files; the cache unless given.")
     ] = None,
     wheel: Annotated[
         Path | None,
-        typer.Option(help="The recbole 1.2.1 wheel, where there is no network."),
+        typer.Option(
+            help="Take the files from this wheel of recbole 1.2.1, without a network."
+        ),
     ] = None,
 ) -> None:
     """Fetch MovieLens-100k and check its hash."""
@@ -44,13 +46,13 @@ def verify(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Of `embark data prepare` or synth.",
+            help="Folder that `embark data prepare` or synth wrote.",
             exists=True,
             file_okay=False,
         ),
     ],
 ) -> None:
-    """Read all files of prepared data, and compare their hashes with the manifest."""
+    """Read all files of prepared data and compare their hashes with the manifest."""
     from embark_jax.data.verify import verify
 
     with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -66,21 +68,27 @@ def verify(
 def stats(
     config_file: Annotated[
         Path,
-        typer.Argument(metavar="CONFIG", help="YAML or gin file, or prepared folder."),
+        typer.Argument(
+            metavar="CONFIG", help="Config (YAML or gin), or a prepared folder."
+        ),
     ],
     overrides: Overrides = None,
     samples: Annotated[
         int,
         typer.Option(
-            min=1, help="To look at; more than the batch that is planned for is best."
+            min=1,
+            help="Samples to examine; best more than the batch that is planned for.",
         ),
     ] = 100_000,
     out: Annotated[
-        Path | None, typer.Option(help="Write them as JSON, for embark plan --stats.")
+        Path | None,
+        typer.Option(help="Write the statistics as JSON, for embark plan --stats."),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw accesses and hotness, such as into a .png."),
+        typer.Option(
+            help="Draw accesses and hotness into this picture, such as a .png."
+        ),
     ] = None,
 ) -> None:
     """Show how often rows are looked up, and how long bags are."""

@@ -13,7 +13,7 @@ from embark_jax.cli.xla_setup import GPU_FLAGS, set_up_xla, xla_flags
 
 
 def doctor() -> None:
-    """Show versions, devices, and which kernels are usable here."""
+    """Show versions, devices, compiler settings, and which kernels run here."""
     versions = Table("package", "version", title="Versions")
     versions.add_row("python", platform.python_version())
     for package in ("embark_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):

@@ -12,13 +12,14 @@ from embark_jax.cli.arguments import console, say
 
 
 def export(
-    workdir: Annotated[Path, typer.Argument(help="Of a run.")],
-    out: Annotated[Path, typer.Option(help="A new folder.")],
+    workdir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="New folder for the export.")],
     step: Annotated[
-        int | None, typer.Option(help="Of the checkpoint; the newest unless given.")
+        int | None,
+        typer.Option(help="Step of the checkpoint to export; the newest unless given."),
     ] = None,
 ) -> None:
-    """Write a trained model as safetensors, with a NumPy and a JAX way to score."""
+    """Export a trained model: safetensors, and scoring in NumPy and in JAX."""
     from embark_jax.export import export_run
 
     export_run(

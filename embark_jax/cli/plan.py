@@ -32,7 +32,8 @@ from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 
 def plan(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="Config to plan: a YAML or gin file."),
     ] = None,
     overrides: Overrides = None,
     tables: TableListName = None,
@@ -46,7 +47,8 @@ def plan(
     cost_model: Annotated[
         str | None,
         typer.Option(
-            help="For --tables: program, unless given, or EMBark's formula, embark."
+            help="With --tables: the cost model, program (unless given) or embark, "
+            "EMBark's formula."
         ),
     ] = None,
     certify: Annotated[
@@ -54,7 +56,8 @@ def plan(
         typer.Option(
             min=0.0,
             metavar="SECONDS",
-            help="For --tables: let a solver raise the bound and improve the plan.",
+            help="With --tables: let a solver raise the bound and improve the plan "
+            "for so long.",
         ),
     ] = None,
     stats: Annotated[
@@ -62,21 +65,24 @@ def plan(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Skew as `embark data stats --out` wrote it.",
+            help="Measured skew, which `embark data stats --out` wrote.",
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Each table on a line of its own.")
+        bool, typer.Option("--all", help="Show each table on a line of its own.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print cost and shards as one JSON object.")
+        bool, typer.Option("--json", help="Print costs and shards as one JSON object.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots; it needs no network.")
+        Path | None, typer.Option(help="Write the report as a page with plots.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the plan as JSON, for embark train --plan."),
+    ] = None,
 ) -> None:
-    """Show where every table will live."""
+    """Plan where every table will live, and show why."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
     for path in (out, html):  # before a long search

@@ -15,11 +15,14 @@ FORMATS = (".png", ".svg")
 
 def plot(
     workdirs: Annotated[
-        list[Path], typer.Argument(metavar="WORKDIR...", help="Of one or several runs.")
+        list[Path],
+        typer.Argument(metavar="WORKDIR...", help="Folders of one or several runs."),
     ],
-    out: Annotated[Path, typer.Option(help=f"A file in {' or '.join(FORMATS)}.")],
+    out: Annotated[
+        Path, typer.Option(help=f"Picture to write, in {' or '.join(FORMATS)}.")
+    ],
 ) -> None:
-    """Draw loss, AUC, throughput and capacity of runs, finished or not."""
+    """Draw loss, AUC, throughput and fill of buffers, of finished runs or not."""
     if out.suffix not in FORMATS:
         raise ConfigError(f"--out is {out}: must end in {' or '.join(FORMATS)}")
     from embark_jax.train.figures import run_curves

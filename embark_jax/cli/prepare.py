@@ -31,7 +31,7 @@ TRAINING = "train.yaml"
 
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Pieces at once; unless given, one a core."),
+    typer.Option(min=1, help="Worker processes; one for each core unless given."),
 ]
 
 
@@ -49,59 +49,72 @@ def prepare(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="criteo-kaggle, criteo-1tb, avazu, taobao, movielens-100k, "
+            help="One of criteo-kaggle, criteo-1tb, avazu, taobao, movielens-100k, "
             "movielens-1m, csv or parquet."
         ),
     ],
     raw: Annotated[
         Path,
         typer.Option(
-            help="Folder of the files as downloaded; of csv and parquet also one file."
+            help="Folder of the files as downloaded; for csv and parquet also one file."
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder to fill; one that was begun is gone on with.")
+        Path, typer.Option(help="Folder to fill; one that was begun is completed.")
     ],
     split: Annotated[
         Split | None,
         typer.Option(
-            help="time holds out the latest samples, random 8:1:1; unless given, what "
-            "is usual for the data set."
+            help="How to split: time holds out the latest samples, random splits "
+            "8:1:1; unless given, what is usual for the data set."
         ),
     ] = None,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Rarer values share one row.")
+        int, typer.Option(min=1, help="Values that are rarer than this share one row.")
     ] = 1,
     max_rows: Annotated[
         int,
-        typer.Option(min=2, help="A table with more values is hashed to so many rows."),
+        typer.Option(
+            min=2,
+            help="Most rows of a table; one with more values is hashed to so many.",
+        ),
     ] = 40_000_000,
     hashed: Annotated[
-        bool, typer.Option("--hash", help="Hash every table to --max-rows.")
+        bool, typer.Option("--hash", help="Hash the ids of every table to --max-rows.")
     ] = False,
     on_bad_line: Annotated[
         OnBadLine,
-        typer.Option(help="Stop at the first bad line, or leave them out and count."),
+        typer.Option(
+            help="Stop at the first bad line, or skip bad lines and count them."
+        ),
     ] = OnBadLine.error,
     workers: Workers = None,
     multi_hot: Annotated[
-        bool, typer.Option("--multi-hot", help="criteo-1tb: bags as MLPerf's.")
+        bool,
+        typer.Option("--multi-hot", help="For criteo-1tb: make the bags of MLPerf."),
     ] = False,
     label: Annotated[
-        str, typer.Option(help="csv, parquet: column of the label.")
+        str, typer.Option(help="For csv and parquet: column of the label.")
     ] = "label",
     dense: Annotated[
-        list[str] | None, typer.Option(help="csv, parquet: a column of numbers.")
+        list[str] | None,
+        typer.Option(help="For csv and parquet: a column of numbers; may be repeated."),
     ] = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option(help="csv, parquet: a column of categories; unless given, all."),
+        typer.Option(
+            help="For csv and parquet: a column of ids; may be repeated; all others "
+            "unless given."
+        ),
     ] = None,
     log: Annotated[
-        bool, typer.Option("--log", help="csv, parquet: dense features as logarithms.")
+        bool,
+        typer.Option(
+            "--log", help="For csv and parquet: take logarithms of the numbers."
+        ),
     ] = False,
 ) -> None:
-    """Prepare a data set for training: ids, log counts, splits, memory-mapped files."""
+    """Prepare a data set for training: ids, splits, and files to map into memory."""
     from embark_jax.data.prepare import run
     from embark_jax.data.prepare.datasets import DATASETS, Columns, Request
 
@@ -142,23 +155,31 @@ def prepare(
 def synth(
     model: Annotated[
         str,
-        typer.Option(help="List of tables: a file, or a name in configs/models/."),
+        typer.Option(
+            help="Model to make data for: a list of tables, as a file or a name in "
+            "configs/models/."
+        ),
     ],
-    rows: Annotated[int, typer.Option(min=1, help="Training samples.")],
+    rows: Annotated[int, typer.Option(min=1, help="Number of training samples.")],
     out: Annotated[
-        Path, typer.Option(help="Folder to fill; one that was begun is gone on with.")
+        Path, typer.Option(help="Folder to fill; one that was begun is completed.")
     ],
     test_rows: Annotated[
-        int | None, typer.Option(min=1, help="Test samples; unless given, a tenth.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of test samples; a tenth of --rows unless given."
+        ),
     ] = None,
     zipf: ZipfExponent = None,
     scale: Annotated[
-        float, typer.Option(min=0.0, help="Share of the rows of each table.")
+        float, typer.Option(min=0.0, help="Share of each table's rows to keep.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of samples and teacher.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the samples and of the teacher.")
+    ] = 0,
     workers: Workers = None,
 ) -> None:
-    """Make prepared data for a model: power-law ids, labels of a planted teacher."""
+    """Make up prepared data for a model: power-law ids, labels by a planted teacher."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
     from embark_jax.dataset import check_drawing_memory

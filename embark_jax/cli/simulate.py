@@ -47,14 +47,15 @@ def simulate(
         bool,
         typer.Option(
             "--baseline",
-            help="Instead of this package: EMBark's system, from its baseline (serial, "
-            "tables row-wise in one node, all RB) over its three improvements.",
+            help="Simulate EMBark's system instead of this package: its baseline "
+            "(serial, tables row-wise in one node, all RB), then its three "
+            "improvements.",
         ),
     ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Write the step, with --baseline the last, as a Chrome trace for "
+            help="Write the step (with --baseline the last one) as a Chrome trace, for "
             "https://ui.perfetto.dev."
         ),
     ] = None,
@@ -62,7 +63,7 @@ def simulate(
         bool, typer.Option("--json", help="Print the figures as one JSON object.")
     ] = False,
 ) -> None:
-    """Lay a train step out in time, on a fleet that need not be there."""
+    """Simulate a train step in time, on machines that you need not have."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
     with Console(stderr=True).status("planning") as status:

@@ -18,7 +18,10 @@ def sweep(
     overrides: Overrides = None,
     workdir: Annotated[
         Path | None,
-        typer.Option(help="Holds a folder a run; default runs/NAME-sweep-TIME."),
+        typer.Option(
+            help="Folder of the sweep, which gets one for each run; runs/NAME-sweep- "
+            "TIME unless given."
+        ),
     ] = None,
     resume: Annotated[
         bool,

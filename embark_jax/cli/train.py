@@ -25,7 +25,10 @@ def train(
     overrides: Overrides = None,
     workdir: Annotated[
         Path | None,
-        typer.Option(help="Where the run leaves everything; default runs/NAME-TIME."),
+        typer.Option(
+            help="Folder of the run, which gets all that it writes; runs/NAME-TIME "
+            "unless given."
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -35,14 +38,14 @@ def train(
     ] = False,
     plan: Annotated[
         Path | None,
-        typer.Option(help="Train with this plan, as `embark plan --out` writes it."),
+        typer.Option(help="Train with this plan, which `embark plan --out` wrote."),
     ] = None,
     distributed: Annotated[
         bool,
         typer.Option(
             "--distributed",
-            help="Be one of several processes that train together, as Slurm, "
-            "Kubernetes or MPI tell, or these options:",
+            help="Run as one of several processes that train together. Slurm, "
+            "Kubernetes or MPI say who is who, or the next three options do.",
         ),
     ] = False,
     coordinator: Annotated[
@@ -50,23 +53,25 @@ def train(
         typer.Option(
             metavar="HOST:PORT",
             envvar="EMBARK_COORDINATOR",
-            help="A free port on the machine of process 0.",
+            help="Address of process 0, with a free port.",
         ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(envvar="EMBARK_PROCESSES", help="How many there are."),
+        typer.Option(envvar="EMBARK_PROCESSES", help="Number of processes."),
     ] = None,
     process_id: Annotated[
         int | None,
-        typer.Option(envvar="EMBARK_PROCESS_ID", help="Which this is, from 0."),
+        typer.Option(
+            envvar="EMBARK_PROCESS_ID", help="Number of this process, from 0."
+        ),
     ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
             min=0,
-            help="When a process fails, start all again from the last checkpoint, at "
-            "most so many times.",
+            help="How many times all processes start again from the last checkpoint "
+            "when one fails.",
         ),
     ] = 0,
 ) -> None:
@@ -122,11 +127,12 @@ def train(
 def evaluate(
     config_file: ConfigFile,
     checkpoint: Annotated[
-        Path, typer.Option(help="A run's checkpoints folder, or one of those in it.")
+        Path,
+        typer.Option(help="The checkpoints folder of a run, or one checkpoint in it."),
     ],
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate a checkpoint on the test set; any mesh and plan will do."""
+    """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
     config = config_io.load(config_file, overrides or ())
     set_up_xla(say)
     from embark_jax import run

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 ITEM = "table list"
-MODELS = Path(__file__).parents[2] / "model_files"
+MODELS = Path(__file__).parents[2] / "config_files" / "models"
 """``configs/models``, by a link that a built package has as a folder."""
 
 

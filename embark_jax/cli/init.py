@@ -1,0 +1,44 @@
+"""``embark init``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embark_jax.cli.arguments import say
+from embark_jax.config import ConfigError, nearest
+
+CONFIGS = Path(__file__).parents[1] / "config_files"
+"""``configs``, by a link that a built package has as a folder."""
+
+
+def init(
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml", help="The new file.")
+    ] = Path("experiment.yaml"),
+    example: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The config to copy: quickstart, movielens_100k, or one of "
+            "configs/experiments, such as experiments/criteo_kaggle/dlrm.",
+        ),
+    ] = "quickstart",
+) -> None:
+    """Write a config to start from: a copy of one that the package ships."""
+    shipped = {
+        path.relative_to(CONFIGS).with_suffix("").as_posix(): path
+        for pattern in ("*.yaml", "experiments/*/*.yaml")
+        for path in CONFIGS.glob(pattern)
+    }
+    if example not in shipped:
+        raise ConfigError(f"--example is {example!r}; {nearest(example, shipped)}")
+    if out.suffix != ".yaml":
+        raise ConfigError(f"{out}: must end in .yaml")
+    if out.exists():
+        raise ConfigError(f"{out}: is there already; name a new file")
+    shutil.copyfile(shipped[example], out)
+    say(f"written to {out}; to train: embark train {out}")

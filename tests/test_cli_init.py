@@ -1,0 +1,30 @@
+"""``embark init``: a starter config, also where there is no checkout."""
+
+from __future__ import annotations
+
+from embark_jax import config_io
+from tests.runs import assert_refused, embark
+from tests.test_shipped_configs import CONFIGS, YAML
+
+
+def test_a_new_config_is_the_shipped_one(tmp_path):
+    for shipped in YAML:
+        out = tmp_path / f"{shipped.stem}-{shipped.parent.name}.yaml"
+        name = shipped.relative_to(CONFIGS).with_suffix("").as_posix()
+        outcome = embark("init", out, "--example", name)
+        assert outcome.code == 0
+        assert f"embark train {out}" in outcome.out.replace("\n", "")
+        assert config_io.load(out) == config_io.load(shipped)
+
+
+def test_what_is_there_is_not_overwritten(tmp_path):
+    out = tmp_path / "mine.yaml"
+    out.write_text("mine")
+    assert_refused(embark("init", out), "is there already")
+    assert out.read_text() == "mine"
+
+
+def test_an_unknown_example_names_the_nearest(tmp_path):
+    refused = embark("init", tmp_path / "a.yaml", "--example", "quickstrat")
+    assert_refused(refused, "quickstart")
+    assert_refused(embark("init", tmp_path / "a.txt"), ".yaml")
