@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from embark_jax.config import (
     ConfigError,
     ExperimentConfig,
@@ -27,6 +29,7 @@ from embark_jax.data import (
 from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
 from embark_jax.fleet import host_memory_bytes
 from embark_jax.planner import Plan
+from embark_jax.planner.request.agreement import HalfAgreement
 from embark_jax.planner.request.histogram import Histogram
 from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -179,29 +182,41 @@ def sample_accesses(
     size = min(samples, config.train.batch_size)
     steps = range(samples // size)
     batches = (check(dataset.train_batch(step, size)) for step in progress(steps))
-    bags = accesses.count(batches, features)
-    histograms = {
-        table.name: Histogram.from_counts(
-            *accesses.merge(
-                bags[feature.name].counts()
-                for feature in features
-                if feature.table == table.name
-            )
-        )
-        for table in tables
-    }
+    halves = accesses.count_halves(batches, features)
     return Statistics(
         len(steps) * size,
+        {f.name: _feature_access([half[f.name] for half in halves]) for f in features},
         {
-            name: FeatureAccess(
-                counter.accesses / counter.samples,
-                counter.max_hotness,
-                len(counter.counts()[0]),
+            table.name: _table_access(
+                table.rows,
+                [
+                    accesses.merge(
+                        half[feature.name].counts()
+                        for feature in features
+                        if feature.table == table.name
+                    )
+                    for half in halves
+                ],
             )
-            for name, counter in bags.items()
+            for table in tables
         },
-        {t.name: TableAccess(t.rows, histograms[t.name]) for t in tables},
     )
+
+
+def _feature_access(halves: Sequence[accesses.BagCounter]) -> FeatureAccess:
+    return FeatureAccess(
+        sum(half.accesses for half in halves) / sum(half.samples for half in halves),
+        max(half.max_hotness for half in halves),
+        len(accesses.merge(half.counts() for half in halves)[0]),
+    )
+
+
+def _table_access(
+    rows: int, halves: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> TableAccess:
+    """Of a table's rows and how often they were seen in each half of a sample."""
+    histogram = Histogram.from_counts(*accesses.merge(halves))
+    return TableAccess(rows, histogram, HalfAgreement.from_counts(*halves))
 
 
 def _declared_model(

@@ -146,3 +146,17 @@ def _show(found: Statistics) -> None:
             f"{table.zipf_exponent:.2f}",
         )
     console.print(tables)
+    sureness = Table(
+        Column("table", overflow="fold"), title="Hottest rows of one half, in the other"
+    )
+    for heading in ("rows", "hottest there too", "accesses they take"):
+        sureness.add_column(heading, justify="right")
+    for name, table in found.tables.items():
+        if (halves := table.halves) is not None:
+            sureness.add_row(
+                name,
+                f"{halves.listed:,}",
+                f"{halves.agreed:,}",
+                f"{halves.share:.2%} ± {halves.share_error:.2%}",
+            )
+    console.print(sureness)

@@ -43,15 +43,19 @@ class BagCounter:
         return merged
 
 
-def count(
+def count_halves(
     batches: Iterable[Batch], features: Sequence[FeatureSpec]
-) -> dict[str, BagCounter]:
-    """The bags of each feature in these batches."""
-    counters = {feature.name: BagCounter() for feature in features}
+) -> tuple[dict[str, BagCounter], dict[str, BagCounter]]:
+    """The bags of each feature in every second sample, and those in the others."""
+    halves = (
+        {f.name: BagCounter() for f in features},
+        {f.name: BagCounter() for f in features},
+    )
     for batch in batches:
-        for name, counter in counters.items():
-            counter.add(batch.ids[name])
-    return counters
+        for begin, counters in enumerate(halves):
+            for name, counter in counters.items():
+                counter.add(batch.ids[name][begin::2])
+    return halves
 
 
 def merge(

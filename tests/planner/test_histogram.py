@@ -11,6 +11,7 @@ from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
 from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.agreement import HalfAgreement
 from embark_jax.planner.request.histogram import MOST_HOTTEST, Histogram
 from embark_jax.planner.request.skew import Zipf
 from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
@@ -97,7 +98,7 @@ FEATURES = [FeatureSpec("a", hotness=4), FeatureSpec("b"), FeatureSpec("c", "b",
 STATISTICS = Statistics(
     400,
     {"a": FeatureAccess(1.5, 4, 300)},
-    {"a": TableAccess(1000, sampled(1000, 1.2, 600)[0])},
+    {"a": TableAccess(1000, sampled(1000, 1.2, 600)[0], HalfAgreement(9, 7, 0.5, 0.1))},
 )
 
 
@@ -106,6 +107,10 @@ def test_statistics_are_read_back():
     assert again.features == STATISTICS.features
     assert again.tables == STATISTICS.tables
     assert again.samples == 400
+    # A file of before halves were compared.
+    value = json.loads(STATISTICS.to_json())
+    del value["tables"]["a"]["halves"]
+    assert Statistics.from_json(json.dumps(value)).tables["a"].halves is None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pydantic
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from embark_jax.config import Config, ConfigError
+from embark_jax.planner.request.agreement import HalfAgreement
 from embark_jax.planner.request.histogram import Histogram
 from embark_jax.tables import FeatureSpec, TableSpec
 
@@ -33,10 +34,17 @@ class FeatureAccess:
 
 @dataclasses.dataclass(frozen=True)
 class TableAccess:
-    """Accesses of one table of ``rows`` rows, by all its features."""
+    """Accesses of one table of ``rows`` rows, by all its features.
+
+    Attributes:
+      rows: of the table.
+      histogram: of its accesses.
+      halves: how sure it is which rows are hot; None if that is not known.
+    """
 
     rows: PositiveInt
     histogram: Histogram
+    halves: HalfAgreement | None = None
 
     @property
     def zipf_exponent(self) -> float:
@@ -124,6 +132,7 @@ class Statistics:
                 "zipf_exponent": round(each.zipf_exponent, 3),
                 "bins": each.histogram.bins,
                 "hottest": each.histogram.hottest,
+                "halves": each.halves and dataclasses.asdict(each.halves),
             }
             for name, each in self.tables.items()
         }
@@ -154,7 +163,9 @@ class Statistics:
             file.samples,
             file.features,
             {
-                name: TableAccess(each.rows, Histogram(each.bins, each.hottest))
+                name: TableAccess(
+                    each.rows, Histogram(each.bins, each.hottest), each.halves
+                )
                 for name, each in file.tables.items()
             },
         )
@@ -169,6 +180,7 @@ class _Table(Config):
     """For the reader; the planner takes the bins."""
     bins: tuple[tuple[PositiveInt, PositiveInt], ...]
     hottest: tuple[tuple[NonNegativeInt, PositiveInt], ...]
+    halves: HalfAgreement | None = None
 
     @pydantic.model_validator(mode="after")
     def _adds_up(self):
