@@ -262,15 +262,6 @@ class ExperimentConfig(Config):
             )
         return self
 
-    @model_validator(mode="after")
-    def _steps_agree(self):
-        if self.train.hot_batches and self.train.overlap:
-            raise ValueError(
-                "train.hot_batches is true, and so is train.overlap, which makes the "
-                "route of every batch in the step before it; set one of them to false"
-            )
-        return self
-
     def shrunk(self, scale: float) -> ExperimentConfig:
         """A copy small enough to try: that share of each table's rows, but not fewer
         than 10, of the batch and of the samples, rounded up. Widths and mesh stay.

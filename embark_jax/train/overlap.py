@@ -6,12 +6,12 @@ nothing waits for it: its sorts and exchanges run beside the dense layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.train.device_batch import DeviceBatch
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.gradients import route
 from embark_jax.train.report import StepReport
 from embark_jax.train.step import TrainState
@@ -21,30 +21,43 @@ class OverlappedStep:
     """A train step that is told the batch after the one it is to apply.
 
     Args:
-      step: of ``make_train_step`` with ``overlap``.
-      collection: the embedding tables.
+      steps: of ``make_train_step`` with ``next_collection``, by whether the batch is
+        all-hot, and whether the one after it is.
+      collections: the embedding tables, by whether they are for all-hot batches.
       micro_batches: that a batch is cut into.
     """
 
     def __init__(
-        self, step: Callable, collection: EmbeddingCollection, micro_batches: int
+        self,
+        steps: Mapping[tuple[bool, bool], Callable],
+        collections: Mapping[bool, EmbeddingCollection],
+        micro_batches: int,
     ):
-        self._step = step
-        self._route = jax.jit(
-            lambda batch: route(collection, batch.columns(), micro_batches)
-        )
+        def router(collection: EmbeddingCollection) -> Callable:
+            return jax.jit(
+                lambda batch: route(collection, batch.columns(), micro_batches)
+            )
+
+        self._steps = steps
+        self._route = {hot: router(each) for hot, each in collections.items()}
         self._routed: DeviceBatch | None = None
         self._routes: Routes | None = None
 
     def __call__(
-        self, state: TrainState, batch: DeviceBatch, following: DeviceBatch | None
+        self,
+        state: TrainState,
+        batch: DeviceBatch,
+        hot: bool,
+        following: PlacedBatch | None,
     ) -> tuple[TrainState, StepReport]:
         """Applies ``batch``; ``following`` is the one after it, None if not known."""
         if self._routed is not batch:
-            self._routes = self._route(batch)
+            self._routes = self._route[hot](batch)
         # Where nothing follows, the route that is made is this one again, for nobody.
-        state, report, self._routes = self._step(
-            state, batch, self._routes, batch if following is None else following
-        )
-        self._routed = following
+        routed, routed_hot = batch, hot
+        if following is not None:
+            routed, routed_hot = following.on_devices, following.batch.hot
+        step = self._steps[hot, routed_hot]
+        state, report, self._routes = step(state, batch, self._routes, routed)
+        self._routed = routed
         return state, report

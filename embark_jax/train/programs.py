@@ -1,4 +1,4 @@
-"""The programs of a trainer: two train steps and a prediction, on one state."""
+"""The programs of a trainer: its train steps and a prediction, on one state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embark_kernels import RowOptimizer
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner.request.dense import DenseParallelism
-from embark_jax.train.device_batch import DeviceBatch
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.losses import Loss
 from embark_jax.train.overlap import OverlappedStep
@@ -25,14 +25,15 @@ class Programs:
     """What a trainer runs; each is compiled when it is first needed.
 
     Hot rows lie in the storages of the state and nowhere else, so that to go from one
-    train step to the other moves nothing.
+    train step to another moves nothing.
 
     Args:
       model: of the dense layers.
       embeddings: the embedding tables.
       dense_optimizer, embedding_optimizer: of the step.
       state: that it takes.
-      micro_batches, dense, overlap, loss: as of ``make_train_step``.
+      micro_batches, dense, loss: as of ``make_train_step``.
+      overlap: whether a step makes the routes of the batch after it.
 
     Attributes:
       predict: of ``make_predict_step``.
@@ -50,42 +51,48 @@ class Programs:
         overlap: bool,
         loss: Loss,
     ):
-        hot = embeddings.with_plan(embeddings.plan, hot_only=True)
-        self._capacities = {False: embeddings.capacities, True: hot.capacities}
+        hot_only = embeddings.with_plan(embeddings.plan, hot_only=True)
+        collections = {False: embeddings, True: hot_only}
+        self._capacities = {hot: each.capacities for hot, each in collections.items()}
 
-        def make(collection: EmbeddingCollection, overlap: bool):
+        def make(hot: bool, following_hot: bool | None):
             return make_train_step(
                 model,
-                collection,
+                collections[hot],
                 dense_optimizer,
                 embedding_optimizer,
                 state,
                 micro_batches,
                 dense,
-                overlap,
+                None if following_hot is None else collections[following_hot],
                 loss,
             )
 
-        step, self._overlap = make(embeddings, overlap), overlap
-        self._step = step
         if overlap:
-            self._overlapped = OverlappedStep(step, embeddings, micro_batches)
-        self._hot_step = make(hot, overlap=False)
+            steps = {
+                (hot, following): make(hot, following)
+                for hot in collections
+                for following in collections
+            }
+            self._overlapped = OverlappedStep(steps, collections, micro_batches)
+        else:
+            self._overlapped = None
+            self._steps = {hot: make(hot, None) for hot in collections}
         self.predict = make_predict_step(model, embeddings)
 
     def train(
         self,
         state: TrainState,
         batch: DeviceBatch,
-        following: DeviceBatch | None,
         hot: bool,
+        following: PlacedBatch | None,
     ) -> tuple[TrainState, StepReport]:
-        """Applies a batch: one of hot rows alone by the step that exchanges nothing for
-        embeddings. With overlap all batches take the ordinary step."""
-        if self._overlap:
-            return self._overlapped(state, batch, following)
-        return (self._hot_step if hot else self._step)(state, batch)
+        """Applies a batch: one of hot rows alone by a step that exchanges nothing for
+        its embeddings; with overlap, each makes the routes of ``following``."""
+        if self._overlapped is not None:
+            return self._overlapped(state, batch, hot, following)
+        return self._steps[hot](state, batch)
 
     def capacities(self, hot: bool) -> Mapping[str, int]:
         """Of the step that ``train`` takes for such a batch."""
-        return self._capacities[hot and not self._overlap]
+        return self._capacities[hot]

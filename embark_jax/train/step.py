@@ -157,7 +157,7 @@ def make_train_step(
     state: TrainState,
     micro_batches: int = 1,
     dense: DenseParallelism = "replicated",
-    overlap: bool = False,
+    next_collection: EmbeddingCollection | None = None,
     loss: Loss = LOG_LOSS,
 ) -> Callable:
     """The jitted step ``(state, batch) -> (state, report)``; its state is donated.
@@ -175,8 +175,9 @@ def make_train_step(
       micro_batches: parts of a batch that go through the model one after the other;
         the collection's plan is for one of them.
       dense: how the dense model lies on the devices, as in ``state``.
-      overlap: the step is ``(state, batch, routes, following) -> (state, report,
-        routes of following)``; the routes it is given are donated, too.
+      next_collection: where it is given, the step is ``(state, batch, routes,
+        following) -> (state, report, routes of following)``: this collection's routes
+        of the batch after this one. The routes it is given are donated, too.
       loss: of a sample, whose mean over the batch is made small.
 
     Raises:
@@ -269,7 +270,9 @@ def make_train_step(
     def overlapped_step(state, batch, routes, following):
         check_batch(collection.plan, batch, micro_batches)
         state, report = apply_batch(state, batch.columns(), routes)
-        return state, report, route(collection, following.columns(), micro_batches)
+        assert next_collection is not None
+        routes = route(next_collection, following.columns(), micro_batches)
+        return state, report, routes
 
     by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
     replicated = NamedSharding(collection.mesh, PartitionSpec())
@@ -277,9 +280,13 @@ def make_train_step(
     bad_ids = by_batch if micro_batches == 1 else by_micro_batch
     report = StepReport._make([replicated, bad_ids, by_batch, by_batch])
     out_shardings = jax.tree.map(lambda each: each.sharding, state), report
-    if overlap:
+    if next_collection is not None:
+        # Routes of all-hot batches and of others do not fit into each other's place.
+        alike = next_collection.hot_only == collection.hot_only
         return jax.jit(
-            overlapped_step, out_shardings=(*out_shardings, None), donate_argnums=(0, 2)
+            overlapped_step,
+            out_shardings=(*out_shardings, None),
+            donate_argnums=(0, 2) if alike else 0,
         )
     return jax.jit(train_step, out_shardings=out_shardings, donate_argnums=0)
 

@@ -272,15 +272,15 @@ class Trainer:
     def _dispatch(self, waiting: deque[PlacedBatch]) -> Flight:
         """Starts the step of the first that waits, and asks for its numbers."""
         batch, on_devices = waiting.popleft()
-        following = waiting[0].on_devices if waiting else None
-        report = self.apply(on_devices, following, batch.hot)
+        following = waiting[0] if waiting else None
+        report = self.apply(on_devices, batch.hot, following)
         return Flight.of(batch, report, self._programs.capacities(batch.hot))
 
     def apply(
         self,
         batch: DeviceBatch,
-        following: DeviceBatch | None = None,
         hot: bool = False,
+        following: PlacedBatch | None = None,
     ) -> StepReport:
         """Dispatches one step and waits for nothing; a refused batch is not replayed,
         nor does ``step`` count. Training is done by ``fit`` and ``train``.
@@ -288,7 +288,7 @@ class Trainer:
         Raises:
           ValueError: if an array has another shape or type than the plan says.
         """
-        self.state, report = self._programs.train(self.state, batch, following, hot)
+        self.state, report = self._programs.train(self.state, batch, hot, following)
         return report
 
     def _land(self, flying: deque[Flight]) -> StepResult:

@@ -66,7 +66,7 @@ def compile_step(
     step = make_train_step(
         *(model, collection, dense_optimizer, optimizer, state),
         micro_batches=micro_batches,
-        overlap=overlap,
+        next_collection=collection if overlap else None,
     )
     whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     batch = abstract_batch(whole, mesh, DENSE_FEATURES)
