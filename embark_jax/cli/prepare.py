@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from embark_jax import config_io
+from embark_jax.cli import own_files
 from embark_jax.cli.arguments import ZipfExponent, console, say
 from embark_jax.config import ConfigError, ExperimentConfig, nearest
 from embark_jax.config_tables import experiment_of
@@ -43,6 +44,11 @@ class Split(StrEnum):
 class OnBadLine(StrEnum):
     error = "error"
     skip = "skip"
+
+
+class Missing(StrEnum):
+    zero = "zero"
+    mean = "mean"
 
 
 def prepare(
@@ -96,45 +102,121 @@ def prepare(
     label: Annotated[
         str, typer.Option(help="For csv and parquet: column of the label.")
     ] = "label",
+    positive_from: Annotated[
+        float | None,
+        typer.Option(
+            help="For csv and parquet: labels, such as stars, are 1 from this on."
+        ),
+    ] = None,
     dense: Annotated[
         list[str] | None,
-        typer.Option(help="For csv and parquet: a column of numbers; may be repeated."),
+        typer.Option(
+            metavar="NAME[=TRANSFORM]",
+            help="For csv and parquet: a column of numbers; log, standardize, quantiles:N.",
+        ),
     ] = None,
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            help="For csv and parquet: a column of ids; may be repeated; all others "
-            "unless given."
+            help="For csv and parquet: a column of categories; unless given, all others."
         ),
     ] = None,
-    log: Annotated[
-        bool,
+    list_: Annotated[
+        list[str] | None,
         typer.Option(
-            "--log", help="For csv and parquet: take logarithms of the numbers."
+            "--list",
+            metavar="NAME[=SEPARATOR]",
+            help="For csv and parquet: a column of lists in text.",
         ),
-    ] = False,
+    ] = None,
+    sequence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=SEPARATOR]",
+            help="For csv and parquet: lists whose order counts, the latest last.",
+        ),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=OTHER",
+            help="For csv and parquet: a column that reads the table of another.",
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="For csv and parquet: a column to leave out."),
+    ] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="For csv and parquet: values of a list that are kept."
+        ),
+    ] = None,
+    missing: Annotated[
+        Missing, typer.Option(help="For csv and parquet: what missing numbers become.")
+    ] = Missing.zero,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            help="For csv and parquet: a column; the latest samples by it are held out."
+        ),
+    ] = None,
+    split_column: Annotated[
+        str | None,
+        typer.Option(
+            help="For csv and parquet: a column that says train, validation or test."
+        ),
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            help="For csv and parquet: between columns of text; unless given, a comma."
+        ),
+    ] = None,
+    columns: Annotated[
+        Path | None,
+        typer.Option(help="For csv and parquet: all of these in a YAML file instead."),
+    ] = None,
 ) -> None:
-    """Prepare a data set for training: ids, splits, and files to map into memory."""
+    """Prepare a data set for training: ids, numbers, splits, memory-mapped files."""
     from embark_jax.data.prepare import run
-    from embark_jax.data.prepare.datasets import DATASETS, Columns, Request
+    from embark_jax.data.prepare.datasets import DATASETS, Request
 
     if dataset not in DATASETS:
         raise ConfigError(f"dataset is {dataset!r}; {nearest(dataset, DATASETS)}")
     known = DATASETS[dataset]
+    made_from: dict[str, Any] = {"dataset": dataset, "multi_hot": multi_hot}
+    asked = own_files.columns_of(
+        columns,
+        label=label,
+        positive_from=positive_from,
+        dense=dense or (),
+        missing=missing.value,
+        feature=feature or (),
+        list_=list_ or (),
+        sequence=sequence or (),
+        share=share or (),
+        longest=longest,
+        ignore=tuple(ignore or ()),
+        time=time,
+        split=split_column,
+        separator=separator,
+    )
+    if dataset in ("csv", "parquet"):
+        made_from["columns"] = asked.model_dump(mode="json")
+    recipe = known.recipe(Request(raw, asked, multi_hot))
+    usual = "time" if recipe.says_split else known.split
     options = run.Options(
-        split=known.split if split is None else split.value,
+        split=usual if split is None else split.value,
         min_count=min_count,
         max_rows=max_rows,
         hashed=hashed,
         on_bad_line=on_bad_line.value,
     )
-    made_from: dict[str, Any] = {"dataset": dataset, "multi_hot": multi_hot}
-    columns = Columns(label, tuple(dense or ()), tuple(feature or ()), log)
-    if dataset in ("csv", "parquet"):
-        made_from["columns"] = dataclasses.asdict(columns)
     with _Stages() as stages:
         prepared = run.prepare(
-            known.recipe(Request(raw, columns, multi_hot)),
+            recipe,
             out,
             options,
             made_from,
@@ -142,10 +224,12 @@ def prepare(
             progress=stages.update,
         )
     manifest = prepared.manifest
+    if prepared.report is not None:
+        own_files.show(prepared.report)
     _say_what(manifest, out)
     for name, count in manifest.missing_dense.items():
-        share = count / sum(map(manifest.rows, manifest.parts))
-        say(f"column {name!r}: {count:,} missing values ({share:.1%}) are 0")
+        share_missing = count / sum(map(manifest.rows, manifest.parts))
+        say(f"column {name!r}: {count:,} missing values ({share_missing:.1%}) are 0")
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
         for line in prepared.skipped[:5]:

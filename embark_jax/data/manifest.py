@@ -25,6 +25,8 @@ from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.files import sha256_of, write_json
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.records import CHECKSUM_DIGITS
 from embark_jax.tables import FeatureSpec, Pooling
 
@@ -99,6 +101,8 @@ class Manifest(Config):
       missing_dense: for each dense column how many values the raw files lack, if any;
         they are 0 in the samples.
       vocabularies: files that say which value each id is.
+      numbers: transforms of columns of numbers, dense ones and those that are features.
+      columns: of one's own files, for raw rows that are like them.
     """
 
     version: Literal[3] = VERSION
@@ -111,6 +115,8 @@ class Manifest(Config):
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
     vocabularies: tuple[File, ...] = ()
+    numbers: Mapping[str, FittedNumber] = {}
+    columns: Columns | None = None
     bayes_auc: float | None = None
 
     @classmethod

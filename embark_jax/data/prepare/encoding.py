@@ -1,104 +1,62 @@
-"""Second and third stage: values are counted into vocabularies, and become ids."""
+"""Third stage: values become ids, numbers are transformed, samples become records."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
-from embark_jax.data.files import read_arrow, write_arrow, write_json
+from embark_jax.data.files import read_arrow, write_json
 from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
 from embark_jax.data.pipeline import in_order
-from embark_jax.data.prepare.parsing import SamplePart
-from embark_jax.data.prepare.recipe import TRAIN
-from embark_jax.data.prepare.vocabulary import (
-    FIRST_ID,
-    ValueCounter,
-    Vocabulary,
-    count_values,
-    flat,
-    padded,
-)
-from embark_jax.tables import FeatureSpec
+from embark_jax.data.prepare.counting import PlacedPart
+from embark_jax.data.prepare.numbers import FittedNumber
+from embark_jax.data.prepare.vocabulary import Vocabulary, flat, padded
 
 
-class PlacedPart(NamedTuple):
-    """A part, and the split of each of its samples when called with them."""
-
-    part: SamplePart
-    splits: Callable[[pa.Table], np.ndarray]
-
-
-class Counted(NamedTuple):
-    """Rows of each table, and the longest bag of each feature."""
-
-    table_rows: dict[str, int]
-    hotness: dict[str, int]
-
-
-def count(
-    features: Sequence[FeatureSpec],
-    parts: Sequence[PlacedPart],
-    folder: Path,
-    *,
-    min_count: int,
-    max_rows: int,
-    hashed: bool,
-    workers: int,
-    progress: Callable[[int], None],
-) -> Counted:
-    """Counts the values of the training samples; writes the vocabularies.
+class SampleEncoder:
+    """Makes records of samples.
 
     Args:
-      features: of the data set.
-      parts: of the data set.
-      folder: gets a vocabulary for each table that is not hashed.
-      min_count: samples that a value must have for a row of its own.
-      max_rows: a table with more values is hashed to so many rows.
-      hashed: whether every table is.
-      workers: parts at once.
-      progress: is told the parts that are done.
+      manifest: says what records are made of.
+      vocabularies: folder with those of its tables that are not hashed.
     """
-    counters = {f.table: ValueCounter(0 if hashed else max_rows) for f in features}
-    hotness = {f.name: f.hotness for f in features}
 
-    def count_part(placed: PlacedPart) -> dict[str, tuple[int, pa.Table | None]]:
-        samples = placed.part.read()
-        train = samples.filter(pa.array(placed.splits(samples) == TRAIN))
-        found = {}
-        for feature in features:
-            longest = _longest_bag(samples[feature.name].combine_chunks())
-            table = None
-            # What a sequence repeats was counted where it was met.
-            counts = not hashed and feature.pooling != "none"
-            if counts and not counters[feature.table].too_many:
-                table = count_values(train[feature.name].combine_chunks())
-            found[feature.name] = longest, table
-        return found
+    def __init__(self, manifest: Manifest, vocabularies: Path):
+        self._manifest = manifest
+        self._layout = manifest.layout()
+        self._ids_of = {}
+        for table, rows in manifest.table_rows.items():
+            path = vocabularies / f"{table}.arrow"
+            keys = read_arrow(path)["key"].combine_chunks() if path.exists() else None
+            self._ids_of[table] = Vocabulary(keys, rows).ids
 
-    counting = in_order(count_part, parts, workers=workers, depth=workers)
-    for number, found in enumerate(counting, 1):
-        for feature in features:
-            longest, values = found[feature.name]
-            hotness[feature.name] = max(hotness[feature.name], longest)
-            if values is not None:
-                counters[feature.table].add(values)
-        progress(number)
-
-    rows = {}
-    for table, counter in counters.items():
-        if hashed or counter.too_many:
-            rows[table] = max_rows
-        else:
-            values = counter.frequent(min_count)
-            write_arrow(folder / f"{table}.arrow", values)
-            rows[table] = FIRST_ID + len(values)
-    return Counted(rows, hotness)
+    def __call__(self, samples: pa.Table) -> np.ndarray:
+        """``[samples]`` records; the label is 0 where samples have none."""
+        manifest = self._manifest
+        records = np.empty(len(samples), self._layout)
+        has_label = LABEL in samples.column_names
+        records["label"] = samples[LABEL].to_numpy() if has_label else 0
+        as_it_is = FittedNumber()
+        for place, name in enumerate(manifest.dense):
+            number = manifest.numbers.get(name, as_it_is)
+            values = number.values(samples[name].combine_chunks())
+            records["dense"][:, place] = values
+        for name, feature in manifest.features.items():
+            values = samples[name].combine_chunks()
+            if name in manifest.numbers:
+                records["ids"][name] = manifest.numbers[name].ranges(values)[:, None]
+                continue
+            ids = self._ids_of[feature.table](flat(values))
+            if pa.types.is_list(values.type):
+                at_end = feature.pooling == "none"
+                ids = padded(values, ids, feature.stored_hotness, at_end)
+            records["ids"][name] = ids.reshape(len(records), feature.stored_hotness)
+        return records
 
 
 def encode(
@@ -121,11 +79,7 @@ def encode(
       workers: parts at once.
       progress: is told the parts that are done.
     """
-    ids_of = {}
-    for table, rows in manifest.table_rows.items():
-        path = vocabularies / f"{table}.arrow"
-        keys = read_arrow(path)["key"].combine_chunks() if path.exists() else None
-        ids_of[table] = Vocabulary(keys, rows).ids
+    records_of = SampleEncoder(manifest, vocabularies)
 
     def encode_part(placed: PlacedPart) -> dict[str, Part]:
         name = placed.part.path
@@ -134,18 +88,8 @@ def encode(
             known = json.loads(done.read_text())
             return {split: Part(**part) for split, part in known.items()}
         samples = placed.part.read()
-        records = np.empty(len(samples), manifest.layout())
-        records["label"] = samples[LABEL].to_numpy()
-        for place, column in enumerate(manifest.dense):
-            records["dense"][:, place] = samples[column].to_numpy()
-        for feature, spec in manifest.features.items():
-            values = samples[feature].combine_chunks()
-            ids = ids_of[spec.table](flat(values))
-            if pa.types.is_list(values.type):
-                at_end = spec.pooling == "none"
-                ids = padded(values, ids, spec.stored_hotness, at_end)
-            records["ids"][feature] = ids.reshape(len(records), spec.stored_hotness)
-        found, splits = {}, placed.splits(samples)
+        records, splits = records_of(samples), placed.splits(samples)
+        found = {}
         for number, split in enumerate(SPLITS):
             chosen = records[np.flatnonzero(splits == number)]
             if len(chosen):
@@ -158,10 +102,3 @@ def encode(
     for number, found in enumerate(encoding, 1):
         progress(number)
         yield found
-
-
-def _longest_bag(values: pa.Array) -> int:
-    if not pa.types.is_list(values.type):
-        return 1
-    lengths = values.value_lengths().fill_null(0).to_numpy()
-    return int(lengths.max(initial=1))

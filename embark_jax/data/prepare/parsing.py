@@ -110,10 +110,6 @@ class _Job(NamedTuple):
         columns, bad = piece.read(self.on_bad_line)
         samples = self.recipe.samples(columns, self.file)
         missing = {name: samples[name].null_count for name in self.recipe.dense}
-        for place, name in enumerate(samples.column_names):
-            if missing.get(name):
-                filled = samples[name].fill_null(0)
-                samples = samples.set_column(place, name, filled)
         if self.recipe.history:
             samples = self.recipe.history.by_hash(samples)
         part = ParsedPart(

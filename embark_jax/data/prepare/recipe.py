@@ -16,6 +16,7 @@ from embark_jax.data.hashing import splitmix64
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare import chunks
 from embark_jax.data.prepare.chunks import Chunk, read_chunks
+from embark_jax.data.prepare.columns import Columns, NumberColumn
 from embark_jax.data.prepare.delimited import (
     Layout,
     OnBadLine,
@@ -30,6 +31,8 @@ from embark_jax.tables import FeatureSpec
 SPLIT = "split"
 """A column of samples whose data set says itself in which split each one is."""
 TRAIN, VALIDATION, TEST = range(len(SPLITS))
+TIME = "time of the sample"
+"""A column of samples whose data set says when each one was: a number."""
 
 
 class Extent(NamedTuple):
@@ -142,11 +145,15 @@ class Recipe:
         here.
       samples: from the columns of a piece and the number of its file to the label, the
         dense features (float32), and for each feature its values: uint32, int64, text,
-        or lists of these. Missing values are null, and dense ones are counted and
-        become 0 later. It may also give SPLIT, and what the history needs.
-      time_split: holds out the latest samples; None if the data set is in no order.
+        or lists of these. Missing values are null; dense ones are counted. It may also
+        give SPLIT, TIME, and what the history needs.
+      time_split: holds out the latest samples; None if the data set is in no order, or
+        TIME says it.
       bags_of_one_id: hotness of features that are made multi-hot when read.
       history: makes features of what a user met before.
+      numbers: how columns of numbers are transformed, those of dense features and those
+        that features are made of; others are taken as they are.
+      columns: of one's own files, which raw rows to be scored then have, too.
     """
 
     raw: Sequence[RawFile]
@@ -156,6 +163,19 @@ class Recipe:
     time_split: Split | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     history: History | None = None
+    numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
+    columns: Columns | None = None
+
+    @property
+    def all_numbers(self) -> dict[str, NumberColumn]:
+        """Every column of numbers, and what is asked for of it."""
+        return dict.fromkeys(self.dense, NumberColumn()) | dict(self.numbers)
+
+    @property
+    def says_split(self) -> bool:
+        """Whether the data set says itself when samples were or in which split."""
+        timed = self.columns is not None and self.columns.time is not None
+        return timed or self.time_split is given_split
 
     def __post_init__(self):
         names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]
@@ -191,6 +211,19 @@ def last_file(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     test set."""
     middle = (extent.last_file + extent.total + 1) // 2
     return _halved(table, start, extent.last_file, middle, (VALIDATION, TEST))
+
+
+def after_times(validation: float, test: float) -> Split:
+    """By TIME: from ``validation`` on in the validation set, from ``test`` on in the
+    test set."""
+
+    def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+        del start, extent
+        times = table[TIME].to_numpy()
+        conditions = [times < validation, times < test]
+        return np.select(conditions, [TRAIN, VALIDATION], TEST).astype(np.uint8)
+
+    return split
 
 
 def given_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:

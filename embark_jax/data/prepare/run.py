@@ -16,17 +16,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.files import write_json
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
+from embark_jax.data.prepare import report as reports
+from embark_jax.data.prepare.counting import Counted, PlacedPart, count
 from embark_jax.data.prepare.delimited import OnBadLine
-from embark_jax.data.prepare.encoding import Counted, PlacedPart, count, encode
+from embark_jax.data.prepare.encoding import encode
 from embark_jax.data.prepare.grouping import with_histories
+from embark_jax.data.prepare.numbers import in_sample
 from embark_jax.data.prepare.parsing import ParsedPart, SamplePart, parse
-from embark_jax.data.prepare.recipe import Extent, Recipe, random_split
+from embark_jax.data.prepare.recipe import (
+    TIME,
+    Extent,
+    Recipe,
+    Split,
+    after_times,
+    random_split,
+)
+from embark_jax.data.prepare.report import Report
 
 Progress = Callable[[str, int, int], None]
 """Is told the stage, how far it is, and where it ends."""
@@ -58,10 +70,12 @@ class Prepared:
 
     Attributes:
       manifest: of the folder.
+      report: what the data are like.
       skipped: some of the bad lines that are left out, in words.
     """
 
     manifest: Manifest
+    report: Report | None
     skipped: Sequence[str] = ()
 
 
@@ -91,7 +105,7 @@ def prepare(
     made_from = {**made_from, **dataclasses.asdict(options), "raw": sizes}
     work = out / ".work"
     if finished := claim(out, work, made_from):
-        return Prepared(finished)
+        return Prepared(finished, _read_report(out))
     workers = workers or os.cpu_count() or 1
     total = sum(sizes.values())
     parsed = list(
@@ -126,10 +140,17 @@ def prepare(
     files = {split: tuple(p[split] for p in found if split in p) for split in SPLITS}
     known = {"parts": files, "vocabularies": manifests.vocabularies(out)}
     manifest = manifest.model_copy(update=known)
+    write_json(out / reports.FILE_NAME, counted.report.model_dump(mode="json"))
     manifest.save(out)
     shutil.rmtree(work)
     examples = [line for part in parsed for line in part.examples]
-    return Prepared(manifest, examples)
+    return Prepared(manifest, counted.report, examples)
+
+
+def _read_report(out: Path) -> Report | None:
+    """That of data that are prepared; None where they were before there were any."""
+    path = out / reports.FILE_NAME
+    return Report.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | None:
@@ -169,6 +190,8 @@ def _placed(
     last_file = sum(part.rows for part in parts if part.file == len(recipe.raw) - 1)
     extent = Extent(total, total - last_file)
     split = random_split if options.split == "random" else recipe.time_split
+    if options.split == "time" and recipe.columns and recipe.columns.time:
+        split = _by_time(parts, total)
     if split is None:
         raise DataError("these data are in no order of time; take --split random")
 
@@ -177,9 +200,21 @@ def _placed(
 
     placed, start = [], 0
     for part in parts:
-        placed.append(PlacedPart(part, functools.partial(splits, start=start)))
+        placed.append(PlacedPart(part, start, functools.partial(splits, start=start)))
         start += part.rows
     return placed
+
+
+def _by_time(parts: Sequence[SamplePart], total: int) -> Split:
+    """Holds out the latest tenth: its first half is the validation set, the second the
+    test set. Samples of one time are in one split."""
+    times, start = [], 0
+    for part in parts:
+        sampled = in_sample(start, part.rows, total)
+        times.append(part.read()[TIME].to_numpy()[sampled])
+        start += part.rows
+    validation, test = np.quantile(np.concatenate(times), [0.9, 0.95], method="higher")
+    return after_times(float(validation), float(test))
 
 
 def _count_once(
@@ -195,7 +230,7 @@ def _count_once(
     done = work / "counted.json"
     if not done.exists():
         counted = count(
-            recipe.features,
+            recipe,
             parts,
             out / manifests.VOCABULARY,
             min_count=options.min_count,
@@ -204,8 +239,8 @@ def _count_once(
             workers=workers,
             progress=lambda number: progress("count", number, len(parts)),
         )
-        write_json(done, counted._asdict())
-    return Counted(**json.loads(done.read_text()))
+        write_json(done, counted.model_dump(mode="json"))
+    return Counted.model_validate_json(done.read_bytes())
 
 
 def _manifest(
@@ -216,6 +251,7 @@ def _manifest(
 ) -> Manifest:
     """All but the files."""
     bags = recipe.bags_of_one_id
+    with_zeros = [n for n, c in recipe.all_numbers.items() if c.missing == "zero"]
     features = {
         feature.name: PreparedFeature(
             table=feature.table,
@@ -230,10 +266,13 @@ def _manifest(
         dense=recipe.dense,
         features=features,
         table_rows=counted.table_rows,
+        numbers={n: counted.numbers[n] for n in recipe.numbers},
+        columns=recipe.columns,
         skipped_lines=sum(part.skipped for part in parsed),
         missing_dense={
             name: count
             for name in recipe.dense
+            if name in with_zeros
             if (count := sum(part.missing.get(name, 0) for part in parsed))
         },
     )

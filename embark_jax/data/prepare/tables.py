@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embark_jax.config import nearest
 from embark_jax.data.batch import DataError
-from embark_jax.data.manifest import LABEL
+from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare.chunks import read_chunks
+from embark_jax.data.prepare.columns import CategoryColumn, Columns, check_there
 from embark_jax.data.prepare.delimited import Column, shown, with_header
 from embark_jax.data.prepare.recipe import (
+    SPLIT,
+    TIME,
     DelimitedFile,
     ParquetFile,
+    RawFile,
     Recipe,
+    given_split,
     last_part,
     missing_where,
 )
@@ -26,96 +30,149 @@ from embark_jax.tables import FeatureSpec
 
 HELD_OUT_PARTS = 10
 """By time, one of so many is held out; files are in the order of their names."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """What the columns are.
-
-    Attributes:
-      label: from 0 to 1.
-      dense: numbers; a missing one becomes 0, and is counted.
-      features: categories, in Parquet also lists of them; () is all others.
-      log: whether dense features become log(1 + x), and those below 0 become 0.
-    """
-
-    label: str
-    dense: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    log: bool = False
-
-    def completed(self, names: Sequence[str], path: Path) -> Columns:
-        """With all features, for a file of these columns.
-
-        Raises:
-          DataError: if a column is not there, or none is left for features.
-        """
-        for name in (self.label, *self.dense, *self.features):
-            if name not in names:
-                raise DataError(
-                    f"{path}: has no column {name!r}; {nearest(name, names)}"
-                )
-        others = [name for name in names if name not in (self.label, *self.dense)]
-        if not others:
-            raise DataError(f"{path}: no column is left for features")
-        return dataclasses.replace(self, features=self.features or tuple(others))
+TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
+PARQUET_FILES = ("*.parquet",)
+MISSING = ("", "NULL", "null", "NaN", "nan", "\\N")
+"""What stands in text for a value that is not there."""
+_SPLIT_NAMES = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
+"""How the names of splits begin, in files' names and in columns."""
 
 
 def csv(raw: Path, columns: Columns) -> Recipe:
     """A .csv or .tsv file, plain or gzip, or all of a folder, with the same header."""
-    paths = _paths(raw, "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
-    separator = "\t" if ".tsv" in paths[0].name else ","
-    names = _header(paths[0], separator)
-    columns = columns.completed(names, paths[0])
-
-    def column(name: str) -> Column:
-        if name == columns.label:
-            return Column(name, "number", required=True, bounds=(0, 1))
-        return Column(name, "number" if name in columns.dense else "text")
-
-    layout = with_header(list(map(column, names)), separator, quotes=True)
-    return _recipe([DelimitedFile(path, layout) for path in paths], columns)
+    paths = _paths(raw, *TEXT_FILES)
+    names = _header(paths[0], _separator(paths[0], columns))
+    columns = columns.completed(names, str(paths[0]))
+    return _recipe(_text_files(paths, columns, names), columns)
 
 
 def parquet(raw: Path, columns: Columns) -> Recipe:
     """A .parquet file, or all of a folder, with the same columns."""
-    paths = _paths(raw, "*.parquet")
-    try:
-        names = pq.read_schema(paths[0]).names
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{paths[0]}: {error}") from None
-    columns = columns.completed(names, paths[0])
-    used = (columns.label, *columns.dense, *columns.features)
-    return _recipe([ParquetFile(path, used) for path in paths], columns)
+    paths = _paths(raw, *PARQUET_FILES)
+    columns = columns.completed(_parquet_names(paths[0]), str(paths[0]))
+    return _recipe([ParquetFile(path, columns.named) for path in paths], columns)
 
 
-def _recipe(raw: Sequence[DelimitedFile | ParquetFile], columns: Columns) -> Recipe:
+def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
+    """Files like those that were prepared, whose rows are to be scored: the label may
+    be there, and time and split need not.
+
+    Raises:
+      DataError: if there are none, or a column is missing.
+    """
+    patterns = PARQUET_FILES if path.suffix == ".parquet" else TEXT_FILES
+    if path.is_dir() and any(path.glob(PARQUET_FILES[0])):
+        patterns = PARQUET_FILES
+    paths = _paths(path, *patterns)
+    if patterns is TEXT_FILES:
+        names = _header(paths[0], _separator(paths[0], columns))
+    else:
+        names = _parquet_names(paths[0])
+    check_there(columns.inputs, names, str(paths[0]))
+    if patterns is TEXT_FILES:
+        return _text_files(paths, columns, names, label_required=False)
+    used = {*columns.inputs, columns.label} & set(names)
+    return [ParquetFile(each, tuple(sorted(used))) for each in paths]
+
+
+def _text_files(
+    paths: Sequence[Path],
+    columns: Columns,
+    names: Sequence[str],
+    label_required: bool = True,
+) -> list[RawFile]:
+    bounds = None if columns.positive_from is not None else (0, 1)
+
+    def column(name: str) -> Column:
+        if name == columns.label:
+            return Column(name, "number", required=label_required, bounds=bounds)
+        return Column(name, "number" if name in columns.dense else "text")
+
+    separator = _separator(paths[0], columns)
+    layout = with_header(
+        list(map(column, names)), separator, quotes=True, missing=MISSING
+    )
+    return [DelimitedFile(path, layout) for path in paths]
+
+
+def _recipe(raw: Sequence[RawFile], columns: Columns) -> Recipe:
+    paths = [file.path for file in raw]
+
     def samples(table: pa.Table, file: int) -> pa.Table:
-        path = raw[file].path
-        label = _numbers(table, columns.label, path)
-        if ((label < 0) | (label > 1)).any():
-            bad = label[(label < 0) | (label > 1)][0]
-            raise DataError(
-                f"{path}: column {columns.label}: value is {bad}, must be from 0 to 1"
-            )
-        dense = {name: _numbers(table, name, path) for name in columns.dense}
-        if columns.log:
-            dense = {n: np.log1p(np.maximum(v, 0)) for n, v in dense.items()}
-        dense = {n: missing_where(table[n], v) for n, v in dense.items()}
-        features = {n: _values(table[n], n, path) for n in columns.features}
-        return pa.table({LABEL: label, **dense, **features})
+        found = inputs(table, columns, paths[file])
+        label = labels(table, columns, paths[file])
+        if columns.time:
+            found = found.append_column(TIME, _times(table, columns.time, paths[file]))
+        if columns.split:
+            split = _splits(table, columns.split, paths[file])
+            found = found.append_column(SPLIT, split)
+        elif of_files is not None:
+            split = pa.array(np.full(len(table), of_files[file], np.uint8))
+            found = found.append_column(SPLIT, split)
+        return found.append_column(LABEL, pa.array(label))
 
-    bag = FeatureSpec  # pooled by their mean: a single id's mean is itself
+    of_files = None if columns.time or columns.split else _splits_of_files(paths)
+    bucketed = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
+    if columns.split or of_files is not None:
+        time_split = given_split
+    else:
+        time_split = None if columns.time else last_part(HELD_OUT_PARTS)
     return Recipe(
         raw=raw,
-        dense=columns.dense,
-        features=tuple(bag(name, pooling="mean") for name in columns.features),
+        dense=tuple(name for name in columns.dense if name not in bucketed),
+        features=(
+            *(_feature(name, column) for name, column in columns.features.items()),
+            *map(FeatureSpec, bucketed),
+        ),
         samples=samples,
-        time_split=last_part(HELD_OUT_PARTS),
+        time_split=time_split,
+        numbers=columns.dense,
+        columns=columns,
     )
 
 
-def _numbers(table: pa.Table, name: str, path: Path) -> np.ndarray:
+def inputs(table: pa.Table, columns: Columns, path: Path) -> pa.Table:
+    """Numbers and values of features, of the columns of a file.
+
+    Raises:
+      DataError: if a value breaks a rule.
+    """
+    dense = {name: _numbers(table, name, path) for name in columns.dense}
+    features = {
+        name: _values(table[name], name, column, path)
+        for name, column in columns.features.items()
+    }
+    return pa.table({**dense, **features})
+
+
+def labels(table: pa.Table, columns: Columns, path: Path) -> np.ndarray:
+    """float32 ``[samples]``, each from 0 to 1.
+
+    Raises:
+      DataError: if one is missing, or another number.
+    """
+    found = _numbers(table, columns.label, path)
+    if found.null_count:
+        raise DataError(f"{path}: column {columns.label}: has missing labels")
+    label = found.to_numpy()
+    if columns.positive_from is not None:
+        return (label >= columns.positive_from).astype(np.float32)
+    if len(bad := label[(label < 0) | (label > 1)]):
+        raise DataError(
+            f"{path}: column {columns.label}: value is {bad[0]:g}, must be from 0 to "
+            "1; if it is a rating, say from which one on it is positive"
+        )
+    return label
+
+
+def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
+    # Pooled by their mean: a single id's mean is itself.
+    pooling = "none" if column.sequence else "mean"
+    return FeatureSpec(name, column.table or name, pooling=pooling)
+
+
+def _numbers(table: pa.Table, name: str, path: Path) -> pa.Array:
+    """float32, with nulls where a number is missing."""
     try:
         column = table[name].cast(pa.float64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -123,10 +180,12 @@ def _numbers(table: pa.Table, name: str, path: Path) -> np.ndarray:
     numbers = column.fill_null(0).to_numpy().astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"{path}: column {name}: must be finite in float32")
-    return numbers
+    return missing_where(column, numbers)
 
 
-def _values(values: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+def _values(
+    values: pa.ChunkedArray, name: str, column: CategoryColumn, path: Path
+) -> pa.ChunkedArray:
     """Integers as int64 and text as it is, alone or in lists."""
     is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
     kind = values.type.value_type if is_list else values.type
@@ -141,7 +200,75 @@ def _values(values: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
             f"{path}: column {name}: type is {values.type}, must be integers or text, "
             "or lists of them"
         )
-    return values.cast(pa.list_(kind) if is_list else kind)
+    values = values.cast(pa.list_(kind) if is_list else kind)
+    if column.separator is not None and kind == pa.string() and not is_list:
+        return _split_text(values.combine_chunks(), column.separator)
+    return values
+
+
+def _split_text(values: pa.StringArray, separator: str) -> pa.ChunkedArray:
+    """Lists of the values between separators, without blanks around them; of nothing
+    an empty list."""
+    options = pc.SplitPatternOptions(separator)
+    lists = pc.call_function("split_pattern", [values.fill_null("")], options)
+    trimmed = pc.call_function("utf8_trim_whitespace", [lists.flatten()])
+    there = pc.call_function("utf8_length", [trimmed]).to_numpy() > 0
+    ends = np.cumsum(there)
+    ends_of_lists = lists.offsets.to_numpy()[1:] - lists.offsets.to_numpy()[0]
+    offsets = np.append(0, np.append(0, ends)[ends_of_lists]).astype(np.int32)
+    kept = trimmed.filter(pa.array(there))
+    return pa.chunked_array([pa.ListArray.from_arrays(pa.array(offsets), kept)])
+
+
+def _times(table: pa.Table, name: str, path: Path) -> pa.Array:
+    """Numbers that are in the order of time: float64."""
+    times = table[name].combine_chunks()
+    if times.null_count:
+        raise DataError(f"{path}: column {name}: has missing times")
+    for kind in (pa.float64(), pa.timestamp("us")):
+        try:
+            if kind == pa.timestamp("us"):
+                return times.cast(kind).cast(pa.int64()).cast(pa.float64())
+            return times.cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+    raise DataError(
+        f"{path}: column {name}: values such as {times[0].as_py()!r} are no times, "
+        "must be numbers or dates such as 2024-05-31 12:30:00"
+    )
+
+
+def _splits(table: pa.Table, name: str, path: Path) -> pa.Array:
+    values = table[name].combine_chunks().cast(pa.string()).dictionary_encode()
+    numbers = []
+    for value in values.dictionary.to_pylist():
+        if (number := _split_named(value)) is None:
+            known = ", ".join(SPLITS)
+            raise DataError(
+                f"{path}: column {name}: value is {value!r}, must be {known}"
+            )
+        numbers.append(number)
+    if values.null_count:
+        raise DataError(f"{path}: column {name}: has missing values")
+    return pa.array(np.array(numbers, np.uint8)[values.indices.to_numpy()])
+
+
+def _splits_of_files(paths: Sequence[Path]) -> list[int] | None:
+    """The split of each file, if all of their names say it, and some say training."""
+    found = [_split_named(path.name) for path in paths]
+    said = [number for number in found if number is not None]
+    return said if len(said) == len(paths) and {0, 2} <= set(said) else None
+
+
+def _split_named(text: str) -> int | None:
+    return next(
+        (
+            number
+            for start, number in _SPLIT_NAMES.items()
+            if text.lower().startswith(start)
+        ),
+        None,
+    )
 
 
 def _paths(raw: Path, *patterns: str) -> list[Path]:
@@ -154,6 +281,17 @@ def _paths(raw: Path, *patterns: str) -> list[Path]:
             found = f"is no {' or '.join(patterns)}"
         raise DataError(f"{raw}: {found}; --raw is such a file, or a folder of them")
     return paths
+
+
+def _separator(path: Path, columns: Columns) -> str:
+    return columns.separator or ("\t" if ".tsv" in path.name else ",")
+
+
+def _parquet_names(path: Path) -> list[str]:
+    try:
+        return pq.read_schema(path).names
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _header(path: Path, separator: str) -> list[str]:

@@ -45,11 +45,10 @@ class ValueCounter:
         if sum(map(len, self._pending)) > len(self._merged):
             self._merge()
 
-    def frequent(self, min_count: int) -> pa.Table:
-        """Values seen at least so often, the most frequent first; ties by value."""
+    def values(self) -> pa.Table:
+        """All values, the most frequent first; ties by value."""
         self._merge()
-        kept = self._merged.filter(pc.field("count") >= min_count)
-        return kept.sort_by([("count", "descending"), ("key", "ascending")])
+        return self._merged.sort_by([("count", "descending"), ("key", "ascending")])
 
     def _merge(self) -> None:
         tables = [table for table in (self._merged, *self._pending) if len(table)]
@@ -116,15 +115,21 @@ class Vocabulary:
 def padded(
     values: pa.ListArray, ids: np.ndarray, hotness: int, at_end: bool = False
 ) -> np.ndarray:
-    """``[bags, hotness]`` ids of bags, padded with -1, from those of all values.
+    """``[bags, hotness]`` ids of bags, padded with -1, from those of all values. Of a
+    longer bag the first ids are taken.
 
     With ``at_end`` the padding is in front: the last event of every sequence is in the
-    last place.
+    last place, and of a longer one the last events are taken.
     """
-    lengths = values.value_lengths().fill_null(0).to_numpy()[:, None]
-    bags = np.full((len(values), hotness), -1, ids.dtype)
+    lengths = values.value_lengths().fill_null(0).to_numpy().astype(np.int64)[:, None]
+    ends = np.cumsum(lengths)[:, None]
     place = np.arange(hotness)
-    bags[place >= hotness - lengths if at_end else place < lengths] = ids
+    if at_end:
+        there, wanted = place >= hotness - lengths, ends - hotness + place
+    else:
+        there, wanted = place < lengths, ends - lengths + place
+    bags = np.full((len(values), hotness), -1, ids.dtype)
+    bags[there] = ids[wanted[there]]
     return bags
 
 

@@ -15,6 +15,7 @@ import pytest
 from embark_jax.data import BatchChecker, DataError, MovieLens100K, PreparedData
 from embark_jax.data.files import read_arrow
 from embark_jax.data.prepare import avazu, movielens, tables, taobao
+from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 
 AVAZU_SAMPLE = Path(__file__).parents[4] / "shared" / "data" / "avazu_sample.csv"
@@ -242,7 +243,7 @@ def test_csv_of_ones_own(tmp_path):
     rows = [(i % 2, i, "" if i == 3 else f'"a, {i % 3}"', i % 5) for i in range(40)]
     write_rows(tmp_path / "b.csv", ["clicked", "n", "word", "m"], rows[20:])
     write_rows(tmp_path / "a.csv", ["clicked", "n", "word", "m"], rows[:20])
-    columns = tables.Columns("clicked", dense=("n",), log=True)
+    columns = Columns(label="clicked", dense={"n": {"transform": "log"}})
     data = prepared(tables.csv(tmp_path, columns), tmp_path / "out", split="time")
     found = samples(data, "train")
     assert len(found) == 36
@@ -255,13 +256,13 @@ def test_csv_of_ones_own(tmp_path):
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.csv").write_text("label,word\n1,a\n0,b\n", "utf-8-sig")
-    recipe = tables.csv(tmp_path, tables.Columns("label"))
+    recipe = tables.csv(tmp_path, Columns())
     assert len(everything(prepared(recipe, tmp_path / "out"))) == 2
     (tmp_path / "a.csv").write_text("label,word\n1,a\n", "utf-16")
     with pytest.raises(
         DataError, match=r"a\.csv, line 1: is UTF-16 text, must be UTF-8"
     ):
-        tables.csv(tmp_path, tables.Columns("label"))
+        tables.csv(tmp_path, Columns())
 
 
 def test_parquet_with_bags(tmp_path):
@@ -274,7 +275,7 @@ def test_parquet_with_bags(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
-    columns = tables.Columns("label", dense=("x",))
+    columns = Columns(dense={"x": {}})
     out = tmp_path / "out"
     data = prepared(tables.parquet(tmp_path, columns), out, split="time")
     assert len(data.manifest.parts["train"]) == 3
@@ -288,16 +289,16 @@ def test_parquet_with_bags(tmp_path):
 def test_columns_that_are_not_there_or_no_categories(tmp_path):
     write_rows(tmp_path / "a.csv", ["label", "word"], [(1, "x")])
     with pytest.raises(DataError, match=r"no column 'wrod'; did you mean word\?"):
-        tables.csv(tmp_path, tables.Columns("label", features=("wrod",)))
+        tables.csv(tmp_path, Columns(features={"wrod": {}}))
     with pytest.raises(DataError, match="no column is left for features"):
-        tables.csv(tmp_path, tables.Columns("label", dense=("word",)))
+        tables.csv(tmp_path, Columns(dense={"word": {}}))
     with pytest.raises(DataError, match=r"has no \*\.parquet"):
-        tables.parquet(tmp_path, tables.Columns("label"))
+        tables.parquet(tmp_path, Columns())
     pq.write_table(pa.table({"label": [1], "f": [1.5]}), tmp_path / "a.parquet")
-    recipe = tables.parquet(tmp_path, tables.Columns("label"))
+    recipe = tables.parquet(tmp_path, Columns())
     message = r"a\.parquet: column f: type is double, must be integers or text"
     with pytest.raises(DataError, match=message):
         prepared(recipe, tmp_path / "out")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(DataError, match=r"a\.parquet: "):
-        tables.parquet(tmp_path, tables.Columns("label"))
+        tables.parquet(tmp_path, Columns())

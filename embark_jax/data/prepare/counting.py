@@ -1,0 +1,169 @@
+"""Second stage: what the training samples have, from which vocabularies are made and
+transforms of numbers fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embark_jax.config import Config
+from embark_jax.data.files import write_arrow
+from embark_jax.data.manifest import LABEL
+from embark_jax.data.pipeline import in_order
+from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
+from embark_jax.data.prepare.parsing import SamplePart
+from embark_jax.data.prepare.recipe import TRAIN, Recipe
+from embark_jax.data.prepare.report import FeatureSeen, Report, bags_seen, values_seen
+from embark_jax.data.prepare.vocabulary import FIRST_ID, ValueCounter, count_values
+
+
+class PlacedPart(NamedTuple):
+    """A part, the position of its first sample among all, and the split of each of its
+    samples when called with them."""
+
+    part: SamplePart
+    start: int
+    splits: Callable[[pa.Table], np.ndarray]
+
+
+class Counted(Config):
+    """What encoding goes by.
+
+    Attributes:
+      table_rows: of each table.
+      hotness: of each feature: its longest bag, or the longest that is kept.
+      numbers: transforms, by column.
+      report: for a person.
+    """
+
+    table_rows: Mapping[str, int]
+    hotness: Mapping[str, int]
+    numbers: Mapping[str, FittedNumber]
+    report: Report
+
+
+class _CountedPart(NamedTuple):
+    """What a part has: labels and numbers of its training samples, the values of each
+    feature where they are counted, and its bags."""
+
+    labels: np.ndarray
+    numbers: dict[str, pa.Array]
+    values: dict[str, pa.Table]
+    bags: dict[str, FeatureSeen]
+
+
+def count(
+    recipe: Recipe,
+    parts: Sequence[PlacedPart],
+    folder: Path,
+    *,
+    min_count: int,
+    max_rows: int,
+    hashed: bool,
+    workers: int,
+    progress: Callable[[int], None],
+) -> Counted:
+    """Counts the values of the training samples; writes the vocabularies.
+
+    Args:
+      recipe: of the data set.
+      parts: of the data set.
+      folder: gets a vocabulary for each table that is not hashed.
+      min_count: samples that a value must have for a row of its own.
+      max_rows: a table with more values is hashed to so many rows.
+      hashed: whether every table is.
+      workers: parts at once.
+      progress: is told the parts that are done.
+    """
+    ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
+    features = [f for f in recipe.features if f.name not in ranges]
+    counters = {f.table: ValueCounter(0 if hashed else max_rows) for f in features}
+    fits = {name: NumberFit(column) for name, column in recipe.all_numbers.items()}
+    bags = {f.name: FeatureSeen(table=f.table, longest=f.hotness) for f in features}
+    longest = {}
+    if recipe.columns is not None:
+        longest = {n: column.longest for n, column in recipe.columns.features.items()}
+    total = sum(placed.part.rows for placed in parts)
+
+    def count_part(placed: PlacedPart) -> tuple[np.ndarray, _CountedPart]:
+        samples = placed.part.read()
+        is_train = placed.splits(samples) == TRAIN
+        train = samples.filter(pa.array(is_train))
+        values, seen = {}, {}
+        for feature in features:
+            name = feature.name
+            everywhere = bags_seen(samples[name].combine_chunks(), longest.get(name))
+            ids = everywhere[0][is_train]
+            seen[name] = FeatureSeen(
+                table=feature.table,
+                samples=len(ids),
+                empty=int((ids == 0).sum()),
+                ids=int(ids.sum()),
+                longest=int(everywhere[0].max(initial=1)),
+                cut=everywhere[1],
+            )
+            # What a history repeats was counted where it was met.
+            repeats = recipe.history and name in recipe.history.sequences
+            if not (hashed or repeats or counters[feature.table].too_many):
+                values[name] = count_values(train[name].combine_chunks())
+        numbers = {name: train[name].combine_chunks() for name in fits}
+        labels = train[LABEL].to_numpy()
+        sampled = in_sample(placed.start, len(samples), total)[is_train]
+        return sampled, _CountedPart(labels, numbers, values, seen)
+
+    positive, samples = 0.0, 0
+    counting = in_order(count_part, parts, workers=workers, depth=workers)
+    for number, (sampled, found) in enumerate(counting, 1):
+        positive += float(found.labels.sum(dtype=np.float64))
+        samples += len(found.labels)
+        for name, fit in fits.items():
+            fit.add(found.numbers[name], sampled)
+        for feature in features:
+            bags[feature.name] = _both(bags[feature.name], found.bags[feature.name])
+            if (values := found.values.get(feature.name)) is not None:
+                counters[feature.table].add(values)
+        progress(number)
+
+    rows, tables = {}, {}
+    for table, counter in counters.items():
+        if hashed or counter.too_many:
+            rows[table] = max_rows
+            continue
+        values = counter.values()
+        tables[table] = values_seen(values)
+        values = values.filter(pc.field("count") >= min_count)
+        write_arrow(folder / f"{table}.arrow", values)
+        rows[table] = FIRST_ID + len(values)
+    fitted = {name: fit.fitted() for name, fit in fits.items()}
+    hotness = {name: _hotness(each, longest.get(name)) for name, each in bags.items()}
+    return Counted(
+        table_rows=rows | {name: fitted[name].rows for name in ranges},
+        hotness=hotness | dict.fromkeys(ranges, 1),
+        numbers=fitted,
+        report=Report(
+            positive=positive / max(samples, 1),
+            features=bags,
+            tables=tables,
+            numbers={name: fit.seen() for name, fit in fits.items()},
+        ),
+    )
+
+
+def _hotness(seen: FeatureSeen, longest: int | None) -> int:
+    return seen.longest if longest is None else min(seen.longest, longest)
+
+
+def _both(one: FeatureSeen, other: FeatureSeen) -> FeatureSeen:
+    return FeatureSeen(
+        table=one.table,
+        samples=one.samples + other.samples,
+        empty=one.empty + other.empty,
+        ids=one.ids + other.ids,
+        longest=max(one.longest, other.longest),
+        cut=one.cut + other.cut,
+    )

@@ -1,0 +1,312 @@
+"""Files of one's own: lists, sequences, times, splits, numbers, and what is said of
+them, against what plain Python makes of the same rows."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax.data import DataError
+from embark_jax.data.prepare import chunks, numbers, tables
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.numbers import Moments, NumberFit
+from tests.data.prepare.test_recipes import everything, prepared, samples, write_rows
+from tests.runs import embark
+
+
+def of(path: Path, out: Path, **columns):
+    return prepared(tables.csv(path, Columns.model_validate(columns)), out, "time")
+
+
+@pytest.fixture
+def rows() -> list[dict]:
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "stars": int(rng.integers(1, 6)),
+            "genres": "|".join(rng.choice(list("abcdef"), rng.integers(0, 4))),
+            "film": f"f{rng.integers(9)}",
+            "seen": " ; ".join(f"f{n}" for n in rng.integers(9, size=rng.integers(7))),
+            "price": "" if i % 7 == 0 else f"{rng.lognormal(2):.3f}",
+            "age": "NULL" if i % 9 == 0 else str(rng.integers(18, 80)),
+            "when": f"2024-03-{1 + i % 28:02} 12:00:00",
+            "fold": ["train", "train", "train", "valid", "test"][i % 5],
+        }
+        for i in range(280)
+    ]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
+    path = write(tmp_path / "rows.csv", rows)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
+    columns = {
+        "label": "stars",
+        "positive_from": 4,
+        "features": {
+            "genres": {"separator": "|"},
+            "film": {},
+            "seen": {
+                **{"separator": ";", "sequence": True},
+                **{"longest": 4, "table": "film"},
+            },
+        },
+        "others": False,
+        "split": "fold",
+    }
+    data = of(path, tmp_path / "out", **columns)
+    assert [(f.table, f.hotness, f.pooling) for f in data.features] == [
+        ("genres", 3, "mean"),
+        ("film", 1, "mean"),
+        ("film", 4, "none"),
+    ]
+    for fold, split in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        mine = [row for row in rows if row["fold"] == fold]
+        found = samples(data, split)
+        assert len(found) == len(mine)
+        for sample, row in zip(found, mine, strict=True):
+            assert sample["label"] == (row["stars"] >= 4)
+            assert sample["genres"] == [g for g in row["genres"].split("|") if g]
+            assert sample["film"] == row["film"]
+            seen = [film.strip() for film in row["seen"].split(";") if film.strip()]
+            assert sample["seen"] == seen[-4:]
+    # The padding of a sequence is in front.
+    (batch,) = data.in_file_order("test", 1000)
+    sequence = batch.ids["seen"]
+    assert (np.diff((sequence >= 0).astype(int), axis=1) >= 0).all()
+
+
+def test_the_latest_are_held_out(rows, tmp_path):
+    path = write(tmp_path / "rows.csv", rows)
+    columns = {"label": "stars", "positive_from": 4, "time": "when", "others": False}
+    data = of(path, tmp_path / "out", features={"film": {}}, **columns)
+    # Ten samples a day, which are in one split.
+    counts = {split: data.manifest.rows(split) for split in data.manifest.parts}
+    assert sum(counts.values()) == 280
+    late = sorted(row["when"] for row in rows)
+    cut, later = late[math.ceil(0.9 * 279)], late[math.ceil(0.95 * 279)]
+    assert counts == {
+        "train": sum(row["when"] < cut for row in rows),
+        "validation": sum(cut <= row["when"] < later for row in rows),
+        "test": sum(later <= row["when"] for row in rows),
+    }
+
+
+def test_files_say_the_split(tmp_path):
+    for name, word in (("train", "a"), ("valid", "b"), ("test", "c")):
+        write_rows(tmp_path / f"{name}.csv", ["label", "w"], [(1, word), (0, "a")])
+    out = tmp_path / "out"
+    done = embark("data", "prepare", "csv", "--raw", tmp_path, "--out", out)
+    assert (done.code, done.err) == (0, "")
+    assert "2 train, 2 validation, 2 test samples" in done.out
+
+
+@pytest.mark.parametrize("transform", ["none", "log", "standardize", "quantiles"])
+@pytest.mark.parametrize("missing", ["zero", "mean"])
+def test_numbers(rows, tmp_path, monkeypatch, transform, missing):
+    path = write(tmp_path / "rows.csv", rows)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
+    column = {"transform": transform, "missing": missing, "quantiles": 5}
+    data = of(
+        path,
+        tmp_path / "out",
+        label="stars",
+        positive_from=4,
+        dense={"price": column},
+        features={"film": {}},
+        others=False,
+        split="fold",
+    )
+    mine = [row for row in rows if row["fold"] == "train"]
+    prices = sorted(float(row["price"]) for row in mine if row["price"])
+    edges = [prices[math.ceil(k / 5 * (len(prices) - 1))] for k in range(1, 5)]
+    log = transform == "log"
+    values = [math.log1p(price) for price in prices] if log else prices
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+    for fold, split in (("train", "train"), ("test", "test")):
+        (batch,) = data.in_file_order(split, 1000)
+        for place, row in enumerate(r for r in rows if r["fold"] == fold):
+            price = float(row["price"]) if row["price"] else None
+            if transform == "quantiles":
+                # Ranges from id 2 on, that have a fifth of the samples each.
+                found = batch.ids["price"][place, 0]
+                if price is None:
+                    assert found == 0
+                    continue
+                assert found == 2 + sum(edge <= price for edge in edges)
+                continue
+            if price is None:
+                expected = mean if missing == "mean" else 0.0
+                expected = 0.0 if transform == "standardize" else expected
+            elif log:
+                expected = math.log1p(price)
+            else:
+                expected = price
+                if transform == "standardize":
+                    expected = (price - mean) / deviation
+            assert batch.dense[place, 0] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    if transform == "quantiles":
+        (batch,) = data.in_file_order("train", 1000)
+        ids, counts = np.unique(batch.ids["price"], return_counts=True)
+        assert ids.tolist() == [0, 2, 3, 4, 5, 6]
+        assert counts[1:].max() - counts[1:].min() <= 1
+
+
+def test_moments_of_pieces_are_those_of_the_whole():
+    values = 1e6 + np.random.default_rng(0).normal(size=1000)
+    moments = Moments()
+    for piece in np.split(values, [3, 4, 500]):
+        moments.add(piece)
+    assert moments.mean == pytest.approx(values.mean(), rel=1e-14)
+    assert moments.deviation == pytest.approx(values.std(), rel=1e-9)
+
+
+def test_quantiles_of_a_sample_are_near_those_of_all(monkeypatch):
+    values = np.random.default_rng(0).lognormal(size=40_000)
+    monkeypatch.setattr(numbers, "SAMPLED", 10_000)
+    fit = NumberFit(numbers.NumberColumn(transform="quantiles", quantiles=10))
+    for start in range(0, len(values), 7_000):
+        piece = values[start : start + 7_000]
+        fit.add(pa.array(piece), numbers.in_sample(start, len(piece), len(values)))
+    shares = [(values < edge).mean() for edge in fit.fitted().edges]
+    np.testing.assert_allclose(shares, np.arange(1, 10) / 10, atol=0.02)
+
+
+def test_what_a_person_would_say(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "label": i % 2,
+            "tags": "|".join(map(str, rng.integers(90, size=3))),
+            "row": f"r{i}",
+            "ratio": f"{rng.random():.4f}",
+            "same": "x",
+            "rare": f"v{rng.integers(2000)}",
+            "city": f"c{rng.integers(20)}",
+            "gap": "" if i % 4 else f"y{i % 3}",
+            "count": int(rng.pareto(0.5) * 10),
+        }
+        for i in range(1000)
+    ]
+    path, out = write(tmp_path / "rows.csv", rows), tmp_path / "out"
+    command = ("data", "prepare", "csv", "--raw", path, "--out", out)
+    done = embark(*command, "--dense", "count")
+    assert (done.code, done.err) == (0, "")
+    said = [line for line in done.out.splitlines() if line.startswith("warning: ")]
+    start = "warning: column {}: ".format
+    for name, text in {
+        "tags": "values contain '|': if they are lists, say --list 'tags=|'",
+        "row": "every sample has a value of its own, as an id of samples: leave it out",
+        "ratio": "values are numbers: say --dense ratio",
+        "same": "has one value, which says nothing",
+        "rare": "are in one training sample alone: --min-count 2",
+        "gap": "of the training samples have no value",
+        "count": "say --dense count=log",
+    }.items():
+        (mine,) = [line for line in said if line.startswith(start(repr(name)))]
+        assert text in mine
+    assert not [line for line in said if "'city'" in line]
+    # The report is kept, and told again by a second run, which has nothing to do.
+    assert embark(*command, "--dense", "count").out == done.out
+
+
+def test_options_and_a_file_say_the_same(rows, tmp_path):
+    path = write(tmp_path / "rows.tsv", rows)
+    path.write_text(path.read_text().replace(",", "\t"))
+    command = ("data", "prepare", "csv", "--raw", path)
+    options = [
+        *("--label", "stars", "--positive-from", "4", "--time", "when"),
+        *("--dense", "price=log", "--dense", "age=quantiles:4", "--missing", "mean"),
+        *("--list", "genres", "--sequence", "seen=;", "--share", "seen=film"),
+        *("--longest", "3", "--ignore", "fold"),
+    ]
+    done = embark(*command, "--out", tmp_path / "a", *options)
+    assert (done.code, done.err) == (0, "")
+    file = tmp_path / "columns.yaml"
+    file.write_text(
+        "label: stars\npositive_from: 4\ntime: when\nignore: [fold]\n"
+        "dense:\n  price: {transform: log, missing: mean}\n"
+        "  age: {transform: quantiles, quantiles: 4, missing: mean}\n"
+        "features:\n  genres: {separator: '|', longest: 3}\n"
+        "  seen: {separator: ;, sequence: true, longest: 3, table: film}\n"
+    )
+    done = embark(*command, "--out", tmp_path / "b", "--columns", file)
+    assert (done.code, done.err) == (0, "")
+    made = [(tmp_path / name / "manifest.json").read_text() for name in "ab"]
+    assert made[0] == made[1]
+
+
+def test_parquet_lists_times_and_integers(tmp_path):
+    times = pa.array(range(20), pa.timestamp("s"))
+    table = pa.table(
+        {
+            "label": [float(i % 2) for i in range(20)],
+            "ids": [[i % 3, 7] for i in range(20)],
+            "when": times,
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    columns = Columns.model_validate(
+        {"time": "when", "features": {"ids": {"sequence": True, "longest": 1}}}
+    )
+    data = prepared(tables.parquet(tmp_path, columns), tmp_path / "out", split="time")
+    assert len(everything(data)) == 20
+    assert {sample["ids"] for sample in everything(data)} == {7}
+    assert data.manifest.rows("train") == 18
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"time": "w"}, "column w: values such as 'a' are no times, must be numbers"),
+        ({"split": "w"}, "column w: value is 'a', must be train, validation, test"),
+        ({"dense": {"w": {}}, "features": {"w": {}}}, "is dense and a feature"),
+        ({"ignore": ["v"]}, r"has no column 'v'; known: label, w"),
+        ({"ignore": ["w"]}, "no column is left for features"),
+    ],
+)
+def test_what_cannot_be(tmp_path, columns, message):
+    path = tmp_path / "rows.csv"
+    write_rows(path, ["label", "w"], [(1, "a"), (0, "a")])
+    if "time" in columns or "split" in columns:
+        columns |= {"features": {"w": {}}}
+    with pytest.raises(DataError, match=message):
+        of(path, tmp_path / "out", **columns)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dense", "w=root"), "dense.w.transform: 'root' given"),
+        (("--dense", "w=quantiles:1"), "dense.w.quantiles: '1' given"),
+        (("--share", "w"), "--share w: must be NAME=OTHER"),
+    ],
+)
+def test_options_that_are_wrong(tmp_path, options, message):
+    write_rows(tmp_path / "a.csv", ["label", "w"], [(1, "a")])
+    done = embark(
+        *("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out"),
+        *options,
+    )
+    assert done.code == 1
+    assert message in done.err
+
+
+def test_ratings_are_no_labels_unless_told(rows, tmp_path):
+    path = write(tmp_path / "rows.csv", rows)
+    with pytest.raises(DataError, match="must be a finite number from 0 to 1"):
+        of(path, tmp_path / "out", label="stars")
