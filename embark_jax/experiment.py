@@ -27,6 +27,7 @@ from embark_jax.data import (
     PreparedData,
     scale_warnings,
 )
+from embark_jax.data.prepare import raw_rows
 from embark_jax.dataset import (
     batch_checker,
     blaming,
@@ -137,6 +138,12 @@ class Experiment:
         if isinstance(self.dataset, PreparedData):
             return self.dataset.manifest.missing_dense
         return {}
+
+    def save_encoding(self, workdir: Path) -> None:
+        """Leaves what makes samples of raw rows, if the data were one's own files."""
+        if isinstance(self.dataset, PreparedData) and self.dataset.manifest.columns:
+            prepared, out = self.dataset.folder, workdir / raw_rows.FOLDER
+            raw_rows.save_encoding(prepared, self.dataset.manifest, out)
 
     def scale_warnings(self) -> list[str]:
         """What is wrong with the scale of dense columns in the first samples."""

@@ -19,6 +19,7 @@ from embark_jax.cli import (
     init,
     plan,
     plot,
+    predict,
     simulate,
     sweep,
     train,
@@ -64,6 +65,7 @@ app.command()(sweep.sweep)
 app.command()(train.evaluate)
 app.command()(plot.plot)
 app.command()(export.export)
+app.command()(predict.predict)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoint.app, name="checkpoint")

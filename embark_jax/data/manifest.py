@@ -103,6 +103,7 @@ class Manifest(Config):
       vocabularies: files that say which value each id is.
       numbers: transforms of columns of numbers, dense ones and those that are features.
       columns: of one's own files, for raw rows that are like them.
+      text_features: features whose values are text; others have whole numbers.
     """
 
     version: Literal[3] = VERSION
@@ -117,6 +118,7 @@ class Manifest(Config):
     vocabularies: tuple[File, ...] = ()
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
+    text_features: tuple[str, ...] = ()
     bayes_auc: float | None = None
 
     @classmethod

@@ -13,10 +13,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from embark_jax import config_io
+from embark_jax.data.prepare.raw_rows import copy_encoding
 from embark_jax.export import score
 from embark_jax.export.scoring import serialized_scoring
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.saved import SavedModel
+from embark_jax.train.saved import SavedModel, best_step
 
 VERSION = 1
 
@@ -44,7 +45,8 @@ def export_run(
     Args:
       workdir: of the run.
       out: folder to write, empty or not there yet.
-      step: of the checkpoint; None takes the newest.
+      step: of the checkpoint; None takes the newest, or the best of a run that
+        stopped early.
       progress: goes through the tables, and may show how far it is.
 
     Raises:
@@ -55,6 +57,8 @@ def export_run(
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: is not empty, must be a new folder")
     config = config_io.load(workdir / "config.yaml")
+    if step is None:
+        step = best_step(workdir)
     with SavedModel(workdir / "checkpoints", step) as saved:
         model = (config.model, saved.tables, saved.features, saved.dense_features)
         scoring = serialized_scoring(*model)
@@ -64,6 +68,7 @@ def export_run(
         for table in progress(saved.tables):
             _save({table.name: saved.table(table)}, out / _file(table))
         shutil.copyfile(score.__file__, out / "score.py")
+        copy_encoding(workdir, out)
         description = {
             "version": VERSION,
             "name": config.name,

@@ -76,30 +76,33 @@ class Model:
             factors = None
             if feature["weighted"]:
                 factors = checked(f"weights/{name}", weights[name], *shape, "fiu")
-            embeddings[name] = self._embed(name, feature, bags, factors)
+            table = self.tables[feature["table"]]
+            embeddings[name] = embed(name, table, feature["pooling"], bags, factors)
         dense = dense.astype(np.float32)
         return MODELS[config["kind"]](self.params, config, dense, embeddings)
 
-    def _embed(self, name, feature, ids, weights) -> np.ndarray:
-        """A feature's rows, pooled: ``[samples, dim]``, or with "none" the sequence."""
-        table = self.tables[feature["table"]]
-        if ids.min(initial=0) < -1 or ids.max(initial=0) >= len(table):
-            raise ValueError(
-                f"feature {name!r}: ids must be -1 (padding) to {len(table) - 1}, are "
-                f"{ids.min()} to {ids.max()}"
-            )
-        factors = (ids >= 0).astype(np.float32)
-        if weights is not None:
-            factors = factors * weights.astype(np.float32)
-        if feature["pooling"] == "mean":
-            total = factors.sum(axis=1, keepdims=True)
-            factors = np.divide(
-                factors, total, np.zeros_like(factors), where=total != 0
-            )
-        rows = table[np.maximum(ids, 0)]
-        if feature["pooling"] == "none":
-            return rows * factors[:, :, None]
-        return np.einsum("bhd,bh->bd", rows, factors)
+
+def embed(name, table, pooling, ids, weights=None) -> np.ndarray:
+    """A feature's rows, pooled: ``[samples, dim]``, or with "none" the sequence.
+
+    Raises:
+      ValueError: if an id is no row of the table.
+    """
+    if ids.min(initial=0) < -1 or ids.max(initial=0) >= len(table):
+        raise ValueError(
+            f"feature {name!r}: ids must be -1 (padding) to {len(table) - 1}, are "
+            f"{ids.min()} to {ids.max()}"
+        )
+    factors = (ids >= 0).astype(np.float32)
+    if weights is not None:
+        factors = factors * weights.astype(np.float32)
+    if pooling == "mean":
+        total = factors.sum(axis=1, keepdims=True)
+        factors = np.divide(factors, total, np.zeros_like(factors), where=total != 0)
+    rows = table[np.maximum(ids, 0)]
+    if pooling == "none":
+        return rows * factors[:, :, None]
+    return np.einsum("bhd,bh->bd", rows, factors)
 
 
 def check_names(kind, given, known) -> None:

@@ -20,17 +20,14 @@ PLATFORMS = ("cpu", "cuda")
 Arrays = Mapping[str, jax.Array]
 
 
-def scoring_function(
+def dense_function(
     config: AnyModelConfig,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,
-) -> tuple[Callable[[Arrays, Arrays, jax.Array, Arrays, Arrays], jax.Array], Any]:
-    """``score(params, tables, dense, ids, weights) -> logits [batch]``, and the shapes
-    of ``params``: the model's parameters and running statistics by dotted path.
-
-    Ids are as in ``data.Batch``; one that is out of range makes its sample's logit NaN.
-    """
+) -> tuple[Callable[[Arrays, jax.Array, Arrays], jax.Array], Any]:
+    """``forward(params, dense, embeddings) -> logits [batch]``, and the shapes of
+    ``params``: the model's parameters and running statistics by dotted path."""
     dims = {table.name: table.dim for table in tables}
     shapes = {
         f.name: (f.hotness, dims[f.table]) if f.pooling == "none" else (dims[f.table],)
@@ -41,24 +38,42 @@ def scoring_function(
     )
     model.eval()
     graph, abstract, rest = nnx.split(model, (nnx.Param, nnx.BatchStat), ...)
-    paths = {".".join(map(str, path)): path for path, _ in nnx.to_flat_state(abstract)}
-
     flat = dict(nnx.to_flat_state(abstract))
+    paths = {".".join(map(str, path)): path for path in flat}
 
-    def score(params, tables, dense, ids, weights):
+    def forward(params, dense, embeddings):
         state = nnx.from_flat_state(
             [(path, flat[path].replace(params[name])) for name, path in paths.items()]
         )
+        return nnx.merge(graph, state, rest)(dense, embeddings)
+
+    return forward, {
+        name: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype)
+        for name, path in paths.items()
+    }
+
+
+def scoring_function(
+    config: AnyModelConfig,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    dense_features: int,
+) -> tuple[Callable[[Arrays, Arrays, jax.Array, Arrays, Arrays], jax.Array], Any]:
+    """``score(params, tables, dense, ids, weights) -> logits [batch]``, and the shapes
+    of ``params``, as of ``dense_function``.
+
+    Ids are as in ``data.Batch``; one that is out of range makes its sample's logit NaN.
+    """
+    forward, params = dense_function(config, tables, features, dense_features)
+
+    def score(params, tables, dense, ids, weights):
         embeddings = {
             f.name: _embed(f, tables[f.table], ids[f.name], weights.get(f.name))
             for f in features
         }
-        return nnx.merge(graph, state, rest)(dense, embeddings)
+        return forward(params, dense, embeddings)
 
-    return score, {
-        name: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype)
-        for name, path in paths.items()
-    }
+    return score, params
 
 
 def serialized_scoring(

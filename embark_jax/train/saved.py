@@ -5,6 +5,7 @@ Needs neither the mesh nor the plan nor the data that it was trained with.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,16 @@ from embark_jax.train.checkpoint.checkpointer import READING_BYTES
 from embark_jax.train.checkpoint.errors import ForeignCheckpointError
 from embark_jax.train.checkpoint.folder import CheckpointFolder
 from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces
+from embark_jax.train.logs import LogError, read_metrics
+
+
+def best_step(workdir: Path) -> int | None:
+    """The step that a run was tested at, if it stopped early; else None."""
+    with contextlib.suppress(LogError):
+        for record in reversed(read_metrics(workdir)):
+            if record.get("final"):
+                return record.get("best_step")
+    return None
 
 
 class SavedModel:

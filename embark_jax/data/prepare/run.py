@@ -268,6 +268,7 @@ def _manifest(
         table_rows=counted.table_rows,
         numbers={n: counted.numbers[n] for n in recipe.numbers},
         columns=recipe.columns,
+        text_features=_text_features(parsed[0]) if recipe.columns else (),
         skipped_lines=sum(part.skipped for part in parsed),
         missing_dense={
             name: count
@@ -276,3 +277,10 @@ def _manifest(
             if (count := sum(part.missing.get(name, 0) for part in parsed))
         },
     )
+
+
+def _text_features(part: SamplePart) -> tuple[str, ...]:
+    def is_text(kind: pa.DataType) -> bool:
+        return pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind)
+
+    return tuple(field.name for field in part.read().schema if is_text(field.type))

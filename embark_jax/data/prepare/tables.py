@@ -34,6 +34,7 @@ TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
 PARQUET_FILES = ("*.parquet",)
 MISSING = ("", "NULL", "null", "NaN", "nan", "\\N")
 """What stands in text for a value that is not there."""
+_TEXT_KINDS = pa.types.is_string, pa.types.is_large_string, pa.types.is_null
 _SPLIT_NAMES = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """How the names of splits begin, in files' names and in columns."""
 
@@ -193,8 +194,10 @@ def _values(
         kind = kind.value_type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         kind = pa.int64()
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    elif any(is_kind(kind) for is_kind in _TEXT_KINDS):
         kind = pa.string()
+    elif (whole := _whole_numbers(values)) is not None:
+        values, kind = whole, pa.int64()
     else:
         raise DataError(
             f"{path}: column {name}: type is {values.type}, must be integers or text, "
@@ -204,6 +207,14 @@ def _values(
     if column.separator is not None and kind == pa.string() and not is_list:
         return _split_text(values.combine_chunks(), column.separator)
     return values
+
+
+def _whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Integers that data frames made floating-point numbers, as some are missing."""
+    try:
+        return values.cast(pa.int64()) if pa.types.is_floating(values.type) else None
+    except pa.ArrowInvalid:
+        return None
 
 
 def _split_text(values: pa.StringArray, separator: str) -> pa.ChunkedArray:

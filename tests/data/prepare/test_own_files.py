@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import chunks, numbers, tables
+from embark_jax.data.prepare import chunks, numbers, raw_rows, tables
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import Moments, NumberFit
 from tests.data.prepare.test_recipes import everything, prepared, samples, write_rows
@@ -310,3 +311,40 @@ def test_ratings_are_no_labels_unless_told(rows, tmp_path):
     path = write(tmp_path / "rows.csv", rows)
     with pytest.raises(DataError, match="must be a finite number from 0 to 1"):
         of(path, tmp_path / "out", label="stars")
+
+
+def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
+    path, out = write(tmp_path / "rows.csv", rows), tmp_path / "out"
+    data = of(
+        path,
+        out,
+        label="stars",
+        positive_from=4,
+        time="when",
+        ignore=["fold"],
+        dense={
+            "price": {"transform": "standardize"},
+            "age": {"transform": "quantiles"},
+        },
+        features={
+            "genres": {"separator": "|"},
+            "seen": {"separator": ";", "sequence": True, "longest": 3},
+        },
+    )
+    raw_rows.save_encoding(out, data.manifest, tmp_path / "run" / raw_rows.FOLDER)
+    shutil.rmtree(out / "vocabulary")
+    encoder = raw_rows.RowEncoder(tmp_path / "run")
+    kept = ("train", "validation", "test")
+    whole = [next(iter(data.in_file_order(split, 1000))) for split in kept]
+    ((batch, labelled),) = encoder.batches(path)
+    assert labelled
+    late = np.array([row["when"] for row in rows])
+    cuts = [np.sort(late)[math.ceil(share * 279)] for share in (0.9, 0.95)]
+    split = (late >= cuts[0]).astype(int) + (late >= cuts[1])
+    for number, expected in enumerate(whole):
+        np.testing.assert_array_equal(batch.dense[split == number], expected.dense)
+        np.testing.assert_array_equal(batch.labels[split == number], expected.labels)
+        for name, ids in expected.ids.items():
+            np.testing.assert_array_equal(batch.ids[name][split == number], ids)
+    lengths = [len(row["seen"].split(";")) for row in rows if row["seen"]]
+    assert encoder.cut["seen"] == sum(max(0, length - 3) for length in lengths)

@@ -1,0 +1,130 @@
+"""Raw rows to batches, as the training samples of one's own files became them.
+
+What that takes is a folder, ``encoding/``, with the manifest of the data and their
+vocabularies. It travels with a run and with its export.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from embark_jax.data import manifest as manifests
+from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
+from embark_jax.data.prepare import tables
+from embark_jax.data.prepare.encoding import SampleEncoder
+from embark_jax.data.prepare.recipe import Position
+from embark_jax.data.prepare.report import bags_seen
+
+FOLDER = "encoding"
+
+
+def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
+    """Puts what encodes raw rows into a folder; vocabularies are linked where files
+    can be, as none is ever changed in place.
+
+    Args:
+      prepared: folder of the data.
+      manifest: of it.
+      out: the folder to fill.
+    """
+    (out / VOCABULARY).mkdir(parents=True, exist_ok=True)
+    for file in manifest.vocabularies:
+        target = out / file.file
+        target.unlink(missing_ok=True)
+        try:
+            os.link(prepared / file.file, target)
+        except OSError:
+            shutil.copyfile(prepared / file.file, target)
+    manifest.model_copy(update={"parts": dict.fromkeys(SPLITS, ())}).save(out)
+
+
+def copy_encoding(run: Path, out: Path) -> None:
+    """Passes on what a run has, if it has it."""
+    if (run / FOLDER / manifests.FILE_NAME).exists():
+        save_encoding(run / FOLDER, manifests.read(run / FOLDER), out / FOLDER)
+
+
+class RowEncoder:
+    """Makes batches of raw rows.
+
+    Values that no training sample had share a row of their table, as rare ones do;
+    lists that are longer than any that was trained on are cut as in training.
+
+    Args:
+      folder: of a run or an export.
+
+    Attributes:
+      cut: for each feature the values that were left out, as lists were too long.
+
+    Raises:
+      DataError: if it has no encoding: the data were not one's own files.
+    """
+
+    def __init__(self, folder: Path):
+        encoding = Path(folder) / FOLDER
+        if not (encoding / manifests.FILE_NAME).exists():
+            raise DataError(
+                f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "
+                "whose data `embark data prepare csv` or parquet prepared"
+            )
+        self._manifest = manifests.read(encoding)
+        if self._manifest.columns is None:
+            raise DataError(f"{encoding}: does not say what the columns of rows are")
+        self._columns = self._manifest.columns
+        self._records_of = SampleEncoder(self._manifest, encoding / VOCABULARY)
+        self.cut = dict.fromkeys(self._manifest.features, 0)
+
+    def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
+        """Batches of any size, in the order of the rows, and whether they have labels.
+
+        Args:
+          rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
+            of columns, an Arrow table or a data frame.
+
+        Raises:
+          DataError: if a column is missing or a value breaks a rule.
+        """
+        if not isinstance(rows, str | Path):
+            table = pa.table(rows)
+            tables.check_there(self._columns.inputs, table.column_names, "rows")
+            yield self._batch(table, Path("rows"))
+            return
+        for file in tables.raw_rows(Path(rows), self._columns):
+            for piece in file.pieces(Position()):
+                yield self._batch(piece.read("error")[0], file.path)
+
+    def _batch(self, table: pa.Table, path: Path) -> tuple[Batch, bool]:
+        samples = tables.inputs(table, self._columns, path)
+        for name, feature in self._manifest.features.items():
+            if name in self._manifest.numbers:
+                continue
+            is_text = name in self._manifest.text_features
+            values = _as_trained(samples[name].combine_chunks(), is_text, path, name)
+            self.cut[name] += bags_seen(values, feature.hotness)[1]
+            place = samples.column_names.index(name)
+            samples = samples.set_column(place, name, values)
+        records, label = self._records_of(samples), self._columns.label
+        has_label = label in table.column_names and not table[label].null_count
+        if has_label:
+            records["label"] = tables.labels(table, self._columns, path)
+        return Batch.of(records, f"{path}, row {{}}".format), has_label
+
+
+def _as_trained(values: pa.Array, is_text: bool, path: Path, name: str) -> pa.Array:
+    """The values in the type that they had in training: text, or whole numbers."""
+    kind = pa.string() if is_text else pa.int64()
+    if pa.types.is_list(values.type):
+        kind = pa.list_(kind)
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{path}: column {name}: must be whole numbers, as in training ({error})"
+        ) from None

@@ -1,0 +1,164 @@
+"""Scores raw rows with a trained model, of a run or of its export.
+
+Tables are in host memory: rows are looked up and pooled there, and the dense layers are
+compiled for one device. Neither mesh nor plan are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from embark_jax import config_io
+from embark_jax.config import AnyModelConfig, Config, ConfigError, ModelConfig
+from embark_jax.data import Batch
+from embark_jax.data.prepare.raw_rows import RowEncoder
+from embark_jax.export.score import embed, read_safetensors
+from embark_jax.export.scoring import dense_function
+from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
+from embark_jax.train.metrics import Metrics, evaluate
+from embark_jax.train.saved import SavedModel, best_step
+from embark_jax.train.step import MATMUL_PRECISION
+
+BATCH = 4096
+"""Samples that are scored at once."""
+
+
+class Scorer:
+    """A trained model, and what makes its inputs of raw rows.
+
+    Args:
+      rows: makes batches of raw rows.
+      model: its config.
+      tables, features: of the model.
+      dense_features: columns of its dense input.
+      params: of the dense layers, by dotted path.
+      arrays: ``[rows, dim]`` of each table.
+    """
+
+    def __init__(
+        self,
+        rows: RowEncoder,
+        model: AnyModelConfig,
+        tables: tuple[TableSpec, ...],
+        features: tuple[FeatureSpec, ...],
+        dense_features: int,
+        params: Mapping[str, np.ndarray],
+        arrays: Mapping[str, np.ndarray],
+    ):
+        forward, _ = dense_function(model, tables, features, dense_features)
+        self._forward = jax.jit(forward)
+        self._params = {name: jax.numpy.asarray(a) for name, a in params.items()}
+        self._features, self._arrays, self._rows = features, arrays, rows
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Probabilities of label 1, float64 ``[rows]`` in the order of the rows.
+
+        Args:
+          rows: as ``RowEncoder.batches`` takes them: a path, columns, or a data frame.
+
+        Raises:
+          DataError: if a column is missing or a value breaks a rule.
+        """
+        logits = [logits for _, logits, _ in self._scored(rows)]
+        return _probabilities(np.concatenate([np.empty(0), *logits]))
+
+    def evaluate(self, rows: Any) -> tuple[np.ndarray, Metrics | None]:
+        """What ``predict`` gives, and metrics if all rows have labels."""
+        scored = list(self._scored(rows))
+        logits = np.concatenate([np.empty(0), *(each for _, each, _ in scored)])
+        metrics = None
+        if scored and all(labelled for _, _, labelled in scored):
+            labels = np.concatenate([batch.labels for batch, _, _ in scored])
+            metrics = evaluate(labels, logits)
+        return _probabilities(logits), metrics
+
+    @property
+    def cut(self) -> Mapping[str, int]:
+        """For each feature the values left out so far, as lists were too long."""
+        return self._rows.cut
+
+    def _scored(self, rows: Any) -> Iterator[tuple[Batch, np.ndarray, bool]]:
+        for batch, labelled in self._rows.batches(rows):
+            parts = [
+                self._logits(batch, start, min(start + BATCH, len(batch)))
+                for start in range(0, len(batch), BATCH)
+            ]
+            yield batch, np.concatenate([np.empty(0), *parts]), labelled
+
+    def _logits(self, batch: Batch, start: int, stop: int) -> np.ndarray:
+        """Of some samples, which empty ones fill up, so that one program does."""
+        filling = ((0, BATCH - (stop - start)), (0, 0))
+        embeddings = {
+            f.name: embed(
+                f.name,
+                self._arrays[f.table],
+                f.pooling,
+                np.pad(
+                    batch.ids[f.name][start:stop], filling, constant_values=PADDING_ID
+                ),
+            )
+            for f in self._features
+        }
+        dense = np.pad(batch.dense[start:stop], filling)
+        with jax.default_matmul_precision(MATMUL_PRECISION):
+            logits = self._forward(self._params, dense, embeddings)
+        return np.asarray(logits, np.float64)[: stop - start]
+
+
+def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
+    """The model of a run's folder, or of an export.
+
+    Args:
+      folder: of either.
+      step: of a run's checkpoint; None takes the newest, or the best of a run that
+        stopped early.
+
+    Raises:
+      ConfigError, CheckpointError, DataError: if the folder does not hold one that was
+        trained on one's own files.
+    """
+    folder = Path(folder)
+    rows = RowEncoder(folder)
+    if not (folder / "model.json").exists():
+        config = config_io.load(folder / "config.yaml")
+        if step is None:
+            step = best_step(folder)
+        with SavedModel(folder / "checkpoints", step) as saved:
+            return Scorer(
+                rows,
+                config.model,
+                saved.tables,
+                saved.features,
+                saved.dense_features,
+                saved.dense(),
+                {table.name: saved.table(table) for table in saved.tables},
+            )
+    if step is not None:
+        raise ConfigError(f"{folder}: is an export, which has one step: leave --step")
+    known = json.loads((folder / "model.json").read_text("utf-8"))
+    tables = known["tables"]
+    return Scorer(
+        rows,
+        _Model.model_validate({"model": known["model"]}).model,
+        tuple(TableSpec(n, each["rows"], each["dim"]) for n, each in tables.items()),
+        tuple(FeatureSpec(n, **each) for n, each in known["features"].items()),
+        known["dense_features"],
+        read_safetensors(folder / known["dense"]),
+        {n: read_safetensors(folder / each["file"])[n] for n, each in tables.items()},
+    )
+
+
+class _Model(Config):
+    """What an export says of its model."""
+
+    model: ModelConfig
+
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -logits))

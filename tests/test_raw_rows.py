@@ -1,0 +1,163 @@
+"""From a raw CSV to scored raw rows: three commands, and ten lines of config."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import embark_jax as ej
+from embark_jax.data import DataError
+from tests import runs
+from tests.runs import embark
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """\
+name: own
+data: {kind: prepared, path: DATA}
+model: {kind: dcn, cross_layers: 1, deep: [8], batch_norm: true}
+embedding: {dim: 4, optimizer: {kind: adam, learning_rate: 0.02}}
+dense_optimizer: {kind: adagrad, learning_rate: 0.02}
+train: {batch_size: 64, epochs: 3}
+"""
+
+
+class Trained:
+    """A run on made-up ratings, and its test rows as files."""
+
+    def __init__(self, folder: Path):
+        rng = np.random.default_rng(0)
+        rows = []
+        for i in range(2000):
+            user = rng.integers(40)
+            genres = rng.choice(list("abcdef"), rng.integers(1, 4), replace=False)
+            match = user % 2 + ("a" in genres) + ("b" in genres)
+            rows.append(
+                {
+                    "user": f"u{user}",
+                    "film": int(rng.integers(100)),
+                    "genres": "|".join(genres),
+                    "age": "" if i % 11 == 0 else int(rng.integers(18, 80)),
+                    "price": f"{rng.lognormal(2):.3f}",
+                    "stars": 1 + match + int(rng.random() < 0.3),
+                    "when": i,
+                }
+            )
+        self.rows, self.test = rows, rows[1900:]
+        self.raw = self.write(folder / "ratings.csv", rows)
+        self.new = self.write(folder / "new.csv", self.test)
+        self.workdir, self.data = folder / "run", folder / "data"
+        config = runs.write_config(folder, CONFIG.replace("DATA", str(self.data)))
+        for command in (
+            (
+                *("data", "prepare", "csv", "--raw", self.raw, "--out", self.data),
+                *("--label", "stars", "--positive-from", 3, "--time", "when"),
+                *("--list", "genres", "--dense", "price=log"),
+                *("--dense", "age=quantiles:6"),
+            ),
+            ("train", config, "--workdir", self.workdir),
+        ):
+            done = embark(*command)
+            assert (done.code, done.err) == (0, "")
+
+    @staticmethod
+    def write(path: Path, rows: list[dict]) -> Path:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("own"))
+
+
+def probabilities(folder: Path, rows: Path, out: Path) -> np.ndarray:
+    done = embark("predict", folder, "--in", rows, "--out", out)
+    assert (done.code, done.err) == (0, "")
+    return pyarrow.csv.read_csv(out)["probability"].to_numpy()
+
+
+def test_the_config_is_short(trained):
+    assert len(CONFIG.splitlines()) <= 10
+
+
+def test_raw_rows_are_scored_as_the_test_set_was(trained, tmp_path):
+    """The rows that the run was tested on, from the file: the same metrics."""
+    out = tmp_path / "scores.csv"
+    done = embark("predict", trained.workdir, "--in", trained.new, "--out", out)
+    assert (done.code, done.err) == (0, "")
+    final = runs.final(trained.workdir)
+    assert final["test_samples"] == len(trained.test)
+    assert final["test_auc"] > 0.75  # and there is something to be scored
+    said = f"AUC {final['test_auc']:.5f}, loss {final['test_log_loss']:.5f}"
+    assert said in done.out
+    found = pyarrow.csv.read_csv(out)["probability"].to_numpy()
+    positive = np.array([row["stars"] >= 3 for row in trained.test])
+    loss = -np.log(np.where(positive, found, 1 - found)).mean()
+    assert loss == pytest.approx(final["test_log_loss"], rel=1e-5)
+
+
+def test_whatever_the_rows_are_in(trained, tmp_path):
+    expected = probabilities(trained.workdir, trained.new, tmp_path / "a.csv")
+    inputs = ("user", "film", "genres", "age", "price")
+    columns = {name: [row[name] for row in trained.test] for name in inputs}
+    columns["age"] = [None if age == "" else age for age in columns["age"]]
+    columns["price"] = [float(price) for price in columns["price"]]
+    # Without label and time, integers as integers and lists as lists.
+    scorer = ej.load_scorer(trained.workdir)
+    np.testing.assert_allclose(scorer.predict(columns), expected, rtol=1e-6)
+    table = pa.table(columns | {"genres": [g.split("|") for g in columns["genres"]]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    found = probabilities(
+        trained.workdir, tmp_path / "rows.parquet", tmp_path / "b.csv"
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # A row alone, and none.
+    np.testing.assert_allclose(scorer.predict(table[7:8]), expected[7:8], rtol=1e-6)
+    assert len(scorer.predict(table[:0])) == 0
+
+
+def test_an_export_needs_neither_run_nor_data(trained, tmp_path):
+    expected = probabilities(trained.workdir, trained.new, tmp_path / "a.csv")
+    done = embark("export", trained.workdir, "--out", tmp_path / "export")
+    assert (done.code, done.err) == (0, "")
+    elsewhere = shutil.copytree(tmp_path / "export", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "export")
+    found = probabilities(elsewhere, trained.new, tmp_path / "b.csv")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_what_training_did_not_have(trained):
+    """Unknown values share a row, and long lists are cut and counted."""
+    scorer = ej.load_scorer(trained.workdir)
+    row = {"film": [3], "age": [None], "price": [2.0], "genres": ["a"]}
+    alone, other = (scorer.predict(row | {"user": [name]}) for name in ("no", "nor"))
+    assert alone == other
+    first = scorer.predict(row | {"user": ["u1"], "genres": ["a|b|c"]})
+    assert scorer.cut["genres"] == 0
+    cut = scorer.predict(row | {"user": ["u1"], "genres": ["a|b|c|d|e"]})
+    assert cut == first
+    assert scorer.cut["genres"] == 2
+
+
+def test_rows_that_cannot_be_scored(trained, tmp_path):
+    scorer = ej.load_scorer(trained.workdir)
+    with pytest.raises(DataError, match=r"rows: has no column 'price'; known: user"):
+        scorer.predict({"user": ["u1"]})
+    lines = trained.new.read_text().splitlines()
+    bad = tmp_path / "bad.csv"
+    bad.write_text("\n".join([*lines[:3], lines[3].replace(",", ",x", 4)]) + "\n")
+    done = embark("predict", trained.workdir, "--in", bad)
+    runs.assert_refused(done, f"{bad}, line 4: column age: value is")
+    done = embark("predict", tmp_path, "--in", bad)
+    runs.assert_refused(done, "has no encoding/, so raw rows cannot be read")
