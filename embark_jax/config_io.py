@@ -163,7 +163,10 @@ def _set(
         value = _set(section.get(key), rest, value, choices)
     elif key == "kind" and len(choices) > 1:
         fields = {kind_of(cls): cls.model_fields for cls in choices}
-        old, new = (fields.get(str(kind), {}) for kind in (section.get(key), value))
+        before = str(section.get(key))
+        old, new = fields.get(before, {}), fields.get(str(value), {})
+        if ":" in before:  # of one's own, whose keys no other kind has
+            old = section
         section = {k: v for k, v in section.items() if k not in old or k in new}
     return section | {key: value}
 
@@ -204,6 +207,8 @@ def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
         case "extra_forbidden":
             hint = nearest(str(error["loc"][-1]), choices[0].model_fields)
             return key, f"unknown key; {hint}"
+        case "union_tag_not_found" if not isinstance(error["input"], Mapping):
+            return key, f"{given} given, must be a mapping"
         case "missing" | "union_tag_not_found":
             return f"{key}.kind" if kinds else key, f"missing, must be {kinds or 'set'}"
         case "union_tag_invalid":

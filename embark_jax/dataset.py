@@ -13,8 +13,10 @@ from embark_jax.config import (
     ConfigError,
     ExperimentConfig,
     MovieLens100KConfig,
+    OwnDataConfig,
     PreparedConfig,
     SyntheticConfig,
+    call_named,
     nearest,
 )
 from embark_jax.data import (
@@ -72,7 +74,21 @@ def read_dataset(
         case PreparedConfig():
             dataset = PreparedData(config.data.path, seed=config.seed)
             tables, features = _merged_model(config, dataset)
+        case OwnDataConfig():
+            dataset = _own_dataset(config.data, config.seed)
+            tables, features = _merged_model(config, dataset)
     return dataset, tables, features
+
+
+def _own_dataset(config: OwnDataConfig, seed: int) -> Dataset:
+    dataset = call_named(config.kind, **config.options, seed=seed)
+    members = [name for name in vars(Dataset) if not name.startswith("_")]
+    if missing := [name for name in members if not hasattr(dataset, name)]:
+        raise ConfigError(
+            f"{config.kind}: has no {', '.join(missing)}; data.Dataset says what a "
+            "dataset must have"
+        )
+    return dataset
 
 
 def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from embark_jax.config import (
     ExperimentConfig,
     SyntheticConfig,
     read_text,
+    source_file,
 )
 from embark_jax.data import (
     WINDOW_BATCHES,
@@ -55,6 +57,8 @@ from embark_jax.train.row_optimizers import build_embedding_optimizer
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
+CODE = "code"
+"""Folder of a run with copies of the modules that its config names."""
 
 SCALE_SAMPLES = 4096
 """Training samples that are looked at for the scale of dense columns."""
@@ -139,8 +143,13 @@ class Experiment:
             return self.dataset.manifest.missing_dense
         return {}
 
-    def save_encoding(self, workdir: Path) -> None:
-        """Leaves what makes samples of raw rows, if the data were one's own files."""
+    def save_sources(self, workdir: Path) -> None:
+        """Leaves the code that the config names, and, if the data were one's own files,
+        what makes samples of raw rows."""
+        named = [s.kind for s in (self.config.model, self.config.data) if ":" in s.kind]
+        for file in filter(None, map(source_file, named)):
+            (workdir / CODE).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, workdir / CODE / file.name)
         if isinstance(self.dataset, PreparedData) and self.dataset.manifest.columns:
             prepared, out = self.dataset.folder, workdir / raw_rows.FOLDER
             raw_rows.save_encoding(prepared, self.dataset.manifest, out)

@@ -55,8 +55,9 @@ def train(
 
     Args:
       config: the experiment.
-      workdir: gets ``config.yaml``, ``configs/``, ``encoding/``, ``plan.json``,
-        ``plan.html``, ``metrics.jsonl``, TensorBoard events and ``checkpoints/``.
+      workdir: gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
+        ``plan.json``, ``plan.html``, ``metrics.jsonl``, TensorBoard events and
+        ``checkpoints/``.
       resume: continue from the newest checkpoint there, if there is one.
       console: where an overview of the plan, progress and results are shown.
       plan_file: a plan in JSON to train with; None makes one.
@@ -113,7 +114,7 @@ def _run(
             _resume(setup, workdir, trainer, check, checkpoints, console)
         if main:
             history.record(workdir, config, trainer.step)
-            setup.save_encoding(workdir)
+            setup.save_sources(workdir)
             (workdir / "plan.json").write_text(setup.plan.to_json())
             (workdir / "plan.html").write_text(page(setup.plan), "utf-8")
             say(console, f"the whole plan, and why: {workdir / 'plan.html'}")

@@ -69,9 +69,10 @@ DLRMDCNv2Config.cross_rank = 3
         "  TranConfig.steps: a.gin, line 6: unknown class TranConfig; did you mean "
         "TrainConfig?",
         "  data: @SynthticConfig() given, must be @SyntheticConfig() or "
-        "@MovieLens100KConfig() or @PreparedConfig()",
+        "@MovieLens100KConfig() or @PreparedConfig() or @OwnDataConfig()",
         "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
-        "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig()",
+        "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig() or "
+        "@OwnModelConfig()",
         "  mesh: @TrainConfig() given, must be @MeshConfig()",
         "  seed: @TrainConfig() given, must be a value, not a reference",
         "  train.steps: %stps given, but no such macro; did you mean steps?",

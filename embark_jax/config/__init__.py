@@ -12,6 +12,7 @@ from embark_jax.config.models import DeepFMConfig as DeepFMConfig
 from embark_jax.config.models import DLRMConfig as DLRMConfig
 from embark_jax.config.models import DLRMDCNv2Config as DLRMDCNv2Config
 from embark_jax.config.models import ModelConfig as ModelConfig
+from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import TBSMConfig as TBSMConfig
 from embark_jax.config.models import WideDeepConfig as WideDeepConfig
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
@@ -27,12 +28,16 @@ from embark_jax.config.optimizers import (
     PolynomialScheduleConfig as PolynomialScheduleConfig,
 )
 from embark_jax.config.optimizers import StepScheduleConfig as StepScheduleConfig
+from embark_jax.config.own import OwnConfig as OwnConfig
+from embark_jax.config.own import call_named as call_named
+from embark_jax.config.own import source_file as source_file
 from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
 from embark_jax.config.schema import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.schema import ExperimentConfig as ExperimentConfig
 from embark_jax.config.schema import FeatureConfig as FeatureConfig
 from embark_jax.config.schema import MeshConfig as MeshConfig
 from embark_jax.config.schema import MovieLens100KConfig as MovieLens100KConfig
+from embark_jax.config.schema import OwnDataConfig as OwnDataConfig
 from embark_jax.config.schema import PreparedConfig as PreparedConfig
 from embark_jax.config.schema import SyntheticConfig as SyntheticConfig
 from embark_jax.config.schema import TableConfig as TableConfig

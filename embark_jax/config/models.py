@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag
 
 from embark_jax.config.base import Config
+from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
 
 
 class BaseModelConfig(Config):
@@ -90,6 +91,11 @@ class TBSMConfig(BaseModelConfig):
     """Widths of the MLP behind the attention; the last is 1, the logit."""
 
 
+class OwnModelConfig(OwnConfig):
+    """A model of one's own. What ``kind`` names is called as ``Name(embedding_shapes,
+    dense_features, **options, rngs=rngs)`` and returns the model."""
+
+
 AnyModelConfig = (
     DLRMDCNv2Config
     | DLRMConfig
@@ -97,5 +103,15 @@ AnyModelConfig = (
     | WideDeepConfig
     | DeepFMConfig
     | TBSMConfig
+    | OwnModelConfig
 )
-ModelConfig = Annotated[AnyModelConfig, Field(discriminator="kind")]
+ModelConfig = Annotated[
+    Annotated[DLRMDCNv2Config, Tag("dlrm_dcnv2")]
+    | Annotated[DLRMConfig, Tag("dlrm")]
+    | Annotated[DCNConfig, Tag("dcn")]
+    | Annotated[WideDeepConfig, Tag("wide_deep")]
+    | Annotated[DeepFMConfig, Tag("deepfm")]
+    | Annotated[TBSMConfig, Tag("tbsm")]
+    | Annotated[OwnModelConfig, Tag(OWN_KIND)],
+    Discriminator(kind_tag),
+]

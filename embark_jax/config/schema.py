@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
     model_validator,
 )
 
@@ -26,6 +28,7 @@ from embark_jax.config.optimizers import (
     DenseOptimizerConfig,
     EmbeddingOptimizerConfig,
 )
+from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
 from embark_jax.tables import Pooling
 
 
@@ -78,8 +81,17 @@ class PreparedConfig(Config):
     """The folder, with its manifest."""
 
 
+class OwnDataConfig(OwnConfig):
+    """Data of one's own. What ``kind`` names is called as ``Name(**options,
+    seed=seed)`` and returns a ``data.Dataset``."""
+
+
 DataConfig = Annotated[
-    SyntheticConfig | MovieLens100KConfig | PreparedConfig, Field(discriminator="kind")
+    Annotated[SyntheticConfig, Tag("synthetic")]
+    | Annotated[MovieLens100KConfig, Tag("movielens_100k")]
+    | Annotated[PreparedConfig, Tag("prepared")]
+    | Annotated[OwnDataConfig, Tag(OWN_KIND)],
+    Discriminator(kind_tag),
 ]
 
 

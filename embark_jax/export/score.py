@@ -64,6 +64,10 @@ class Model:
           ValueError: if arrays are missing, unknown, or not of their shape and type.
         """
         features, config = self.description["features"], self.description["model"]
+        if config["kind"] not in MODELS:
+            raise ValueError(
+                f"model {config['kind']!r} is not known in NumPy: scoring.jax has it"
+            )
         weighted = [name for name, each in features.items() if each["weighted"]]
         check_names("ids", ids, features)
         weights = weights or {}

@@ -15,15 +15,13 @@ from embark_jax.models.dlrm_dcnv2 import DLRMDCNv2
 from embark_jax.models.tbsm import TBSM
 from embark_jax.models.wide_deep import WideDeep
 
-Model = DLRMDCNv2 | DLRM | DCN | WideDeep | DeepFM | TBSM
-
 
 def build(
     config: configs.AnyModelConfig,
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
-) -> Model:
+) -> nnx.Module:
     """The model that ``config`` describes.
 
     Args:
@@ -34,6 +32,7 @@ def build(
 
     Raises:
       ValueError: if the embeddings do not suit the model.
+      ConfigError: if there is no such model of one's own, or it takes other options.
     """
     match config:
         case configs.DLRMDCNv2Config():
@@ -48,7 +47,25 @@ def build(
             model = DeepFM
         case configs.TBSMConfig():
             model = TBSM
+        case configs.OwnModelConfig():
+            return _own(config, embedding_shapes, dense_features, rngs)
         case _:
             assert_never(config)
     arguments = config.model_dump(exclude={"kind"})
     return model(embedding_shapes, dense_features, **arguments, rngs=rngs)
+
+
+def _own(
+    config: configs.OwnModelConfig,
+    embedding_shapes: Mapping[str, tuple[int, ...]],
+    dense_features: int,
+    rngs: nnx.Rngs,
+) -> nnx.Module:
+    arguments = embedding_shapes, dense_features
+    model = configs.call_named(config.kind, *arguments, **config.options, rngs=rngs)
+    if not isinstance(model, nnx.Module):
+        raise configs.ConfigError(
+            f"{config.kind}: gives a {type(model).__name__}, must give a Flax NNX "
+            "module"
+        )
+    return model

@@ -1,0 +1,94 @@
+"""Models and data of one's own, which a config names as ``my_package.my_module:Name``.
+
+Such a config runs the code that it names, as Python's ``import`` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from embark_jax.config.base import Config, ConfigError
+
+OWN_KIND = "MODULE:NAME"
+"""Stands for all such kinds, in unions and messages."""
+
+
+class OwnConfig(Config):
+    """Names what is called, with all keys but ``kind`` as its options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = OWN_KIND
+    """Such as my_package.my_module:Name."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it is called with."""
+        return dict(self.model_extra or {})
+
+
+def kind_tag(section: Any) -> str | None:
+    """Chooses among the sections that ``kind`` tells apart."""
+    given = section.get("kind") if isinstance(section, Mapping) else None
+    kind = getattr(section, "kind", given)
+    return OWN_KIND if ":" in str(kind) else kind
+
+
+def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
+    """Calls what ``kind`` names.
+
+    The working directory is searched too, after all else that Python searches.
+
+    Args:
+      kind: ``my_package.my_module:Name``.
+      arguments, options: to call it with.
+
+    Raises:
+      ConfigError: if there is no such module or name, or it takes other arguments.
+    """
+    named = import_named(kind)
+    # Metaclasses, such as Flax's, hide what a class takes.
+    is_class = inspect.isclass(named)
+    signature = inspect.signature(named.__init__ if is_class else named)
+    try:
+        signature.bind(*[None] * is_class, *arguments, **options)
+    except TypeError as error:
+        known = ", ".join(list(signature.parameters)[is_class:])
+        raise ConfigError(f"{kind}: {error}; its parameters are {known}") from None
+    return named(*arguments, **options)
+
+
+def import_named(kind: str) -> Callable[..., Any]:
+    """What ``kind`` names; errors as of ``call_named``."""
+    module_name, _, name = kind.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # of what the module imports itself
+        raise ConfigError(
+            f"{kind}: no module {error.name!r} is installed, in PYTHONPATH or in {here}"
+        ) from None
+    named = getattr(module, name, None)
+    if not callable(named):
+        found = [n for n, value in vars(module).items() if callable(value)]
+        raise ConfigError(
+            f"{kind}: {module_name} has no class or function {name!r}; it has "
+            + (", ".join(n for n in found if not n.startswith("_")) or "none")
+        )
+    return named
+
+
+def source_file(kind: str) -> Path | None:
+    """The file that the module of ``kind`` is in, if it is one."""
+    file = inspect.getsourcefile(import_named(kind))
+    return Path(file) if file else None

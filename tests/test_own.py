@@ -1,0 +1,122 @@
+"""Models and data of one's own, by the name of their module."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embark_jax import config_io, experiment
+from embark_jax.config import ConfigError
+from tests import runs
+from tests.runs import embark
+
+OWN = Path(__file__).parent.parent / "experiments" / "own"
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch, tmp_path):
+    """As for a user who works in that folder."""
+    monkeypatch.syspath_prepend(str(OWN))
+
+
+def load(*overrides: str):
+    return config_io.load(OWN / "config.yaml", overrides)
+
+
+def test_yaml_and_gin_say_the_same(tmp_path):
+    path = tmp_path / "own.gin"
+    path.write_text(
+        "ExperimentConfig.data = @OwnDataConfig()\n"
+        "OwnDataConfig.kind = 'my_data:Clicks'\nOwnDataConfig.samples = 20_000\n"
+        "ExperimentConfig.model = @OwnModelConfig()\n"
+        "OwnModelConfig.kind = 'my_model:Bilinear'\n"
+        "OwnModelConfig.left = 'user'\nOwnModelConfig.right = 'item'\n"
+    )
+    by_gin, by_yaml = config_io.load(path), load()
+    assert (by_gin.data, by_gin.model) == (by_yaml.data, by_yaml.model)
+    saved = tmp_path / "saved.yaml"
+    config_io.save(by_yaml, saved)
+    assert config_io.load(saved) == by_yaml
+    dlrm = load("model.kind=dlrm")
+    assert dlrm.model.kind == "dlrm"
+    assert load("model.left=item").model.options["left"] == "item"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "model.kind=my_model:Bilinaer",
+            "my_model has no class or function 'Bilinaer'",
+        ),
+        ("model.kind=my_modl:Bilinear", "no module 'my_modl' is installed, in PYTHON"),
+        ("model.width=3", "unexpected keyword argument 'width'; its parameters are"),
+        ("data.smaples=3", "unexpected keyword argument 'smaples'; its param"),
+        (
+            "data.kind=my_model:nnx.Module",
+            "data.kind: 'my_model:nnx.Module' given, String",
+        ),
+        ("data.kind=types:SimpleNamespace", "SimpleNamespace: has no table_rows, feat"),
+        ("model.kind=builtins:print", "its parameters are args, sep, end, file, flush"),
+    ],
+)
+def test_what_is_wrong_is_named(override, message):
+    with pytest.raises(ConfigError) as error:
+        experiment.build(load(override))
+    assert message in str(error.value)
+
+
+def test_a_model_must_be_one(tmp_path, monkeypatch):
+    (tmp_path / "not_a_model.py").write_text("def make(*args, **options): return 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="make: gives a int, must give a Flax NNX"):
+        experiment.build(load("model.kind=not_a_model:make"))
+
+
+@pytest.mark.slow
+def test_a_run_of_ones_own(tmp_path, monkeypatch):
+    """Trained on a 2 × 4 mesh, resumed on one device, exported, scored, swept."""
+    monkeypatch.chdir(OWN)
+    mesh = "mesh.nodes=2", "mesh.gpus_per_node=4"
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = embark("train", "config.yaml", *mesh, "--workdir", whole)
+    assert (done.code, done.err) == (0, "")
+    assert 0.87 < runs.final(whole)["test_auc"] < 0.93
+    assert {path.name for path in (whole / "code").iterdir()} == {
+        "my_model.py",
+        "my_data.py",
+    }
+    for steps, resume in ((200, ()), (600, ("--resume",))):
+        done = embark(
+            *("train", "config.yaml", f"train.steps={steps}", "--workdir", cut, *resume)
+        )
+        assert (done.code, done.err) == (0, "")
+    assert runs.final(cut)["test_auc"] == pytest.approx(
+        runs.final(whole)["test_auc"], abs=1e-4
+    )
+    done = embark("export", cut, "--out", tmp_path / "export")
+    assert (done.code, done.err) == (0, "")
+    description = json.loads((tmp_path / "export" / "model.json").read_text())
+    assert description["model"]["kind"] == "my_model:Bilinear"
+    swept = tmp_path / "swept"
+    done = embark(
+        *("sweep", "config.yaml", "--workdir", swept, "train.steps=2"),
+        *("train.eval_every=null", "sweep.data.samples=[300, 400]"),
+    )
+    assert (done.code, done.err) == (0, "")
+    assert len(list(swept.glob("data.samples=*"))) == 2
+    shutil.rmtree(swept)
+
+
+def test_its_data_are_a_function_of_seed_and_step():
+    first, again = (experiment.build(load()).dataset for _ in range(2))
+    for step in (0, 77, 78):  # within an epoch, and over its end
+        found, expected = (data.train_batch(step, 256) for data in (first, again))
+        np.testing.assert_array_equal(found.labels, expected.labels)
+    halves = [first.train_batch(step, 128) for step in (10, 11)]
+    users = np.concatenate([half.ids["user"] for half in halves])
+    np.testing.assert_array_equal(users, first.train_batch(5, 256).ids["user"])
