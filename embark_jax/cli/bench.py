@@ -9,9 +9,21 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from embark_jax import config_io
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax import config_io, planner
+from embark_jax import fleet as fleets
+from embark_jax.cli.arguments import (
+    BatchSize,
+    ConfigFile,
+    FleetName,
+    Nodes,
+    OptimizerName,
+    Overrides,
+    ZipfExponent,
+    console,
+    say,
+)
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError, nearest
@@ -158,6 +170,64 @@ def kernels(
     for row in rows:
         console.print()
         _show(row, as_json=False)
+
+
+@app.command("bytes")
+def device_bytes(
+    tables: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A list of tables and dense layers, or one of configs/models.",
+        ),
+    ],
+    fleet: FleetName = "dgx-h200",
+    nodes: Nodes = 1,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of a node; the fleet's unless given.")
+    ] = None,
+    batch: BatchSize = None,
+    zipf: ZipfExponent = None,
+    optimizer: OptimizerName = None,
+    kernels: Annotated[str, typer.Option(help="xla or mosaic_gpu.")] = "xla",
+    compute_dtype: Annotated[
+        str, typer.Option(help="Of the dense layers: float32 or bfloat16.")
+    ] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Compile a train step for GPUs that are not there, and count the bytes that it
+    moves in their memory, beside the least that it must."""
+    from embark_kernels import choose
+
+    from embark_jax.bench.step_bytes import step_bytes
+
+    try:
+        listed = planner.load_table_list(tables)
+        machines = fleets.load(fleet or "dgx-h200", nodes or 1, gpus)
+        workload = listed.workload(machines, batch, zipf, optimizer)
+        with Console(stderr=True).status("compiling"):
+            result = step_bytes(listed, workload, choose(kernels), compute_dtype)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if as_json:
+        print(json.dumps(result))
+        return
+    console.print(_bytes_table(result))
+
+
+def _bytes_table(result: dict) -> Table:
+    """By phase, in GB, and how long all of it takes."""
+    over = result["bytes"] / result["least_bytes"]
+    table = Table(
+        title=f"{result['model']} on {result['devices']} {result['device']}, a device: "
+        f"{result['ms']:.1f} ms, at least {result['least_ms']:.1f} ms ({over:.2f}x)"
+    )
+    for column in ("phase", "read, GB", "written, GB", "at least, GB"):
+        table.add_column(column, justify="right" if table.columns else "left")
+    for name, phase in result["phases"].items():
+        kinds = ("read_bytes", "written_bytes", "least_bytes")
+        table.add_row(name, *(f"{phase[kind] / 1e9:.2f}" for kind in kinds))
+    return table
 
 
 def _show(result: dict, as_json: bool) -> None:

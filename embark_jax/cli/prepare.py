@@ -112,13 +112,15 @@ def prepare(
         list[str] | None,
         typer.Option(
             metavar="NAME[=TRANSFORM]",
-            help="For csv and parquet: a column of numbers; log, standardize, quantiles:N.",
+            help="For csv and parquet: a column of numbers; TRANSFORM is log, "
+            "standardize or quantiles:N.",
         ),
     ] = None,
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            help="For csv and parquet: a column of categories; unless given, all others."
+            help="For csv and parquet: a column of categories; unless given, all "
+            "others."
         ),
     ] = None,
     list_: Annotated[

@@ -55,6 +55,7 @@ def update_block(
     )
 
 
+@jax.named_scope("row_gradients")
 def _row_gradients(
     cluster: Cluster,
     route: Route,

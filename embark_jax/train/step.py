@@ -189,6 +189,7 @@ def make_train_step(
     by_sample = sample_sharding(dense, collection.mesh)
     capacities = collection.capacities
 
+    @jax.named_scope("dense")
     def losses_of(params, model_state, embeddings, batch):
         inputs = batch.dense, embeddings
         inputs = lax.with_sharding_constraint(inputs, by_sample)
@@ -211,10 +212,11 @@ def make_train_step(
         gradient, params = lax.with_sharding_constraint(
             (found.dense, state.params), (updated, updated)
         )
-        updates, dense_state = dense_optimizer.update(
-            gradient, state.dense_state, params
-        )
-        params = optax.apply_updates(params, updates)
+        with jax.named_scope("dense_update"):
+            updates, dense_state = dense_optimizer.update(
+                gradient, state.dense_state, params
+            )
+            params = optax.apply_updates(params, updates)
 
         # Rows wait for the check of the dense update, so that a batch is applied as a
         # whole: a dense gradient may be NaN where all of the embeddings' are finite.
@@ -222,10 +224,11 @@ def make_train_step(
         # and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
         # T180, T200), and cost another pass over the touched rows.
         # Optimizers of rows accumulate squares.
-        squares = jax.tree.map(jnp.square, found.embeddings)
-        finite = _all_finite(
-            (found.loss, squares, params, dense_state, found.model_state)
-        )
+        with jax.named_scope("checks"):
+            squares = jax.tree.map(jnp.square, found.embeddings)
+            finite = _all_finite(
+                (found.loss, squares, params, dense_state, found.model_state)
+            )
         any_bad = routes.any_bad.any()  # of any micro-batch
         applied = collection.fits(routes) & ~any_bad & finite & ~state.halted
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import sys
 import time
 from collections import defaultdict
@@ -18,68 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import optax
-from flax import nnx
-from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
 from program import Collective, collectives
 
 from embark_jax import fleet, planner
-from embark_jax.config import EmbeddingOptimizerConfig
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.models import DLRMDCNv2
-from embark_jax.planner import MESH_AXES, Plan, ProgramModel, TableList, phases
+from embark_jax.bench.absent import absent_mesh, compile_step
+from embark_jax.planner import Plan, ProgramModel, TableList, phases
 from embark_jax.planner.cost.collectives import dense_collectives
 from embark_jax.planner.cost.traffic import all_reduce_bytes
-from embark_jax.train.device_batch import abstract_batch
-from embark_jax.train.flax_model import FlaxModel
-from embark_jax.train.row_optimizers import build_embedding_optimizer
-from embark_jax.train.step import abstract_state, make_train_step
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "configs" / "models"
-TARGET = ROOT / "tests" / "gpu_compile" / "h100.textproto"
-LARGEST_INT32 = 2**31 - 1
-
-
-def absent_mesh(nodes: int, gpus_per_node: int) -> Mesh:
-    """A mesh of H100s that are not there."""
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    topology = topologies.get_topology_desc(
-        platform="cuda",
-        target_config=TARGET.read_text(),
-        topology=f"1x{nodes}x{gpus_per_node}",
-    )
-    devices = np.array(topology.devices).reshape(nodes, gpus_per_node)
-    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
-
-
-def compile_step(listed: TableList, plan: Plan, mesh: Mesh):
-    """The compiled step and the shapes of its state."""
-    dense = listed.dense
-    assert dense is not None
-    collection = EmbeddingCollection(plan, mesh)
-    model = DLRMDCNv2(
-        collection.output_shapes,
-        dense.features,
-        bottom=dense.bottom,
-        top=dense.top,
-        cross_layers=dense.cross_layers,
-        cross_rank=dense.cross_rank,
-        rngs=nnx.Rngs(0),
-    )
-    model = FlaxModel(model)
-    kind: Any = listed.optimizer or "rowwise_adagrad"
-    rows = build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind), steps=1)
-    optimizers = optax.adagrad(0.01), rows
-    state = abstract_state(model, collection, *optimizers)
-    step = make_train_step(model, collection, *optimizers, state)
-    large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
-    wide = {f.name for f in plan.features if f.table in large}
-    batch = abstract_batch(plan, mesh, dense.features, wide)
-    with jax.enable_x64(bool(wide)):
-        return step.lower(state, batch).compile(), state
 
 
 def bytes_per_device(arrays: Any) -> int:
@@ -147,8 +94,8 @@ def case(
     workload = dataclasses.replace(workload, dense=with_adagrad)
     plan = planner.plan_for(workload, *listed.specs())
     start = time.perf_counter()
-    mesh = absent_mesh(nodes, gpus_per_node)
-    compiled, state = compile_step(listed, plan, mesh)
+    mesh = absent_mesh(machines)
+    compiled, state = compile_step(listed, plan, mesh, workload.optimizer)
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))

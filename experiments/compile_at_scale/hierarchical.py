@@ -12,11 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compile import MODELS, absent_mesh, compile_step
+from compile import MODELS
 from program import collectives
 from rich.progress import track
 
 from embark_jax import fleet, planner
+from embark_jax.bench.absent import absent_mesh, compile_step
 from embark_jax.planner import ForcedPlacement, Plan, ProgramModel, TableList, phases
 from embark_jax.planner.layout.storage import Exchange
 
@@ -67,7 +68,8 @@ def case(name: str, nodes: int, exchange: Exchange) -> dict[str, Any]:
     listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
     machines = fleet.Fleet(fleet.dgx_h100().device, nodes, GPUS_PER_NODE)
     plan = make_plan(listed, machines, exchange)
-    compiled, _ = compile_step(listed, plan, absent_mesh(nodes, GPUS_PER_NODE))
+    optimizer = listed.workload(machines).optimizer
+    compiled, _ = compile_step(listed, plan, absent_mesh(machines), optimizer)
     found = collectives(compiled.as_text())
     exchanged = [each for each in found if each.kind == "all-to-all"]
     sent = [each.node_bytes(GPUS_PER_NODE) for each in exchanged]

@@ -160,7 +160,7 @@ def compile_for_h100(case: cases.Case) -> dict:
     from jax.sharding import SingleDeviceSharding
 
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    target = ROOT / "tests" / "gpu_compile" / "h100.textproto"
+    target = ROOT / "embark_jax" / "bench" / "h100.textproto"
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=target.read_text(), topology="1x1x1"
     )

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from embark_kernels._mosaic import Rows, launch_options
+from embark_kernels._mosaic import Rows, launch_options, moves
 from embark_kernels.config import LookupConfig
 
 
@@ -99,11 +99,18 @@ def sum_stretches_mosaic_gpu(
 
     operands = [table, rows, offsets.reshape(-1)]
     operands += [] if weights is None else [weights]
-    sums = plgpu.kernel(
+    kernel = plgpu.kernel(
         sum_stretches_kernel,
         out_type=jax.ShapeDtypeStruct((lines * bags, width), out_dtype),
         grid=(lines * blocks,),  # one axis: the others are limited to 65,535
         grid_names=("block",),
         **launch_options(),
-    )(*operands)
+    )
+    written = min(lines * bags, entries) if leave_empty else lines * bags
+    with moves(
+        entries * width * table.dtype.itemsize
+        + sum(each.size * each.dtype.itemsize for each in operands[1:]),
+        written * width * jnp.dtype(out_dtype).itemsize,
+    ):
+        sums = kernel(*operands)
     return sums.reshape(lines, bags, width)

@@ -57,6 +57,12 @@ def launch_options() -> dict[str, Any]:
     return {"compiler_params": COMPILER_PARAMS, "interpret": params()}
 
 
+def moves(reads_bytes: int, writes_bytes: int) -> Any:
+    """A scope that says in a kernel's name what it moves in device memory, where every
+    entry is used: nothing else of it is to be seen in a compiled program."""
+    return jax.named_scope(f"reads {reads_bytes} writes {writes_bytes} bytes")
+
+
 class Rows:
     """Reads and writes rows of width ``width``, in one layout for all dtypes.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from embark_kernels._mosaic import Rows, run_in_place, sqrt
+from embark_kernels._mosaic import Rows, moves, run_in_place, sqrt
 from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
@@ -108,7 +108,9 @@ def update_rows_mosaic_gpu(
     if factors:
         read.append(jnp.stack(factors))
     blocks = pl.cdiv(listed, config.rows_per_block)
-    table, *new_states = run_in_place(
-        update_rows_kernel, [table, *states.values()], read, blocks
-    )
+    updated = [table, *states.values()]
+    updated_bytes = listed * sum(a.shape[1] * a.dtype.itemsize for a in updated)
+    read_bytes = sum(each.size * each.dtype.itemsize for each in read)
+    with moves(read_bytes + updated_bytes, updated_bytes):
+        table, *new_states = run_in_place(update_rows_kernel, updated, read, blocks)
     return table, dict(zip(names, new_states, strict=True))

@@ -1,8 +1,5 @@
 """Every Mosaic GPU kernel compiles for an H100, with no GPU present."""
 
-import os
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +14,10 @@ from embark_kernels import (
     update_from_bags,
     update_rows,
 )
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from embark_jax import fleet
+from embark_jax.bench.absent import absent_mesh
 from tests.gpu_compile.test_train_step import pytestmark  # noqa: F401
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
@@ -30,13 +28,8 @@ KERNEL = 'custom_call_target="mosaic_gpu'
 @pytest.fixture(scope="module")
 def on_h100():
     """Shapes on a GPU that is not there."""
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    topology = topologies.get_topology_desc(
-        platform="cuda",
-        target_config=(Path(__file__).parent / "h100.textproto").read_text(),
-        topology="1x1x1",
-    )
-    sharding = SingleDeviceSharding(topology.devices[0])
+    device = absent_mesh(fleet.dgx_h100(1, 1)).devices.item()
+    sharding = SingleDeviceSharding(device)
     return lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 

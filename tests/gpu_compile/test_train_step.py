@@ -1,20 +1,17 @@
 """The whole train step compiles for H100s, with no GPU present."""
 
 import importlib.util
-import os
 import re
-from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from embark_kernels import RowwiseAdagrad
-from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from embark_jax import fleet
+from embark_jax.bench.absent import absent_mesh
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.planner import MESH_AXES, ForcedPlacement, plan
+from embark_jax.planner import ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.train.models import (
     MLPERF_HOTNESS,
@@ -35,14 +32,7 @@ BATCH_PER_DEVICE = 512
 
 def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
     """A mesh of H100s that are not there."""
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    topology = topologies.get_topology_desc(
-        platform="cuda",
-        target_config=(Path(__file__).parent / "h100.textproto").read_text(),
-        topology=f"1x{nodes}x{gpus_per_node}",
-    )
-    devices = np.array(topology.devices).reshape(nodes, gpus_per_node)
-    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+    return absent_mesh(fleet.dgx_h100(nodes, gpus_per_node))
 
 
 def moved_bytes(planned) -> int:

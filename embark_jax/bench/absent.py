@@ -1,0 +1,108 @@
+"""Compiles train steps for GPUs that are not there.
+
+Needs the CUDA plugin of JAX (``pip install embark_jax[gpu-compile]``), no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pydantic
+from embark_kernels import Implementation
+from flax import nnx
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from embark_jax import models
+from embark_jax.config import ConfigError, EmbeddingOptimizerConfig, ModelConfig
+from embark_jax.config.optimizers import DenseOptimizerConfig
+from embark_jax.config_tables import experiment_of
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.fleet import Fleet
+from embark_jax.planner import MESH_AXES, Plan, TableList
+from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.train.device_batch import abstract_batch
+from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.row_optimizers import build_embedding_optimizer
+from embark_jax.train.step import TrainState, abstract_state, make_train_step
+
+TARGET = Path(__file__).parent / "h100.textproto"
+"""What XLA is to know of an H100, an H200 but for its memory."""
+LARGEST_INT32 = 2**31 - 1
+
+
+def absent_mesh(fleet: Fleet, memory_bytes: float | None = None) -> Mesh:
+    """A mesh of Hopper GPUs that are not there.
+
+    Args:
+      fleet: its nodes, and GPUs of each.
+      memory_bytes: of each; where it is short, XLA computes what it cannot keep twice.
+        None is 80 GB.
+
+    Raises:
+      ConfigError: if JAX has no CUDA plugin here.
+    """
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        raise ConfigError(
+            "compiling for GPUs that are not there needs JAX's CUDA plugin: "
+            "pip install embark_jax[gpu-compile]"
+        )
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    target = TARGET.read_text()
+    if memory_bytes is not None:
+        memory = f"device_memory_size: {int(memory_bytes)}"
+        target = re.sub(r"device_memory_size: \d+", memory, target)
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=target,
+        topology=f"1x{fleet.nodes}x{fleet.gpus_per_node}",
+    )
+    devices = np.array(topology.devices).reshape(fleet.nodes, fleet.gpus_per_node)
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def compile_step(
+    listed: TableList,
+    plan: Plan,
+    mesh: Mesh,
+    optimizer: str,
+    implementation: Implementation = "xla",
+    compute_dtype: str = "float32",
+) -> tuple[jax.stages.Compiled, TrainState]:
+    """The compiled train step of a table list's model, and the shapes of its state.
+
+    Args:
+      listed: with dense layers.
+      plan: of its tables.
+      mesh: of the plan.
+      optimizer: of the rows; the dense layers take the same.
+      implementation: of lookups and updates.
+      compute_dtype: of the dense layers' matrix products.
+    """
+    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
+    described = experiment_of(listed)["model"] | {"compute_dtype": compute_dtype}
+    config = pydantic.TypeAdapter(ModelConfig).validate_python(described)
+    assert listed.dense is not None
+    features = listed.dense.features
+    model = FlaxModel(
+        models.build(config, collection.output_shapes, features, nnx.Rngs(0))
+    )
+    kind: Any = optimizer
+    dense_kind: Any = optimizer.removeprefix("rowwise_")
+    optimizers = (
+        build_dense_optimizer(DenseOptimizerConfig(kind=dense_kind), steps=1),
+        build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind), steps=1),
+    )
+    state = abstract_state(model, collection, *optimizers)
+    step = make_train_step(model, collection, *optimizers, state)
+    large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
+    wide = {f.name for f in plan.features if f.table in large}
+    batch = abstract_batch(plan, mesh, features, wide)
+    with jax.enable_x64(bool(wide)):
+        return step.lower(state, batch).compile(), state

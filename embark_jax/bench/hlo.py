@@ -1,0 +1,285 @@
+"""Reads a compiled GPU program: what each of its instructions reads and writes in
+device memory.
+
+The text is that of a scheduled XLA module, in which every instruction of the entry and
+of its loops is a kernel, a copy, a collective, or nothing at all. A kernel reads what
+it needs of its operands once and writes its results once:
+
+- of an array that is sliced or gathered from, the rows that are asked for, of an array
+  that rows are scattered into those rows, which are read before if something is added
+  to them. A row at any place is at least a sector; where the array fits in the cache,
+  each of its bytes moves at most once;
+- a sort as often as a radix sort of digits of eight bits does
+  (https://arxiv.org/abs/2206.01784), whatever the compiler takes where no GPU is;
+- a loop so many times as it is known to turn, else once; of a conditional the branch
+  that moves the most;
+- a Pallas kernel what it declares in its name: see ``embark_kernels._mosaic.moves``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+CACHE_BYTES = 2**25
+"""Half of the L2 cache of an H100: the other half is for what streams through."""
+
+SECTOR_BYTES = 32
+"""That a GPU's memory moves at once
+(https://docs.nvidia.com/nsight-compute/ProfilingGuide/)."""
+
+COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
+INSTRUCTION = re.compile(
+    r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) "
+    r"(?P<opcode>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)$"
+)
+OPERAND = re.compile(r"%([\w.\-]+)")
+SHAPE = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
+CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)="
+    r"(?:\{([^}]*)\}|%([\w.\-]+))"
+)
+TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
+NAMED = re.compile(r'op_name="([^"]*)"')
+DECLARED = re.compile(r"reads (\d+) writes (\d+) bytes")
+COLLECTIVE = re.compile(
+    r"(all-to-all|all-reduce|all-gather|reduce-scatter|ragged-all-to-all)(-start)?$"
+)
+MOVE_NOTHING = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast"),
+    *("after-all", "opt-barrier", "partition-id", "replica-id"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation.
+
+    Attributes:
+      name, opcode: as written.
+      dims: of each array that it makes.
+      item_bytes: of an element of each of them.
+      operands: names of other instructions of the computation.
+      rest: its attributes.
+    """
+
+    name: str
+    opcode: str
+    dims: tuple[tuple[int, ...], ...]
+    item_bytes: tuple[int, ...]
+    operands: tuple[str, ...]
+    rest: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each array."""
+        return tuple(math.prod(each) for each in self.dims)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(int.__mul__, self.sizes, self.item_bytes))
+
+    @property
+    def called(self) -> list[str]:
+        """Names of the computations that it runs."""
+        return [
+            name.strip().lstrip("%")
+            for listed, one in CALLED.findall(self.rest)
+            for name in (listed or one).split(",")
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """What an instruction moves, in all of its turns.
+
+    Attributes:
+      name, opcode: of the instruction.
+      purpose: the name that JAX gave it; empty if XLA made it.
+      read_bytes, written_bytes: in device memory.
+    """
+
+    name: str
+    opcode: str
+    purpose: str
+    read_bytes: float
+    written_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        return self.read_bytes + self.written_bytes
+
+
+class Program:
+    """The computations of a scheduled module.
+
+    Args:
+      text: of the module, as ``jax.stages.Compiled.as_text`` gives it.
+    """
+
+    def __init__(self, text: str):
+        self._computations: dict[str, dict[str, Instruction]] = {}
+        self._roots: dict[str, Instruction] = {}
+        entry = current = ""
+        for line in text.splitlines():
+            if found := COMPUTATION.match(line):
+                current = found["name"]
+                self._computations[current] = {}
+                entry = current if found["entry"] else entry
+            elif current and (found := INSTRUCTION.match(line)):
+                each = _instruction(found)
+                self._computations[current][each.name] = each
+                if found["root"]:
+                    self._roots[current] = each
+        self._entry = entry
+
+    def moved(self) -> list[Moved]:
+        """What all instructions of the program move, in the order of the schedule."""
+        return list(self._moved(self._entry, 1))
+
+    def _moved(self, computation: str, turns: int) -> Iterator[Moved]:
+        lines = self._computations[computation]
+        for each in lines.values():
+            if each.opcode in MOVE_NOTHING or each.opcode.endswith("-done"):
+                continue
+            if each.opcode == "while":
+                known = TURNS.search(each.rest)
+                yield from self._moved(
+                    each.called[0], turns * int(known[1] if known else 1)
+                )
+            elif each.opcode == "conditional":
+                branches = [list(self._moved(name, turns)) for name in each.called]
+                yield from max(branches, key=lambda all_: sum(m.bytes for m in all_))
+            elif each.opcode in ("call", "async-start"):
+                for name in each.called:
+                    yield from self._moved(name, turns)
+            else:
+                operands = [lines[name] for name in each.operands]
+                read, written = self._bytes_of(each, operands)
+                named = NAMED.search(each.rest)
+                yield Moved(
+                    *(each.name, each.opcode, named[1] if named else ""),
+                    *(turns * read, turns * written),
+                )
+
+    def _bytes_of(
+        self, each: Instruction, operands: list[Instruction]
+    ) -> tuple[float, float]:
+        """Read and written once."""
+        operand_bytes = sum(operand.bytes for operand in operands)
+        if declared := DECLARED.search(each.rest):
+            return float(declared[1]), float(declared[2])
+        if each.opcode == "fusion":
+            lines = self._computations[each.called[0]]
+            inputs = {n for n, line in lines.items() if line.opcode == "parameter"}
+            return self._kernel_bytes(lines, inputs, self._roots[each.called[0]])
+        if found := COLLECTIVE.match(each.opcode):
+            if found[1] in ("all-gather", "reduce-scatter"):
+                started = operand_bytes if found[2] else 0
+                return operand_bytes, each.bytes - started
+            return operand_bytes, operand_bytes
+        target = TARGET.search(each.rest)
+        if each.opcode == "sort" or (target and "RadixSort" in target[1]):
+            digits = operands[0].item_bytes[0]
+            return operand_bytes * digits + operands[0].bytes, operand_bytes * digits
+        if target and target[1].startswith("__cublas"):
+            results = (n * b for n, b in zip(each.sizes, each.item_bytes, strict=True))
+            return operand_bytes, next(results)  # what follows is its workspace
+        lines = {operand.name: operand for operand in operands}
+        return self._kernel_bytes({**lines, each.name: each}, set(lines), each)
+
+    def _kernel_bytes(
+        self, lines: dict[str, Instruction], inputs: set[str], root: Instruction
+    ) -> tuple[float, float]:
+        """What one kernel reads of its inputs, and writes of its results.
+
+        Args:
+          lines: of its computation; operands come before their users.
+          inputs: names of those that lie in memory.
+          root: what it makes.
+        """
+        wanted = dict.fromkeys(lines, 0.0)  # elements that are computed, or read
+        rows_bytes = dict.fromkeys(lines, 0.0)  # of rows at any place that are read
+        results = (
+            [lines[o] for o in root.operands] if root.opcode == "tuple" else [root]
+        )
+        written = 0.0
+        for result in results:
+            wanted[result.name] = result.size
+            made = _behind_bitcasts(lines, result)
+            if made.opcode == "scatter":
+                indices, updates = (lines[name] for name in made.operands[1:3])
+                written += _rows_bytes(made, indices, updates)
+            elif made.opcode == "dynamic-update-slice":
+                written += lines[made.operands[1]].bytes
+            else:
+                written += made.bytes
+        for user in reversed(lines.values()):
+            elements = min(wanted[user.name], user.size)
+            share = elements / user.size if elements else 0.0
+            for place, name in enumerate(user.operands):
+                if name not in lines or name == user.name:
+                    continue
+                operand = lines[name]
+                match user.opcode, place:
+                    case "gather", 0 if name in inputs:
+                        indices = lines[user.operands[1]]
+                        rows_bytes[name] += share * _rows_bytes(operand, indices, user)
+                    case "gather", 0:
+                        wanted[name] += elements
+                    case "scatter", 0:
+                        indices, updates = (lines[each] for each in user.operands[1:3])
+                        combined = self._roots[user.called[0]]
+                        if combined.opcode != "parameter":
+                            rows_bytes[name] += _rows_bytes(user, indices, updates)
+                    case "dynamic-update-slice", 0:
+                        pass
+                    case "slice" | "dynamic-slice", 0:
+                        wanted[name] += elements
+                    case "broadcast" | "pad" | "concatenate", _:
+                        wanted[name] += min(operand.size, elements)
+                    case _:
+                        wanted[name] += share * operand.size
+        read = 0.0
+        for name in inputs:
+            each = lines[name]
+            whole_bytes = min(wanted[name] / max(each.size, 1), 1.0) * each.bytes
+            read += max(whole_bytes, rows_bytes[name])
+        return read, written
+
+
+def _instruction(found: re.Match) -> Instruction:
+    shapes, item_bytes = [], []
+    for kind, bits, dims in SHAPE.findall(found["shape"]):
+        shapes.append(tuple(int(n) for n in dims.split(",") if n))
+        if (kind == "f" and bits == "8") or kind == "pred":
+            bits = "8"
+        item_bytes.append(int(bits or 0) // 8)
+    return Instruction(
+        *(found["name"], found["opcode"], tuple(shapes), tuple(item_bytes)),
+        *(tuple(OPERAND.findall(found["operands"])), found["rest"]),
+    )
+
+
+def _behind_bitcasts(lines: dict[str, Instruction], each: Instruction) -> Instruction:
+    while each.opcode == "bitcast":
+        each = lines[each.operands[0]]
+    return each
+
+
+def _rows_bytes(array: Instruction, index: Instruction, rows: Instruction) -> float:
+    """Of rows that are read or written where an index says, in an array."""
+    moved_bytes = float(rows.bytes)
+    if array.bytes <= CACHE_BYTES:
+        return min(moved_bytes, array.bytes)
+    if "indices_are_sorted=true" in array.rest + rows.rest:
+        return moved_bytes
+    count = index.size // max(index.dims[0][-1:] or (1,))
+    return max(moved_bytes, count * SECTOR_BYTES)

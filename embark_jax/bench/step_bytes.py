@@ -1,0 +1,110 @@
+"""What a train step moves in device memory, beside the least that it must.
+
+The step is compiled for GPUs that are not there, and its program read instruction by
+instruction (``hlo.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+from embark_kernels import Implementation
+
+from embark_jax.bench.absent import absent_mesh, compile_step
+from embark_jax.bench.hlo import Moved, Program
+from embark_jax.bench.least_bytes import least_bytes
+from embark_jax.planner import TableList, Workload, plan_for
+
+AMPLE_MEMORY_BYTES = 2e11
+"""Of a GPU for which nothing is computed twice for want of memory."""
+COPY_SHARE = 0.9
+"""Of a GPU's memory bandwidth, which a copy reaches."""
+PHASES = (
+    *("route", "lookup", "dense", "dense_update", "checks"),
+    *("row_gradients", "update", "other"),
+)
+"""Scopes by which the step names its instructions; the compiler names some not."""
+LARGEST = 25
+"""Instructions that are listed, those that move the most."""
+
+
+def phase_of(purpose: str) -> str:
+    """The innermost scope in an instruction's name."""
+    scopes = re.findall(r"[a-z_]+", purpose.rpartition("/")[0])
+    return next((each for each in reversed(scopes) if each in PHASES), "other")
+
+
+def step_bytes(
+    listed: TableList,
+    workload: Workload,
+    implementation: Implementation = "xla",
+    compute_dtype: str = "float32",
+) -> dict[str, Any]:
+    """Plans, compiles and reads the step.
+
+    Args:
+      listed: tables and dense layers.
+      workload: of the list, on some fleet.
+      implementation: of lookups and updates.
+      compute_dtype: of the dense layers' matrix products.
+
+    Returns:
+      ``bytes`` and ``least_bytes`` of a device, with the milliseconds that both take at
+      90 % of its memory bandwidth; the same by phase; the terms of the least; and the
+      instructions that move the most.
+
+    Raises:
+      ValueError: if the list has no dense layers, or there is no plan.
+    """
+    if listed.dense is None:
+        raise ValueError(f"{listed.name} lists no dense layers, so it has no step")
+    plan = plan_for(workload, *listed.specs())
+    mesh = absent_mesh(workload.fleet, AMPLE_MEMORY_BYTES)
+    compiled, _ = compile_step(
+        listed, plan, mesh, workload.optimizer, implementation, compute_dtype
+    )
+    moved = Program(compiled.as_text() or "").moved()
+    network = listed.dense.network(*listed.specs())
+    least = least_bytes(plan, workload, network, listed.dense.features)
+    rate = COPY_SHARE * workload.fleet.device.memory_bytes_per_s
+    total, least_total = sum(each.bytes for each in moved), sum(least.values())
+    return {
+        "model": listed.name,
+        "device": workload.fleet.device.name,
+        "devices": plan.devices,
+        "batch_size": plan.batch_size,
+        "optimizer": workload.optimizer,
+        "zipf_exponent": workload.zipf_exponent,
+        "kernels": implementation,
+        "compute_dtype": compute_dtype,
+        "storages": [storage.name for storage in plan.storages],
+        "bytes": total,
+        "least_bytes": least_total,
+        "ms": 1e3 * total / rate,
+        "least_ms": 1e3 * least_total / rate,
+        "phases": {phase: _of_phase(phase, moved, least) for phase in PHASES},
+        "least": {f"{phase}: {what}": n for (phase, what), n in least.items()},
+        "largest": [
+            {
+                "instruction": each.name,
+                "phase": phase_of(each.purpose),
+                "purpose": each.purpose,
+                "read_bytes": each.read_bytes,
+                "written_bytes": each.written_bytes,
+            }
+            for each in sorted(moved, key=lambda each: -each.bytes)[:LARGEST]
+        ],
+        "jax": jax.__version__,
+    }
+
+
+def _of_phase(phase: str, moved: list[Moved], least: dict) -> dict[str, float]:
+    mine = [each for each in moved if phase_of(each.purpose) == phase]
+    return {
+        "read_bytes": sum(each.read_bytes for each in mine),
+        "written_bytes": sum(each.written_bytes for each in mine),
+        "least_bytes": sum(n for (of, _), n in least.items() if of == phase),
+        "instructions": len(mine),
+    }
