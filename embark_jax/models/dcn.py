@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import in_order, pooled_dims
-from embark_jax.models.layers import MLP, Linear, VectorCross
+from embark_jax.models.layers import MLP, Linear, VectorCross, gradient_once
 
 
 class DCN(nnx.Module):
@@ -61,6 +61,7 @@ class DCN(nnx.Module):
     ) -> jax.Array:
         """Logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
+        x0 = gradient_once(x0)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

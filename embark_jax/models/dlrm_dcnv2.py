@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_top, in_order, pooled_dims
-from embark_jax.models.layers import MLP, LowRankCross
+from embark_jax.models.layers import MLP, LowRankCross, gradient_once
 
 
 class DLRMDCNv2(nnx.Module):
@@ -70,6 +70,7 @@ class DLRMDCNv2(nnx.Module):
         x0 = jnp.concatenate(
             [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1
         )
+        x0 = gradient_once(x0)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

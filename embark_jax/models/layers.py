@@ -76,6 +76,21 @@ _matmul = jax.custom_vjp(_multiply, nondiff_argnums=(2,))
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
+@jax.custom_vjp
+def gradient_once(x: jax.Array) -> jax.Array:
+    """``x``, whose gradient is made once, in one array.
+
+    Left alone, XLA adds up what several layers give for ``x`` again and again: for each
+    of the embeddings that ``x`` was put together from, and for each check of them.
+    """
+    return x
+
+
+gradient_once.defvjp(
+    lambda x: (x, None), lambda _, gradient: (lax.optimization_barrier(gradient),)
+)
+
+
 class Linear(nnx.Module):
     """``x @ w + b``: ``[batch, inputs]`` to ``[batch, outputs]``, both float32.
 
