@@ -68,6 +68,12 @@ def timed(function: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
+def copies(array: np.ndarray) -> list[float]:
+    """Times of copying it into fresh memory, then twice into the same."""
+    copy = np.empty_like(array)
+    return [timed(lambda: np.copyto(copy, array)) for _ in range(3)]
+
+
 def baseline(size: int, folder: Path) -> dict[str, float]:
     """A copy in memory, into fresh pages and into those again; NumPy's way to disk and
     back; and the same past the page cache, piece by piece."""
@@ -101,9 +107,7 @@ def baseline(size: int, folder: Path) -> dict[str, float]:
             data[begin : begin + PIECE] = buffer
         os.close(file)
 
-    copy = np.empty_like(halves[0])
-    fresh, *again = (timed(lambda: np.copyto(copy, halves[0])) for _ in range(3))
-    del copy
+    fresh, *again = copies(halves[0])
     found = {"copy_s": 2 * fresh, "warm_copy_s": 2 * min(again)}
     found["numpy_write_s"] = timed(write)
     forget(folder)
