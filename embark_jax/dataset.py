@@ -16,6 +16,7 @@ from embark_jax.config import (
     OwnDataConfig,
     PreparedConfig,
     SyntheticConfig,
+    TableConfig,
     call_named,
     nearest,
 )
@@ -253,7 +254,7 @@ def _declared_model(
     if missing:
         raise ConfigError("\n".join(missing))
     tables = tuple(
-        TableSpec(name, table.rows or 0, table.dim or embedding.dim, table.init_scale)
+        _table(name, table, table.rows or 0, embedding.dim)
         for name, table in embedding.tables.items()
     )
     if not embedding.features:
@@ -298,17 +299,11 @@ def _merged_model(
         ]
     if problems:
         raise ConfigError("\n".join(problems))
-    tables = []
-    for name, rows in dataset.table_rows.items():
-        mine = embedding.tables.get(name)
-        if mine is None:
-            tables.append(TableSpec(name, rows, embedding.dim))
-        else:
-            tables.append(
-                TableSpec(
-                    name, mine.rows or rows, mine.dim or embedding.dim, mine.init_scale
-                )
-            )
+    with blaming("embedding.tables"):
+        tables = [
+            _table(name, embedding.tables.get(name, TableConfig()), rows, embedding.dim)
+            for name, rows in dataset.table_rows.items()
+        ]
     features = []
     for feature in dataset.features:
         mine = embedding.features.get(feature.name)
@@ -320,6 +315,14 @@ def _merged_model(
             )
         features.append(feature)
     return tuple(tables), tuple(features)
+
+
+def _table(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
+    """What the config says of a table, and what is known without it."""
+    return TableSpec(
+        *(name, mine.rows or rows, mine.dim or dim, mine.init_scale),
+        *(mine.tier, mine.slots),
+    )
 
 
 def _unknown(section: str, given: Any, known: Sequence[str]) -> list[str]:

@@ -217,6 +217,7 @@ class Experiment:
             ),
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,
+            scratch=config.embedding.scratch,
         )
 
 

@@ -25,6 +25,7 @@ from embark_jax.launch.stopping import Stop, StoppedError, stopping
 from embark_jax.planner import Plan
 from embark_jax.planner.report.html import page
 from embark_jax.planner.report.summary import overview
+from embark_jax.stores import StoreError
 from embark_jax.train import history
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.display import (
@@ -134,7 +135,7 @@ def _run(
                     say(console, f"{early}: training ends at step {last:,}")
                 if early.best_step not in (None, last):
                     state, _ = checkpoints.restore(
-                        trainer.state, trainer.embeddings, early.best_step
+                        trainer.whole_state(), trainer.embeddings, early.best_step
                     )
                     trainer.restore(state)
                 record = {"final": True, **_result(setup, trainer, stop.during)}
@@ -198,7 +199,7 @@ def _resume(
     if of_process_0(checkpoints.steps):
         if main:
             changed = history.changes(workdir, setup.config)
-        state, bad_ids = checkpoints.restore(trainer.state, trainer.embeddings)
+        state, bad_ids = checkpoints.restore(trainer.whole_state(), trainer.embeddings)
         trainer.restore(state)
         if main:  # which goes on counting for all
             check.bad_ids = bad_ids
@@ -228,6 +229,8 @@ def _train(
 
         def report():
             record = window.close()
+            if trainer.cached is not None:
+                record |= trainer.cached.figures()
             log.write(trainer.step, record)
             progress.update(task, completed=trainer.step, shown=step_text(record))
             if not console.is_terminal:
@@ -235,7 +238,8 @@ def _train(
 
         def save():
             bad_ids = total(check.bad_ids)
-            checkpoints.save(trainer.state, trainer.step, trainer.embeddings, bad_ids)
+            state = trainer.whole_state()
+            checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
 
         while trainer.step < setup.steps and not early.ended:
             goal = _next_stop(setup, trainer.step)
@@ -244,7 +248,7 @@ def _train(
                     window.add(result)
                     if result.step % options.log_every == 0 or result.step == goal:
                         report()
-            except DataError:
+            except (DataError, StoreError):
                 # Of several processes this one may be alone in knowing of it.
                 alone = jax.process_count() == 1
                 if alone and trainer.step not in (0, *checkpoints.steps):
@@ -305,7 +309,7 @@ def evaluate_checkpoint(
     setup = experiment.build(config)
     trainer = setup.trainer()
     with Checkpointer(folder, setup.identity, keep=None) as checkpoints:
-        state, _ = checkpoints.restore(trainer.state, trainer.embeddings, step)
+        state, _ = checkpoints.restore(trainer.whole_state(), trainer.embeddings, step)
     trainer.restore(state)
     record = _result(setup, trainer)
     show_result(record, console)

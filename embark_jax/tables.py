@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 Pooling = Literal["sum", "mean", "none"]
+Tier = Literal["device", "host", "disk"]
 
 PADDING_ID = -1
 """Marks an unused place of a bag; it costs no lookup."""
@@ -29,6 +30,10 @@ class TableSpec:
       dim: parameters a row.
       init_scale: rows start uniform in ``[-init_scale, init_scale]``. ``None`` takes
         ``rows ** -0.5``, as DLRM does (https://arxiv.org/abs/1906.00091).
+      tier: where all rows have room. "host" is the memory and "disk" a scratch file of
+        the processes that own them; the table is then *cached*: device memory holds as
+        many rows as it has slots, those that are asked for among them.
+      slots: of a cached table, on all devices together.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -38,6 +43,8 @@ class TableSpec:
     rows: int
     dim: int
     init_scale: float | None = None
+    tier: Tier = "device"
+    slots: int | None = None
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
@@ -55,6 +62,33 @@ class TableSpec:
                 f"table {self.name!r}: init_scale is {scale!r}, must be a finite "
                 "number >= 0"
             )
+        self._check_tier()
+
+    def _check_tier(self) -> None:
+        if self.tier not in get_args(Tier):
+            raise ValueError(
+                f"table {self.name!r}: tier is {self.tier!r}, must be one of "
+                f"{', '.join(get_args(Tier))}"
+            )
+        if not self.cached:
+            if self.slots is not None:
+                raise ValueError(
+                    f"table {self.name!r}: slots is {self.slots!r}, but tier is "
+                    "'device', where every row has its slot; set tier to host or disk"
+                )
+            return
+        slots = whole(f"table {self.name!r}: slots", self.slots)
+        if slots > self.rows:
+            raise ValueError(
+                f"table {self.name!r}: slots is {slots}, must be at most its "
+                f"{self.rows} rows"
+            )
+        object.__setattr__(self, "slots", slots)
+
+    @property
+    def cached(self) -> bool:
+        """Whether device memory has fewer slots than the table has rows."""
+        return self.tier != "device"
 
     @property
     def scale(self) -> float:

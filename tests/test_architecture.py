@@ -20,7 +20,7 @@ KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
     *("tables", "config", "config_gin", "yaml_text", "fleet", "planner"),
-    *("config_tables", "config_io"),
+    *("config_tables", "config_io", "stores"),
     *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
     *("export", "experiment", "run", "sweep", "bench", "cli"),
 )

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from embark_jax.config import ConfigError
 from embark_jax.data import Batch
 from embark_jax.experiment import Experiment
 from embark_jax.train.device_batch import put_batch
@@ -54,7 +55,17 @@ def measure_step(
       ``lookup_ms``, routing included; ``lookup_and_update_ms``, the two, the sums of
       row gradients and the update. ``samples_per_s`` of the whole step. ``loss``, of
       the first batch of each round. And what was measured.
+
+    Raises:
+      ConfigError: if a table is cached.
     """
+    cached = [table.name for table in setup.tables if table.cached]
+    if cached:
+        raise ConfigError(
+            f"embedding.tables.{cached[0]}.tier: what a step waits for rows of cached "
+            "tables depends on the batches before it; train, and read samples_per_s "
+            "and cache_wait_s in metrics.jsonl"
+        )
     say("compiling the step")
     trainer = setup.trainer()
     trainer.train(batches)  # compiles; capacities grow to hold them all

@@ -20,6 +20,7 @@ def mendable() -> tuple[type[Exception], ...]:
     """The errors that are about what a user gave, not about this program."""
     from embark_jax.data import DataError
     from embark_jax.export import ExportError
+    from embark_jax.stores import StoreError
     from embark_jax.train.checkpoint import CheckpointError
     from embark_jax.train.logs import LogError
     from embark_jax.train.metrics import NonFiniteLogitError
@@ -27,7 +28,7 @@ def mendable() -> tuple[type[Exception], ...]:
 
     not_finite = NonFiniteLossError, NonFiniteLogitError
     damaged = DataError, CheckpointError, LogError
-    return ConfigError, ExportError, OSError, *damaged, *not_finite
+    return ConfigError, ExportError, OSError, StoreError, *damaged, *not_finite
 
 
 def show(error: Exception) -> None:

@@ -104,6 +104,11 @@ class TableConfig(Config):
     """Parameters a row; None takes `embedding.dim`."""
     init_scale: NonNegativeFloat | None = None
     """Rows start uniform between this and its negative; None takes `rows ** -0.5`."""
+    tier: Literal["device", "host", "disk"] = "device"
+    """Where all rows have room: of a table on ``host`` or ``disk``, device memory holds
+    as many as there are ``slots``."""
+    slots: PositiveInt | None = None
+    """Rows of a table on ``host`` or ``disk`` that all devices together hold."""
     cluster: Literal["dp", "rb", "ub"] | None = None
     """Forces the cluster; None leaves it to the planner, as do the next five."""
     row_shards: PositiveInt | None = None
@@ -165,6 +170,9 @@ class EmbeddingConfig(Config):
     ragged: bool = False
     """Whether ids and rows of UB tables whose exchange is flat travel without padding:
     on GPUs; elsewhere they travel padded, with the same results."""
+    scratch: Path | None = None
+    """Folder for the rows of tables on ``disk`` while a run lasts; None is the system's
+    for temporary files."""
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
     """Implementation of lookups and updates; `auto` takes the best that runs on the
     devices at hand."""
@@ -294,6 +302,8 @@ class ExperimentConfig(Config):
         for table in data["embedding"]["tables"].values():
             if "rows" in table:
                 table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
+            if "slots" in table:
+                table["slots"] = max(min(10, table["slots"]), share(table["slots"]))
         for key in ("train_samples", "test_samples"):
             data["data"][key] = share(data["data"][key])
         data["train"]["batch_size"] = share(self.train.batch_size // devices) * devices

@@ -62,3 +62,12 @@ class Cluster(Protocol):
         """``[rows]`` mean over the whole row, all column shards, of gradient²; None
         where this device has whole rows."""
         ...
+
+
+class ShardedCluster(Cluster, Protocol):
+    """A cluster whose rows may be cached: ReductionBased or UniqueBased."""
+
+    def with_slots(self, route: Route, slot: jax.Array) -> Route:
+        """The route with slots in place of the keys of ``touched``, ``[rows]``; out of
+        range where those are."""
+        ...

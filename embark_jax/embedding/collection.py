@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -85,6 +84,8 @@ class EmbeddingCollection:
 
     Attributes:
       capacities: for each sharded storage, the ids that one device can send to another.
+      clusters: by storage name, how its rows move.
+      hot_keys: of the plan.
 
     Raises:
       ValueError: if mesh and plan disagree, or the implementation cannot handle the
@@ -118,7 +119,7 @@ class EmbeddingCollection:
         self.capacities = {n: 0 if hot_only else c for n, c in plan.capacities.items()}
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
-        self._clusters: dict[str, Cluster] = {
+        self.clusters: dict[str, Cluster] = {
             name: _make_cluster(
                 plan, storage, wire, ragged, choose(implementation, storage.width)
             )
@@ -129,9 +130,9 @@ class EmbeddingCollection:
         self._barred = {
             name: index_storage(storage, plan.features, plan.devices)
             for name, storage in self._storages.items()
-            if name not in self._clusters
+            if name not in self.clusters
         }
-        self._hot_keys = index_hot_rows(plan.placements)
+        self.hot_keys = index_hot_rows(plan.placements)
         self._weighted = {f.name for f in plan.features if f.weighted}
         rows = {table.name: table.rows for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
@@ -149,6 +150,11 @@ class EmbeddingCollection:
         )
 
     @property
+    def cached(self) -> dict[str, Storage]:
+        """The storages that have fewer slots than rows, by name."""
+        return {name: each for name, each in self._storages.items() if each.cached}
+
+    @property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each feature's embedding a sample: ``(dim,)``, or ``(hotness, dim)``
         of a sequence."""
@@ -160,20 +166,22 @@ class EmbeddingCollection:
         return {name: NamedSharding(self.mesh, s) for name, s in self._specs.items()}
 
     def init(self, key: jax.Array) -> Storages:
-        """Initial storages; each device creates only its own block.
+        """Initial storages; each device creates only its own block. The slots of cached
+        ones hold no rows yet.
 
         Args:
           key: a JAX random key; with it, each table's rows are the same in every plan.
         """
-        seeds = {t.name: zlib.crc32(t.name.encode()) >> 1 for t in self.plan.tables}
 
         def create(key):
             return {
-                name: initial_block(storage, seeds, key, self._hot_keys)
-                for name, storage in self._storages.items()
+                name: jnp.zeros((each.slots_per_device, each.width))
+                if each.cached
+                else initial_block(each, key, self.hot_keys)
+                for name, each in self._storages.items()
             }
 
-        return jax.jit(self._map(create, (PartitionSpec(),), self._specs))(key)
+        return jax.jit(self.map(create, (PartitionSpec(),), self._specs))(key)
 
     def init_optimizer(self, optimizer: RowOptimizer) -> OptimizerState:
         """Initial optimizer state, sharded like the storages."""
@@ -222,14 +230,14 @@ class EmbeddingCollection:
         def route(ids, weights):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
             ids = {n: each for n, (each, _) in masked.items()}
-            ids = self._hot_keys.positions_of(ids, self.plan.features)
+            ids = self.hot_keys.positions_of(ids, self.plan.features)
             bad = jnp.stack([count for _, count in masked.values()])
             storages, needs = {}, {}
             for name, index in self._barred.items():
                 columns, _ = storage_columns(index, ids, weights)
                 _, owner, _ = index.expand(columns)
                 needs[name] = (owner < index.devices).any().astype(jnp.int32)
-            for name, cluster in self._clusters.items():
+            for name, cluster in self.clusters.items():
                 columns, factors = storage_columns(cluster.index, ids, weights)
                 storages[name], needs[name] = cluster.route(columns, factors)
             mean_factors = {
@@ -244,7 +252,7 @@ class EmbeddingCollection:
             needed = dict(zip(self.plan.capacities, asked, strict=True))
             return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 
-        mapped = self._map(route, (BATCH, BATCH), self._route_specs)
+        mapped = self.map(route, (BATCH, BATCH), self._route_specs)
         return mapped(dict(ids), dict(weights))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
@@ -267,7 +275,7 @@ class EmbeddingCollection:
 
         def lookup(storages, routes):
             sums: dict[str, list[jax.Array]] = {f.name: [] for f in self.plan.features}
-            for name, cluster in self._clusters.items():
+            for name, cluster in self.clusters.items():
                 outputs = cluster.lookup(storages[name], routes.storages[name])
                 for feature in cluster.index.features:
                     sums[feature.feature.name].append(feature.assemble(outputs))
@@ -282,7 +290,7 @@ class EmbeddingCollection:
                 found[name] = found[name] * factor[:, None]
             return found
 
-        return self._map(lookup, (self._specs, self._route_specs), BATCH)(
+        return self.map(lookup, (self._specs, self._route_specs), BATCH)(
             storages, routes
         )
 
@@ -311,7 +319,7 @@ class EmbeddingCollection:
         """
 
         def update(storages, state, routes, gradients, step, apply):
-            for name, cluster in self._clusters.items():
+            for name, cluster in self.clusters.items():
                 storages[name], state[name] = update_block(
                     cluster,
                     storages[name],
@@ -334,7 +342,7 @@ class EmbeddingCollection:
             *(self._specs, state_specs, self._specs_of_routes(batch), batch),
             *[PartitionSpec()] * 2,
         )
-        mapped = self._map(update, in_specs, (self._specs, state_specs))
+        mapped = self.map(update, in_specs, (self._specs, state_specs))
         return mapped(
             dict(storages),
             {name: dict(each) for name, each in state.items()},
@@ -344,7 +352,8 @@ class EmbeddingCollection:
             apply,
         )
 
-    def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    def map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        """The function of the blocks of one device, as one of the whole arrays."""
         # The name is what profiles and audits of the program know a phase by.
         # check_vma off: replicated outputs are equal by construction, which the check
         # cannot see.
@@ -357,7 +366,7 @@ class EmbeddingCollection:
         )
 
     def _specs_of_routes(self, batch: PartitionSpec) -> Any:
-        storages = dict.fromkeys(self._clusters, batch)
+        storages = dict.fromkeys(self.clusters, batch)
         replicated = PartitionSpec()
         return Routes._make([storages, batch, replicated, batch, replicated])
 

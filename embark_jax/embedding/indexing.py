@@ -116,7 +116,8 @@ class StorageIndex:
 
     @property
     def slots(self) -> int:
-        return self.storage.slots_per_device
+        """Of a block, if each row had one."""
+        return self.storage.rows_per_device
 
     @property
     def hotness(self) -> tuple[int, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,26 +19,45 @@ INIT_BLOCK_SLOTS = 8192
 """Slots initialised at a time, to bound temporaries."""
 
 
-def initial_block(
-    storage: Storage, seeds: dict[str, int], key: jax.Array, hot_keys: HotKeys
-) -> jax.Array:
-    """This device's block of a storage, inside ``shard_map``.
+def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Array:
+    """This device's block of a storage, inside ``shard_map``; arguments as of
+    ``initial_rows``.
+
+    Returns:
+      ``[rows_per_device, width]`` float32, uniform in ± the table's scale; zeros in
+      slots that hold no row.
+    """
+    slots, width = storage.rows_per_device, storage.width
+    block_slots = min(INIT_BLOCK_SLOTS, slots)
+    rows_from = initial_rows(storage, key, hot_keys, block_slots)
+
+    def fill(i, block):
+        first = jnp.minimum(i * block_slots, slots - block_slots)
+        values = rows_from(first)
+        return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
+
+    blocks = -(-slots // block_slots)
+    return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), jnp.float32))
+
+
+def initial_rows(
+    storage: Storage,
+    key: jax.Array,
+    hot_keys: HotKeys,
+    count: int,
+) -> Callable[[jax.Array], jax.Array]:
+    """Initial rows of this device's block, inside ``shard_map``: from the first of them
+    to ``[count, width]``.
 
     A value depends on the key, its table, row and column alone, never on the plan.
 
     Args:
       storage: the storage.
-      seeds: an integer for each table that tells it from the others.
       key: a JAX random key.
       hot_keys: of the plan.
-
-    Returns:
-      ``[slots_per_device, width]`` float32, uniform in ± the table's scale; zeros in
-      slots that hold no row.
+      count: of rows.
     """
-    shards = _ShardsByDevice(storage, seeds, hot_keys)
-    slots, width = storage.slots_per_device, storage.width
-    block_slots = min(INIT_BLOCK_SLOTS, slots)
+    shards = _ShardsByDevice(storage, hot_keys)
 
     def value(row_low, row_high, column, seed, scale):
         cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
@@ -45,22 +67,20 @@ def initial_block(
     by_column = jax.vmap(value, in_axes=(None, None, 0, None, None))
     by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0))
 
-    def fill(i, block):
-        first = jnp.minimum(i * block_slots, slots - block_slots)
-        slot = first + jnp.arange(block_slots, dtype=jnp.int32)
+    def rows_from(first):
+        slot = first + jnp.arange(count, dtype=jnp.int32)
         row_low, row_high, column, seed, scale = shards.locate(slot)
-        columns = column[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-        values = by_row(row_low, row_high, columns, seed, scale)
-        return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
+        columns = jnp.arange(storage.width, dtype=jnp.int32)
+        columns = column[:, None] + columns[None]
+        return by_row(row_low, row_high, columns, seed, scale)
 
-    blocks = -(-slots // block_slots)
-    return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), jnp.float32))
+    return rows_from
 
 
 class _ShardsByDevice:
     """The shards of each device in the order of their slots, as small arrays."""
 
-    def __init__(self, storage: Storage, seeds: dict[str, int], hot_keys: HotKeys):
+    def __init__(self, storage: Storage, hot_keys: HotKeys):
         self.hot_keys = hot_keys
         shards: dict[int, list[tuple]] = {}
         for rows in storage.ranges:
@@ -76,14 +96,14 @@ class _ShardsByDevice:
                         rows.begin,
                         hot_keys.tables.get(rows.table.name, NOT_LISTED),
                         k * rows.width,
-                        seeds[rows.table.name],
+                        zlib.crc32(rows.table.name.encode()) >> 1,
                         rows.table.scale,
                     )
                 )
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # Beyond a device's last shard: one that begins after all slots.
-        nothing = (storage.slots_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0.0)
+        nothing = (storage.rows_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)

@@ -105,14 +105,13 @@ def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
     """
     if buckets is None:
         buckets = default_buckets(slots)
-    zero = jnp.zeros(1, jnp.int32)
     return KeyIndex(
         jnp.full((buckets, WAYS, words), EMPTY),
         jnp.zeros((buckets, WAYS), jnp.int32),
         jnp.full((slots, words), EMPTY),
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, jnp.int32),
-        *(zero, zero, zero),
+        *(jnp.zeros(1, jnp.int32) for _ in range(3)),
     )
 
 

@@ -195,7 +195,7 @@ def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
 
 def _range_layout(storage: Storage, rows: RowRange) -> RangeLayout:
     table = rows.table
-    blocks = storage.owners(table.name).astype(int) * storage.slots_per_device
+    blocks = storage.owners(table.name).astype(int) * storage.rows_per_device
     first_slots = (blocks + storage.first_slots[table.name]).tolist()
     slots = tuple(map(tuple, first_slots))
     return RangeLayout(

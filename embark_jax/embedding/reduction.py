@@ -98,6 +98,15 @@ class ReductionBased:
     def touched(self, route):
         return route.touched.row
 
+    def with_slots(self, route, slot):
+        touched, received = route.touched, route.received
+        slots = pick(slot, touched.group, self.index.slots)
+        slots = slots.reshape(received.slot.shape)
+        return route._replace(
+            received=received._replace(slot=slots),
+            touched=touched._replace(row=slot),
+        )
+
     def lookup(self, block, route):
         slot, bag, weight = route.received
         sums = sum_bags(

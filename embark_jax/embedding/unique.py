@@ -116,6 +116,13 @@ class UniqueBased:
     def touched(self, route):
         return route.touched.row
 
+    def with_slots(self, route, slot):
+        touched = route.touched
+        return route._replace(
+            slot=pick(slot, touched.group, self.index.slots),
+            touched=touched._replace(row=slot),
+        )
+
     def lookup(self, block, route):
         index = self.index
         width = block.shape[1]

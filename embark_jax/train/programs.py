@@ -9,6 +9,7 @@ from embark_kernels import RowOptimizer
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.train.cached import CachedRows
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.losses import Loss
@@ -34,9 +35,7 @@ class Programs:
       state: that it takes.
       micro_batches, dense, loss: as of ``make_train_step``.
       overlap: whether a step makes the routes of the batch after it.
-
-    Attributes:
-      predict: of ``make_predict_step``.
+      cached: the rows of cached tables, if there are any.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class Programs:
         dense: DenseParallelism,
         overlap: bool,
         loss: Loss,
+        cached: CachedRows | None,
     ):
         hot_only = embeddings.with_plan(embeddings.plan, hot_only=True)
         collections = {False: embeddings, True: hot_only}
@@ -66,9 +66,16 @@ class Programs:
                 dense,
                 None if following_hot is None else collections[following_hot],
                 loss,
+                cached is not None and not hot,
             )
 
-        if overlap:
+        self._cached, self._micro_batches = cached, micro_batches
+        # Rows of cached tables come by routes that are made before the step.
+        self._looks_ahead = overlap and cached is not None
+        self._overlapped = None
+        if cached is not None:
+            cached.use(embeddings)
+        if overlap and cached is None:
             steps = {
                 (hot, following): make(hot, following)
                 for hot in collections
@@ -76,9 +83,8 @@ class Programs:
             }
             self._overlapped = OverlappedStep(steps, collections, micro_batches)
         else:
-            self._overlapped = None
             self._steps = {hot: make(hot, None) for hot in collections}
-        self.predict = make_predict_step(model, embeddings)
+        self._predict = make_predict_step(model, embeddings, routed=cached is not None)
 
     def train(
         self,
@@ -89,10 +95,24 @@ class Programs:
     ) -> tuple[TrainState, StepReport]:
         """Applies a batch: one of hot rows alone by a step that exchanges nothing for
         its embeddings; with overlap, each makes the routes of ``following``."""
+        if self._cached is not None and (self._looks_ahead or not hot):
+            after = following.on_devices if following else None
+            state, routes = self._cached.bring(state, batch, after, self._micro_batches)
+            return self._steps[False](state, batch, routes)
         if self._overlapped is not None:
             return self._overlapped(state, batch, hot, following)
         return self._steps[hot](state, batch)
 
+    def predict(
+        self, state: TrainState, batch: DeviceBatch
+    ) -> tuple[TrainState, StepReport]:
+        """Scores a batch. Of the state, rows of cached tables may be in other slots."""
+        routes = ()
+        if self._cached is not None:
+            state, *routes = self._cached.bring(state, batch, None)
+        dense = state.params, state.model_state
+        return state, self._predict(*dense, state.storages, batch, *routes)
+
     def capacities(self, hot: bool) -> Mapping[str, int]:
         """Of the step that ``train`` takes for such a batch."""
-        return self._capacities[hot]
+        return self._capacities[hot and not self._looks_ahead]

@@ -8,9 +8,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import jax
 
 from embark_jax.data import Batch, BatchChecker
-from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, own_part, put_batch
 from embark_jax.train.report import Flight
 from embark_jax.train.results import refuse_bad_ids
+
+
+def placing_part(
+    check: BatchChecker, embeddings: EmbeddingCollection
+) -> Callable[[Batch], PlacedBatch]:
+    """Checks a batch, and brings this process's part of it to the devices."""
+    size, mesh = embeddings.plan.batch_size, embeddings.mesh
+
+    def place(batch: Batch) -> PlacedBatch:
+        batch = check(batch)
+        return PlacedBatch(batch, put_batch(own_part(batch, size), mesh, size))
+
+    return place
 
 
 def score_all(

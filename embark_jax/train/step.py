@@ -159,6 +159,7 @@ def make_train_step(
     dense: DenseParallelism = "replicated",
     next_collection: EmbeddingCollection | None = None,
     loss: Loss = LOG_LOSS,
+    routed: bool = False,
 ) -> Callable:
     """The jitted step ``(state, batch) -> (state, report)``; its state is donated.
 
@@ -179,6 +180,7 @@ def make_train_step(
         following) -> (state, report, routes of following)``: this collection's routes
         of the batch after this one. The routes it is given are donated, too.
       loss: of a sample, whose mean over the batch is made small.
+      routed: the step is ``(state, batch, routes) -> (state, report)``.
 
     Raises:
       ValueError: if ``micro_batches`` is below 1.
@@ -270,6 +272,10 @@ def make_train_step(
         # the same arithmetic.
         return apply_batch(state, batch, lax.optimization_barrier(routes))
 
+    def routed_step(state, batch, routes):
+        check_batch(collection.plan, batch, micro_batches)
+        return apply_batch(state, batch.columns(), routes)
+
     def overlapped_step(state, batch, routes, following):
         check_batch(collection.plan, batch, micro_batches)
         state, report = apply_batch(state, batch.columns(), routes)
@@ -291,7 +297,8 @@ def make_train_step(
             out_shardings=(*out_shardings, None),
             donate_argnums=(0, 2) if alike else 0,
         )
-    return jax.jit(train_step, out_shardings=out_shardings, donate_argnums=0)
+    step = routed_step if routed else train_step
+    return jax.jit(step, out_shardings=out_shardings, donate_argnums=0)
 
 
 def _all_finite(arrays: Any) -> jax.Array:
@@ -304,15 +311,22 @@ def _all_finite(arrays: Any) -> jax.Array:
     return jnp.all(jnp.stack(found))
 
 
-def make_predict_step(model: FlaxModel, collection: EmbeddingCollection) -> Callable:
+def make_predict_step(
+    model: FlaxModel, collection: EmbeddingCollection, routed: bool = False
+) -> Callable:
     """A jitted ``(params, model_state, storages, batch) -> report``; its numbers have
-    no loss, and say of applied whether the logits are good."""
+    no loss, and say of applied whether the logits are good. If ``routed``, routes are
+    given to it, too."""
     capacities = collection.capacities
 
     def predict(params, model_state, storages, batch):
         check_batch(collection.plan, batch, micro_batches=1)
+        columns = batch.columns()
+        routes = collection.route(columns.ids, columns.weights)
+        return score(params, model_state, storages, batch, routes)
+
+    def score(params, model_state, storages, batch, routes):
         batch = batch.columns()
-        routes = collection.route(batch.ids, batch.weights)
         embeddings = collection.lookup(storages, routes)
         with jax.default_matmul_precision(MATMUL_PRECISION):
             logits = model.score(params, model_state, batch.dense, embeddings)
@@ -322,4 +336,4 @@ def make_predict_step(model: FlaxModel, collection: EmbeddingCollection) -> Call
         numbers = join_numbers(fine, any_bad, no_loss, needed, capacities)
         return StepReport(numbers, routes.bad_ids, logits, batch.labels)
 
-    return jax.jit(predict)
+    return jax.jit(score if routed else predict)

@@ -8,9 +8,11 @@ result is the same as if the buffers had been large from the start.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import chex
 import jax
@@ -28,7 +30,9 @@ from embark_jax.data import (
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import grow
 from embark_jax.planner.request.dense import DenseParallelism
-from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, own_part, put_batch
+from embark_jax.stores import StoreError
+from embark_jax.train.cached import CachedRows
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, put_batch
 from embark_jax.train.feeding import batches_ahead, feed, read_ahead
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.losses import LOG_LOSS, Loss
@@ -43,7 +47,7 @@ from embark_jax.train.results import (
     refuse_bad_ids,
     refuse_non_finite,
 )
-from embark_jax.train.scoring import score_all
+from embark_jax.train.scoring import placing_part, score_all
 from embark_jax.train.step import TrainState, init_state
 
 STEPS_IN_FLIGHT = 2
@@ -67,6 +71,7 @@ class Trainer:
       loss: of a sample, whose mean over a batch training makes small.
       seed: of the initial tables.
       on_bad_id: of ids that are no row of their table; as in ``data.BatchChecker``.
+      scratch: folder for rows of tier "disk"; None takes the one for temporary files.
 
     Attributes:
       state: the current ``TrainState``.
@@ -76,6 +81,7 @@ class Trainer:
       embedding_optimizer: the rule for touched rows.
       batch_size: global, samples a step.
       recompilations: times a capacity had to grow.
+      cached: rows of cached tables, None if there are none.
     """
 
     def __init__(
@@ -91,15 +97,12 @@ class Trainer:
         loss: Loss = LOG_LOSS,
         seed: int = 0,
         on_bad_id: OnBadId = "error",
+        scratch: Path | None = None,
     ):
         self._model = FlaxModel(model)
-        self._dense_optimizer = dense_optimizer
         self.embedding_optimizer = embedding_optimizer
         self.batch_size = embeddings.plan.batch_size * micro_batches
-        self._micro_batches = micro_batches
-        self._dense: DenseParallelism = dense
         self._overlap = overlap
-        self._loss: Loss = loss
         self._on_bad_id: OnBadId = on_bad_id
         self.recompilations = 0
         self.step = 0
@@ -111,22 +114,25 @@ class Trainer:
             jax.random.key(seed),
             dense,
         )
+        rows = embedding_optimizer, jax.random.key(seed), scratch
+        self.cached = CachedRows(embeddings, *rows) if embeddings.cached else None
+        self._make_programs = functools.partial(
+            Programs,
+            model=self._model,
+            dense_optimizer=dense_optimizer,
+            embedding_optimizer=embedding_optimizer,
+            micro_batches=micro_batches,
+            dense=dense,
+            overlap=overlap,
+            loss=loss,
+            cached=self.cached,
+        )
         self._use(embeddings)
         self.check = self._checker()
 
     def _use(self, embeddings: EmbeddingCollection) -> None:
         self.embeddings = embeddings
-        self._programs = Programs(
-            self._model,
-            embeddings,
-            self._dense_optimizer,
-            self.embedding_optimizer,
-            self.state,
-            self._micro_batches,
-            self._dense,
-            self._overlap,
-            self._loss,
-        )
+        self._programs = self._make_programs(embeddings=embeddings, state=self.state)
 
     def _make_room(self, needed: Mapping[str, int]) -> None:
         """Grows the capacities where a batch needs more."""
@@ -260,7 +266,7 @@ class Trainer:
                 flying.append(self._dispatch(waiting))
             while flying:
                 yield self._land(flying)
-        except (NonFiniteLossError, BadIdError):
+        except (NonFiniteLossError, BadIdError, StoreError):
             waiting.clear()
             raise
         finally:
@@ -339,7 +345,8 @@ class Trainer:
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
-        placed = map(self._placing_part(check or self._checker()), batches)
+        check = check or self._checker()
+        placed = map(placing_part(check, self.embeddings), batches)
         for batch, logits in self._score_all(placed, in_flight=0):
             yield batch, logits[: len(batch)]
 
@@ -352,30 +359,17 @@ class Trainer:
         """
         check = check or self._checker()
         depth = batches_ahead(self.embeddings.plan.batch_size * check.sample_bytes)
-        placed = read_ahead(batches, self._placing_part(check), depth)
+        placed = read_ahead(batches, placing_part(check, self.embeddings), depth)
         scores = EvalAccumulator()
         for batch, logits in self._score_all(placed, STEPS_IN_FLIGHT):
             scores.add(batch.labels, logits, len(batch))
         return scores.result()
 
-    def _placing_part(self, check: BatchChecker) -> Callable[[Batch], PlacedBatch]:
-        """Checks a batch, and brings this process's part of it to the devices."""
-        size, mesh = self.embeddings.plan.batch_size, self.embeddings.mesh
-
-        def place(batch: Batch) -> PlacedBatch:
-            batch = check(batch)
-            return PlacedBatch(batch, put_batch(own_part(batch, size), mesh, size))
-
-        return place
-
     def _score_all(
         self, placed: Iterable[PlacedBatch], in_flight: int
     ) -> Iterator[tuple[Batch, jax.Array]]:
         def start(placed: PlacedBatch) -> Flight:
-            state = self.state
-            report = self._programs.predict(
-                state.params, state.model_state, state.storages, placed.on_devices
-            )
+            self.state, report = self._programs.predict(self.state, placed.on_devices)
             return Flight.of(placed.batch, report, self.embeddings.plan.capacities)
 
         return score_all(placed, start, self._make_room, self._checker(), in_flight)
@@ -385,8 +379,18 @@ class Trainer:
         rows = {table.name: table.rows for table in plan.tables}
         return BatchChecker(plan.features, rows, on_bad_id=self._on_bad_id)
 
+    def whole_state(self) -> TrainState:
+        """The state as a checkpoint has it, with all rows of cached tables: good until
+        the next batch."""
+        if self.cached is None:
+            return self.state
+        self.state = self.cached.settle(self.state)
+        return self.cached.stored(self.state)
+
     def restore(self, state: TrainState) -> None:
-        """Takes over a state, of a checkpoint say, that is shaped like the current."""
+        """Takes over a state, of a checkpoint say, shaped like ``whole_state``."""
+        if self.cached is not None:
+            state = self.cached.restore(state, self.state)
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
         self.state = state
         self.step = int(state.step)

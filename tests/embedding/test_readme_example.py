@@ -11,6 +11,7 @@ from embark_kernels import SGD
 import embark_jax.embedding
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
+from embark_jax.embedding.key_index import KeyIndex, empty_index, resolve
 from embark_jax.embedding.logical import export_table
 from embark_jax.planner import Placement, Plan
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -134,3 +135,29 @@ def test_bags_and_rows_are_what_it_says(solved):
         for row, values in enumerate(rows):
             if (table, row) not in changed:
                 np.testing.assert_array_equal(values, UNIT[table] * row)
+
+
+def test_a_key_gets_the_slot_that_it_says():
+    """Of a cached table: key 2 comes, key 0 leaves."""
+    (before,), (after,) = (
+        [
+            row[1]
+            for row in rows_of("| | key index | slots | row store |")
+            if what in row[0]
+        ]
+        for what in ("before", "resolved")
+    )
+    index = empty_index(slots=2, words=1)
+    for key in (0, 1, 2):
+        found = resolve(index, jnp.array([[key]], jnp.uint32), jnp.array([True]))
+        index = found.index
+        if key == 1:
+            assert held(index) == before
+    assert held(index) == after
+    assert found.moves.incoming.tolist() == [[2]]
+    assert found.moves.outgoing.tolist() == [[0]]
+
+
+def held(index: KeyIndex) -> str:
+    keys = index.slot_keys[:, 0].tolist()
+    return ", ".join(f"{key} → {slot}" for slot, key in enumerate(keys))

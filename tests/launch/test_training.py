@@ -164,3 +164,23 @@ def metrics(workdir: Path) -> dict[tuple[int, str], list[float]]:
         for part in ("validation", "test")
         if f"{part}_auc" in record
     }
+
+
+@pytest.mark.slow
+def test_rows_of_cached_tables_stay_with_their_process(tmp_path, movielens_folder):
+    """Of user on disk, of item in host memory; as one process that has no cache."""
+    launcher = Launcher(tmp_path, movielens_folder)
+    cached = (
+        "embedding.tables.user={cluster: rb, tier: disk, slots: 300}",
+        "embedding.tables.item={cluster: ub, tier: host, slots: 300}",
+        "train.overlap=true",
+    )
+    several, one = tmp_path / "several", tmp_path / "one"
+    launcher.finish(several, 2, "train.steps=60", *cached)
+    launcher.finish(one, 1, "train.steps=60")
+    assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-5)
+    hits = [each for each in runs.records(several) if "cache_hits/ub_8_host" in each]
+    assert hits
+    assert all(0 < each["cache_hits/rb_8_disk"] < 1 for each in hits)
+    found, expected = (runs.final(each)["test_log_loss"] for each in (several, one))
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -189,6 +189,33 @@ def test_a_checkpoint_cut_short_is_left_out(runner, whole, tmp_path):
     assert not any(folder.glob(TEMPORARY))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_rows_beyond_device_memory_go_on(runner, whole, tmp_path, tier):
+    """Killed again and again, wherever it is; at last resumed without a cache, too."""
+    table = f"{{rows: {ROWS}, cluster: rb, tier: {tier}, slots: 2000}}"
+    scratch = tmp_path / "scratch"
+    cached = f"embedding.tables.user={table}", f"embedding.scratch={scratch}"
+    workdir, dice = tmp_path / "run", random.Random(tier)
+    for goal in (EVERY + 1, 2 * EVERY + 1, STEPS - 4):
+        moment = time.monotonic() + dice.uniform(0, 1)
+        runner.kill(
+            workdir,
+            lambda goal=goal, moment=moment: (
+                last_step(workdir) >= goal and time.monotonic() > moment
+            ),
+            *cached,
+            *(("--resume",) if workdir.exists() else ()),
+        )
+        assert not scratch.exists() or not list(scratch.iterdir())
+    other = shutil.copytree(workdir, tmp_path / "other")
+    runner.finish(workdir, "--resume", *cached)
+    runner.finish(other, "--resume")
+    for each in (workdir, other):
+        assert runs.losses(each) == runs.losses(whole)
+        assert runs.final(each)["test_log_loss"] == runs.final(whole)["test_log_loss"]
+
+
 def test_a_finished_run_is_only_evaluated_again(runner, whole, tmp_path):
     workdir = shutil.copytree(whole, tmp_path / "run")
     out = runner.finish(workdir, "--resume")

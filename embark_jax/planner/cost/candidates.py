@@ -189,7 +189,7 @@ def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
             shapes.bags[shapes.shape] if pooled else none,
             certain,
             expected,
-            shapes.shard_rows,
+            shapes.shard_slots,
             *model.owner_ms(shapes),
         ]
     )

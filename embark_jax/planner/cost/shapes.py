@@ -111,12 +111,18 @@ class Shapes:
     @functools.cached_property
     def storages(self) -> list[StorageKind]:
         """``[shapes]`` where each would lie."""
-        each = zip(self.dim, self.column_shards, self.weighted, strict=True)
+        each = zip(self.table, self.column_shards, strict=True)
         return [
             storage_kind(
-                self.cluster, int(dim), int(columns), bool(weighted), self.exchange
+                self.cluster,
+                use.dim,
+                int(columns),
+                use.weighted,
+                self.exchange,
+                use.tier,
             )
-            for dim, columns, weighted in each
+            for table, columns in each
+            for use in [self.uses[table]]
         ]
 
     # Flat arrays, one entry a row shard.
@@ -137,6 +143,12 @@ class Shapes:
         """Rows that each holds: in turn."""
         row_shards = self.row_shards[self.shape]
         return (self.rows[self.shape] - self.row_shard + row_shards - 1) // row_shards
+
+    @functools.cached_property
+    def shard_slots(self) -> np.ndarray:
+        """Slots that each takes: one a row, or a share of a cached table's."""
+        slots = np.array([use.slots or use.rows for use in self.uses])[self.table]
+        return np.minimum(self.shard_rows, -(-slots // self.row_shards)[self.shape])
 
     @functools.cached_property
     def shares(self) -> np.ndarray:

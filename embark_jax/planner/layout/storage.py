@@ -18,7 +18,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from embark_jax.planner.request.forced import Cluster, Exchange
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.tables import FeatureSpec, TableSpec, Tier
 
 
 class StorageKind(NamedTuple):
@@ -33,6 +33,7 @@ class StorageKind(NamedTuple):
       weighted: whether weights travel with their ids: in RB, where owners pool.
       hierarchical: whether what travels does so inside nodes first, then between GPUs
         of equal rank, or directly between any two devices.
+      tier: where all their rows have room, as in ``TableSpec``.
     """
 
     cluster: Cluster
@@ -40,17 +41,24 @@ class StorageKind(NamedTuple):
     split: bool = False
     weighted: bool = False
     hierarchical: bool = False
+    tier: Tier = "device"
 
     @property
     def name(self) -> str:
-        """Such as "rb_128" or "rb_64_split"."""
+        """Such as "rb_128", "rb_64_split" or "ub_128_host"."""
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
-        return name + "_hierarchical" * self.hierarchical
+        name += "_hierarchical" * self.hierarchical
+        return name + f"_{self.tier}" * (self.tier != "device")
 
 
 def storage_kind(
-    cluster: Cluster, dim: int, column_shards: int, weighted: bool, exchange: Exchange
+    cluster: Cluster,
+    dim: int,
+    column_shards: int,
+    weighted: bool,
+    exchange: Exchange,
+    tier: Tier = "device",
 ) -> StorageKind:
     """Of a table of ``dim`` columns; ``weighted`` if some of its ids have weights."""
     return StorageKind(
@@ -59,6 +67,7 @@ def storage_kind(
         split=column_shards > 1,
         weighted=weighted and cluster == "rb",
         hierarchical=exchange == "hierarchical",
+        tier="device" if cluster == "dp" else tier,
     )
 
 
@@ -98,6 +107,13 @@ class RowRange:
     def shard_rows(self, row_shard: int) -> int:
         """Rows of the table that row shard ``row_shard`` holds."""
         return len(range(row_shard, self.rows, self.row_shards))
+
+    def shard_slots(self, row_shard: int) -> int:
+        """Slots that row shard ``row_shard`` adds to the block of its owner."""
+        rows = self.shard_rows(row_shard)
+        if self.cluster == "dp" or self.table.slots is None:
+            return rows
+        return min(rows, -(-self.table.slots // self.row_shards))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +213,11 @@ class Placement:
                 found.append(f"{name}: cluster dp is replicated, takes no shards")
             if self.hot_rows or self.hot_ids:
                 found.append(f"{name}: cluster dp is replicated, takes no hot_rows")
+            if self.table.cached:
+                found.append(
+                    f"{name}: cluster dp is replicated, takes no tier "
+                    f"{self.table.tier!r}; choose rb or ub"
+                )
             return found
         shards = self.row_shards * self.column_shards
         if len(self.devices) != shards:
@@ -231,6 +252,9 @@ class Storage:
     Attributes:
       kind: what its shards have in common.
       slots_per_device: rows of its block on every device, padding included.
+      rows_per_device: the same, if each row had a slot: that of which shards and first
+        slots speak. Of a cached storage it is larger, and where a row of a block lies
+        is what its key index says.
       ranges: the rows in it, one range of a table at most.
       first_slots: for each table ``[row_shards, column_shards]``, the slot, in its
         owner's block, at which a shard begins.
@@ -238,6 +262,7 @@ class Storage:
 
     kind: StorageKind
     slots_per_device: int
+    rows_per_device: int
     ranges: tuple[RowRange, ...]
     first_slots: Mapping[str, np.ndarray]
 
@@ -256,6 +281,10 @@ class Storage:
     @property
     def replicated(self) -> bool:
         return self.cluster == "dp"
+
+    @property
+    def cached(self) -> bool:
+        return self.kind.tier != "device"
 
     def owners(self, table: str) -> np.ndarray:
         """``[row_shards, column_shards]`` owner of each shard; zeros if replicated."""
@@ -279,11 +308,12 @@ def lay_out(
             rows.column_shards,
             rows.table.name in weighted,
             rows.exchange,
+            rows.table.tier,
         )
         groups.setdefault(kind, []).append(rows)
     storages = []
     for kind, members in sorted(groups.items(), key=lambda item: item[0]):
-        used = [0] * devices
+        used, slots = [0] * devices, [0] * devices
         first_slots = {}
         for rows in members:
             first = np.zeros((rows.row_shards, rows.column_shards), np.int64)
@@ -292,8 +322,11 @@ def lay_out(
                 j, k = divmod(index, rows.column_shards)
                 first[j, k] = used[owner]
                 used[owner] += rows.shard_rows(j)
+                slots[owner] += rows.shard_slots(j)
             first_slots[rows.table.name] = first
-        storages.append(Storage(kind, max(used), tuple(members), first_slots))
+        storages.append(
+            Storage(kind, max(slots), max(used), tuple(members), first_slots)
+        )
     return tuple(storages)
 
 

@@ -191,7 +191,7 @@ def row_bytes(plan: Plan) -> np.ndarray:
         if rows.cluster == "dp":
             found += rows.rows * rows.width * BYTES_PER_PARAMETER
         for index, owner in enumerate(rows.devices):
-            count = rows.shard_rows(index // rows.column_shards)
+            count = rows.shard_slots(index // rows.column_shards)
             found[owner] += count * rows.width * BYTES_PER_PARAMETER
     return found
 

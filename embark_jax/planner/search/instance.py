@@ -184,7 +184,7 @@ def _choices(
     clusters = model.clusters
     if force.cluster is not None:
         clusters = (force.cluster,)
-    elif force.sharded or hot_rows:
+    elif force.sharded or hot_rows or use.slots:
         clusters = tuple(cluster for cluster in clusters if cluster != "dp")
     elif devices == 1 and "dp" in clusters:
         clusters = ("dp",)

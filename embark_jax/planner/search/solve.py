@@ -178,7 +178,7 @@ def table_bytes(instance: Instance) -> float:
     """What a device holds at least of tables and optimizer state, if each row lies on
     one device: its fair share."""
     total = sum(
-        count * use.rows * instance.memory.row_bytes(use.dim)
+        count * (use.slots or use.rows) * instance.memory.row_bytes(use.dim)
         for count, use in zip(instance.counts, instance.uses, strict=True)
     )
     return total / instance.workload.devices
@@ -188,4 +188,14 @@ def shortage(instance: Instance, relaxations: Sequence[Relaxation]) -> str:
     """What is short, by how much, where, and what would make it fit."""
     least_bytes = min(each.least_bytes() for each in relaxations)
     forced = any(force.is_fixed for force in instance.forced)
-    return instance.memory.shortage(least_bytes, table_bytes(instance), forced)
+    said = instance.memory.shortage(least_bytes, table_bytes(instance), forced)
+    whole = [table for table in instance.tables if not table.cached]
+    if not whole:
+        return said
+    largest = max(whole, key=lambda table: table.rows * table.dim)
+    line = f"embedding.tables.{largest.name}"
+    return (
+        f"{said}; or device memory for a tenth of the rows of the largest table, the "
+        f"others in host memory: {line}.tier: host (or disk) and "
+        f"{line}.slots: {-(-largest.rows // 10)}"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from embark_jax.train.checkpoint.reading import (
     SavedCheckpoint,
     pieces,
 )
+from embark_jax.train.checkpoint.stored import StoredArray
 
 OVERWRITTEN_BYTES = 1 << 20
 """At a time, on a device."""
@@ -32,7 +33,7 @@ OVERWRITTEN_BYTES = 1 << 20
 
 def restore_tables(
     saved: SavedCheckpoint,
-    arrays: dict[str, jax.Array],
+    arrays: dict[str, Any],
     tables: Mapping[str, TableLayout],
 ) -> None:
     """Puts the rows of a checkpoint into storages and optimizer states.
@@ -97,16 +98,18 @@ class _Found(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Rows of an array on one device: ``data``, from ``begin`` on."""
+    """Rows of an array on one device: ``data``, from ``begin`` on; in host memory, of a
+    ``StoredArray``."""
 
     begin: int
-    data: jax.Array
+    data: jax.Array | np.ndarray
 
 
 class _Blocks:
     """The blocks of an array on the devices of this process, being overwritten."""
 
-    def __init__(self, array: jax.Array):
+    def __init__(self, array: jax.Array | StoredArray):
+        self._whole = array
         self._like = jax.ShapeDtypeStruct(
             array.shape, array.dtype, sharding=array.sharding
         )
@@ -137,6 +140,9 @@ class _Blocks:
         for number, (begin, data) in enumerate(self._blocks):
             if not begin <= first < begin + len(data):
                 continue
+            if isinstance(data, np.ndarray):
+                data[first - begin :][: len(rows)] = rows
+                continue
             # Few sizes, so that few programs are compiled: the last part overlaps.
             most = max(1, OVERWRITTEN_BYTES // self.row_bytes)
             size = 1 << min(len(rows), most).bit_length() - 1
@@ -148,9 +154,13 @@ class _Blocks:
             # The rows' memory is used again.
             self._blocks[number] = _Block(begin, data.block_until_ready())
 
-    def array(self) -> jax.Array:
+    def array(self) -> jax.Array | StoredArray:
+        if isinstance(self._whole, StoredArray):
+            return self._whole
         return jax.make_array_from_single_device_arrays(
-            self._like.shape, self._like.sharding, [data for _, data in self._blocks]
+            self._like.shape,
+            self._like.sharding,
+            [cast(jax.Array, data) for _, data in self._blocks],
         )
 
 

@@ -51,13 +51,13 @@ class _Part(NamedTuple):
 
     Attributes:
       offset, size: bytes in the file.
-      data: the array, on its device.
+      data: the array, on its device; or in host memory, of a ``StoredArray``.
       skipped: bytes of the array before those rows.
     """
 
     offset: int
     size: int
-    data: jax.Array
+    data: jax.Array | np.ndarray
     skipped: int
 
 
@@ -197,8 +197,15 @@ def _parts(
     return parts
 
 
-def _bytes_of(array: jax.Array, begin: int, end: int) -> np.ndarray:
+def _bytes_of(array: jax.Array | np.ndarray, begin: int, end: int) -> np.ndarray:
     """Bytes of an array on one device, as uint8; of one in host memory, in place."""
+    if isinstance(array, np.ndarray):  # columns of wider rows
+        row_bytes = array.itemsize * array.shape[1]
+        first = begin // row_bytes
+        rows = np.ascontiguousarray(array[first : -(-end // row_bytes)])
+        return rows.reshape(-1).view(np.uint8)[
+            begin - first * row_bytes : end - first * row_bytes
+        ]
     (device,) = array.devices()
     if array.nbytes <= PIECE_BYTES or device.platform == "cpu":
         return np.asarray(array).reshape(-1).view(np.uint8)[begin:end]

@@ -1,0 +1,195 @@
+"""Cached tables on the devices: routes of keys become routes of slots, and rows move.
+
+A cached storage has fewer slots than its tables have rows. Up to the exchange of ids,
+all is as if each row had a slot: a key is the row's number among those of its owner's
+block. Then the owner resolves keys: its key index says in which slot each row lies, or
+is to come. Which rows move depends on ids alone; a swap moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from embark_kernels import RowOptimizer, group_rows
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from embark_jax.embedding.cluster import Route, ShardedCluster
+from embark_jax.embedding.collection import (
+    BATCH,
+    MICRO_BATCHES,
+    EmbeddingCollection,
+    OptimizerState,
+    Routes,
+    Storages,
+)
+from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
+from embark_jax.embedding.key_index import (
+    KeyIndex,
+    Moves,
+    Resolved,
+    empty_index,
+    rehash,
+    resolve,
+)
+from embark_jax.embedding.sharded import pick
+
+WORDS = 1
+"""Of a key, which numbers a row of a block."""
+
+
+class Demand(NamedTuple):
+    """What a batch asks of one cached storage.
+
+    Attributes:
+      moves: on each device.
+      most: ``[3]`` int32 the most that a device has of: rows that come, slots that the
+        batch needs, and keys without room in the directory.
+      rows: ``[2]`` int32 on all devices: rows that are asked for, and of them those
+        that had no slot.
+    """
+
+    moves: Moves
+    most: jax.Array
+    rows: jax.Array
+
+
+def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
+    """Key indexes of the cached storages, without keys; sharded like those."""
+    storages = collection.cached
+
+    def create():
+        return {
+            name: empty_index(each.slots_per_device, WORDS)
+            for name, each in storages.items()
+        }
+
+    return jax.jit(collection.map(create, (), BATCH))()
+
+
+def grow_directories(
+    collection: EmbeddingCollection, indexes: Mapping[str, KeyIndex]
+) -> dict[str, KeyIndex]:
+    """The same keys in the same slots, with twice the buckets."""
+    devices = collection.plan.devices
+    buckets = {n: 2 * len(i.way_keys) // devices for n, i in indexes.items()}
+
+    def grow(indexes):
+        return {n: rehash(i, i.slots, buckets[n])[0] for n, i in indexes.items()}
+
+    return jax.jit(collection.map(grow, (BATCH,), BATCH))(dict(indexes))
+
+
+def resolve_routes(
+    collection: EmbeddingCollection,
+    indexes: Mapping[str, KeyIndex],
+    routes: Routes,
+    micro_batches: int = 1,
+) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
+    """Lets owners say in which slots the rows of a batch lie; to be called under jit.
+
+    Args:
+      collection: the embedding tables.
+      indexes: before the batch.
+      routes: of ``EmbeddingCollection.route``; of several micro-batches along a first
+        axis.
+      micro_batches: how many those are.
+
+    Returns:
+      The indexes, the routes that lookups and updates take once the rows have moved,
+      and the moves.
+    """
+    cached = collection.cached
+    clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
+
+    def resolve_all(indexes, routes):
+        demands = {}
+        for name, cluster in clusters.items():
+            routes[name], found = _resolve_route(
+                cluster, routes[name], indexes[name], micro_batches > 1
+            )
+            indexes[name] = found.index
+            most = jnp.concatenate([found.moves.count, found.needed, found.homeless])
+            rows = jnp.concatenate([found.needed, found.moves.count])
+            demands[name] = Demand(
+                found.moves, largest_over_devices(most), sum_over_devices(rows)
+            )
+        return indexes, routes, demands
+
+    batch = BATCH if micro_batches == 1 else MICRO_BATCHES
+    demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
+    new_indexes, found, demands = collection.map(
+        resolve_all, (BATCH, batch), (BATCH, batch, dict.fromkeys(clusters, demand))
+    )(dict(indexes), {name: routes.storages[name] for name in clusters})
+    routes = routes._replace(storages={**routes.storages, **found})
+    return new_indexes, routes, demands
+
+
+def _resolve_route(
+    cluster: ShardedCluster, route: Route, index: KeyIndex, several: bool
+) -> tuple[Route, Resolved]:
+    rows, touched = cluster.index.slots, cluster.touched(route)
+    keys, place = touched, None
+    if several:  # the slots must hold what all of them touch
+        groups = group_rows(touched.reshape(-1), rows, implementation="xla")
+        keys, place = groups.row, groups.group.reshape(touched.shape)
+    present = keys < rows
+    found = resolve(index, keys[:, None].astype(jnp.uint32), present)
+    slot = jnp.where(present, found.slot, keys)
+    if place is None:
+        return cluster.with_slots(route, slot), found
+    slot = jnp.where(touched < rows, pick(slot, place), touched)
+    return jax.vmap(cluster.with_slots)(route, slot), found
+
+
+def row_values(optimizer: RowOptimizer, width: int) -> dict[str, slice]:
+    """Which values of a row that moves are its states, by name, and its parameters, by
+    the name ""."""
+    found, begin = {}, 0
+    for name, size in {"": width, **optimizer.state_widths(width)}.items():
+        found[name] = slice(begin, begin + size)
+        begin += size
+    return found
+
+
+def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
+    """A jitted ``(storages, state, slots, rows) -> (storages, state, rows)`` that puts
+    rows into slots and gives those that were there; storages and state are donated.
+
+    ``slots`` are those of ``Moves``; ``rows``, by storage name ``[devices * n,
+    values]`` float32 as of ``row_values``, have room for those that move.
+    """
+
+    def swap(storages, state, slots, rows):
+        outgoing = {}
+        for name, slot in slots.items():
+            values = row_values(optimizer, storages[name].shape[1])
+            arrays = {"": storages[name], **state[name]}
+            slot = slot[: len(rows[name])]
+            taken = jnp.concatenate([pick(arrays[n], slot) for n in values], axis=1)
+            # Rows leave before others come, in one and the same array.
+            outgoing[name], come = lax.optimization_barrier((taken, rows[name]))
+            arrays = {
+                n: arrays[n].at[slot].set(come[:, part], mode="drop")
+                for n, part in values.items()
+            }
+            storages[name] = arrays.pop("")
+            state[name] = arrays
+        return storages, state, outgoing
+
+    names = list(collection.cached)
+    mapped = collection.map(swap, (BATCH,) * 4, BATCH)
+
+    def swap_cached(storages: Storages, state: OptimizerState, slots, rows):
+        some = {n: storages[n] for n in names}, {n: state[n] for n in names}
+        moved, moved_state, outgoing = mapped(*some, slots, rows)
+        return {**storages, **moved}, {**state, **moved_state}, outgoing
+
+    shardings = collection.shardings, collection.state_shardings(optimizer)
+    outgoing = dict.fromkeys(names, NamedSharding(collection.mesh, BATCH))
+    return jax.jit(
+        swap_cached, out_shardings=(*shardings, outgoing), donate_argnums=(0, 1)
+    )

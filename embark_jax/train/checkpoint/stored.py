@@ -1,0 +1,47 @@
+"""An array of a state whose blocks lie in host memory, or in a file mapped to it.
+
+Rows of cached tables are saved and restored where they all have room: to a checkpoint
+it is as if devices had them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Sharding
+
+
+class StoredShard(NamedTuple):
+    """A block: ``data`` is ``[rows, width]``, in place; ``index`` where it is in the
+    array; ``device`` that whose rows these are."""
+
+    device: Any
+    index: tuple[slice, ...]
+    data: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredArray:
+    """What a ``jax.Array`` says of itself, as far as checkpoints ask.
+
+    Attributes:
+      shape: ``[rows of all devices, width]``.
+      sharding: which rows belong to which device.
+      blocks: of the devices of this process.
+    """
+
+    shape: tuple[int, int]
+    sharding: Sharding
+    blocks: Mapping[Any, np.ndarray]
+    dtype = np.dtype(np.float32)
+
+    @property
+    def addressable_shards(self) -> list[StoredShard]:
+        where = self.sharding.addressable_devices_indices_map(self.shape)
+        return [
+            StoredShard(device, where[device] or (), block)
+            for device, block in self.blocks.items()
+        ]

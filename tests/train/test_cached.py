@@ -1,0 +1,248 @@
+"""Cached tables train as those whose rows all lie in device memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import jax
+import numpy as np
+import optax
+import pytest
+from embark_kernels import SGD, Adagrad, RowwiseAdagrad
+from flax import nnx
+
+from embark_jax import models
+from embark_jax.data import Batch
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import export_table
+from embark_jax.planner import Placement, Plan, lay_out
+from embark_jax.stores import StoreError
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.cached import TooFewSlotsError
+from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.train.trainer import Trainer
+from tests.train.trainers import losses
+
+BATCH, DENSE, STEPS = 16, 2, 8
+FEATURES = (
+    FeatureSpec("a", hotness=3),
+    FeatureSpec("also_a", "a", pooling="mean", hotness=2, weighted=True),
+    FeatureSpec("b", hotness=2),
+    FeatureSpec("c"),
+)
+ROWS = {"a": 300, "b": 200, "c": 20}
+
+
+class Clicks:
+    """Ids of a few rows, which are other ones every few steps."""
+
+    features = FEATURES
+    dense_features = DENSE
+
+    def train_batch(self, step: int, batch_size: int) -> Batch:
+        rng = np.random.default_rng([step])
+        ids, weights = {}, {}
+        for feature in FEATURES:
+            rows, shape = ROWS[feature.table], (batch_size, feature.hotness)
+            first = step // 2 * 37
+            drawn = (first + rng.integers(0, 40, shape)) % rows
+            drawn[rng.random(shape) < 0.2] = -1
+            ids[feature.name] = drawn.astype(np.int32)
+            if feature.weighted:
+                weights[feature.name] = rng.uniform(0.1, 1, shape).astype(np.float32)
+        return Batch(
+            dense=rng.standard_normal((batch_size, DENSE), np.float32),
+            ids=ids,
+            weights=weights,
+            labels=rng.integers(0, 2, batch_size).astype(np.float32),
+        )
+
+    def test_batches(self, batch_size):
+        yield self.train_batch(1000, batch_size)
+        yield self.train_batch(1001, batch_size - 5)
+
+
+def make_trainer(
+    tier="device",
+    slots=None,
+    mesh=(2, 4),
+    cluster="ub",
+    optimizer=None,
+    capacity=200,
+    **options,
+) -> Trainer:
+    nodes, gpus = mesh
+    devices = nodes * gpus
+    tables = [
+        TableSpec("a", ROWS["a"], 4, tier=tier, slots=slots),
+        TableSpec("b", ROWS["b"], 4, tier=tier, slots=slots),
+        TableSpec("c", ROWS["c"], 4),
+    ]
+    owners = tuple(range(devices))
+    placed = (
+        Placement(tables[0], cluster, devices, 1, owners),
+        # On one device: two row shards and two column shards.
+        Placement(tables[1], cluster, 2, 2, (devices - 1,) * 4),
+        Placement(tables[2], "ub", 1, 1, (0,)),
+    )
+    micro_batches = options.get("micro_batches", 1)
+    names = [s.name for s in lay_out(placed, FEATURES, devices) if not s.replicated]
+    plan = Plan(
+        FEATURES,
+        placed,
+        nodes,
+        gpus,
+        BATCH // micro_batches,
+        dict.fromkeys(names, capacity),
+    )
+    embeddings = EmbeddingCollection(plan, plan.make_mesh())
+    model = models.DLRM(embeddings.output_shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0))
+    return Trainer(
+        model,
+        embeddings,
+        dense_optimizer=optax.sgd(0.1, momentum=0.9),
+        embedding_optimizer=optimizer or Adagrad(0.1),
+        seed=1,
+        **options,
+    )
+
+
+def tables_of(trainer: Trainer) -> dict[str, np.ndarray]:
+    """All rows and states of all tables."""
+    state = trainer.whole_state()
+    found = {}
+    for table in trainer.embeddings.plan.tables:
+        arrays = {"": dict(state.storages)}
+        for storage, states in state.embedding_state.items():
+            for name, array in states.items():
+                arrays.setdefault(name, {})[storage] = array
+        for name, each in arrays.items():
+            found[f"{table.name} {name}"] = export_table(
+                trainer.embeddings, each, table.name
+            )
+    return found
+
+
+def assert_alike(found: Trainer, expected: Trainer) -> None:
+    """Bit by bit."""
+    one, other = tables_of(found), tables_of(expected)
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    jax.tree.map(
+        np.testing.assert_array_equal, found.state.params, expected.state.params
+    )
+
+
+# A device has up to 38 of a's rows; of b's one has all 200 twice, in halves of columns.
+@pytest.mark.parametrize(
+    ("mesh", "cluster", "optimizer", "slots", "overlap"),
+    [
+        pytest.param((1, 1), "ub", SGD(0.5), 80, False, marks=pytest.mark.slow),
+        pytest.param((2, 4), "rb", Adagrad(0.5), 200, True, marks=pytest.mark.slow),
+        ((2, 2), "ub", RowwiseAdagrad(0.5), 80, True),
+    ],
+)
+def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, overlap):
+    options = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer}
+    expected = make_trainer(**options)
+    cached = make_trainer("host", slots, overlap=overlap, **options)
+    assert losses(cached.iterate(Clicks(), STEPS)) == losses(
+        expected.iterate(Clicks(), STEPS)
+    )
+    assert cached.cached is not None
+    *hits, waited_s = cached.cached.figures().values()
+    assert all(0 < each < 1 for each in hits)
+    assert waited_s > 0
+    assert_alike(cached, expected)
+    batches = list(Clicks().test_batches(BATCH))
+    assert cached.evaluate(batches) == expected.evaluate(batches)
+    assert_alike(cached, expected)
+    assert losses(cached.iterate(Clicks(), STEPS + 3)) == losses(
+        expected.iterate(Clicks(), STEPS + 3)
+    )
+    assert_alike(cached, expected)
+
+
+@pytest.mark.slow
+def test_an_overflow_and_micro_batches_change_no_bit():
+    """Exchange buffers grow, in steps and in an evaluation, while rows move."""
+    expected = make_trainer(mesh=(2, 2), micro_batches=2)
+    cached = make_trainer(
+        "disk", 90, mesh=(2, 2), micro_batches=2, capacity=2, overlap=True
+    )
+    batches = list(Clicks().test_batches(BATCH // 2))
+    assert cached.evaluate(batches) == expected.evaluate(batches)
+    assert losses(cached.iterate(Clicks(), STEPS)) == losses(
+        expected.iterate(Clicks(), STEPS)
+    )
+    assert cached.recompilations > 0
+    assert_alike(cached, expected)
+
+
+@pytest.mark.slow
+def test_slots_that_barely_hold_every_batch_and_one_too_few():
+    rows = []
+    for step in range(STEPS):
+        ids = Clicks().train_batch(step, BATCH).ids
+        each = np.union1d(ids["a"], ids["also_a"]), np.unique(ids["b"])
+        rows.append(max((found >= 0).sum() for found in each))
+    most, worst = max(rows), int(np.argmax(rows))
+    expected = make_trainer(mesh=(1, 1))
+    enough = make_trainer("host", most, mesh=(1, 1), overlap=True)
+    too_few = make_trainer("host", most - 1, mesh=(1, 1), overlap=True)
+    list(expected.iterate(Clicks(), worst))
+    with pytest.raises(TooFewSlotsError, match=f"asks for {most} rows .* a, which"):
+        list(too_few.iterate(Clicks(), STEPS))
+    assert_alike(too_few, expected)
+    list(expected.iterate(Clicks(), STEPS))
+    list(enough.iterate(Clicks(), STEPS))
+    assert_alike(enough, expected)
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_left_early_keeps_rows_and_slots_in_agreement():
+    mesh = (1, 2)
+    expected = make_trainer(mesh=mesh)
+    cached = make_trainer("host", 80, mesh=mesh, overlap=True)
+    for result in cached.iterate(Clicks(), STEPS):
+        if result.step == 2:
+            break
+    assert 2 < cached.step < STEPS
+    list(expected.iterate(Clicks(), cached.step))
+    assert_alike(cached, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("disk", "device"), ("device", "host")])
+def test_a_checkpoint_goes_with_and_without_a_cache(first, then, tmp_path):
+    """To another mesh, with all rows and their state."""
+    slots = {"device": None, "host": 70, "disk": 90}
+    identity, batches = {"seed": 1}, list(Clicks().test_batches(BATCH))
+    one = make_trainer(first, slots[first], mesh=(2, 2))
+    list(one.iterate(Clicks(), 5))
+    other = make_trainer(then, slots[then], mesh=(1, 2), cluster="rb")
+    list(other.iterate(Clicks(), 2))  # there are other rows in slots
+    with Checkpointer(tmp_path, identity, keep=1) as checkpoints:
+        checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
+        list(one.iterate(Clicks(), 6))  # changes nothing of what is being written
+        state, _ = checkpoints.restore(other.whole_state(), other.embeddings)
+    other.restore(state)
+    assert other.step == 5
+    one = make_trainer(first, slots[first], mesh=(2, 2))
+    list(one.iterate(Clicks(), 5))
+    assert_alike(other, one)
+    assert other.evaluate(batches).auc == one.evaluate(batches).auc
+    last = list(other.iterate(Clicks(), STEPS))[-1]
+    assert last.loss == pytest.approx(list(one.iterate(Clicks(), STEPS))[-1].loss, 1e-6)
+
+
+def test_a_disk_that_is_full_is_said(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(StoreError, match=r"0.0 GB of rows of tier disk in .*No space"):
+        make_trainer("disk", 80, scratch=tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
