@@ -10,7 +10,7 @@ from rich.console import Console
 
 from embark_jax import fleet
 from embark_jax.planner import Placement, Plan, plan, plan_record
-from embark_jax.planner.report import summary
+from embark_jax.planner.report import advice, summary
 from embark_jax.planner.report.html import page
 from embark_jax.planner.report.terminal import Report
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -179,14 +179,60 @@ class Tags(html.parser.HTMLParser):
 def test_a_page_needs_nothing_else_and_escapes_names(write, oddly_named):
     tags = Tags(write(oddly_named))
     assert tags.open == []
-    assert "script" not in tags.seen
+    assert tags.seen.count("script") == (write is page)  # no name became one
     assert "http" not in write(oddly_named)
-    assert len(tags.sources) == 3
+    assert len(tags.sources) == 4
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
     assert NAMES[0] in tags.text
     if write is page:
         for name in NAMES:
             assert name in tags.text
+
+
+def test_the_first_screen_answers_why_where_and_what(planned):
+    text = Tags(page(planned)).text
+    order = ["Why", "Where it is uneven", "Owners of each table", "Tables"]
+    places = [text.index(f"\n{title}\n") for title in order]
+    assert places == sorted(places)
+    path = summary.critical_path(planned)
+    longest = max(path, key=lambda name: path[name])
+    assert advice.why(planned)[0].startswith(f"{longest} takes {path[longest]:.3f} ms")
+    slowest = int(np.argmax(planned.prediction.device_ms))
+    assert f"device {slowest} has most" in advice.uneven(planned)[0]
+
+
+def test_advice_follows_the_prediction(planned):
+    prediction = planned.prediction
+
+    def advised(**changes):
+        changed = dataclasses.replace(prediction, **changes)
+        return " ".join(
+            advice.remedies(dataclasses.replace(planned, prediction=changed))
+        )
+
+    breakdown = prediction.breakdown
+    slow = {name: float("exchange" in name) for name in breakdown.critical_ms}
+    exchanging = dataclasses.replace(breakdown, critical_ms=slow)
+    assert "bfloat16" in advised(breakdown=exchanging)
+    looking_up = dataclasses.replace(breakdown, critical_ms={"lookup": 1.0})
+    assert "bfloat16" not in advised(breakdown=looking_up)
+    padded = dataclasses.replace(breakdown, padded_bytes=1e3 * breakdown.padded_bytes)
+    assert "is padding" in advised(breakdown=padded)
+    assert "--certify" in advised(lower_bound_ms=prediction.step_ms / 2)
+    unknown = dataclasses.replace(planned, prediction=None)
+    assert (
+        advice.why(unknown) == advice.uneven(unknown) == advice.remedies(unknown) == []
+    )
+
+
+def test_bytes_of_tables_add_up_to_those_of_devices(planned):
+    held = summary.table_bytes(planned)
+    assert sorted(held) == sorted(table.name for table in planned.tables)
+    np.testing.assert_allclose(sum(held.values()), summary.row_bytes(planned))
+    for placement in planned.placements:
+        owners = np.flatnonzero(held[placement.table.name])
+        if placement.cluster != "dp" and not placement.hot_rows:
+            assert set(owners) == set(placement.devices)
 
 
 def test_names_are_no_markup_in_the_terminal(oddly_named):

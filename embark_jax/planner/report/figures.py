@@ -59,6 +59,26 @@ def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
     axes.legend(fontsize="small")
 
 
+def table_devices(plan: Plan) -> Figure | None:
+    """Which device holds how much of which table, the slowest tables first; None where
+    there is one device."""
+    if plan.devices == 1:
+        return None
+    names = [name for each in summary.decisions(plan) for name in each.tables]
+    names = names[:MOST_BARS]
+    held = summary.table_bytes(plan)
+    matrix = np.array([held[name] / max(held[name].max(), 1) for name in names])
+    height = 1.2 + 0.17 * len(names)
+    figure = Figure(figsize=(8, height), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, vmax=1)
+    axes.set_yticks(range(len(names)), names, fontsize="x-small")
+    left_out = len(plan.placements) - len(names)
+    more = f" ({left_out} more tables take less time)" if left_out else ""
+    axes.set(xlabel="device", title=f"Owners of each table{more}")
+    return figure
+
+
 def device_loads(plan: Plan) -> Figure:
     """How long each device is busy, phase upon phase."""
     figure = Figure(figsize=(8, 3), layout="constrained")

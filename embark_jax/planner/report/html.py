@@ -1,4 +1,8 @@
-"""A plan as one HTML page: no scripts, nothing from a network."""
+"""A plan as one HTML page, which fetches nothing from a network.
+
+The first screen says how long a step is and why, where it is uneven, and what would
+help; pictures follow, then the tables, alike ones on one line.
+"""
 
 from __future__ import annotations
 
@@ -10,54 +14,132 @@ from html import escape
 from matplotlib.figure import Figure
 
 from embark_jax.planner.layout.plan import Plan
-from embark_jax.planner.report import figures, summary
+from embark_jax.planner.report import advice, figures, summary
 
 STYLE = """
-.embark-plan { font-family: sans-serif; max-width: 75em; }
+.embark-plan { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: auto; }
+.embark-plan .answers { display: grid; gap: 0 2.5em;
+  grid-template-columns: repeat(auto-fit, minmax(20em, 1fr)); }
+.embark-plan h2 { font-size: 1.3em; } .embark-plan h3 { margin: .9em 0 .2em; }
+.embark-plan ul { margin: 0; padding-left: 1.2em; }
+.embark-plan .phases { display: flex; height: 1.6em; border-radius: 4px;
+  overflow: hidden; }
+.embark-plan .phases div { min-width: 1px; }
+.embark-plan .swatch { display: inline-block; width: .8em; height: .8em; }
+.embark-plan img { max-width: 100%; background: white; }
+.embark-plan .wide { overflow-x: auto; }
 .embark-plan table { border-collapse: collapse; font-size: 90%; }
 .embark-plan th, .embark-plan td { padding: .15em .7em; text-align: right; }
 .embark-plan td:first-child, .embark-plan td:last-child { text-align: left; }
 .embark-plan thead { border-bottom: 1px solid; }
 .embark-plan .warning { font-weight: bold; color: #b35900; }
 """
+PAGE_STYLE = ":root { color-scheme: light dark; } body { margin: 1em; }"
+SORT = """
+document.querySelectorAll(".embark-plan th").forEach((th) => {
+  th.tabIndex = 0;
+  th.style.cursor = "pointer";
+  const sort = () => {
+    const body = th.closest("table").tBodies[0], down = th.ariaSort !== "descending";
+    const key = (row) => row.cells[th.cellIndex].dataset.key;
+    const compare = (a, b) => isNaN(key(a) - key(b))
+      ? key(b).localeCompare(key(a)) : key(b) - key(a);
+    const sorted = [...body.rows].sort(compare);
+    th.parentElement.querySelectorAll("th").forEach((each) => (each.ariaSort = null));
+    th.ariaSort = down ? "descending" : "ascending";
+    body.append(...(down ? sorted : sorted.reverse()));
+  };
+  th.addEventListener("click", sort);
+  th.addEventListener("keydown", (event) => event.key === "Enter" && sort());
+});
+"""
+"""Sorts a table by the column whose heading is chosen, at first from the largest."""
+COLOURS = (
+    *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"),
+    *("#ee7733", "#009988", "#332288", "#882255", "#999933"),
+)
+"""Paul Tol's, which readers with any colour vision tell apart."""
 PIXELS_PER_INCH = 110
 
 
 def page(plan: Plan) -> str:
     """A whole page, which names each table."""
     title = escape(summary.headline(plan))
+    each = _section("Every table", _decisions(plan, each=True), False)
     return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>Plan: {title}</title></head><body>{_body(plan, each=True)}"
-        "</body></html>\n"
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>Plan: {title}</title><style>{PAGE_STYLE}</style></head><body>"
+        f"{_body(plan, True, each)}<script>{SORT}</script></body></html>\n"
     )
 
 
 def fragment(plan: Plan) -> str:
-    """For a notebook: alike tables on one line, and all but the verdict folded."""
-    return _body(plan, each=False)
+    """For a notebook: all but the answers is folded."""
+    return _body(plan, False)
 
 
-def _body(plan: Plan, each: bool) -> str:
+def _body(plan: Plan, is_open: bool, last: str = "") -> str:
     cost, warning = summary.verdict(plan)
-    parts = [
-        f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
-        f'<p class="warning">{escape(warning)}</p>' if warning else "",
-        f"<p>{escape(uneven)}</p>" if (uneven := summary.uneven_rows(plan)) else "",
-        _section("Tables", _decisions(plan, each), each),
-    ]
+    answers = {
+        "Why": advice.why(plan),
+        "Where it is uneven": advice.uneven(plan),
+        "What would help": advice.remedies(plan),
+    }
     path = summary.critical_path(plan)
-    if path:
-        parts.append(_section(summary.PATH_TITLE, _critical_path(path), each))
     drawn = {
+        "Owners of each table": figures.table_devices(plan),
         "Load of each device": figures.device_loads(plan),
         "Memory of each device": figures.device_memory(plan),
         "Traffic between devices": figures.traffic_matrix(plan),
     }
-    for title, figure in drawn.items():
-        if figure is not None:
-            parts.append(_section(title, _image(figure, title), each))
+    parts = [
+        f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
+        f'<p class="warning">{escape(warning)}</p>' if warning else "",
+        _phases(path),
+        '<div class="answers">',
+        *(_list(title, sentences) for title, sentences in answers.items()),
+        "</div>",
+        *(
+            _section(title, _image(figure, title), is_open)
+            for title, figure in drawn.items()
+            if figure is not None
+        ),
+        _section("Tables", _decisions(plan, each=False), is_open),
+        _section(summary.PATH_TITLE, _critical_path(path), is_open) if path else "",
+        last,
+    ]
     return f'<div class="embark-plan"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def _phases(path: dict[str, float]) -> str:
+    """The step as one bar, phase after phase, with its legend."""
+    total_ms = sum(path.values())
+    if not total_ms:
+        return ""
+    shown = [
+        (name, ms, COLOURS[i % len(COLOURS)])
+        for i, (name, ms) in enumerate(path.items())
+        if ms
+    ]
+    bar = "".join(
+        f'<div style="width:{ms / total_ms:.2%};background:{colour}" '
+        f'title="{escape(name)}: {ms:.3f} ms"></div>'
+        for name, ms, colour in shown
+    )
+    legend = " ".join(
+        f'<span><span class="swatch" style="background:{colour}"></span> '
+        f"{escape(name)} {ms / total_ms:.0%}</span>"
+        for name, ms, colour in shown
+    )
+    return f'<div class="phases">{bar}</div><p>{legend}</p>'
+
+
+def _list(title: str, sentences: list[str]) -> str:
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f"<div><h3>{escape(title)}</h3><ul>{items}</ul></div>"
 
 
 def _section(title: str, content: str, is_open: bool) -> str:
@@ -72,15 +154,15 @@ def _decisions(plan: Plan, each: bool) -> str:
         share = "–" if row.ms is None or not step_ms else f"{row.ms / step_ms:.1%}"
         rows.append(
             (
-                row.name,
-                f"{row.rows:,}",
-                f"{row.dim}",
-                f"{row.ids}",
-                "–" if row.ms is None else f"{row.ms:.3f}",
-                share,
-                row.placement,
-                row.devices,
-                row.why,
+                (row.name, row.name),
+                (f"{row.rows:,}", row.rows),
+                (f"{row.dim}", row.dim),
+                (f"{row.ids}", row.ids),
+                ("–" if row.ms is None else f"{row.ms:.3f}", row.ms or 0.0),
+                (share, row.ms or 0.0),
+                (row.placement, row.placement),
+                (row.devices, row.devices),
+                (row.why, row.why),
             )
         )
     headings = ("table", "rows", "dim", "ids", "ms", "share", "placement", "devices")
@@ -88,18 +170,30 @@ def _decisions(plan: Plan, each: bool) -> str:
 
 
 def _critical_path(phase_ms: dict[str, float]) -> str:
-    total_ms = sum(phase_ms.values())
-    rows = [(k, f"{ms:.3f}", f"{ms / total_ms:.1%}") for k, ms in phase_ms.items()]
+    total_ms = sum(phase_ms.values()) or 1.0
+    rows = [
+        ((name, name), (f"{ms:.3f}", ms), (f"{ms / total_ms:.1%}", ms))
+        for name, ms in phase_ms.items()
+    ]
     return _table(("phase", "ms", "share"), rows)
 
 
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def _table(
+    headings: Iterable[str], rows: Iterable[Iterable[tuple[str, str | float]]]
+) -> str:
+    """Cells are what is shown, and what the column is sorted by."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+        "<tr>"
+        + "".join(
+            f'<td data-key="{escape(str(key))}">{escape(shown)}</td>'
+            for shown, key in row
+        )
+        + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
 
 
 def _image(figure: Figure, title: str) -> str:

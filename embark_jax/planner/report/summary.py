@@ -183,17 +183,24 @@ def offenders(plan: Plan, most: int = 5) -> dict[str, float]:
     return {name: table_ms[name] for name in order[:most]}
 
 
+def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
+    """``[devices]`` bytes of each table's rows on each device; replicated rows count
+    for all."""
+    found = {each.table.name: np.zeros(plan.devices) for each in plan.placements}
+    for rows in row_ranges(plan.placements):
+        held = found[rows.table.name]
+        if rows.cluster == "dp":
+            held += rows.rows * rows.width * BYTES_PER_PARAMETER
+        for index, owner in enumerate(rows.devices):
+            count = rows.shard_slots(index // rows.column_shards)
+            held[owner] += count * rows.width * BYTES_PER_PARAMETER
+    return found
+
+
 def row_bytes(plan: Plan) -> np.ndarray:
     """``[devices]`` bytes of rows of each device's own shards; replicated rows count
     for all."""
-    found = np.zeros(plan.devices)
-    for rows in row_ranges(plan.placements):
-        if rows.cluster == "dp":
-            found += rows.rows * rows.width * BYTES_PER_PARAMETER
-        for index, owner in enumerate(rows.devices):
-            count = rows.shard_slots(index // rows.column_shards)
-            found[owner] += count * rows.width * BYTES_PER_PARAMETER
-    return found
+    return np.sum([*table_bytes(plan).values()], axis=0)
 
 
 def sent_bytes(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:
