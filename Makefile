@@ -3,17 +3,19 @@
 # make test-all     does, and runs the slow tests: many examples, processes, notebooks
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
 # make check        format, lint, types
+# make docs         builds the documentation site into build/site
 #
 # Each sets up its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_GPU ?= .venv-gpu
+VENV_DOCS ?= .venv-docs
 PIP = -m pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: quickstart test test-slow test-all test-gpu-compile check clean
+.PHONY: quickstart test test-slow test-all test-gpu-compile check docs clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/embark train configs/quickstart.yaml
@@ -34,8 +36,12 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
+docs: $(VENV_DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict --quiet -f docs/mkdocs.yml
+	@echo "the site is in build/site/index.html"
+
 clean:
-	rm -rf $(VENV) $(VENV_GPU)
+	rm -rf $(VENV) $(VENV_GPU) $(VENV_DOCS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,4 +61,9 @@ $(VENV)/.installed-test $(VENV)/.installed-dev: $(VENV)/.installed-%: $(VENV)/.i
 $(VENV_GPU)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_GPU)
 	$(VENV_GPU)/bin/python $(PIP) -e '.[gpu-compile]'
+	@touch $@
+
+$(VENV_DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python $(PIP) -e '.[docs]'
 	@touch $@

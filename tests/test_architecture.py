@@ -42,7 +42,7 @@ MAY_IMPORT_JAX = {
 
 TYPE_CHECKING = "TYPE_CHECKING"
 
-FOLDERS = {"embark_jax", "kernels", "configs", "experiments", "tests"}
+FOLDERS = {"embark_jax", "kernels", "configs", "experiments", "tests", "docs"}
 OPTIONAL_FOLDERS = {".ci", ".github"}
 FILES = {
     *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),

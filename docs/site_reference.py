@@ -1,0 +1,170 @@
+"""Reference pages that are made from the code: every command and every config key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from typer.core import TyperGroup
+
+from embark_jax.cli import app
+from embark_jax.config import Config, ExperimentConfig, kind_of, sections
+
+ROOT = Path(__file__).parents[1]
+
+
+def experiments() -> str:
+    """A page with the question of each experiment's README."""
+    lines = ["# Experiments", "", "Each has its command, its question and its result."]
+    for path in sorted(ROOT.glob("experiments/*/README.md")):
+        title = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
+        lines.append(f"\n- [{title}](experiments/{path.parent.name}.md)")
+    return "\n".join([*lines, ""])
+
+
+def commands() -> str:
+    """A page with each command, its arguments and its options."""
+    lines = [
+        "# Commands",
+        "",
+        "Made from the program; `embark COMMAND --help` says the same. `KEY=VALUE` "
+        "overrides a [config key](config.md).",
+    ]
+    for name, command in each_command(typer.main.get_command(app), "embark"):
+        lines += ["", f"## {name} {{#{name.replace(' ', '-')}}}", ""]
+        lines += [command.help or "", ""]
+        if isinstance(command, TyperGroup):
+            continue
+        context = typer.Context(command, info_name=name)
+        lines += ["```text", command.get_usage(context), "```", ""]
+        rows = [_parameter(each, context) for each in command.params]
+        if rows := [row for row in rows if row]:
+            lines += ["| | default | |", "|---|---|---|", *rows]
+    return "\n".join([*lines, ""])
+
+
+def each_command(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """A command and all in it, each with its whole name."""
+    yield name, command
+    if isinstance(command, TyperGroup):
+        for inner, each in command.commands.items():
+            yield from each_command(each, f"{name} {inner}")
+
+
+def _parameter(parameter: Any, context: typer.Context) -> str | None:
+    """A row of a command's table."""
+    record = parameter.get_help_record(context)
+    if record is None or parameter.name == "help":
+        return None
+    names = ", ".join(parameter.opts) if record[0].startswith("-") else record[0]
+    text = re.sub(r"\s*\[(default|required|env var|x[<>]).*$", "", record[1] or "")
+    default = "required" if parameter.required else parameter.default
+    shown = "" if default in (None, (), False) else f"`{default}`"
+    return f"| `{names.strip()}` | {shown.strip()} | {_cell(text)} |"
+
+
+def config_keys() -> str:
+    """A page with each key of a config: type, default and meaning."""
+    lines = [
+        "# Config keys",
+        "",
+        "Made from the schema. A key is set in YAML or gin, or overridden on the "
+        "command line as `section.key=value`; an unknown key is an error that names "
+        "the nearest known one. `NAME` stands for a name of your choice.",
+    ]
+    for prefix, section in each_section():
+        kind = ""
+        if prefix and "kind" in section.model_fields:
+            kind = f" (`kind: {kind_of(section)}`)"
+        heading = f"`{prefix}`{kind}" if prefix else "Top level"
+        lines += ["", f"## {heading}", "", _prose(section.__doc__), ""]
+        lines += ["| key | type | default | |", "|---|---|---|---|"]
+        for name, field in section.model_fields.items():
+            if name == "kind":
+                continue
+            default = field.get_default(call_default_factory=True)
+            if field.is_required():
+                shown = "required"
+            elif default is None:
+                shown = "not set"
+            elif isinstance(default, Config):
+                shown = f"`kind: {default.kind}`" if hasattr(default, "kind") else ""
+            else:
+                shown = f"`{_plain(default)}`"
+            text = _cell(_prose(field.description or ""))
+            lines.append(f"| `{name}` | {_cell(_type(field))} | {shown} | {text} |")
+    return "\n".join([*lines, ""])
+
+
+def each_section(
+    section: type[Config] = ExperimentConfig, prefix: str = ""
+) -> Iterator[tuple[str, type[Config]]]:
+    """Each section of a config with the dotted key that holds it, outermost first."""
+    yield prefix, section
+    for name, field in section.model_fields.items():
+        key = f"{prefix}.{name}".lstrip(".")
+        mapping = "Mapping" in str(field.annotation)
+        for inner in sections(field.annotation):
+            yield from each_section(inner, f"{key}.NAME" if mapping else key)
+
+
+def _type(field: Any) -> str:
+    """In words; a section is named as such."""
+    limits = map(_limit, field.metadata)
+    return ", ".join([_words(field.annotation), *filter(None, limits)])
+
+
+def _limit(bound: Any) -> str:
+    """Such as "at least 1" of an annotated-types bound."""
+    for attribute, words in (
+        ("ge", "at least"),
+        ("gt", "above"),
+        ("le", "at most"),
+        ("lt", "below"),
+    ):
+        if (value := getattr(bound, attribute, None)) is not None:
+            return f"{words} {value}"
+    return ""
+
+
+def _words(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if sections(annotation) and "Mapping" not in str(annotation):
+        return "section"
+    if origin is Annotated:
+        limits = [_limit(each) for each in inner[1:]]
+        return ", ".join([_words(inner[0]), *filter(None, limits)])
+    if origin is Literal:
+        return " or ".join(f"`{each}`" for each in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(_words(each) for each in inner if each is not NoneType)
+    if origin is tuple:
+        return f"list of {_words(inner[0])}"
+    if origin is not None:
+        return "mapping by name"
+    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    return names.get(
+        annotation, getattr(annotation, "__name__", str(annotation)).lower()
+    )
+
+
+def _plain(default: Any) -> str:
+    """A default as YAML writes it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(_plain, default))}]"
+    return str(default)
+
+
+def _prose(text: str | None) -> str:
+    """A docstring on one line, with Markdown's code marks."""
+    return " ".join((text or "").replace("``", "`").split())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

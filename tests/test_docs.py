@@ -1,0 +1,231 @@
+"""The documentation: its code runs, its links lead somewhere, nothing is left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+import yaml
+
+import embark_jax
+from docs import pictures, site_reference
+from embark_jax import cli, config_io, fleet
+from embark_jax.config import ExperimentConfig
+from embark_jax.planner import read_table_list
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs" / "pages"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)|^\[\w+\]: (\S+)", re.M)
+PLACEHOLDERS = {"CONFIG", "COMMAND", "DIR"}
+
+
+class Block(NamedTuple):
+    """A block of code of a page.
+
+    Attributes:
+      language: such as "python".
+      title: name of the file that it shows; "" if it shows none.
+      code: what is in it.
+    """
+
+    language: str
+    title: str
+    code: str
+
+
+def blocks(page: Path, *languages: str) -> Iterator[Block]:
+    fences = re.finditer(
+        r"^```(\w+)([^\n]*)\n(.*?)^```$", page.read_text(), re.M | re.S
+    )
+    for language, rest, code in (fence.groups() for fence in fences):
+        if language in languages:
+            title = re.search(r'title="(.*?)"', rest)
+            yield Block(language, title[1] if title else "", code)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of each ``embark`` command of a page."""
+    for block in blocks(page, "sh"):
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removesuffix("&"), comments=True)
+            if words and Path(words[0]).name == "embark":
+                yield words[1:]
+
+
+def understood(words: list[str]) -> tuple[str, dict]:
+    """The command that these words call and its parameters.
+
+    Raises:
+      typer.BadParameter: if it does not take them.
+    """
+    found, context = typer.main.get_command(cli.app), None
+    while hasattr(found, "commands"):
+        found, words = found.commands[words[0]], words[1:]
+    context = found.make_context(found.name, words)
+    return found.name, context.params
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_are_ours(page):
+    for words in commands(page):
+        try:
+            name, params = understood(words)
+        except Exception as error:
+            if "does not exist" not in str(error):  # but for files of the reader's own
+                raise
+            continue
+        file = params.get("config_file")
+        if name in ("train", "plan", "sweep", "simulate", "evaluate") and file:
+            if (ROOT / file).exists():
+                config_io.load(ROOT / file, params["overrides"] or ())
+            else:
+                assert file.name in PLACEHOLDERS | titles(), words
+
+
+def titles() -> set[str]:
+    """Names of files that some page shows, or tells how to make."""
+    shown = {block.title for page in PAGES for block in blocks(page, "yaml")}
+    return shown | {"first.yaml"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_yaml_is_understood(page, tmp_path):
+    for block in blocks(page, "yaml"):
+        data, path = yaml.safe_load(block.code), tmp_path / "shown.yaml"
+        path.write_text(block.code)
+        if "device" in data:
+            fleet.load(str(path))
+        elif "tables" in data:
+            read_table_list(block.code)
+        else:
+            if "data" not in data:
+                path.write_text("data: {kind: synthetic}\n" + block.code)
+            config_io.load(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for inline, defined in LINK.findall(page.read_text()):
+        target = inline or defined
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Runs a command as a reader would, with ``embark`` on the path."""
+    (folder / "bin").mkdir(exist_ok=True)
+    embark = folder / "bin" / "embark"
+    embark.write_text(
+        f"#!{sys.executable}\nfrom embark_jax.cli import main\nmain()\n", "utf-8"
+    )
+    embark.chmod(0o755)
+    outcome = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ
+        | {"PATH": f"{embark.parent}:{os.environ['PATH']}"}
+        | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def run_python(codes: list[str], folder: Path) -> None:
+    """Runs blocks of a page as one program."""
+    program = folder / "page.py"
+    program.write_text("\n".join(codes))
+    run([sys.executable, str(program)], folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_a_tutorial_runs_as_it_is_read(page, tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    waiting: list[str] = []
+    for block in blocks(page, "python", "sh", "yaml"):
+        if block.language == "python":
+            waiting.append(block.code)
+            continue
+        if waiting:  # before the files are used that it makes
+            run_python(waiting, tmp_path)
+            waiting = []
+        if block.language == "yaml":
+            (tmp_path / block.title).write_text(block.code)
+        elif not PLACEHOLDERS & set(block.code.split()):
+            run(["bash", "-euc", block.code], tmp_path)
+    run_python(waiting, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page not in TUTORIALS and page.is_relative_to(DOCS)],
+    ids=name_of,
+)
+def test_python_of_other_pages_runs(page, tmp_path):
+    if codes := [block.code for block in blocks(page, "python")]:
+        run_python(codes, tmp_path)
+
+
+def test_every_public_name_is_in_the_reference():
+    shown = set(
+        re.findall(r"^::: (\S+)$", (DOCS / "reference/api.md").read_text(), re.M)
+    )
+    places = {place.replace(":", ".") for place in embark_jax._PLACES.values()}
+    models = {f"embark_jax.models.{name}" for name in dir(embark_jax.models)}
+    assert places <= shown <= places | models
+
+
+def test_every_command_and_option_is_explained():
+    page = site_reference.commands()
+    group = typer.main.get_command(cli.app)
+    for name, command in site_reference.each_command(group, "embark"):
+        assert f"## {name} " in page
+        assert command.help, name
+        unexplained = [
+            parameter.name
+            for parameter in command.params
+            if parameter.name != "help" and not getattr(parameter, "help", None)
+        ]
+        assert not unexplained, name
+
+
+def test_every_config_key_is_explained():
+    page = site_reference.config_keys()
+    for prefix, section in site_reference.each_section(ExperimentConfig):
+        assert f"`{prefix}`" in page or not prefix
+        for name, field in section.model_fields.items():
+            assert name == "kind" or field.description, f"{prefix}.{name}"
+            assert name == "kind" or f"| `{name}` |" in page
+
+
+def test_the_key_of_a_metric_is_explained():
+    page = (DOCS / "reference/run_folder.md").read_text()
+    for key in ("loss", "auc", "samples_per_s", "recompilations", "best_step"):
+        assert f"`{key}`" in page
+
+
+def test_pictures_are_as_their_program_draws_them():
+    for draw in pictures.PICTURES:
+        path = pictures.FOLDER / f"{draw.__name__}.svg"
+        assert path.read_text() == draw().svg()
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
