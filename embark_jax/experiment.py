@@ -83,7 +83,7 @@ class Experiment:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Number of steps of the whole run."""
         options = self.config.train
         if options.epochs is None:
             return options.steps or DEFAULT_STEPS
@@ -274,7 +274,7 @@ def build(
 
 
 def _implementation(config: ExperimentConfig) -> str | None:
-    """Of the kernels, as a collection takes it."""
+    """The implementation of kernels, as a collection takes it."""
     kernels = config.embedding.kernels
     if kernels == "auto":
         return None

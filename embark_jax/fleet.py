@@ -41,12 +41,12 @@ _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def host_memory_bytes() -> int:
-    """Of this computer."""
+    """The memory of this computer."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _memory_bytes(value: Any) -> Any:
-    """Of this computer, where a file says so instead of a figure."""
+    """The memory of this computer, where a file says so instead of a figure."""
     return host_memory_bytes() if value == THIS_MACHINE else value
 
 

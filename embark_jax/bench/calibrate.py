@@ -218,7 +218,7 @@ class _Bench:
         return statistics.median(times)
 
     def _seconds_in_place(self, function: Callable, *arguments: jax.Array) -> float:
-        """Of a function that updates the table, its first argument."""
+        """The time of a function that updates the table, its first argument."""
         update = jax.jit(self._on_each(function), donate_argnums=0)
         table = self._array(self.table_rows, ROW_FLOATS)
 

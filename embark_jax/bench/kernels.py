@@ -182,7 +182,7 @@ def _update(
 
 
 def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
-    """Of rows that lie apart, as many as a tenth of the ids."""
+    """Updates rows that lie apart, as many as a tenth of the ids."""
     state = [_table_and_states(shape)]
     listed = min(shape.rows, max(1, shape.entries // 10))
     rows = jnp.arange(listed, dtype=jnp.int32) * (shape.rows // listed)

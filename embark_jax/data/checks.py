@@ -16,7 +16,7 @@ from embark_jax.tables import PADDING_ID, FeatureSpec
 OnBadId = Literal["error", "drop", "hash"]
 
 MIN_SCALE, MAX_SCALE = 0.01, 10
-"""Of dense values; logarithms of counts, which models take well, are up to 10."""
+"""Sizes of dense values that models take well; logarithms of counts are up to 10."""
 SCALES_SHOWN = 5
 """Columns in a warning."""
 
@@ -91,7 +91,8 @@ class BatchChecker:
 
     @property
     def sample_bytes(self) -> int:
-        """Of a checked sample; without dense values until their number is known."""
+        """Bytes of a checked sample; without dense values until their number is
+        known."""
         return self._layout().itemsize
 
     def _was_checked(self, batch: Batch) -> bool:

@@ -37,7 +37,8 @@ VOCABULARY = "vocabulary"
 """Folder of the vocabularies."""
 SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
-"""Of samples that are read and shuffled as one; a disk reads so much at full speed."""
+"""Bytes of samples that are read and shuffled as one; a disk reads so much at full
+speed."""
 MEND = "prepare the data again, in another folder"
 
 

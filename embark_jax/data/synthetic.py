@@ -25,8 +25,8 @@ depends on its position and not on the batch size."""
 
 CALIBRATION_SAMPLES = 4 * BLOCK
 BYTES_AN_ID = 40
-"""Of memory, at most, while the ids of a feature are drawn and the teacher looks at
-them, as tracemalloc counts it."""
+"""Bytes of memory, at most, while the ids of a feature are drawn and the teacher looks
+at them, as tracemalloc counts it."""
 
 _TRAIN, _TEST, _CALIBRATION = range(3)
 

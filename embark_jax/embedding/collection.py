@@ -162,7 +162,7 @@ class EmbeddingCollection:
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
-        """Of each storage, and of all its optimizer states."""
+        """The sharding of each storage, and of all its optimizer states."""
         return {name: NamedSharding(self.mesh, s) for name, s in self._specs.items()}
 
     def init(self, key: jax.Array) -> Storages:

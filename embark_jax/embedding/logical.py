@@ -139,7 +139,7 @@ TableLayout = tuple[RangeLayout, ...]
 
 
 def table_layouts(storages: Iterable[Storage]) -> dict[str, TableLayout]:
-    """Of all tables in the storages of a plan, by name."""
+    """The layouts of all tables in the storages of a plan, by name."""
     found: dict[str, TableLayout] = {}
     for storage in storages:
         for rows in storage.ranges:

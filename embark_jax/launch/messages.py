@@ -14,7 +14,7 @@ DEAD_PEER_S = 10
 """After this long without a sign of life, a machine counts as gone."""
 _PROBES = 2
 REASON_BYTES = 8192
-"""Of a failure as JSON, at most."""
+"""Most bytes of a failure as JSON."""
 
 
 @dataclasses.dataclass(frozen=True)

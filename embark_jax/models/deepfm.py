@@ -13,7 +13,8 @@ from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP, FirstOrder
 
 _VECTOR_STD = 0.1
-"""Of initial vectors of dense features: the default of libFM (https://www.libfm.org)."""
+"""Standard deviation of the initial vectors of dense features: the default of libFM
+(https://www.libfm.org)."""
 
 
 class DeepFM(nnx.Module):

@@ -29,7 +29,8 @@ def footprint(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
 ) -> Footprint:
-    """Of the model that ``build`` makes; arguments and errors as there."""
+    """The footprint of the model that ``build`` makes; arguments and errors as
+    there."""
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )

@@ -111,8 +111,8 @@ class TBSM(nnx.Module):
     def _event_vectors(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Of the past events in order and then the candidate, ``[batch, length + 1,
-        width]``, each of length one."""
+        """The vectors of the past events in order and then the candidate, ``[batch,
+        length + 1, width]``, each of length one."""
         bottom = self.bottom(dense)
         events = self.length + 1
         fields = [jnp.repeat(bottom[:, None], events, axis=1)]

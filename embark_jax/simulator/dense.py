@@ -15,8 +15,8 @@ SLOWDOWN: dict[DType, int] = {"float32": 2, "bfloat16": 1, "float16": 1}
 
 
 def product_ms(rates: Rates, batch: int, product: Product, dtype: DType) -> float:
-    """Of one matrix product on one device; as long for each of the two products of
-    backward, in which the three sizes change places.
+    """The time of one matrix product on one device; it is as long for each of the two
+    products of backward, in which the three sizes change places.
 
     Args:
       rates: of the fleet.

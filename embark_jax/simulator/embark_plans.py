@@ -116,7 +116,7 @@ class SystemModel:
 
     @property
     def gpus(self) -> int:
-        """Of a bin."""
+        """Number of GPUs in a bin."""
         fleet = self.workload.fleet
         return fleet.gpus_per_node if fleet.nodes > 1 else 1
 

@@ -20,9 +20,9 @@ from embark_jax.simulator.timeline import Task
 
 FLOAT_BYTES, HALF_BYTES, INDEX_BYTES = 4, 2, 4
 LABEL_BYTES = 4
-"""Of the owner that an id is sorted by, and of an id's place in a bag."""
+"""Bytes of the owner that an id is sorted by, and of an id's place in a bag."""
 SORT_PASSES = 4
-"""Of eight bits each, over the 32 bits of an index."""
+"""Passes of a radix sort, of eight bits each, over the 32 bits of an index."""
 REPLICATED, SHARDED = "look up replicated", "look up"
 
 

@@ -38,7 +38,7 @@ class Job:
 
     @property
     def embark_key_bytes(self) -> int:
-        """Of an id in HugeCTR."""
+        """Bytes of an id in HugeCTR."""
         return 8 if any(table.rows > WIDE_ROWS for table in self.tables) else 4
 
 

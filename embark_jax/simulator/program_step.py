@@ -198,9 +198,9 @@ def _stage(phase: Phase) -> str:
 def _stage_tasks(
     make: Tasks, storage: StorageKind, stage: str, parts: list[Phase], after: list[str]
 ) -> list[Task]:
-    """Of a stage, in which a buffer that travels is written before and read after; the
-    last of them has the stage's name. What a hierarchical exchange adds up between its
-    two ways counts with what is written before and read after."""
+    """The tasks of a stage, in which a buffer that travels is written before and read
+    after; the last of them has the stage's name. What a hierarchical exchange adds up
+    between its two ways counts with what is written before and read after."""
     name = f"{storage.name} {stage}"
     none = np.zeros(make.rates.fleet.devices)
     moved_bytes = sum((part.memory_bytes for part in parts), start=none)

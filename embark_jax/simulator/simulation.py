@@ -21,7 +21,7 @@ CHOICES: dict[str, list[tuple[Cluster, ...]]] = {
     "+ sharding": [("rb",)],
     "+ clusters": [("dp", "rb"), ("rb", "ub"), ("dp", "rb", "ub")],
 }
-"""Of clusters that tables are in, at EMBark's steps of improvement."""
+"""The clusters that tables may be in, at each of EMBark's improvements."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Simulation:
 
     @property
     def exposed_share(self) -> float:
-        """Of the step, in which on an average device only links work."""
+        """Share of the step in which, on an average device, only links work."""
         return float(self.timeline.exposed_ms().mean()) / self.timeline.step_ms
 
     @property
     def waiting_share(self) -> float:
-        """Of the step, in which an average device waits for slower ones."""
+        """Share of the step in which an average device waits for slower ones."""
         return float(self.timeline.idle_ms().mean()) / self.timeline.step_ms
 
     def record(self) -> dict[str, Any]:

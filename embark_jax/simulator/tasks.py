@@ -18,7 +18,7 @@ TENSOR_CORES: frozenset[Resource] = frozenset({"tensor cores"})
 NODE_LINK: frozenset[Resource] = frozenset({"node link"})
 NETWORK: frozenset[Resource] = frozenset({"network"})
 Amount = float | np.ndarray
-"""Of every device alike, or ``[devices]``."""
+"""An amount that is alike on every device, or ``[devices]``."""
 
 
 @dataclasses.dataclass(frozen=True)

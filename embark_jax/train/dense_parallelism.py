@@ -84,7 +84,8 @@ def optimizer_shardings(
 
 
 def sample_sharding(kind: DenseParallelism, mesh: Mesh) -> NamedSharding:
-    """Of what goes into the model: over the devices that have samples of their own."""
+    """The sharding of what goes into the model: over the devices that have samples of
+    their own."""
     return NamedSharding(mesh, PartitionSpec("node" if kind == "tensor" else MESH_AXES))
 
 

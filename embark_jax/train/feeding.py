@@ -15,7 +15,8 @@ P = TypeVar("P")
 MOST_AHEAD = 4
 """Batches on the host; more would only make a run end later when it is asked to."""
 MEMORY_SHARE = 1 / 32
-"""Of the host's memory, for them; several processes may share a host."""
+"""Share of the host's memory that batches may take; several processes may share a
+host."""
 PLACED_AHEAD = 1
 """Batches on the devices, which have no memory to spare."""
 

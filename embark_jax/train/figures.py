@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 Records = Sequence[Mapping[str, Any]]
-"""Of one run, as ``logs.read_metrics`` gives them."""
+"""The records of one run, as ``logs.read_metrics`` gives them."""
 
 CAPACITY = "capacity_used/"
 MOST_COLUMNS, MOST_SHOWN = 4, 90
-"""Of the legend, and characters of a name there: these fit into one column."""
+"""Columns of the legend, and characters of a name there: these fit into one column."""
 MARKERS = {"validation": "o", "test": "x"}
-"""Of the splits that are evaluated."""
+"""Markers of the splits that are evaluated."""
 
 
 def run_curves(runs: Mapping[str, Records]) -> Figure:
@@ -87,7 +87,7 @@ def _colors(number: int) -> list[Any]:
 
 
 def _handles(names: Sequence[str]) -> list[Line2D]:
-    """Of the legend; the ends of long names tell runs apart."""
+    """The legend's handles; the ends of long names tell runs apart."""
     shown = [
         name if len(name) <= MOST_SHOWN else f"…{name[1 - MOST_SHOWN :]}"
         for name in names

@@ -32,9 +32,9 @@ from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.report import StepReport, join_numbers
 
 MATMUL_PRECISION = "highest"
-"""Of float32 operands. Unless told, XLA lets newer GPUs round them to the 10 bits of
-TF32, and losses of meshes would differ by more than 1e-4. Models that want speed ask
-for bfloat16, or for another precision in a product of their own."""
+"""Precision of products of float32 operands. Unless told, XLA lets newer GPUs round
+them to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Models
+that want speed ask for bfloat16, or for another precision in a product of their own."""
 
 
 class TrainState(NamedTuple):
@@ -139,7 +139,7 @@ def _dense_shardings(
     optimizer: optax.GradientTransformation,
     dense: DenseParallelism,
 ) -> tuple[Any, Any]:
-    """Of the parameters, and of their optimizer's state."""
+    """The shardings of the parameters and of their optimizer's state."""
     mesh = collection.mesh
     updated = update_shardings(dense, params, mesh)
     state = jax.eval_shape(optimizer.init, params)

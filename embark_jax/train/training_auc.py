@@ -18,10 +18,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 MAX_ERROR = 1e-3
-"""Of an AUC that is told."""
+"""Largest error of an AUC that is reported."""
 _BITS = 20
-"""Of a logit that choose its bin: sign, exponent and 11 of the mantissa. A bin is as
-wide as 0.05 % of its logits."""
+"""Bits of a logit that choose its bin: sign, exponent and 11 of the mantissa. A bin is
+as wide as 0.05 % of its logits."""
 _BINS = 2**_BITS
 _AT_ONCE = 10
 """Batches that are counted together, as each call of a program costs the host time."""

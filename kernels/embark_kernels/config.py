@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class LookupConfig:
-    """Of ``sum_bags`` and ``pooled_lookup``.
+    """Block sizes of ``sum_bags`` and ``pooled_lookup``.
 
     Attributes:
       bags_per_block: consecutive bags that one block sums.
@@ -32,7 +32,7 @@ class LookupConfig:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
-    """Of ``update_rows``.
+    """Block sizes of ``update_rows``.
 
     Attributes:
       rows_per_block: rows that one block updates.

@@ -38,7 +38,7 @@ class LookupShape:
 
 
 def _shape(rows: int, width: int, devices: int, *bags: tuple[int, int]) -> LookupShape:
-    """Of ``(count, hotness)`` in the order of the model's tables."""
+    """A shape of ``(count, hotness)`` in the order of the model's tables."""
     hotness = tuple(length for count, length in bags for _ in range(count))
     return LookupShape(rows, width, GLOBAL_BATCH // devices, hotness)
 

@@ -38,13 +38,14 @@ def cache_file() -> Path:
 
 
 def lookup_key(width: int, dtype: Any, entries: int, bags: int) -> str:
-    """Of ``sum_bags`` and ``pooled_lookup``; mean bag lengths to a power of two."""
+    """The key of ``sum_bags`` and ``pooled_lookup``; mean bag lengths to a power of
+    two."""
     length = max(1, round(entries / max(1, bags)))
     return f"lookup {jax.numpy.dtype(dtype)} {width} {1 << (length - 1).bit_length()}"
 
 
 def update_key(width: int, dtype: Any, state_widths: dict[str, int]) -> str:
-    """Of ``update_rows``."""
+    """The key of ``update_rows``."""
     states = "+".join(str(each) for each in state_widths.values()) or "0"
     return f"update {jax.numpy.dtype(dtype)} {width} {states}"
 

@@ -13,7 +13,8 @@ from typing import BinaryIO, cast
 from embark_jax.data.batch import DataError
 
 CHUNK_BYTES = 64 * 2**20
-"""Of text. Memory follows it: some four times as much for each worker."""
+"""Bytes of text in a chunk. Memory follows it: some four times as much for each
+worker."""
 
 
 @dataclasses.dataclass(frozen=True)

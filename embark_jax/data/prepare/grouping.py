@@ -15,7 +15,8 @@ from embark_jax.data.prepare.history import History
 from embark_jax.data.prepare.parsing import SamplePart
 
 PART_SAMPLES = 2**18
-"""Of a part, about; a worker needs some hundred bytes for each and its sequences."""
+"""Samples of a part, about; a worker needs some hundred bytes for each and its
+sequences."""
 
 
 def with_histories(

@@ -64,8 +64,8 @@ HISTORY = History(
     {f"past_{column}": column for column in ("cate_id", "brand")},
     length=20,
 )
-"""Of the ads that the user was shown, clicked or not; as many as TBSM reads of a user's
-behaviour (https://arxiv.org/abs/2008.11922)."""
+"""The sequence of the ads that the user was shown, clicked or not; as many as TBSM
+reads of a user's behaviour (https://arxiv.org/abs/2008.11922)."""
 
 
 def taobao(raw: Path) -> Recipe:

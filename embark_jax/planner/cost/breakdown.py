@@ -33,7 +33,7 @@ def break_down(
     workload: Workload,
     model: ProgramModel,
 ) -> Breakdown:
-    """Of a step with ``placements``.
+    """Breaks down the time of a step with ``placements``.
 
     Args:
       placements, features, workload, model: as for ``predict``.

@@ -19,7 +19,7 @@ from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.wire import Wire, WireFormat, row_bytes
 
 FLAG_BYTES = 1
-"""Of a truth value in XLA."""
+"""Bytes of a truth value in XLA."""
 
 CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
 Reach = Literal["fleet", "node", "rail"]

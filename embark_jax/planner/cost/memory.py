@@ -28,9 +28,9 @@ from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.workload import Workload
 
 MEMORY_SHARE = 0.9
-"""Of a device's memory, that a step may take; the rest is for the CUDA context, NCCL,
-scratch of sorts and matrix products, and for gaps between arrays. JAX takes as much if
-XLA_PYTHON_CLIENT_MEM_FRACTION says so
+"""Share of a device's memory that a step may take; the rest is for the CUDA context,
+NCCL, scratch of sorts and matrix products, and for gaps between arrays. JAX takes as
+much if XLA_PYTHON_CLIENT_MEM_FRACTION says so
 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
 
 PLACE_VALUES = 4

@@ -22,13 +22,14 @@ class Rates:
     fleet: Fleet
 
     def memory_ms(self, moved_bytes, kernels: int = 0):
-        """Of kernels that read and write so many bytes of device memory in all."""
+        """The time of kernels that read and write so many bytes of device memory in
+        all."""
         efficiency = self.fleet.efficiency
         rate = self.fleet.device.memory_bytes_per_s * efficiency.memory
         return 1e3 * moved_bytes / rate + kernels * efficiency.kernel_us / 1e3
 
     def links_ms(self, sent: LinkBytes, latency_us: float = 0.0):
-        """Of a collective; both kinds of links work at once."""
+        """The time of a collective; both kinds of links work at once."""
         device = self.fleet.device
         seconds = np.maximum(
             sent.node_link / device.node_link_bytes_per_s,

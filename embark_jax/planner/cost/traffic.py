@@ -94,12 +94,14 @@ def all_gather_bytes(
 
 
 def id_buffer_bytes(values_per_id: int, devices: int) -> float:
-    """Of an exchange of so many 32-bit values for each id, a place of capacity."""
+    """Bytes of the buffer of an exchange of so many 32-bit values for each id, a place
+    of capacity."""
     return VALUE_BYTES * values_per_id * devices
 
 
 def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
-    """Of the exchange of ids in RB, a place of capacity: slot, bag and weight."""
+    """Bytes of the buffer of the exchange of ids in RB, a place of capacity: slot, bag
+    and weight."""
     return float(pooled_id_bytes(weighted) * devices)
 
 
@@ -111,14 +113,15 @@ def block_buffer_bytes(batch: int, devices: int) -> float:
 def sum_buffer_bytes(
     width: int, batch: int, devices: int, wire: WireFormat = "float32"
 ) -> float:
-    """Of the exchange of partial sums in RB: one of every sample of every device.
-    Their gradients come back in as large a buffer."""
+    """Bytes of the buffer of the exchange of partial sums in RB: one of every sample of
+    every device. Their gradients come back in as large a buffer."""
     return row_bytes(width, wire) * batch * devices
 
 
 def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
-    """Of the exchange of unique rows in UB, a place of capacity; gradients alike. A
-    ragged exchange has these buffers too, but sends what is filled of them alone."""
+    """Bytes of the buffer of the exchange of unique rows in UB, a place of capacity;
+    gradients alike. A ragged exchange has these buffers too, but sends what is filled
+    of them alone."""
     return row_bytes(width, wire) * devices
 
 
@@ -153,6 +156,6 @@ def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
 
 
 def replicated_gradient_bytes(rows: Numbers, width: Numbers) -> Numbers:
-    """Of the buffer in which DP sums row gradients over all devices, with a flag a row
-    that says whether it was touched."""
+    """Bytes of the buffer in which DP sums row gradients over all devices, with a flag
+    a row that says whether it was touched."""
     return VALUE_BYTES * rows * (width + 1)

@@ -60,7 +60,8 @@ def storage_kind(
     exchange: Exchange,
     tier: Tier = "device",
 ) -> StorageKind:
-    """Of a table of ``dim`` columns; ``weighted`` if some of its ids have weights."""
+    """The kind of storage of a table of ``dim`` columns; ``weighted`` if some of its
+    ids have weights."""
     return StorageKind(
         cluster,
         dim // column_shards,
@@ -331,5 +332,5 @@ def lay_out(
 
 
 def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:
-    """Of all tables, those of one table after those of the other."""
+    """The row ranges of all tables, those of one table after those of the other."""
     return [rows for placement in placements for rows in placement.row_ranges]

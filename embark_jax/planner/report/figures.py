@@ -11,7 +11,7 @@ from embark_jax.planner.report import summary
 from embark_jax.planner.request.statistics import Statistics
 
 MOST_CURVES = 10
-"""Of the tables with the most accesses; more cannot be told apart."""
+"""Tables that are drawn, those with the most accesses; more cannot be told apart."""
 MOST_BARS = 30
 
 

@@ -14,7 +14,7 @@ from embark_jax.planner.layout.storage import Placement, row_ranges
 
 BYTES_PER_PARAMETER = 4
 MOST_RUNS = 6
-"""Of neighbouring devices, that a list of owners names."""
+"""Runs of neighbouring devices that a list of owners names at most."""
 MOST_NAMED = 3
 """Phases and tables that an overview names."""
 POOR_GAP = 0.1
@@ -111,7 +111,7 @@ def verdict(plan: Plan) -> tuple[str, str]:
 
 
 def decisions(plan: Plan, each: bool = False) -> list[Decision]:
-    """Of all tables, those that take most time first.
+    """Where each table lives, those that take most time first.
 
     Args:
       plan: the plan.

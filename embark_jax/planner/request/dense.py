@@ -10,7 +10,7 @@ from typing import Literal
 from embark_jax.fleet import Fleet
 
 VALUE_BYTES = 4
-"""Of a float32."""
+"""Bytes of a float32."""
 
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """How dense layers lie on the devices:
@@ -67,7 +67,7 @@ class DenseNetwork:
 
     @property
     def activation_bytes(self) -> int:
-        """Of a sample, float32."""
+        """Bytes that a sample's activations take, in float32."""
         return activation_bytes(
             VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
         )
@@ -126,7 +126,7 @@ class DenseLoad:
 
 
 NO_DENSE = DenseLoad(0, 0, 0.0)
-"""Of a model of which only the tables are known."""
+"""The load of a model of which only the tables are known."""
 
 
 def dlrm_dcnv2(

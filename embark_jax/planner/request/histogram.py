@@ -22,7 +22,7 @@ MOST_HOTTEST = 1024
 """Rows that are kept with their ids. The rest spread over row shards by chance: with
 exponent 1.1, to 3 % of a share on 128 shards."""
 MOST_SEEN = 0.9
-"""Of a table's rows, up to which their number tells of the skew."""
+"""Share of a table's rows up to which the number seen tells of the skew."""
 MOST_IN_ORDER = 0.75
 """Share of the most frequent rows that must have low numbers for rows to count as
 numbered by frequency."""
@@ -110,7 +110,8 @@ class Histogram:
     def within(
         self, rows: int, begin: int, end: int, by_rank: bool = False
     ) -> Histogram:
-        """Of the ids that fall on rows ``[begin, end)``, counted from ``begin``.
+        """The histogram of the ids that fall on rows ``[begin, end)``, counted from
+        ``begin``.
 
         Where rows are numbered by frequency, the curve of frequencies is cut; else the
         most frequent rows count where they are, the others evenly. Where rows were seen
@@ -136,7 +137,7 @@ class Histogram:
         return float(share) / max(self.accesses, 1)
 
     def zipf_exponent(self, rows: int) -> float:
-        """Of the power law that fits best, of a table of ``rows``.
+        """The exponent of the power law that fits a table of ``rows``.
 
         Of that which shows as many different rows in as many draws; where nearly all
         rows were seen, the likeliest one, in which chance makes uniform draws look like
@@ -170,7 +171,7 @@ class Histogram:
 def _cut(
     bins: tuple[tuple[int, int], ...], begin: int, end: int
 ) -> tuple[tuple[int, int], ...]:
-    """Of the rows of bins, in their order, those from ``begin`` to ``end``."""
+    """Cuts the rows from ``begin`` to ``end`` out of bins, in their order."""
     found, first = [], 0
     for rows, accesses in bins:
         kept = min(end, first + rows) - max(begin, first)
@@ -194,8 +195,8 @@ def _thin(
 
 
 def _likeliest_exponent(bins: np.ndarray) -> float:
-    """Of a power law over the rows of these bins, ``[bins, 2]``: that of equal mean
-    logarithm of ranks."""
+    """The exponent of a power law over the rows of these bins, ``[bins, 2]``: that of
+    equal mean logarithm of ranks."""
     rows, accesses = bins.T
     last = np.cumsum(rows).astype(np.int64)
     log_ranks = np.cumsum(np.log(np.arange(1, last[-1] + 1)))

@@ -65,7 +65,7 @@ class Statistics:
     tables: Mapping[str, TableAccess] = dataclasses.field(default_factory=dict)
 
     def skew(self, table: TableSpec) -> Histogram | None:
-        """Of a table; None if it is not in the sample."""
+        """The histogram of a table's accesses; None if it is not in the sample."""
         found = self.tables.get(table.name)
         return found.histogram if found and found.histogram.accesses else None
 

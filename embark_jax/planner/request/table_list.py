@@ -148,7 +148,7 @@ class TableList(Config):
 
 
 def dense_optimizer_of(optimizer: str) -> str:
-    """Of the dense layers, where that of the rows is given."""
+    """The dense layers' optimizer that goes with that of the rows."""
     return optimizer.removeprefix("rowwise_")
 
 

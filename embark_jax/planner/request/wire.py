@@ -52,7 +52,7 @@ FLOAT32 = Wire()
 
 
 SLOT_BYTES = 4
-"""Of a slot, of a weight, and of where a block of bags ends."""
+"""Bytes of a slot, of a weight, and of where a block of bags ends."""
 BLOCK_BAGS = 256
 """In RB an id says with a single byte which bag of its block it is for."""
 
@@ -63,10 +63,10 @@ def piece_blocks(batch: int) -> int:
 
 
 def pooled_id_bytes(weighted: bool) -> int:
-    """Of one id in RB: its slot, its bag, and its weight if it has one."""
+    """Bytes of one id in RB: its slot, its bag, and its weight if it has one."""
     return 1 + SLOT_BYTES + SLOT_BYTES * weighted
 
 
 def row_bytes(width: int, wire: WireFormat) -> int:
-    """Of one row of ``width`` values."""
+    """Bytes of one row of ``width`` values."""
     return VALUE_BYTES[wire] * width + SCALE_BYTES[wire]

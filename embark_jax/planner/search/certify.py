@@ -22,7 +22,8 @@ from embark_jax.planner.search.whole_program import WholeProgram
 CLOSE = 1e-3
 """Gap at which there is nothing left to prove."""
 LEAST_S, SHARE = 2.0, 3
-"""Of one run of the solver: so long, or the time that is left divided by this."""
+"""Seconds of one run of the solver at least, and what the time that is left is divided
+by."""
 
 
 def certify(instance: Instance, found: Found, seconds: float) -> Found:

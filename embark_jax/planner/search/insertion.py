@@ -39,7 +39,8 @@ from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 
 LEAST_LOAD = 1e-9
-"""Of any kind: what is left below it when tables are taken out is rounding."""
+"""Smallest load of any kind: what is left below it when tables are taken out is
+rounding."""
 
 
 class Shortlist:
@@ -87,7 +88,8 @@ class Shortlist:
         self.largest = self.loads.max(axis=2)
 
     def only(self, kept: np.ndarray) -> Shortlist:
-        """Of these candidates alone, by their numbers in the shortlist."""
+        """The shortlist of these candidates alone, by their numbers in the
+        shortlist."""
         other = copy.copy(self)
         other.chosen, other.storage = self.chosen[kept], self.storage[kept]
         other.positions = [self.positions[i] for i in kept]
@@ -117,7 +119,7 @@ class Insertion:
         self._prices, self._node_prices = prices[kinds], prices[LEVEL_NODE]
 
     def smooth_cost(self) -> float:
-        """Of the tables that are in."""
+        """The smooth cost of the tables that are in."""
         loads, objective = self.assignment.loads, self.assignment.instance.objective
         used = np.flatnonzero(loads.tables)
         means = _norm(self._kinds(loads.own[:, used])[:-1], self.power)
@@ -166,7 +168,7 @@ class Insertion:
         costs: np.ndarray,
         devices: np.ndarray,
     ) -> None:
-        """Of candidates that are added up inside nodes: adds the cost of sums of nodes
+        """For candidates that are added up inside nodes: adds the cost of sums of nodes
         to ``costs``, and orders ``devices`` node by node."""
         staged, power = shortlist.staged, self.power
         s = shortlist.storage[staged]

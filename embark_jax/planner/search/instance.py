@@ -29,7 +29,7 @@ MIN_WIDTH = 8
 (https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
 
 HOT_SHARES = (0.5, 0.9)
-"""Of a table's ids that hot rows take, of the candidates."""
+"""Shares of a table's ids that candidates' hot rows take."""
 FEWER_ROWS = 8.0
 """Times the share of rows that hot rows are of a table is below their share of ids."""
 

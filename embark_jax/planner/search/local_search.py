@@ -19,19 +19,19 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Solution
 
 POWERS = (4, 8, 16, 32, 64, 128, 256)
-"""Of smooth costs, one after the other; the last is within 128 ** (1 / 256) = 2 % of
-the maximum on 128 devices."""
+"""Powers of the smooth costs, one after the other; the last is within 128 ** (1 / 256)
+= 2 % of the maximum on 128 devices."""
 FIRST_POWER = 8
-"""Of the smooth cost by which tables are inserted at first."""
+"""Power of the smooth cost by which tables are inserted at first."""
 CLOSING_POWERS = (64,)
 """The same after all tables of a storage have moved."""
 PASSES = 2
 """Over all tables, with each power."""
 FAILURES = 2
-"""Of alike tables in a pass, after which the others are not tried."""
+"""Failures of alike tables in a pass, after which the others are not tried."""
 MOST_CANDIDATES, FEW_CANDIDATES = 32, 8
-"""Of a table that are tried: those that the relaxation likes best; fewer in a model of
-more unlike tables than ``MANY``."""
+"""Candidates of a table that are tried: those that the relaxation likes best; fewer in
+a model of more unlike tables than ``MANY``."""
 MANY = 64
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""

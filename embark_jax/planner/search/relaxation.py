@@ -37,7 +37,7 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.spread import levels_of, undominated
 
 MOST_ROUNDS = 30
-"""Of adding rows; the bound holds after any of them."""
+"""Most rounds of adding rows; the bound holds after any of them."""
 BROKEN = 1e-4
 """Share of the bound by which a row must be broken to be added."""
 SAFETY = 1e-9

@@ -22,13 +22,14 @@ from embark_jax.planner.search.swaps import swap_shards
 from embark_jax.planner.search.whole_program import WholeProgram
 
 CROWDING = (0.0, 0.5, 1.0, 0.25)
-"""Of the relaxations whose roundings are improved (``Relaxation.solve``)."""
+"""Crowding of the relaxations whose roundings are improved (``Relaxation.solve``)."""
 GROUPS = 240
-"""Of all roundings together: of models with more unlike tables fewer are improved."""
+"""Groups of alike tables in all roundings together: of models with more of them, fewer
+roundings are improved."""
 ALIKE = 0.5
 """Groups for each table, up to which whole numbers of tables are solved for."""
 NODES = 20
-"""Of that solver's tree: a count, not a time, so that plans repeat."""
+"""Nodes of that solver's tree: a count, not a time, so that plans repeat."""
 PROMISING = 1.02
 """Times the best step, up to which an exchange with this bound is searched."""
 MEMORY_PRICE, DEARER = 0.1, 2.0

@@ -26,7 +26,7 @@ from embark_jax.planner.search.assignment import Assignment
 EVENNESS = 1e-3
 """Weight of a load that raises no level, against one that does."""
 MOST_PAIRS = 200_000
-"""Of shards of a storage that are looked at: a count, not a time, so that plans
+"""Most pairs of shards of a storage that are tried: a count, not a time, so that plans
 repeat."""
 
 

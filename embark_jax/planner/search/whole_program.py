@@ -36,7 +36,7 @@ from embark_jax.planner.search.relaxation import Relaxation, Solution
 LARGE = 0.1
 """Share of a level from which on a shard is large."""
 MOST_SIZES = 24
-"""Of large shards of a level."""
+"""Most sizes of large shards of a level."""
 ALIKE = 0.02
 """Sizes that differ by less share a row."""
 SAFETY = 1e-6

@@ -51,7 +51,7 @@ from embark_jax.train.step import TrainState
 
 PLAN_NAME = "plan.json"
 READING_BYTES = 256 << 20
-"""Of memory that reading takes at most: more makes it no faster."""
+"""Bytes of memory that reading takes at most: more makes it no faster."""
 
 
 class Checkpointer:
@@ -317,7 +317,7 @@ def _reason(error: Exception) -> str:
 
 
 def _memory_share() -> int:
-    """Of half of what is free, for each process of this host."""
+    """Each process's share of half of the host's free memory."""
     hosts = tell_all(platform.node())
     return free_memory_bytes() // 2 // hosts.count(platform.node())
 

@@ -20,7 +20,7 @@ from embark_jax.train.checkpoint.errors import CheckpointError
 CHECKED_BYTES = 128 << 10
 """Behind one checksum: little enough to read a few rows, enough to cost nothing."""
 PIECE_BYTES = 8 << 20
-"""Of one read or write: disks reach their speed with it."""
+"""Bytes of one read or write: disks reach their speed with it."""
 PAGE_BYTES = mmap.PAGESIZE
 """Direct input and output wants addresses, offsets and lengths to be multiples."""
 SUFFIX = ".xxh3"
@@ -193,7 +193,7 @@ def read_file(path: Path) -> bytes:
 
 
 def checksums(data: np.ndarray) -> np.ndarray:
-    """Of each ``CHECKED_BYTES`` of uint8 data."""
+    """The checksum of each ``CHECKED_BYTES`` of uint8 data."""
     parts = range(0, len(data), CHECKED_BYTES)
     sums = [xxhash.xxh3_64_intdigest(data[i : i + CHECKED_BYTES].data) for i in parts]
     return np.array(sums, "<u8")

@@ -24,7 +24,7 @@ FAILED = "failed-"
 ORBAX_NAME = "_CHECKPOINT_METADATA"
 """In checkpoints of version 0, which Orbax wrote."""
 ORBAX_SUFFIX = ".orbax"
-"""Of those that are being converted."""
+"""Suffix of checkpoints that are being converted."""
 PATIENCE_S = 3600.0
 """How much slower than another's the disk of a process may be."""
 GLANCE_S = 0.05

@@ -53,7 +53,7 @@ def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainStat
 
 
 def array_name(path: Sequence[Any]) -> str:
-    """Of an array by its path in the state."""
+    """The name of an array, by its path in the state."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
     return name.removesuffix(".value")  # of nnx.Variable
 

@@ -179,7 +179,7 @@ def _put_all(
 
 
 def _storage_of(name: str) -> str:
-    """Of an array of the state, such as "embedding_state.rb_64.sum"."""
+    """The storage of an array of the state, such as "embedding_state.rb_64.sum"."""
     return name.split(".")[1]
 
 

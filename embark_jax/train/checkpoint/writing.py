@@ -37,7 +37,8 @@ GIGABYTE = 1e9
 
 
 def free_memory_bytes() -> int:
-    """Of this machine, what programs can have without anything being swapped out."""
+    """Memory of this machine that programs can have without anything being swapped
+    out."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         fields = dict(line.split(":") for line in lines)
@@ -99,7 +100,7 @@ class StateWriter:
 
     @property
     def names(self) -> list[str]:
-        """Of the files that this process writes."""
+        """Names of the files that this process writes."""
         return list(self._files)
 
     def finish(self, say: Callable[[str], None]) -> None:
