@@ -33,7 +33,8 @@ class TableSpec:
       tier: where all rows have room. "host" is the memory and "disk" a scratch file of
         the processes that own them; the table is then *cached*: device memory holds as
         many rows as it has slots, those that are asked for among them.
-      slots: of a cached table, on all devices together.
+      slots: of a cached table, on all devices together; ``None`` leaves them to the
+        planner.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -76,6 +77,8 @@ class TableSpec:
                     f"table {self.name!r}: slots is {self.slots!r}, but tier is "
                     "'device', where every row has its slot; set tier to host or disk"
                 )
+            return
+        if self.slots is None:
             return
         slots = whole(f"table {self.name!r}: slots", self.slots)
         if slots > self.rows:

@@ -64,7 +64,7 @@ def measure_step(
         raise ConfigError(
             f"embedding.tables.{cached[0]}.tier: what a step waits for rows of cached "
             "tables depends on the batches before it; train, and read samples_per_s "
-            "and cache_wait_s in metrics.jsonl"
+            "and cache_late in metrics.jsonl"
         )
     say("compiling the step")
     trainer = setup.trainer()

@@ -107,8 +107,9 @@ class TableConfig(Config):
     tier: Literal["device", "host", "disk"] = "device"
     """Where all rows have room: of a table on ``host`` or ``disk``, device memory holds
     as many as there are ``slots``."""
-    slots: PositiveInt | None = None
-    """Rows of a table on ``host`` or ``disk`` that all devices together hold."""
+    slots: PositiveInt | Literal["auto"] = "auto"
+    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
+    is as many as the planner finds memory for."""
     cluster: Literal["dp", "rb", "ub"] | None = None
     """Forces the cluster; None leaves it to the planner, as do the next five."""
     row_shards: PositiveInt | None = None
@@ -302,7 +303,7 @@ class ExperimentConfig(Config):
         for table in data["embedding"]["tables"].values():
             if "rows" in table:
                 table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
-            if "slots" in table:
+            if table.get("slots", "auto") != "auto":
                 table["slots"] = max(min(10, table["slots"]), share(table["slots"]))
         for key in ("train_samples", "test_samples"):
             data["data"][key] = share(data["data"][key])

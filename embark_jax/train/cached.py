@@ -13,7 +13,6 @@ it: its rows are read while that step runs.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +37,7 @@ from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.key_index import EMPTY
 from embark_jax.stores import RowStore, StoreError
 from embark_jax.train.checkpoint.stored import StoredArray
+from embark_jax.train.checkpoint.writing import free_memory_bytes
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.gradients import route
 from embark_jax.train.step import TrainState
@@ -109,7 +109,7 @@ class CachedRows:
         }
         self._asked = dict.fromkeys(self._storages, 0)
         self._missed = dict.fromkeys(self._storages, 0)
-        self._waited_s = 0.0
+        self._late: list[bool] = []
         self.use(collection)
         self._fill(key)
         self._indexes = init_indexes(collection)
@@ -132,6 +132,7 @@ class CachedRows:
         batch: DeviceBatch,
         following: DeviceBatch | None,
         micro_batches: int = 1,
+        training: bool = True,
     ) -> tuple[TrainState, Routes]:
         """Brings the rows of a batch into slots, and says which.
 
@@ -140,6 +141,7 @@ class CachedRows:
           batch: whose step comes next.
           following: the one after it, if its rows are to be read meanwhile.
           micro_batches: that both are cut into.
+          training: whether ``figures`` are to count it.
 
         Raises:
           TooFewSlotsError: if the slots cannot hold the rows; the state is as it was.
@@ -150,6 +152,8 @@ class CachedRows:
             self._read(self._ahead)
         self._check(self._ahead)
         asked, self._ahead = self._ahead, None
+        if training:
+            self._count(asked, state)
         return self._come(state, asked, following, micro_batches)
 
     def settle(self, state: TrainState) -> TrainState:
@@ -180,17 +184,19 @@ class CachedRows:
         return self._with_arrays(state, self._stored_array)
 
     def figures(self) -> dict[str, float]:
-        """Since the last call: by storage the share of the rows asked for that had a
-        slot already, and the seconds that steps waited for stores."""
+        """Of training since the last call: by storage the share of the rows asked for
+        that had a slot already; and the share of steps whose rows were late: devices
+        were done with the step before, and waited."""
         found = {
             f"cache_hits/{name}": 1 - self._missed[name] / asked
             for name, asked in self._asked.items()
             if asked
         }
-        found["cache_wait_s"] = self._waited_s
+        if self._late:
+            found["cache_late"] = sum(self._late) / len(self._late)
         self._asked = dict.fromkeys(self._storages, 0)
         self._missed = dict.fromkeys(self._storages, 0)
-        self._waited_s = 0.0
+        self._late = []
         return found
 
     def restore(self, state: TrainState, into: TrainState) -> TrainState:
@@ -236,6 +242,17 @@ class CachedRows:
 
     def _fill(self, key: jax.Array) -> None:
         """Puts the initial rows into the stores."""
+        host_bytes = sum(
+            store.data.nbytes
+            for name, stores in self._stores.items()
+            for store in stores.values()
+            if self._storages[name].kind.tier == "host"
+        )
+        if host_bytes > (free := free_memory_bytes()):
+            raise StoreError(
+                f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
+                f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
+            )
         for name, storage in self._storages.items():
             count = min(ROWS_AT_ONCE, storage.rows_per_device)
             hot_keys = self._collection.hot_keys
@@ -314,10 +331,7 @@ class CachedRows:
         following: DeviceBatch | None,
         micro_batches: int,
     ) -> tuple[TrainState, Routes]:
-        begin = time.monotonic()
         rows = asked.rows.result()
-        self._waited_s += time.monotonic() - begin
-        self._count(asked.demands)
         if any(np.asarray(each.most)[2] for each in asked.demands.values()):
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
@@ -341,11 +355,14 @@ class CachedRows:
                 left = np.flatnonzero(keys != EMPTY)
                 store.write(keys[left], np.asarray(_on(device, rows))[left])
 
-    def _count(self, demands: dict[str, Demand]) -> None:
-        for name, demand in demands.items():
-            asked, missed = np.asarray(demand.rows).tolist()
-            self._asked[name] += asked
-            self._missed[name] += missed
+    def _count(self, asked: _Asked, state: TrainState) -> None:
+        """Once the rows are there; of the state before their step."""
+        asked.rows.result()
+        self._late.append(state.step.is_ready())
+        for name, demand in asked.demands.items():
+            rows, missing = np.asarray(demand.rows).tolist()
+            self._asked[name] += rows
+            self._missed[name] += missing
 
     def _wait_for_writes(self) -> None:
         if self._written is not None:

@@ -109,7 +109,7 @@ class Programs:
         """Scores a batch. Of the state, rows of cached tables may be in other slots."""
         routes = ()
         if self._cached is not None:
-            state, *routes = self._cached.bring(state, batch, None)
+            state, *routes = self._cached.bring(state, batch, None, training=False)
         dense = state.params, state.model_state
         return state, self._predict(*dense, state.storages, batch, *routes)
 

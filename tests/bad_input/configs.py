@@ -182,6 +182,16 @@ OVERRIDES = [
         "table 'user': devices [5] must lie in 0..0",
     ),
     _change(
+        "slots of a table that has one for each row",
+        "embedding.tables.user.slots=5",
+        "table 'user': slots is 5, but tier is 'device'",
+    ),
+    _change(
+        "more slots than rows",
+        "embedding.tables.user={tier: disk, slots: 9000}",
+        "table 'user': slots is 9000, must be at most its",
+    ),
+    _change(
         "a feature of an unknown table",
         "embedding.features.user.table=town",
         "'user' reads table 'town', which is not among the tables",

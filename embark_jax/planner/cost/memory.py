@@ -36,6 +36,9 @@ much if XLA_PYTHON_CLIENT_MEM_FRACTION says so
 PLACE_VALUES = 4
 """int32 values that a route holds for each place of an exchange: the bag, the group of
 places for the same row, and of that the slot and how to reach it."""
+INDEX_BYTES = 28
+"""That the key index of a cached storage has for each slot: two ways of its directory,
+a key and a slot each; the slot's key, when it was last asked for, and how often."""
 ENTRY_VALUES = 2
 """The same for each id that a device pools itself: the slot or place that it reads, and
 its group."""
@@ -75,9 +78,13 @@ class Memory:
         return workload.micro_batches * (2 if workload.overlap else 1)
 
     def row_bytes(self, width: Any) -> Any:
-        """A slot: parameters and optimizer state."""
+        """Parameters and optimizer state of a row."""
         per_parameter, per_row = self.workload.state_values
         return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
+
+    def slot_bytes(self, storage: StorageKind) -> float:
+        """A slot, and in a cached storage its part of the key index."""
+        return self.row_bytes(storage.width) + INDEX_BYTES * (storage.tier != "device")
 
     def id_bytes(self, storage: StorageKind) -> float:
         """The route of a place of capacity for each device."""

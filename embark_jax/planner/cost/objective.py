@@ -140,7 +140,7 @@ class Objective:
         self.prices[LEVEL_NODE] = [price.node_sum_ms for price in prices]
         self.held_bytes[LEVEL_IDS] = [memory.id_bytes(each) for each in storages]
         self.held_bytes[LEVEL_ROWS] = [
-            0.0 if each.cluster == "dp" else memory.row_bytes(each.width)
+            0.0 if each.cluster == "dp" else memory.slot_bytes(each)
             for each in storages
         ]
         self.update_bytes[LEVEL_SUMS] = [memory.sum_bytes(each) for each in storages]

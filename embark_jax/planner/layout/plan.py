@@ -60,6 +60,11 @@ class Plan:
             whole(key, getattr(self, key))
         check_model(self.tables, self.features)
         problems = [p for each in self.placements for p in each.problems(self.devices)]
+        problems += [
+            f"table {table.name!r}: slots is None, must be a number; plan() chooses one"
+            for table in self.tables
+            if table.cached and table.slots is None
+        ]
         if self.batch_size % self.devices:
             problems.append(
                 f"batch size {self.batch_size} must be a multiple of the "
@@ -108,6 +113,8 @@ class Plan:
             planned = {spec.name: spec for spec in mine}
             wanted = {spec.name: spec for spec in theirs}
             for name in sorted(planned.keys() | wanted.keys()):
+                if name in planned and getattr(wanted.get(name), "slots", 0) is None:
+                    planned[name] = dataclasses.replace(planned[name], slots=None)
                 if planned.get(name) != wanted.get(name):
                     differences.append(
                         f"{kind} {name!r}: plan has {planned.get(name)}, "

@@ -27,6 +27,7 @@ from embark_jax.planner.search.instance import (
     make_instance,
 )
 from embark_jax.planner.search.reasons import reasons
+from embark_jax.planner.search.slots import choose_slots
 from embark_jax.planner.search.solve import Found, solve
 from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
 
@@ -95,6 +96,14 @@ def plan_for(
     check_model(tables, features)
     forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
     _check_request(tables, forced, fleet, batch)
+    tables = choose_slots(
+        tables,
+        features,
+        workload,
+        lambda some: plan_for(
+            workload, some, features, forced=forced, cost_model=cost_model
+        ),
+    )
     if problems := workload.statistics.problems(tables, features):
         raise ValueError("; ".join(problems))
     models: dict[str, CostModel] = {

@@ -196,7 +196,6 @@ def shortage(instance: Instance, relaxations: Sequence[Relaxation]) -> str:
     largest = max(whole, key=lambda table: table.rows * table.dim)
     line = f"embedding.tables.{largest.name}"
     return (
-        f"{said}; or device memory for a tenth of the rows of the largest table, the "
-        f"others in host memory: {line}.tier: host (or disk) and "
-        f"{line}.slots: {-(-largest.rows // 10)}"
+        f"{said}; or, for the largest table, device memory for some rows and host "
+        f"memory or a disk for all: add {line}.tier: host (or disk)"
     )

@@ -32,6 +32,7 @@ from embark_jax.train.checkpoint.errors import (
 from embark_jax.train.checkpoint.files import write_file
 from embark_jax.train.checkpoint.folder import CheckpointFolder
 from embark_jax.train.checkpoint.layout import (
+    check_whole,
     lay_out,
     named_arrays,
     with_arrays,
@@ -126,7 +127,8 @@ class Checkpointer:
         A write that is killed or fails leaves the older checkpoints as they are.
 
         Args:
-          state: to be saved; may be donated as soon as this returns.
+          state: to be saved, a trainer's ``whole_state``; may be donated as soon as
+            this returns.
           step: that it is at.
           embeddings: the collection that the state belongs to.
           bad_ids: for each feature those mended so far, so that a run that resumes
@@ -136,6 +138,7 @@ class Checkpointer:
           CheckpointError: if this checkpoint, or the one before it, could not be
             written.
         """
+        check_whole(state, embeddings)
         self._finish()
         begin = time.monotonic()
         named = named_arrays(state, tables=True) | named_arrays(state, tables=False)
@@ -195,7 +198,7 @@ class Checkpointer:
         """Reads a checkpoint into a state of this model, whatever plan wrote it.
 
         Args:
-          state: gives structure and shardings; consumed.
+          state: a trainer's ``whole_state``, for structure and shardings; consumed.
           embeddings: the collection that the state belongs to.
           step: of the checkpoint; None takes the newest that is not damaged.
 
@@ -205,6 +208,7 @@ class Checkpointer:
         Raises:
           CheckpointError: if there is none, it is damaged, or of another model.
         """
+        check_whole(state, embeddings)
         steps = chosen_steps(self._folder.path, self.steps, step)
         # The other processes may not see yet what process 0 sees.
         steps = [int(each) for each in tell_all(" ".join(map(str, steps)))[0].split()]

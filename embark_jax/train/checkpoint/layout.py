@@ -14,8 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.train.checkpoint.files import CHECKED_BYTES, PAGE_BYTES
 from embark_jax.train.checkpoint.manifest import Block, SavedArray
+from embark_jax.train.checkpoint.stored import StoredArray
 from embark_jax.train.step import TrainState
 
 SHARED_BYTES = 1 << 20
@@ -40,6 +42,16 @@ def named_arrays(state: TrainState, tables: bool) -> dict[str, Any]:
         if name not in NOT_SAVED and (name in TABLE_FIELDS) == tables
     }
     return {array_name(path): leaf for path, leaf in jax.tree.leaves_with_path(wanted)}
+
+
+def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
+    """Raises ``ValueError`` if a state has some rows of cached tables, not all."""
+    for name in embeddings.cached:
+        if not isinstance(state.storages[name], StoredArray):
+            raise ValueError(
+                f"the state has slots of {name}, which hold some rows of its tables "
+                "alone; give Trainer.whole_state()"
+            )
 
 
 def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainState:

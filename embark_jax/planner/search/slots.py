@@ -1,0 +1,91 @@
+"""How many slots cached tables get that were not told.
+
+Slots are device memory: all that a plan with the fewest possible leaves is shared out.
+A slot is worth the ids that ask for the row it holds, and tables hold their hottest
+rows, nearly so where those leave that were asked for longest ago.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.layout.plan import Plan
+from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.tables import FeatureSpec, TableSpec
+
+LEAST_BATCHES = 2.0
+"""Times the rows that a batch is expected to ask for, that slots hold at least."""
+SHARE = 0.9
+"""Of the memory that is left over, that slots take: devices are not even."""
+STRETCHES = 64
+"""Into which the rows of a table are cut, from hot to cold, to be given slots."""
+
+
+def choose_slots(
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    plan_with: Callable[[Sequence[TableSpec]], Plan],
+) -> tuple[TableSpec, ...]:
+    """The tables, each cached one with its slots.
+
+    Args:
+      tables, features: the model.
+      workload: what is planned for.
+      plan_with: plans the tables that are given.
+    """
+    uses = table_uses(tables, features, workload)
+    free = [i for i, table in enumerate(tables) if table.cached and not table.slots]
+    slots = {i: _fewest(uses[i], workload.batch_size) for i in free}
+    if not free:
+        return tuple(tables)
+    least = plan_with(_with_slots(tables, slots))
+    assert least.prediction is not None
+    memory = Memory(workload)
+    spare_bytes = memory.limit_bytes - max(least.prediction.device_bytes)
+    spare_bytes *= SHARE * workload.devices
+    stretches = sorted(
+        stretch for i in free for stretch in _stretches(i, uses[i], slots[i], memory)
+    )
+    for _, i, rows, row_bytes in stretches:
+        more = min(rows, int(spare_bytes / row_bytes))
+        slots[i] += more
+        spare_bytes -= more * row_bytes
+    return _with_slots(tables, slots)
+
+
+def _fewest(use: TableUse, batch: int) -> int:
+    ids = batch * use.hotness * use.filled
+    unique = use.skew.expected_unique(use.rows, ids)
+    return min(use.rows, max(1, math.ceil(LEAST_BATCHES * unique)))
+
+
+def _stretches(
+    table: int, use: TableUse, first: int, memory: Memory
+) -> list[tuple[float, int, int, float]]:
+    """Minus the ids a sample for each byte, the table, rows, and bytes of a row."""
+    row_bytes = memory.slot_bytes(StorageKind("ub", use.dim, tier=use.tier))
+    edges = np.unique(np.geomspace(first, use.rows, STRETCHES + 1).astype(np.int64))
+    ids = use.hotness * use.filled
+    shares = [use.skew.share(use.rows, 0, int(edge), True) for edge in edges]
+    rows = np.diff(edges)
+    worth = ids * np.diff(shares) / (rows * row_bytes)
+    return [
+        (-float(each), table, int(count), float(row_bytes))
+        for each, count in zip(np.minimum.accumulate(worth), rows, strict=True)
+    ]
+
+
+def _with_slots(
+    tables: Sequence[TableSpec], slots: dict[int, int]
+) -> tuple[TableSpec, ...]:
+    return tuple(
+        dataclasses.replace(table, slots=slots[i]) if i in slots else table
+        for i, table in enumerate(tables)
+    )

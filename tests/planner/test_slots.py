@@ -1,0 +1,97 @@
+"""Slots of cached tables: what the planner says of them, and what it chooses."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from embark_jax import fleet
+from embark_jax.embedding.key_index import empty_index
+from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
+from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
+from embark_jax.tables import FeatureSpec, TableSpec
+
+DEVICE = fleet.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9)
+TOY = fleet.Fleet(DEVICE, nodes=1, gpus_per_node=4)
+BATCH = 64
+
+
+def planned(*tables, zipf=1.1, hotness=(1, 1), **options) -> Plan:
+    features = [FeatureSpec(t.name, hotness=h) for t, h in zip(tables, hotness)]  # noqa: B905
+    return plan(tables, features, TOY, BATCH, zipf_exponent=zipf, **options)
+
+
+def slots_of(found: Plan) -> dict[str, int]:
+    return {table.name: table.slots or 0 for table in found.tables}
+
+
+def test_an_index_takes_what_memory_counts():
+    index = jax.eval_shape(lambda: empty_index(4000, 1))
+    taken = sum(math.prod(each.shape) * each.dtype.itemsize for each in index)
+    assert taken == pytest.approx(4000 * INDEX_BYTES, abs=12)
+
+
+def test_slots_take_memory_and_rows_do_not():
+    table = TableSpec("t", 10**9, 16, tier="disk", slots=40_000)
+    found = planned(table, forced={"t": ForcedPlacement("ub", row_shards=4)})
+    (storage,) = found.storages
+    assert storage.name == "ub_16_disk"
+    assert (storage.slots_per_device, storage.rows_per_device) == (10_000, 250_000_000)
+    assert found.prediction is not None
+    slot_bytes = 4 * 17 + INDEX_BYTES
+    taken = found.prediction.device_bytes[0] - 10_000 * slot_bytes
+    assert 0 < taken < 64 * 4 * 100 * 4, "routes and rows of a small batch"
+    again = Plan.from_json(found.to_json())
+    assert again == found
+
+
+def test_what_is_left_of_memory_goes_to_the_rows_most_asked_for():
+    small = TableSpec("small", 500_000, 16)
+    hot, cold = (TableSpec(n, 20_000_000, 16, tier="host") for n in ("hot", "cold"))
+    found = planned(hot, cold, small, hotness=(4, 1, 1))
+    slots = slots_of(found)
+    assert slots["hot"] > 2 * slots["cold"] > 2 * BATCH
+    assert found.prediction is not None
+    used = max(found.prediction.device_bytes) / DEVICE.memory_bytes
+    assert 0.8 * MEMORY_SHARE < used <= MEMORY_SHARE
+    assert "of ids" in found.placements[0].reason
+    found.check_serves((hot, cold, small), found.features)
+    fewer = dataclasses.replace(hot, slots=1000)
+    with pytest.raises(ValueError, match="another model"):
+        found.check_serves((fewer, cold, small), found.features)
+
+
+def test_a_table_that_fits_gets_a_slot_for_each_row():
+    found = planned(TableSpec("t", 1000, 16, tier="host"), zipf=0.0)
+    assert slots_of(found) == {"t": 1000}
+
+
+def test_what_does_not_fit_is_told_how_it_would():
+    table = TableSpec("huge", 10**9, 16)
+    with pytest.raises(ValueError, match=r"add embedding.tables.huge.tier: host"):
+        planned(table)
+    assert slots_of(planned(dataclasses.replace(table, tier="host")))["huge"] > 10**6
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tier": "tape"}, "tier is 'tape', must be one of device, host, disk"),
+        ({"slots": 9}, "slots is 9, but tier is 'device', where every row has its"),
+        ({"tier": "host", "slots": 11}, "slots is 11, must be at most its 10 rows"),
+        ({"tier": "host", "slots": 0}, "slots is 0, must be a whole number >= 1"),
+    ],
+)
+def test_what_is_wrong_is_said(change, said):
+    with pytest.raises(ValueError, match=f"table 't': {said}"):
+        TableSpec("t", 10, 4, **change)
+
+
+def test_a_cached_table_is_not_replicated_nor_laid_out_without_slots():
+    table = TableSpec("t", 10, 4, tier="host", slots=5)
+    with pytest.raises(ValueError, match="cluster dp is replicated, takes no tier"):
+        planned(table, forced={"t": ForcedPlacement("dp")})
+    placed = Placement(dataclasses.replace(table, slots=None), "ub", 1, 1, (0,))
+    with pytest.raises(ValueError, match=r"slots is None, must be a number; plan\(\)"):
+        Plan((FeatureSpec("t"),), (placed,), 1, 1, 4, {"ub_4_host": 4})
