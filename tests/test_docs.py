@@ -166,7 +166,8 @@ def test_a_tutorial_runs_as_it_is_read(page, tmp_path):
             run_python(waiting, tmp_path)
             waiting = []
         if block.language == "yaml":
-            (tmp_path / block.title).write_text(block.code)
+            if block.title:
+                (tmp_path / block.title).write_text(block.code)
         elif not PLACEHOLDERS & set(block.code.split()):
             run(["bash", "-euc", block.code], tmp_path)
     run_python(waiting, tmp_path)
