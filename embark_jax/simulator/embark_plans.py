@@ -78,7 +78,7 @@ def planned(
         model,
         ("flat",),
     )
-    found = solve(instance, ("flat",)).assignment
+    found = solve(instance).assignment
     reasons = [""] * len(tables)
     return [over_gpus(each, model.gpus) for each in found.placements(reasons)]
 

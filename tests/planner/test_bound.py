@@ -19,6 +19,7 @@ from embark_jax.planner.cost.objective import LEVELS
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.planning import exchanges_of
 from embark_jax.planner.search.relaxation import Relaxation
+from embark_jax.planner.search.solve import searched
 from embark_jax.tables import FeatureSpec, TableSpec
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
@@ -132,8 +133,7 @@ def check(seed, certify_s=0.0):
     exchanges = exchanges_of(workload.fleet, model)
     instance = make_instance(tables, features, forced, workload, model, exchanges)
     optima, least_bytes = [], np.inf
-    for exchange in exchanges:
-        allowed = instance.allowed(exchange)
+    for allowed in searched(instance):
         relaxation = Relaxation(instance, allowed)
         ms = all_ms(instance, allowed)
         if ms is None:

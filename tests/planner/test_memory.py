@@ -176,6 +176,6 @@ def test_no_plan_takes_less_than_the_bound_says():
     workload = dataclasses.replace(WORKLOAD, batch_size=800, dense=DENSE)
     model = ProgramModel(workload)
     instance = make_instance(tables, features, {}, workload, model, ("flat",))
-    relaxation = Relaxation(instance, instance.allowed("flat"))
+    relaxation = Relaxation(instance)
     found = plan_for(workload, tables, features).prediction
     assert 0 < relaxation.least_bytes() <= found.device_bytes[0]

@@ -18,7 +18,8 @@ class Rank(NamedTuple):
     """What assignments are compared by: the lower is the better one.
 
     Attributes:
-      excess_bytes: memory beyond the limit, on every device.
+      excess_bytes: memory beyond the limit, on every device, and a byte for each slot
+        beyond those that can be numbered; 0 if memory is no matter.
       step_ms: of a step.
     """
 
@@ -63,14 +64,15 @@ class Assignment:
 
     def rank(self, limit_bytes: float) -> Rank:
         """By a limit of memory on each device."""
+        if np.isinf(limit_bytes):
+            return Rank(0.0, self.step_ms())
         excess_bytes = self.instance.objective.bytes(self.loads) - limit_bytes
-        return Rank(max(0.0, excess_bytes), self.step_ms())
+        excess_slots = float(self.loads.own[ROWS].max()) - MAX_SLOTS
+        return Rank(max(0.0, excess_bytes) + max(0.0, excess_slots), self.step_ms())
 
     def fits(self) -> bool:
         """Whether memory suffices, and slots can be numbered."""
-        numbered = self.loads.own[ROWS].max() <= MAX_SLOTS
-        limit_bytes = self.instance.memory.limit_bytes
-        return bool(numbered) and not self.rank(limit_bytes).excess_bytes
+        return not self.rank(self.instance.memory.limit_bytes).excess_bytes
 
     def placements(self, reasons: Sequence[str]) -> tuple[Placement, ...]:
         """Those that a plan is made of."""

@@ -12,7 +12,6 @@ import time
 
 import numpy as np
 
-from embark_jax.planner.layout.storage import Exchange
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.rounding import round_tables
@@ -34,39 +33,29 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
       found: by the search.
       seconds: of wall time, about.
     """
-    end = time.monotonic() + seconds
-    best, limit_bytes = found.assignment, instance.memory.limit_bytes
-    bounds_ms: dict[Exchange, float] = {}
-    programs: dict[Exchange, WholeProgram] = {}
-    starts: dict[Exchange, Start] = {}
-    for exchange in found.exchanges:
-        relaxation = Relaxation(instance, instance.allowed(exchange), drop=False)
-        relaxed = relaxation.solve(limit_bytes)
-        bounds_ms[exchange] = np.inf if relaxed is None else relaxed.bound_ms
-        if relaxed is not None:
-            programs[exchange] = WholeProgram(relaxation, relaxed, limit_bytes)
-            starts[exchange] = Start(relaxation, relaxed, limit_bytes)
+    end, limit_bytes = time.monotonic() + seconds, instance.memory.limit_bytes
+    # What is dominated in the relaxation may have smaller shards.
+    relaxation = Relaxation(instance, drop=False)
+    relaxed = relaxation.solve(limit_bytes)
+    if relaxed is None:  # at the solver's tolerances: memory hardly suffices
+        return found
+    start = Start(relaxation, relaxed, limit_bytes)
+    program: WholeProgram | None = WholeProgram(relaxation, relaxed, limit_bytes)
+    best, bound_ms = found.assignment, max(found.bound_ms, relaxed.bound_ms)
     seed = 0
-    while time.monotonic() < end:
-        step_ms, seed = best.step_ms(), seed + 1
-        if min(bounds_ms.values()) * (1 + CLOSE) >= step_ms:
-            break
-        exchange = min(starts, key=lambda each: bounds_ms[each])
-        start, program = starts[exchange], programs.get(exchange)
-        tables = start.relaxed.tables
+    while time.monotonic() < end and bound_ms * (1 + CLOSE) < best.step_ms():
+        step_ms, seed, tables = best.step_ms(), seed + 1, relaxed.tables
         if program is not None:
             left_s = max(LEAST_S, (end - time.monotonic()) / SHARE)
             choice, ended = program.solve(step_ms, seconds=left_s)
             # It leaves out what no better plan takes: no more is said of worse ones.
-            reached_ms = min(choice.bound_ms, step_ms)
-            bounds_ms[exchange] = max(bounds_ms[exchange], reached_ms)
+            bound_ms = max(bound_ms, min(choice.bound_ms, step_ms))
             tables = choice.tables if choice.tables.any() else tables
             if ended and not program.add_sizes(choice):
-                del programs[exchange]  # the solver has nothing more to say
+                program = None  # the solver has nothing more to say
         dice = np.random.default_rng(seed)
         chosen = round_tables(instance, tables, dice)
         other = start.place(chosen, dice, found.ms_per_byte)
         if other.fits() and other.step_ms() < step_ms:
             best = other
-    bound_ms = max(found.bound_ms, min(bounds_ms.values()))
     return dataclasses.replace(found, assignment=best, bound_ms=bound_ms)

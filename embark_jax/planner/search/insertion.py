@@ -117,17 +117,39 @@ class Insertion:
         kinds = [LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS]
         kinds += [LEVEL_ROWS] * bool(ms_per_byte)
         self._prices, self._node_prices = prices[kinds], prices[LEVEL_NODE]
+        self._storage_ms = np.zeros(len(objective.storages))
+        for s in np.flatnonzero(assignment.loads.tables).tolist():
+            self._reprice(s)
+
+    def take(self, table: int) -> None:
+        """Takes a table out."""
+        assignment = self.assignment
+        assignment.take(table)
+        self._reprice(
+            int(assignment.instance.candidates.storage[assignment.candidate[table]])
+        )
+
+    def put(self, table: int, candidate: int, owners: np.ndarray) -> None:
+        """Puts a table in."""
+        self.assignment.put(table, candidate, owners)
+        self._reprice(int(self.assignment.instance.candidates.storage[candidate]))
+
+    def _reprice(self, s: int) -> None:
+        """Prices one storage anew."""
+        loads = self.assignment.loads
+        means = _norm(self._kinds(loads.own[:, s])[:-1], self.power)
+        ms = float(self._prices[:, s] @ means)
+        if self._node_prices[s]:
+            ms += self._node_prices[s] * float(_norm(loads.node_sums[s], self.power))
+        self._storage_ms[s] = ms
 
     def smooth_cost(self) -> float:
         """The smooth cost of the tables that are in."""
         loads, objective = self.assignment.loads, self.assignment.instance.objective
-        used = np.flatnonzero(loads.tables)
-        means = _norm(self._kinds(loads.own[:, used])[:-1], self.power)
         return float(
-            (self._prices[:, used] * means).sum()
+            self._storage_ms.sum()
             + _norm(loads.update_ms, self.power)
-            + self._node_prices[used] @ _norm(loads.node_sums[used], self.power)
-            + objective.fixed_ms[used].sum()
+            + objective.fixed_ms @ (loads.tables > 0)
             + loads.everywhere_ms
             + self.ms_per_byte * loads.everywhere_bytes
         )
@@ -139,21 +161,19 @@ class Insertion:
         s = shortlist.storage
         own = loads.own[:, s]
         own[UPDATE_MS] = loads.update_ms
-        before = self._kinds(own)
-        with_largest = self._kinds(own + shortlist.largest[:, :, None])
-        scale = np.maximum(with_largest.max(axis=2, keepdims=True), LEAST_LOAD)
-        before_powers = _power(before / scale, power)
-        rises = _power(with_largest / scale, power) - before_powers
+        held = self._kinds(np.stack([own, own + shortlist.largest[:, :, None]], axis=1))
+        scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
+        powers = _power(held / scale[:, None], power)
         prices = np.concatenate([self._prices[:, s], np.ones((1, len(s)))])
         prices = prices * scale[:, :, 0]
-        scores = np.einsum("kc,kcd->cd", prices, rises)
+        scores = np.einsum("kc,kcd->cd", prices, powers[:, 1] - powers[:, 0])
         devices = np.argsort(scores, axis=1, kind="stable")
         costs = self._everywhere(shortlist)
         if len(shortlist.staged):
             self._choose_nodes(shortlist, scores, costs, devices)
         each = np.arange(len(s))[:, None]
         after = self._kinds(own[:, each, devices] + shortlist.loads) / scale
-        growth = _root(_power(after, power), power) - _root(before_powers, power)
+        growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
         costs += (prices * growth).sum(axis=0)
         best = int(np.argmin(costs))
         owners = devices[best][shortlist.positions[best]]
@@ -224,11 +244,9 @@ class Insertion:
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:
     """``values ** power``, by squares."""
-    powers = values.copy()
     while power > 1:
-        np.square(powers, out=powers)
-        power //= 2
-    return powers
+        values, power = values * values, power // 2
+    return values
 
 
 def _root(powers: np.ndarray, power: int) -> np.ndarray:

@@ -66,15 +66,6 @@ class Instance:
             for force in self.forced
         ]
 
-    def allowed(self, exchange: Exchange) -> np.ndarray:
-        """``[candidates]`` those of plans in which RB tables have this exchange, but
-        for forced ones."""
-        each = self.candidates
-        fixed = np.array([force.exchange is not None for force in self.forced])
-        pooled = each.cluster == CLUSTERS.index("rb")
-        other = each.exchange != EXCHANGES.index(exchange)
-        return ~(pooled & other & ~fixed[each.table])
-
 
 def make_instance(
     tables: Sequence[TableSpec],

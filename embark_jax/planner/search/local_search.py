@@ -2,14 +2,16 @@
 
 A *move* takes a table out and inserts it anew, in the candidate and on the owners that
 add least. Passes over all tables go on with ever higher powers of the smooth cost: low
-ones see what all loads add up to, high ones the fullest devices. The best assignment on
-the way is kept, by the true cost.
+ones see what all loads add up to, high ones the fullest devices. Where no move helps
+any more, many tables are taken out together and inserted anew: all of one storage, or
+half of all at random (https://doi.org/10.1007/0-306-48056-5_11, iterated local search).
+The best assignment on the way is kept, by the true cost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,11 +20,13 @@ from embark_jax.planner.search.insertion import Insertion, Shortlist
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Solution
 
-POWERS = (4, 8, 16, 32, 64, 128, 256)
+POWERS = (4, 16, 64, 256)
 """Powers of the smooth costs, one after the other; the last is within 128 ** (1 / 256)
 = 2 % of the maximum on 128 devices."""
 FIRST_POWER = 8
 """Power of the smooth cost by which tables are inserted at first."""
+POWERS_AGAIN = (16, 64, 256)
+"""The same of an assignment that was good but for what has changed."""
 CLOSING_POWERS = (64,)
 """The same after all tables of a storage have moved."""
 PASSES = 2
@@ -35,6 +39,9 @@ a model of more unlike tables than ``MANY``."""
 MANY = 64
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
+TABLES, MOST_TIMES = 400, 16
+"""How often half of all tables are taken out: so many tables in all, at most so many
+times."""
 
 
 class LocalSearch:
@@ -92,7 +99,7 @@ class LocalSearch:
         order = np.lexsort((np.arange(len(chosen)), -sizes, -together[chosen]))
         for table in order[self.movable[order]].tolist():
             _, candidate, owners = insertion.best(shortlists[int(chosen[table])])
-            assignment.put(table, candidate, owners)
+            insertion.put(table, candidate, owners)
         return assignment
 
     def improve(
@@ -115,8 +122,7 @@ class LocalSearch:
         best, best_rank = assignment.copy(), assignment.rank(limit_bytes)
         for power in powers:
             for _ in range(PASSES):
-                insertion = Insertion(assignment, power, ms_per_byte)
-                moved = self._pass(insertion, dice)
+                moved = self._pass(Insertion(assignment, power, ms_per_byte), dice)
                 if (now := assignment.rank(limit_bytes)) < best_rank:
                     best, best_rank = assignment.copy(), now
                 if not moved:
@@ -132,34 +138,67 @@ class LocalSearch:
     ) -> Assignment:
         """Moves all tables of one storage to others, storage by storage, where that
         makes a better assignment: none would go alone while the others stay."""
-        best, best_rank = assignment, assignment.rank(limit_bytes)
-        if self.is_large or best_rank.excess_bytes:  # of large ones, it gains little
+        best, storage = assignment, self.instance.candidates.storage
+        if self.is_large or best.rank(limit_bytes).excess_bytes:  # it gains little
             return best
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
-            tables = np.flatnonzero(
-                self.instance.candidates.storage[best.candidate] == s
-            )
-            if not len(tables) or not self.movable[tables].all():
-                continue
-            others = {
-                g: self.shortlists[g].only(
-                    np.flatnonzero(self.shortlists[g].storage != s)
-                )
-                for g in np.unique(self.instance.group[tables]).tolist()
-            }
-            if not all(len(shortlist.chosen) for shortlist in others.values()):
-                continue
-            trial = best.copy()
-            insertion = Insertion(trial, CLOSING_POWERS[0], ms_per_byte)
-            for table in tables.tolist():
-                trial.take(table)
-            for table in tables.tolist():
-                shortlist = others[int(self.instance.group[table])]
-                trial.put(table, *insertion.best(shortlist)[1:])
-            trial = self.improve(trial, dice, limit_bytes, ms_per_byte, CLOSING_POWERS)
-            if (now := trial.rank(limit_bytes)) < best_rank:
-                best, best_rank = trial, now
+            tables = np.flatnonzero(storage[best.candidate] == s)
+            if others := self._outside(s, tables):
+                trial = self._insert_anew(best, tables, others, ms_per_byte)
+                memory = limit_bytes, ms_per_byte
+                trial = self.improve(trial, dice, *memory, CLOSING_POWERS)
+                best = min(best, trial, key=lambda each: each.rank(limit_bytes))
         return best
+
+    def iterate(
+        self,
+        assignment: Assignment,
+        dice: np.random.Generator,
+        limit_bytes: float = np.inf,
+        ms_per_byte: float = 0.0,
+    ) -> Assignment:
+        """Inserts half of all tables anew, chosen at random, again and again, where
+        that makes a better assignment."""
+        best, movable = assignment, np.flatnonzero(self.movable)
+        anew = dict(enumerate(self.shortlists))
+        for _ in range(min(MOST_TIMES, TABLES // max(1, len(movable)))):
+            half = dice.permutation(movable)[: (len(movable) + 1) // 2]
+            trial = self._insert_anew(best, half, anew, ms_per_byte)
+            memory = limit_bytes, ms_per_byte
+            trial = self.improve(trial, dice, *memory, POWERS_AGAIN)
+            best = min(best, trial, key=lambda each: each.rank(limit_bytes))
+        return best
+
+    def _outside(self, s: int, tables: np.ndarray) -> dict[int, Shortlist]:
+        """By group, candidates of these tables in other storages than this one; none if
+        one has none, or if there are no tables."""
+        groups = np.unique(self.instance.group[tables]).tolist()
+        mine = {g: self.shortlists[g] for g in groups}
+        others = {
+            g: each.only(np.flatnonzero(each.storage != s)) for g, each in mine.items()
+        }
+        able = self.movable[tables].all() and all(
+            len(o.chosen) for o in others.values()
+        )
+        return others if able else {}
+
+    def _insert_anew(
+        self,
+        assignment: Assignment,
+        tables: np.ndarray,
+        shortlists: Mapping[int, Shortlist],
+        ms_per_byte: float,
+    ) -> Assignment:
+        """Another assignment, in which these tables were taken out together and then
+        inserted one after the other, each as a candidate of its group's shortlist."""
+        trial = assignment.copy()
+        insertion = Insertion(trial, CLOSING_POWERS[0], ms_per_byte)
+        for table in tables.tolist():
+            insertion.take(table)
+        for table in tables.tolist():
+            shortlist = shortlists[int(self.instance.group[table])]
+            insertion.put(table, *insertion.best(shortlist)[1:])
+        return trial
 
     def _pass(self, insertion: Insertion, dice: np.random.Generator) -> bool:
         """Tries to move every table; whether any moved."""
@@ -174,7 +213,7 @@ class LocalSearch:
             group = int(self.instance.group[table])
             if failures[group, candidate] >= FAILURES:
                 continue
-            assignment.take(table)
+            insertion.take(table)
             growth, other, devices = insertion.best(self.shortlists[group])
             after = insertion.smooth_cost() + growth
             if after < (1 - LEAST_GAIN) * cost:
@@ -182,5 +221,5 @@ class LocalSearch:
                 cost, moved = after, True
             else:
                 failures[group, candidate] += 1
-            assignment.put(table, candidate, owners)
+            insertion.put(table, candidate, owners)
         return moved

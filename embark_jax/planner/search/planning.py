@@ -117,7 +117,7 @@ def plan_for(
         cost_model = models[cost_model]
     exchanges = exchanges_of(fleet, cost_model)
     instance = make_instance(tables, features, forced, workload, cost_model, exchanges)
-    found = solve(instance, exchanges)
+    found = solve(instance)
     if certify_s:
         found = certify(instance, found, certify_s)
     return _as_plan(found, features)

@@ -8,7 +8,7 @@ from embark_jax.fleet import Fleet
 from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
 from embark_jax.planner.search.assignment import Assignment
-from embark_jax.planner.search.spread import alone_ms
+from embark_jax.planner.search.spread import spread_evenly
 
 NOTABLE = 1.1
 """A ratio from which on it is worth saying."""
@@ -18,7 +18,7 @@ def reasons(assignment: Assignment) -> list[str]:
     """For each table how it is split, and what the other clusters would cost it by
     itself, with all devices evenly loaded."""
     instance, each = assignment.instance, assignment.instance.candidates
-    fleet, ms = instance.workload.fleet, alone_ms(instance)
+    fleet, ms = instance.workload.fleet, spread_evenly(instance).alone_ms
     dearer: list[dict[str, int]] = [{} for _ in instance.counts]
     for c in np.argsort(ms, kind="stable").tolist():
         dearer[each.table[c]].setdefault(CLUSTERS[each.cluster[c]], c)

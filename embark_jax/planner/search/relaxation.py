@@ -2,7 +2,7 @@
 
 Shards have no owners in it, so that every load may be spread evenly over the devices,
 and tables may take fractions of candidates. In symbols, with x_c tables of group g that
-take candidate c, and y_r the level r (``objective.py``)::
+take candidate c, and y_r the level of row r (``spread.py``)::
 
     minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r
     such that  Σ_{c of g} x_c = count_g                        every table takes one
@@ -12,8 +12,12 @@ take candidate c, and y_r the level r (``objective.py``)::
 
 The most of any device is at least the mean over devices, and at least any of its
 shards, so that every plan satisfies these rows; that a storage is used is one more
-level, whose largest "shard" is 1. Rows of the third kind are many, and few
-matter: they are added where the last solution breaks them.
+level, whose largest "shard" is 1.
+
+Of rows of the third kind, and of candidates, few matter. The program begins with a few
+candidates of each group, and round by round is given the rows that its solution breaks
+and the candidates that its multipliers find cheaper. The bound counts all candidates at
+those multipliers (weak duality), so that it holds after any round.
 
 A candidate is left out if another of its group and storage has no more of any mean, any
 largest shard, time and bytes: put in its place, the other makes no left side larger.
@@ -28,18 +32,16 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from embark_jax.planner.cost.objective import (
-    LEVEL_IDS,
-    LEVEL_NODE,
-    LEVEL_ROWS,
-)
+from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_NODE
 from embark_jax.planner.search.instance import Instance
-from embark_jax.planner.search.spread import levels_of, undominated
+from embark_jax.planner.search.spread import spread_evenly, undominated
 
-MOST_ROUNDS = 30
-"""Most rounds of adding rows; the bound holds after any of them."""
-BROKEN = 1e-4
-"""Share of the bound by which a row must be broken to be added."""
+NEAR = 1e-3
+"""Share of the optimum by which the bound may miss it."""
+BROKEN = 3e-5
+"""Share of the optimum by which a row must be broken to be added."""
+FIRST, MORE = 12, 8
+"""Candidates of a group in the first round, and those added to it in a round."""
 SAFETY = 1e-9
 """Share by which a bound is lowered for rounding errors."""
 
@@ -52,13 +54,13 @@ class Solution:
       bound_ms: no plan takes less.
       tables: ``[candidates]`` how many take each.
       above_ms: ``[candidates]`` by how much more no plan can beat that takes it.
-      ms_per_byte: what another byte of memory would save.
+      bytes: of memory on a device that the tables take, spread so.
     """
 
     bound_ms: float
     tables: np.ndarray
     above_ms: np.ndarray
-    ms_per_byte: float = 0.0
+    bytes: float = 0.0
 
 
 class Relaxation:
@@ -66,44 +68,52 @@ class Relaxation:
 
     Attributes:
       instance: what is relaxed.
+      spread: its candidates, spread evenly.
       live: ``[live]`` candidates that are not left out.
-      group, storage: ``[live]``.
-      mean, largest: ``[rows, live]`` what a table adds to the mean of a level, and its
-        largest shard; scaled so that all are in ms, or of memory alone.
-      prices: ``[rows]`` 1, or 0 for levels that matter to memory alone.
+      group: ``[live]`` of each.
+      mean, largest: ``[rows, live]`` of ``spread``, in units of ``unit``.
+      unit: ``[rows]`` the most of any candidate.
+      cost: ``[live + rows]`` the objective: ms.
+      shards: of each entry of ``largest`` the key, ``group * rows + row``, by which
+        they are ordered; the candidate; and the value.
     """
 
-    def __init__(self, instance: Instance, allowed: np.ndarray, drop: bool = True):
+    def __init__(
+        self, instance: Instance, allowed: np.ndarray | bool = True, drop: bool = True
+    ):
         """
         Args:
           instance: what is relaxed.
           allowed: ``[candidates]`` those that plans may have.
           drop: whether dominated candidates are left out.
         """
-        self.instance = instance
-        each, objective = instance.candidates, instance.objective
-        mean, largest = levels_of(instance)
-        self.unit = np.where(mean.any(axis=1), np.maximum(mean.max(axis=1), 1e-30), 1.0)
-        mean, largest = mean / self.unit[:, None], largest / self.unit[:, None]
-        price = objective.prices.reshape(-1)
-        self.prices = np.concatenate([price, objective.fixed_ms, [1.0]]) * self.unit
-        chosen = np.flatnonzero(allowed)
-        # Of what a table writes in the update: as many rows as places, or as it has.
-        s = each.storage
-        places = mean[LEVEL_IDS * len(objective.storages) + s, np.arange(len(each))]
-        places = places * self.unit[LEVEL_IDS * len(objective.storages) + s]
-        rows = mean[LEVEL_ROWS * len(objective.storages) + s, np.arange(len(each))]
-        rows = rows * self.unit[LEVEL_ROWS * len(objective.storages) + s]
-        touched = np.minimum(places * objective.devices, rows)
-        self._touched_bytes = objective.row_gradient_bytes[s] * touched
-        if drop:
-            chosen = chosen[
-                undominated(instance, chosen, mean, largest, self._touched_bytes)
-            ]
-        self.live = chosen
-        self.group, self.storage = each.table[self.live], s[self.live]
-        self.mean, self.largest = mean[:, self.live], largest[:, self.live]
-        self.rows = len(self.prices)
+        self.instance, each = instance, instance.candidates
+        self.spread = spread = spread_evenly(instance)
+        kept = undominated(instance, spread) if drop else np.ones(len(each), bool)
+        self.live = np.flatnonzero(kept & allowed)
+        self.group = each.table[self.live]
+        row = spread.row[:, self.live]
+        mean, largest = spread.mean[:, self.live], spread.largest[:, self.live]
+        self.unit = np.zeros(spread.rows)
+        np.maximum.at(self.unit, row, np.where(mean > 0, mean, largest))
+        self.unit[self.unit <= 0] = 1.0
+        number = np.broadcast_to(np.arange(len(self.live)), row.shape).ravel()
+        self.mean, self.largest = (
+            sparse.csr_matrix(
+                ((values / self.unit[row]).ravel(), (row.ravel(), number)),
+                (spread.rows, len(self.live)),
+            )
+            for values in (mean, largest)
+        )
+        self.mean.eliminate_zeros()
+        self.largest.eliminate_zeros()
+        self.cost = np.append(each.everywhere_ms[self.live], spread.ms * self.unit)
+        shards = self.largest.tocoo()
+        keys = self.group[shards.col] * spread.rows + shards.row
+        order = np.argsort(keys, kind="stable")
+        self.shards = keys[order], shards.col[order], shards.data[order]
+        self._columns = self._best_of_groups(spread.alone_ms[self.live], FIRST)
+        self._added = np.zeros(0, np.int64)
 
     def solve(
         self,
@@ -115,63 +125,83 @@ class Relaxation:
 
         Args:
           limit_bytes: of memory on a device.
-          objective: instead of time.
+          objective: ``[live + rows]`` instead of time.
           crowding: levels are taken to be the mean and this share of the largest shard,
             at least. Above 0 the result bounds nothing, but its candidates are easier
             to place: they end up to one shard above the mean.
         """
         instance, number = self.instance, len(self.live)
-        groups = len(instance.counts)
-        cost = self.times() if objective is None else objective
-        cost = np.append(cost, np.zeros(self.rows))
+        counts, rows = instance.counts, self.spread.rows
+        extra = rows * bool(crowding)  # one more variable a row: the largest shard
+        cost = self.cost if objective is None else objective
+        cost = np.append(cost, np.zeros(extra))
         scale = max(float(cost.max()), 1e-300)
         cost = cost / scale  # the solver's tolerances are absolute
-        blocks = self._level_rows(crowding)
-        limits = np.zeros(2 * self.rows)
-        memory = 0
+        always, limits = [self._level_rows(crowding)], [np.zeros(rows + extra)]
+        in_bytes, fixed = self.memory()
+        in_bytes = np.pad(in_bytes, [(0, 0), (0, extra)])
         if np.isfinite(limit_bytes):
-            shares, fixed = self.memory()
-            shares = np.pad(shares / limit_bytes, [(0, 0), (0, self.rows)])
-            blocks = sparse.vstack([blocks, sparse.csr_matrix(shares)])
-            limits = np.append(limits, 1 - fixed / limit_bytes)
-            memory = len(fixed)
-        tables = sparse.csr_matrix(
-            (np.ones(number), (self.group, np.arange(number))),
-            (groups, number + 2 * self.rows),
-        )
-        upper = np.concatenate(
-            [instance.counts[self.group], np.full(2 * self.rows, np.inf)]
-        )
-        bounds = np.stack([np.zeros_like(upper), upper], axis=1)
-        added = np.zeros((groups, self.rows), bool)
-        found: Any = None
-        for _ in range(MOST_ROUNDS):
-            found = linprog(
-                cost, blocks, limits, tables, instance.counts, bounds, "highs"
+            always.append(sparse.csr_matrix(in_bytes / limit_bytes))
+            limits.append(1 - fixed / limit_bytes)
+        always, limits = sparse.vstack(always).tocsr(), np.concatenate(limits)
+        columns, added = self._columns, self._added
+        if np.isfinite(limit_bytes) or objective is not None:
+            held = in_bytes[1, number : number + rows]
+            least = in_bytes[1, :number] + self.mean.T @ held
+            columns = np.union1d(columns, self._best_of_groups(least, 2))
+        best = np.zeros(0), -np.inf, cost
+        while True:
+            blocks = sparse.vstack([always, self.largest_rows(added, extra)]).tocsc()
+            kept = np.append(columns, number + np.arange(rows + extra))
+            tables = sparse.csr_matrix(
+                (np.ones(len(columns)), (self.group[columns], np.arange(len(columns)))),
+                (len(counts), len(kept)),
             )
+            upper = np.append(
+                counts[self.group[columns]], np.full(rows + extra, np.inf)
+            )
+            bounds = np.stack([np.zeros_like(upper), upper], axis=1)
+            above = np.append(limits, np.zeros(len(added)))
+            program: Any = (cost[kept], blocks[:, kept], above, tables, counts, bounds)
+            found = linprog(*program, "highs")
             if found.x is None:
-                return None
-            broken = self._broken(found.x, cost, added)
-            if not broken.any():
+                if len(columns) == number:
+                    return None
+                columns = np.arange(number)
+                continue
+            multipliers = np.maximum(-found.ineqlin.marginals, 0.0)
+            x = np.zeros(number + rows + extra)
+            x[kept] = np.maximum(found.x, 0.0)
+            of_memory = multipliers[rows + extra : len(limits)] / limit_bytes
+            prices = (cost + of_memory @ in_bytes[: len(of_memory)])[number:][:rows]
+            broken = self._broken(x[:number], x[number + extra :], prices, found.fun)
+            broken, before = np.setdiff1d(broken, added), len(columns)
+            # Multipliers swing from round to round; half-way to the best ones so far
+            # they say better which candidates are wanted.
+            known = np.pad(best[0], (0, len(multipliers) - len(best[0])))
+            for each in (multipliers, (multipliers + known) / 2):
+                rates = cost + blocks.T @ each
+                bound = self._dual_bound(rates) - above @ each
+                if bound > best[1]:
+                    best = each, bound, rates
+                columns = np.union1d(
+                    columns, self._best_of_groups(rates[:number], MORE)
+                )
+            near = found.fun - best[1] <= NEAR * abs(found.fun)
+            if not len(broken) and (near or len(columns) == before):
                 break
-            added |= broken
-            more = self.largest_rows(*np.nonzero(broken))
-            blocks = sparse.vstack([blocks, more])
-            limits = np.append(limits, np.zeros(more.shape[0]))
-        multipliers = np.maximum(-found.ineqlin.marginals, 0.0)
-        rates = cost + blocks.T @ multipliers
-        bound_ms = scale * (self._dual_bound(rates) - limits @ multipliers)
+            added = np.append(added, broken)
+        _, bound, rates = best
+        self._columns, self._added = columns, added
         tables_of, above_ms = np.zeros((2, len(instance.candidates)))
         above_ms[:] = np.inf
-        tables_of[self.live] = np.maximum(found.x[:number], 0.0)
-        least = np.full(groups, np.inf)
+        tables_of[self.live] = x[:number]
+        least = np.full(len(counts), np.inf)
         np.minimum.at(least, self.group, rates[:number])
         above_ms[self.live] = scale * (rates[:number] - least[self.group])
-        self.added = added
-        of_memory = found.ineqlin.marginals[2 * self.rows : 2 * self.rows + memory]
-        ms_per_byte = scale * float(-of_memory.sum()) / limit_bytes if memory else 0.0
-        bound_ms = max(0.0, bound_ms * (1 - SAFETY))
-        return Solution(bound_ms, tables_of, above_ms, ms_per_byte)
+        bound_ms = max(0.0, scale * float(bound) * (1 - SAFETY))
+        needed_bytes = float((in_bytes @ x + fixed).max())
+        return Solution(bound_ms, tables_of, above_ms, needed_bytes)
 
     def _dual_bound(self, rates: np.ndarray) -> float:
         """What no plan is below, whatever the solver's tolerances: for any multipliers
@@ -179,16 +209,20 @@ class Relaxation:
         is zero, or where its rate is negative as large as a level can be.
 
         Args:
-          rates: ``[live + 2 * rows]`` costs with the rows' at their multipliers.
+          rates: ``[live + rows]`` costs with the rows' at their multipliers.
         """
         counts, number = self.instance.counts, len(self.live)
         least = np.full(len(counts), np.inf)
         np.minimum.at(least, self.group, rates[:number])
-        most = np.zeros((len(counts), self.rows))
-        devices = self.instance.objective.devices
-        np.maximum.at(most, self.group, (self.mean * devices + self.largest).T)
-        highest = np.tile(counts @ most, 2)
-        return float(counts @ least + np.minimum(rates[number:], 0.0) @ highest)
+        below = np.minimum(rates[number:], 0.0)
+        highest = np.zeros(len(below))
+        for r in np.flatnonzero(below):
+            row = r % self.spread.rows
+            most = self.mean[row] * self.instance.objective.devices + self.largest[row]
+            of_group = np.zeros(len(counts))
+            np.maximum.at(of_group, self.group[most.indices], most.data)
+            highest[r] = counts @ of_group
+        return float(counts @ least + below @ highest)
 
     def least_bytes(self) -> float:
         """No plan takes less memory on every device."""
@@ -201,66 +235,80 @@ class Relaxation:
             if each is not None
         )
 
-    def times(self) -> np.ndarray:
-        """``[live + rows]`` the objective: ms."""
-        everywhere_ms = self.instance.candidates.everywhere_ms[self.live]
-        return np.concatenate([everywhere_ms, self.prices])
-
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """``[2, live + rows]`` bytes in backward of the dense layers and in the update,
         and ``[2]`` what is fixed of them (``Objective.bytes``)."""
         objective, each = self.instance.objective, self.instance.candidates
-        none = np.zeros(len(objective.storages) + 1)
+        none = np.zeros(self.spread.rows - objective.held_bytes.size)
         held = np.append(objective.held_bytes.reshape(-1), none) * self.unit
         update = np.append(objective.update_bytes.reshape(-1), none) * self.unit
         everywhere = each.everywhere_bytes[self.live]
-        touched = everywhere + self._touched_bytes[self.live]
-        both = np.stack(
-            [
-                np.concatenate([everywhere, held]),
-                np.concatenate([touched, held + update]),
-            ]
-        )
-        return both, objective.fixed_bytes
+        touched = everywhere + self.spread.touched_bytes[self.live]
+        times = [np.append(everywhere, held), np.append(touched, held + update)]
+        return np.stack(times), objective.fixed_bytes
 
-    def largest_rows(self, groups: np.ndarray, rows: np.ndarray) -> sparse.csr_matrix:
-        """``[len(groups), live + rows]`` largest shards of a group less the level."""
-        counts, number = self.instance.counts, len(self.live)
-        of_group = [np.flatnonzero(self.group == g) for g in range(len(counts))]
-        entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        for i, (g, r) in enumerate(zip(groups.tolist(), rows.tolist(), strict=True)):
-            mine = of_group[g]
-            mine = mine[self.largest[r, mine] > 0]
-            entries.append(
-                (np.full(len(mine), i), mine, self.largest[r, mine] / counts[g])
-            )
-        each = np.arange(len(groups))
-        of_largest = number + self.rows + rows
-        entries.append((each, of_largest, np.full(len(groups), -1.0)))
-        row, column, value = map(np.concatenate, zip(*entries, strict=True))
-        shape = (len(groups), number + 2 * self.rows)
-        return sparse.csr_matrix((value, (row, column)), shape)
+    def _best_of_groups(self, rates: np.ndarray, number: int) -> np.ndarray:
+        """So many candidates of each group, by their numbers in ``live``: those of the
+        lowest ``[live]`` rates."""
+        order = np.lexsort((rates, self.group))
+        group = self.group[order]
+        rank = np.arange(len(order)) - np.searchsorted(group, group)
+        return np.sort(order[rank < number])
 
     def _level_rows(self, crowding: float) -> sparse.csr_matrix:
-        """``[2 * rows, live + 2 * rows]`` means, with crowding, less the level; and the
-        largest shard less the level."""
-        one = sparse.identity(self.rows)
+        """``[rows, live + rows]`` means less the level; or with crowding, ``[2 * rows,
+        live + 2 * rows]`` means and a share of the largest shard less the level, and
+        that shard less the level."""
+        one = sparse.identity(self.spread.rows)
+        if not crowding:
+            return sparse.csr_matrix(sparse.hstack([self.mean, -one]))
         storages = len(self.instance.objective.storages)
-        crowded = np.full(self.rows, float(crowding))
-        crowded[: LEVEL_IDS * storages] = 0.0  # partial sums are whole, and always fit
-        crowded[LEVEL_NODE * storages : -1] = 0.0
-        mean = sparse.csr_matrix(self.mean)
-        none = sparse.csr_matrix(self.mean.shape)
-        blocks = [[mean, -one, sparse.diags(crowded)], [none, -one, one]]
+        share = np.full(self.spread.rows, crowding)
+        share[: LEVEL_IDS * storages] = 0.0  # partial sums are whole, and always fit
+        share[LEVEL_NODE * storages : -1] = 0.0
+        blocks = [[self.mean, -one, sparse.diags(share)], [None, -one, one]]
         return sparse.csr_matrix(sparse.bmat(blocks))
 
-    def _broken(self, x: np.ndarray, cost: np.ndarray, added: np.ndarray) -> np.ndarray:
-        """``[groups, rows]`` where a group's largest shards are above the level."""
-        number, counts = len(self.live), self.instance.counts
-        taken = np.flatnonzero(x[:number] > 1e-9)
-        weighted = self.largest[:, taken] * x[taken]
-        largest = np.zeros((self.rows, len(counts)))
-        np.add.at(largest.T, self.group[taken], weighted.T)
-        above = (largest / counts).T - x[number + self.rows :]
-        worth = above * cost[number : number + self.rows]
-        return (worth > BROKEN * max(float(cost @ x), 1e-30) / 10) & ~added
+    def largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
+        """``[keys, live + extra + rows]`` largest shards of a group less the level.
+
+        Args:
+          keys: ``group * rows + row`` of each.
+          extra: variables before those of the rows.
+        """
+        known, columns, sizes = self.shards
+        rows, number = self.spread.rows, len(self.live) + extra
+        group, row = np.divmod(keys, rows)
+        first = np.searchsorted(known, keys)
+        lengths = np.searchsorted(known, keys, side="right") - first
+        each = np.repeat(np.arange(len(keys)), lengths)
+        mine = np.arange(lengths.sum()) + (first - np.cumsum(lengths) + lengths)[each]
+        values = sizes[mine] / self.instance.counts[group][each]
+        return sparse.csr_matrix(
+            (
+                np.append(values, np.full(len(keys), -1.0)),
+                (
+                    np.append(each, np.arange(len(keys))),
+                    np.append(columns[mine], number + row),
+                ),
+            ),
+            (len(keys), number + rows),
+        )
+
+    def _broken(
+        self, tables: np.ndarray, levels: np.ndarray, prices: np.ndarray, least: float
+    ) -> np.ndarray:
+        """Keys of groups and rows where a group's largest shards are above the level.
+
+        Args:
+          tables, levels: the solution, ``[live]`` and ``[rows]``.
+          prices: ``[rows]`` of levels.
+          least: the optimum.
+        """
+        keys, columns, sizes = self.shards
+        taken = np.flatnonzero(tables[columns] > 1e-9)
+        found, each = np.unique(keys[taken], return_inverse=True)
+        group, row = np.divmod(found, self.spread.rows)
+        largest = np.bincount(each, sizes[taken] * tables[columns[taken]])
+        above = largest / self.instance.counts[group] - levels[row]
+        return found[above * prices[row] > BROKEN * max(abs(least), 1e-30)]

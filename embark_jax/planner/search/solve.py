@@ -1,41 +1,30 @@
-"""The search for a plan, from beginning to end: relaxation, rounding, local search.
-
-On several nodes plans are searched for with a flat and with a hierarchical exchange of
-RB, and not with both in one plan. The lower of both bounds counts.
-"""
+"""The search for a plan, from beginning to end: relaxation, rounding, local search."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.layout.storage import Exchange
+from embark_jax.planner.cost.candidates import CLUSTERS, ROWS
+from embark_jax.planner.cost.objective import LEVEL_ROWS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.swaps import swap_shards
-from embark_jax.planner.search.whole_program import WholeProgram
 
 CROWDING = (0.0, 0.5, 1.0, 0.25)
 """Crowding of the relaxations whose roundings are improved (``Relaxation.solve``)."""
 GROUPS = 240
 """Groups of alike tables in all roundings together: of models with more of them, fewer
 roundings are improved."""
-ALIKE = 0.5
-"""Groups for each table, up to which whole numbers of tables are solved for."""
-NODES = 20
-"""Nodes of that solver's tree: a count, not a time, so that plans repeat."""
-PROMISING = 1.02
-"""Times the best step, up to which an exchange with this bound is searched."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
 """Where memory is short: what all of it is taken to cost at first, in step times, and
 times that price from one search to the next."""
-MOST_PRICES, MORE_PRICES = 12, 2
+MOST_PRICES, MORE_PRICES = 13, 2
 """Searches, and those after the first whose plan fits: a dearer one may be better."""
 
 
@@ -46,69 +35,85 @@ class Found:
     Attributes:
       assignment: the best.
       bound_ms: no plan takes less.
-      exchanges: of RB, that were looked at.
       ms_per_byte: the price of memory at which it was found.
     """
 
     assignment: Assignment
     bound_ms: float
-    exchanges: tuple[Exchange, ...]
     ms_per_byte: float = 0.0
 
 
-def solve(instance: Instance, exchanges: tuple[Exchange, ...]) -> Found:
+def solve(instance: Instance) -> Found:
     """The best plan of a search, and the bound.
-
-    Where memory is short it has a price, which rises until a plan fits: the fullest
-    device counts for all, and only whole plans say how full it is.
 
     Args:
       instance: what is planned.
-      exchanges: of RB, one of which a plan has.
 
     Raises:
       ValueError: if the tables do not fit.
     """
-    relaxations = [
-        Relaxation(instance, allowed)
-        for exchange in exchanges
-        for allowed in _searched(instance, exchange)
-    ]
     limit_bytes = instance.memory.limit_bytes
-    if table_bytes(instance) > limit_bytes:  # no search is needed to say so
-        raise ValueError(shortage(instance, relaxations))
-    # As if memory were no matter: more of it then changes no plan that fits.
-    starts = _starts(relaxations, np.inf)
-    best = _search(starts, 0.0)
-    if best is not None and best.fits():
-        return Found(best, starts[0].relaxed.bound_ms, exchanges)
-    starts = _starts(relaxations, limit_bytes)
-    best, more, best_price = None, MORE_PRICES, 0.0
-    bound_ms = starts[0].relaxed.bound_ms if starts else 0.0
-    ms_per_byte = MEMORY_PRICE * bound_ms / limit_bytes
-    for _ in range(MOST_PRICES):
-        assignment = _search(starts, ms_per_byte)
-        found = assignment if assignment and assignment.fits() else None
-        if found and (best is None or found.step_ms() < best.step_ms()):
-            best, best_price = found, ms_per_byte
-        more -= best is not None
-        if more < 0:
-            break
-        ms_per_byte *= DEARER
-    if best is None:
-        raise ValueError(shortage(instance, relaxations))
-    return Found(best, bound_ms, exchanges, best_price)
+    if table_bytes(instance) <= limit_bytes:
+        # At first as if memory were no matter: more of it changes no plan that fits.
+        for limit in (np.inf, limit_bytes):
+            if found := _search(instance, limit):
+                return found
+    raise ValueError(shortage(instance))
 
 
-def _searched(instance: Instance, exchange: Exchange) -> list[np.ndarray]:
-    """``[candidates]`` those of all plans with an exchange; and, where there are any
-    hot rows to choose, those with as few as go: with fewer candidates the search comes
-    nearer to the bound, so that a choice more makes no plan longer."""
-    each, allowed = instance.candidates, instance.allowed(exchange)
+def _search(instance: Instance, limit_bytes: float) -> Found | None:
+    """The best plan of all starts, if any fits."""
+    starts: list[Start] = []
+    for allowed in searched(instance, limit_bytes):
+        relaxation = Relaxation(instance, allowed)
+        relaxed = relaxation.solve(limit_bytes)
+        if relaxed is None:
+            continue
+        if np.isinf(limit_bytes) and relaxed.bytes > instance.memory.limit_bytes:
+            return None  # memory is short
+        starts.append(Start(relaxation, relaxed, limit_bytes))
+    starts.sort(key=lambda start: start.relaxed.bound_ms)
+    best: Found | None = None
+    for start in starts:
+        if best and start.relaxed.bound_ms >= best.assignment.step_ms():
+            break  # none of its plans is better
+        found = start.search_plan()
+        if found and (
+            not best or found.assignment.step_ms() < best.assignment.step_ms()
+        ):
+            best = found
+    if not best:
+        return None
+    return dataclasses.replace(best, bound_ms=starts[0].relaxed.bound_ms)
+
+
+def searched(instance: Instance, limit_bytes: float = np.inf) -> list[np.ndarray]:
+    """``[candidates]`` those among which each search chooses: on several nodes, with
+    one exchange for all tables in RB, and not both in one plan; and, where there are
+    any hot rows to choose, as few as go. With fewer candidates a search comes nearer to
+    the bound, so that a choice more makes no plan longer. A table of which one shard
+    does not fit is in none."""
+    each, objective = instance.candidates, instance.objective
+    fixed = np.array([force.exchange is not None for force in instance.forced])
+    free = (each.cluster == CLUSTERS.index("rb")) & ~fixed[each.table]
+    shard_rows = each.reduced(np.maximum, each.loads[ROWS])
+    own_bytes = objective.held_bytes[LEVEL_ROWS][each.storage] * shard_rows
+    fits = own_bytes + each.everywhere_bytes <= limit_bytes
     fewest = np.full(len(instance.counts), np.iinfo(np.int64).max)
     np.minimum.at(fewest, each.table, each.hot_rows)
-    cold = allowed & (each.hot_rows == fewest[each.table])
-    return [allowed] if (cold == allowed).all() else [allowed, cold]
+    cold = each.hot_rows == fewest[each.table]
+    exchanges = np.unique(each.hierarchical[free]) if free.any() else [False]
+    masks = [
+        ~(free & (each.hierarchical != exchange)) & (cold | hot) & fits
+        for exchange in exchanges
+        for hot in (True, False)
+    ]
+    groups = len(instance.counts)
+    return [
+        mask
+        for mask in np.unique(masks, axis=0)
+        if len(np.unique(each.table[mask])) == groups
+    ]
 
 
 class Start:
@@ -116,7 +121,7 @@ class Start:
 
     Attributes:
       relaxation, relaxed: the linear program and its solution.
-      limit_bytes: of memory on a device.
+      limit_bytes: of memory on a device; infinite if it is no matter.
     """
 
     def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
@@ -126,53 +131,63 @@ class Start:
 
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
-        """Those worth a search, each ``[tables]`` candidates: of the relaxation, of the
-        relaxation with crowded levels, and of whole tables, where many are alike."""
-        relaxation, relaxed = self.relaxation, self.relaxed
-        instance, limit_bytes = relaxation.instance, self.limit_bytes
+        """Those worth a search, each ``[tables]`` candidates: of the relaxation, and of
+        relaxations with crowded levels."""
+        instance, solutions = self.relaxation.instance, [self.relaxed]
         number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
-        solutions = [relaxed]
         for crowding in CROWDING[1:number]:
-            crowded = relaxation.solve(limit_bytes, crowding=crowding)
-            solutions.append(crowded or relaxed)
-        if len(instance.counts) <= ALIKE * len(instance.tables):
-            program = WholeProgram(relaxation, relaxed, limit_bytes)
-            solution, _ = program.solve(np.inf, nodes=NODES)
-            if solution.tables.any():
-                solutions.append(solution)
+            crowded = self.relaxation.solve(self.limit_bytes, crowding=crowding)
+            solutions.append(crowded or self.relaxed)
         return [round_tables(instance, each.tables) for each in solutions]
 
+    def search_plan(self) -> Found | None:
+        """The best plan that fits, if any is found.
+
+        Where memory is short it has a price, from nothing to more and more until a plan
+        fits: the fullest device counts for all, and only whole plans say how full it
+        is.
+        """
+        best, more, ms_per_byte = None, MORE_PRICES, 0.0
+        for _ in range(MOST_PRICES):
+            found = self._best_choice(ms_per_byte)
+            if found.fits() and (
+                best is None or found.step_ms() < best.assignment.step_ms()
+            ):
+                best = Found(found, self.relaxed.bound_ms, ms_per_byte)
+            more -= best is not None
+            if np.isinf(self.limit_bytes) or more < 0 or (best and not ms_per_byte):
+                break
+            first = MEMORY_PRICE * self.relaxed.bound_ms / self.limit_bytes
+            ms_per_byte = DEARER * ms_per_byte or first
+        return best
+
+    def _best_choice(self, ms_per_byte: float) -> Assignment:
+        """The best plan of all choices at a price of memory."""
+        best: Assignment | None = None
+        for seed, chosen in enumerate(self.choices):
+            found = self.place(chosen, np.random.default_rng(seed), ms_per_byte)
+            if np.isinf(self.limit_bytes) and not found.fits():
+                return found  # memory is short
+            if best is None or found.rank(self.limit_bytes) < best.rank(
+                self.limit_bytes
+            ):
+                best = found
+        assert best is not None
+        if not best.fits():
+            return best
+        memory = self.limit_bytes, ms_per_byte
+        best = self.search.iterate(best, np.random.default_rng(0), *memory)
+        return swap_shards(best, self.search.movable, *memory)
+
     def place(
-        self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float
+        self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
     ) -> Assignment:
         """A plan that begins with these candidates, ``[tables]``."""
-        search, memory = self.search, (self.limit_bytes, ms_per_byte)
-        assignment = search.construct(chosen, ms_per_byte)
-        assignment = search.improve(assignment, dice, *memory)
-        assignment = search.close_storages(assignment, dice, *memory)
-        return swap_shards(assignment, search.movable, *memory)
-
-
-def _starts(relaxations: Sequence[Relaxation], limit_bytes: float) -> list[Start]:
-    """Those of the lowest bound first; none of exchanges for which memory is short."""
-    solved = [(each, each.solve(limit_bytes)) for each in relaxations]
-    starts = [Start(r, s, limit_bytes) for r, s in solved if s is not None]
-    return sorted(starts, key=lambda start: start.relaxed.bound_ms)
-
-
-def _search(starts: Sequence[Start], ms_per_byte: float) -> Assignment | None:
-    """The best of all starts at a price of memory; None if there are none."""
-    best: Assignment | None = None
-    for start in starts:
-        if best and start.relaxed.bound_ms > best.step_ms() / PROMISING:
-            continue
-        for seed, chosen in enumerate(start.choices):
-            dice = np.random.default_rng(seed)
-            found = start.place(chosen, dice, ms_per_byte)
-            limit_bytes = start.limit_bytes
-            if best is None or found.rank(limit_bytes) < best.rank(limit_bytes):
-                best = found
-    return best
+        memory = self.limit_bytes, ms_per_byte
+        found = self.search.construct(chosen, ms_per_byte)
+        found = self.search.improve(found, dice, *memory)
+        found = self.search.close_storages(found, dice, *memory)
+        return swap_shards(found, self.search.movable, *memory)
 
 
 def table_bytes(instance: Instance) -> float:
@@ -185,10 +200,10 @@ def table_bytes(instance: Instance) -> float:
     return total / instance.workload.devices
 
 
-def shortage(instance: Instance, relaxations: Sequence[Relaxation]) -> str:
+def shortage(instance: Instance) -> str:
     """What is short, by how much, where, and what would make it fit."""
-    least_bytes = min(each.least_bytes() for each in relaxations)
     forced = any(force.is_fixed for force in instance.forced)
+    least_bytes = Relaxation(instance).least_bytes()
     said = instance.memory.shortage(least_bytes, table_bytes(instance), forced)
     whole = [table for table in instance.tables if not table.cached]
     if not whole:

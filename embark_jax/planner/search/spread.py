@@ -1,97 +1,110 @@
-"""What candidates add to levels if they are spread evenly, and which are dominated."""
+"""What candidates cost if they are spread evenly, and which are dominated.
+
+A candidate adds to the six levels of its storage (``cost/objective.py``), to whether
+that storage is used and the one of its hot rows, and to the update: nine *measures*,
+each of one *row* of the relaxation. Rows are numbered level by level, those of all
+storages together; then come the storages that are used, and last the update.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
 from embark_jax.planner.cost import candidates as kinds
-from embark_jax.planner.cost.objective import LEVEL_NODE, LEVEL_SUMS, LEVELS
+from embark_jax.planner.cost.objective import (
+    LEVEL_GRADIENTS,
+    LEVEL_IDS,
+    LEVEL_LOOKUP,
+    LEVEL_NODE,
+    LEVEL_ROWS,
+    LEVEL_SUMS,
+    LEVELS,
+)
 from embark_jax.planner.search.instance import Instance
 
+USED, USED_HOT, UPDATE = range(len(LEVELS), len(LEVELS) + 3)
+MEASURES = UPDATE + 1
 
-def levels_of(instance: Instance) -> tuple[np.ndarray, np.ndarray]:
-    """``([rows, candidates] mean, [rows, candidates] largest)``: for each level of each
-    storage, whether a storage is used, and time in the update."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spread:
+    """Candidates, spread evenly over all devices.
+
+    Attributes:
+      rows: how many there are.
+      row: ``[measures, candidates]`` which row each is of.
+      mean: ``[measures, candidates]`` what a candidate adds to each device.
+      largest: ``[measures, candidates]`` its largest shard, or 1 for what is used.
+      ms: ``[rows]`` price of each row.
+      alone_ms: ``[candidates]`` time of a table by itself.
+      touched_bytes: ``[candidates]`` of row gradients, of a table by itself.
+    """
+
+    rows: int
+    row: np.ndarray
+    mean: np.ndarray
+    largest: np.ndarray
+    ms: np.ndarray
+    alone_ms: np.ndarray
+    touched_bytes: np.ndarray
+
+
+def spread_evenly(instance: Instance) -> Spread:
+    """All candidates of an instance."""
     each, objective = instance.candidates, instance.objective
     storages, devices = len(objective.storages), objective.devices
+    ids = each.loads[kinds.CERTAIN] + objective.slack * each.loads[kinds.EXPECTED]
+    own = {
+        LEVEL_SUMS: each.loads[kinds.SUMS],
+        LEVEL_IDS: ids,
+        LEVEL_ROWS: each.loads[kinds.ROWS],
+        LEVEL_LOOKUP: each.loads[kinds.LOOKUP_MS],
+        LEVEL_GRADIENTS: each.loads[kinds.GRADIENTS_MS],
+        UPDATE: each.loads[kinds.UPDATE_MS],
+    }
+    mean, largest = np.zeros((2, MEASURES, len(each)))
+    for level, loads in own.items():
+        mean[level] = each.reduced(np.add, loads) * each.column_shards / devices
+        largest[level] = each.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
     nodes = np.ceil(each.row_shards / gpus)  # on as few as go, each on another device
-    ids = each.loads[kinds.CERTAIN] + objective.slack * each.loads[kinds.EXPECTED]
-    loads = np.stack(
-        [
-            each.loads[kinds.SUMS],
-            ids,
-            each.loads[kinds.ROWS],
-            each.loads[kinds.LOOKUP_MS],
-            each.loads[kinds.GRADIENTS_MS],
-            each.loads[kinds.UPDATE_MS],
-        ]
+    largest[LEVEL_NODE] = each.hierarchical * largest[LEVEL_SUMS]
+    mean[LEVEL_NODE] = largest[LEVEL_NODE] * nodes * each.column_shards * gpus / devices
+    largest[USED], largest[USED_HOT] = 1.0, each.hot_rows > 0
+    row = np.arange(MEASURES)[:, None] * storages + each.storage
+    row[USED_HOT] = USED * storages + np.maximum(each.hot_storage, 0)
+    row[UPDATE] = rows = (USED + 1) * storages
+    ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, [1.0]])
+    touched = np.minimum(mean[LEVEL_IDS] * devices, mean[LEVEL_ROWS])
+    return Spread(
+        *(rows + 1, row, mean, largest, ms),
+        alone_ms=each.everywhere_ms + (ms[row] * mean).sum(axis=0),
+        touched_bytes=objective.row_gradient_bytes[each.storage] * touched,
     )
-    total = each.reduced(np.add, loads) * each.column_shards / devices
-    top = each.reduced(np.maximum, loads)
-    rows = (len(LEVELS) + 1) * storages + 1
-    mean, largest = np.zeros((2, rows, len(each)))
-    number = np.arange(len(each))
-    for level in LEVELS:
-        if level != LEVEL_NODE:
-            mean[level * storages + each.storage, number] = total[level]
-            largest[level * storages + each.storage, number] = top[level]
-    staged = np.flatnonzero(each.hierarchical)
-    row = LEVEL_NODE * storages + each.storage[staged]
-    on_nodes = nodes[staged] * each.column_shards[staged]
-    mean[row, staged] = top[LEVEL_SUMS, staged] * on_nodes * gpus / devices
-    largest[row, staged] = top[LEVEL_SUMS, staged]
-    used = len(LEVELS) * storages
-    largest[used + each.storage, number] = 1.0
-    hot = np.flatnonzero(each.hot_rows)
-    largest[used + each.hot_storage[hot], hot] = 1.0
-    mean[-1], largest[-1] = total[-1], top[-1]
-    return mean, largest
 
 
-def undominated(
-    instance: Instance,
-    chosen: np.ndarray,
-    mean: np.ndarray,
-    largest: np.ndarray,
-    touched_bytes: np.ndarray,
-) -> np.ndarray:
-    """``[chosen]`` whether none of the same group and storage is as good or better."""
-    each, storages = instance.candidates, len(instance.objective.storages)
-    s = each.storage[chosen]
-    levels = np.arange(len(LEVELS))[:, None] * storages + s
+def undominated(instance: Instance, spread: Spread) -> np.ndarray:
+    """``[candidates]`` whether no other of the same table and storage is as good in
+    every measure, time and bytes; of equals the first stays."""
+    each = instance.candidates
     measures = np.concatenate(
         [
-            mean[levels, chosen],
-            largest[levels, chosen],
-            mean[-1:, chosen],
-            largest[-1:, chosen],
-            each.everywhere_ms[None, chosen],
-            each.everywhere_bytes[None, chosen],
-            touched_bytes[None, chosen],
-            each.hot_rows[None, chosen] > 0,  # which take another storage
+            *(spread.mean, spread.largest),
+            [each.everywhere_ms, each.everywhere_bytes, spread.touched_bytes],
         ]
     )
-    keep = np.ones(len(chosen), bool)
-    fixed = [owners is not None for owners in instance.owners]
-    pairs = each.table[chosen] * storages + s
+    pairs = each.table * len(instance.objective.storages) + each.storage
     order = np.argsort(pairs, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1):
-        if len(members) == 1 or fixed[each.table[chosen[members[0]]]]:
-            continue
-        mine = measures[:, members]
-        no_more = (mine[:, :, None] <= mine[:, None, :]).all(axis=0)
-        # Of equals the first stays.
-        equal = no_more & no_more.T
-        before = np.tri(len(members), k=-1, dtype=bool).T
-        keep[members] = ~(no_more & (~equal | before)).any(axis=0)
-    return keep
-
-
-def alone_ms(instance: Instance) -> np.ndarray:
-    """``[candidates]`` time of a table by itself, spread evenly over the devices."""
-    objective, each = instance.objective, instance.candidates
-    mean, _ = levels_of(instance)
-    fixed_ms = np.zeros_like(objective.fixed_ms)
-    prices = np.concatenate([objective.prices.reshape(-1), fixed_ms, [1.0]])
-    return each.everywhere_ms + prices @ mean
+    measures, pairs = measures[:, order], pairs[order]
+    keep = np.ones(len(pairs), bool)
+    for shift in range(1, int(np.unique(pairs, return_counts=True)[1].max())):
+        one, other = measures[:, :-shift], measures[:, shift:]
+        alike = pairs[:-shift] == pairs[shift:]
+        no_more = alike & (one <= other).all(axis=0)
+        keep[shift:] &= ~no_more
+        keep[:-shift] &= no_more | ~(alike & (other <= one).all(axis=0))
+    found = np.zeros(len(pairs), bool)
+    found[order] = keep
+    return found

@@ -19,19 +19,14 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import milp
 
-from embark_jax.planner.cost.candidates import (
-    CERTAIN,
-    EXPECTED,
-    GRADIENTS_MS,
-    LOOKUP_MS,
-    UPDATE_MS,
-)
+from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.objective import (
     LEVEL_GRADIENTS,
     LEVEL_IDS,
     LEVEL_LOOKUP,
 )
 from embark_jax.planner.search.relaxation import Relaxation, Solution
+from embark_jax.planner.search.spread import UPDATE
 
 LARGE = 0.1
 """Share of a level from which on a shard is large."""
@@ -46,25 +41,27 @@ GAP = 1e-3
 
 
 class WholeProgram:
-    """The mixed-integer program of one exchange.
+    """The mixed-integer program of one instance.
 
     Attributes:
-      relaxed: the relaxation's solution.
+      relaxation, relaxed: the relaxation, without any candidate left out, and its
+        solution.
+      limit_bytes: of memory on a device.
+      sizes: ``(row, size)`` of large shards.
     """
 
     def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
         self.relaxation, self.relaxed = relaxation, relaxed
         self.limit_bytes = limit_bytes
         self.sizes: list[tuple[int, float]] = []
-        self._counts: dict[tuple[int, float], np.ndarray] = {}
         instance = relaxation.instance
-        each, storages = instance.candidates, len(instance.objective.storages)
-        ids = each.loads[CERTAIN] + instance.objective.slack * each.loads[EXPECTED]
-        self.shards = {
-            LEVEL_IDS * storages: ids,
-            LEVEL_LOOKUP * storages: each.loads[LOOKUP_MS],
-            LEVEL_GRADIENTS * storages: each.loads[GRADIENTS_MS],
-            relaxation.rows - 1: each.loads[UPDATE_MS],
+        loads = instance.candidates.loads
+        slack = instance.objective.slack
+        self._loads = {
+            LEVEL_IDS: loads[kinds.CERTAIN] + slack * loads[kinds.EXPECTED],
+            LEVEL_LOOKUP: loads[kinds.LOOKUP_MS],
+            LEVEL_GRADIENTS: loads[kinds.GRADIENTS_MS],
+            UPDATE: loads[kinds.UPDATE_MS],
         }
         self.add_sizes(relaxed)
 
@@ -72,132 +69,99 @@ class WholeProgram:
         """Adds the sizes of the large shards that a solution takes; whether any is
         new."""
         relaxation, number = self.relaxation, len(self.sizes)
-        taken = solution.tables[relaxation.live] > 1e-6
+        tables = solution.tables[relaxation.live]
+        largest = relaxation.largest[:, np.flatnonzero(tables > 1e-6)]
         levels = np.maximum(
-            relaxation.mean @ solution.tables[relaxation.live],
-            np.where(taken, relaxation.largest, 0.0).max(axis=1),
+            relaxation.mean @ tables, largest.max(axis=1).toarray()[:, 0]
         )
-        for r in range(relaxation.rows):
-            if self._kind(r) is None or levels[r] <= 0:
+        for r in np.flatnonzero(levels > 0).tolist():
+            if self._measure(r) not in self._loads:
                 continue
-            sizes = np.unique(relaxation.largest[r, taken])
-            for size in sizes[sizes > 0]:
-                mine = [known for known in self.sizes if known[0] == r]
-                alike = any(abs(q / size - 1) < ALIKE for _, q in mine)
+            mine = [size for row, size in self.sizes if row == r]
+            for size in np.unique(largest[r].data).tolist():
+                alike = any(abs(q / size - 1) < ALIKE for q in mine)
                 if size >= LARGE * levels[r] and not alike and len(mine) < MOST_SIZES:
-                    self.sizes.append((r, float(size)))
+                    mine.append(size)
+                    self.sizes.append((r, size))
         return len(self.sizes) > number
 
-    def _kind(self, r: int) -> np.ndarray | None:
-        """``[row shards]`` the loads of a level, if large shards are counted in it."""
+    def _measure(self, row: int) -> int:
         storages = len(self.relaxation.instance.objective.storages)
-        if r == self.relaxation.rows - 1:
-            return self.shards[r]
-        return self.shards.get(r // storages * storages)
+        return UPDATE if row == self.relaxation.spread.rows - 1 else row // storages
 
-    def _count(self, r: int, size: float) -> np.ndarray:
+    def _counts(self, row: int, size: float) -> np.ndarray:
         """``[live]`` how many shards of this size a candidate takes the room of."""
-        if (r, size) not in self._counts:
-            relaxation = self.relaxation
-            each = relaxation.instance.candidates
-            kind = self._kind(r)
-            assert kind is not None
-            unit = size * relaxation.unit[r] * (1 - 1e-9)
-            counts = each.reduced(np.add, np.floor(kind / unit)) * each.column_shards
-            here = relaxation.mean[r] > 0
-            self._counts[r, size] = counts[relaxation.live] * here
-        return self._counts[r, size]
+        relaxation = self.relaxation
+        each = relaxation.instance.candidates
+        unit = size * relaxation.unit[row] * (1 - 1e-9)
+        shards = np.floor(self._loads[self._measure(row)] / unit)
+        counts = each.reduced(np.add, shards) * each.column_shards
+        here = relaxation.mean[row].toarray()[0] > 0
+        return counts[relaxation.live] * here
 
-    def solve(
-        self, best_ms: float, seconds: float = np.inf, nodes: int | None = None
-    ) -> tuple[Solution, bool]:
+    def solve(self, best_ms: float, seconds: float) -> tuple[Solution, bool]:
         """``(bound and candidates, whether the solver came to its end)``; no plan that
         is better than ``best_ms`` is below the bound.
 
         Args:
           best_ms: of a plan that is known.
-          seconds, nodes: after which the solver gives up.
+          seconds: after which the solver gives up.
         """
-        relaxation = self.relaxation
-        instance, rows = relaxation.instance, relaxation.rows
+        relaxation, rows = self.relaxation, self.relaxation.spread.rows
+        instance, live = relaxation.instance, len(relaxation.live)
         above = self.relaxed.bound_ms + self.relaxed.above_ms[relaxation.live]
         kept = np.flatnonzero(above <= best_ms)
         group, counts = relaxation.group[kept], instance.counts
-        mean, largest = relaxation.mean[:, kept], relaxation.largest[:, kept]
         number, sizes = len(kept), len(self.sizes)
-        # x, then t of candidates of alike tables, y, and n.
+        # x of candidates, t of those of alike tables, y of rows, and n of sizes.
         many = np.flatnonzero(counts[group] > 1)
-        y = number + len(many)
-        n = y + rows
-        width = n + sizes
-        each = np.arange(number)
-        times = relaxation.times()
-        cost = np.concatenate(
-            [
-                times[kept],
-                np.zeros(len(many)),
-                times[len(relaxation.live) :],
-                np.zeros(sizes),
-            ]
+        largest = relaxation.largest[:, kept]
+        alone = counts[relaxation.group] == 1
+        keys, columns, _ = relaxation.shards
+        singles = relaxation.largest_rows(np.unique(keys[alone[columns]])).tocsc()
+        of_alike = largest[:, many].tocoo()
+        each = sparse.csr_matrix(
+            (of_alike.data, (np.arange(of_alike.nnz), of_alike.col)),
+            (of_alike.nnz, len(many)),
         )
-        scale = float(cost.max())
-        entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        height = 0
-
-        def add(rows_of, columns, values, high: int) -> None:
-            nonlocal height
-            rows_of, columns, values = np.broadcast_arrays(rows_of, columns, values)
-            entries.append((height + rows_of, columns, values))
-            height += high
-
-        r, c = np.nonzero(mean)
-        add(r, c, mean[r, c], 0)
-        add(np.arange(rows), y + np.arange(rows), -1.0, rows)
-        # The largest shard of the candidate that each single table takes, by group.
-        single = counts[group] == 1
-        r, c = np.nonzero(largest * single)
-        pairs, row = np.unique(r * len(counts) + group[c], return_inverse=True)
-        add(row, c, largest[r, c], 0)
-        add(np.arange(len(pairs)), y + pairs // len(counts), -1.0, len(pairs))
-        r, t = np.nonzero(largest[:, many])
-        add(np.arange(len(r)), number + t, largest[r, many[t]], 0)
-        add(np.arange(len(r)), y + r, -1.0, len(r))
-        add(np.arange(len(many)), many, 1.0, 0)
-        taken = -counts[group[many]].astype(float)
-        add(np.arange(len(many)), number + np.arange(len(many)), taken, len(many))
-        for i, (r_of, size) in enumerate(self.sizes):
-            count = self._count(r_of, size)[kept]
-            some = np.flatnonzero(count)
-            add(0, some, count[some] / instance.objective.devices, 0)
-            add(0, np.array([n + i]), -1.0, 1)
-            add(0, np.array([n + i, y + r_of]), np.array([size, -1.0]), 1)
-        limits = np.zeros(height)
+        taken = sparse.csr_matrix(sparse.identity(number))[many]
+        size_row = np.array([r for r, _ in self.sizes], int)
+        in_rooms = [self._counts(r, size)[kept] for r, size in self.sizes]
+        rooms = np.array(in_rooms).reshape(sizes, number) / instance.objective.devices
+        of_rows = sparse.csr_matrix(sparse.identity(rows))
+        blocks = [
+            [relaxation.mean[:, kept], None, -of_rows, None],
+            [singles[:, kept], None, singles[:, live:], None],
+            [None, each, -of_rows[of_alike.row], None],
+            [taken, -sparse.diags(counts[group[many]].astype(float)), None, None],
+            [sparse.csr_matrix(rooms), None, None, -sparse.identity(sizes)],
+            [None, None, -of_rows[size_row], sparse.diags([q for _, q in self.sizes])],
+        ]
+        matrix = sparse.csr_matrix(sparse.bmat(blocks))
+        limits = np.zeros(len(matrix.indptr) - 1)
+        widths = number, len(many), rows, sizes
         if np.isfinite(self.limit_bytes):
             shares, fixed = relaxation.memory()
-            for share, more in zip(shares / self.limit_bytes, fixed, strict=True):
-                add(0, each, share[kept], 0)
-                add(0, y + np.arange(rows), share[len(relaxation.live) :], 1)
-                limits = np.append(limits, 1 - more / self.limit_bytes)
-        row, column, value = map(np.concatenate, zip(*entries, strict=True))
-        matrix = sparse.csr_matrix((value, (row, column)), (height, width))
+            shares = np.split(shares / self.limit_bytes, [live], axis=1)
+            parts = shares[0][:, kept], np.zeros((2, len(many))), shares[1]
+            memory = np.concatenate([*parts, np.zeros((2, sizes))], axis=1)
+            matrix = sparse.vstack([matrix, sparse.csr_matrix(memory)])
+            limits = np.append(limits, 1 - fixed / self.limit_bytes)
         tables = sparse.csr_matrix(
-            (np.ones(number), (group, each)), (len(counts), width)
+            (np.ones(number), (group, np.arange(number))), (len(counts), sum(widths))
         )
-        whole = np.ones(width)
-        whole[y:n] = 0
-        upper = np.full(width, np.inf)
-        upper[:number], upper[number:y] = counts[group], 1
-        options: dict[str, float] = {"mip_rel_gap": GAP}
-        if np.isfinite(seconds):
-            options["time_limit"] = seconds
-        if nodes is not None:
-            options["node_limit"] = nodes
+        ms = relaxation.cost[kept], np.zeros(len(many)), relaxation.cost[live:]
+        cost = np.concatenate([*ms, np.zeros(sizes)])
+        scale = float(cost.max())
+        whole = np.repeat([1, 1, 0, 1], widths)
+        upper = np.full(sum(widths), np.inf)
+        upper[: number + len(many)] = np.append(counts[group], np.ones(len(many)))
         found = milp(
             cost / scale,
             integrality=whole,
-            bounds=(np.zeros(width), upper),
+            bounds=(np.zeros(len(upper)), upper),
             constraints=[(tables, counts, counts), (matrix, -np.inf, limits)],
-            options=options,
+            options={"mip_rel_gap": GAP, "time_limit": seconds},
         )
         chosen = np.zeros(len(instance.candidates))
         if found.x is not None:
@@ -207,5 +171,4 @@ class WholeProgram:
             bound_ms = best_ms
         elif found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
             bound_ms = scale * float(found.mip_dual_bound) * (1 - SAFETY)
-        above_ms = np.zeros(len(chosen))
-        return Solution(bound_ms, chosen, above_ms), found.status != 1
+        return Solution(bound_ms, chosen, np.zeros(len(chosen))), found.status != 1
