@@ -99,30 +99,23 @@ def _range_ms(priced: Priced) -> np.ndarray:
     """``[ranges]`` the part of the step that each is for: at every level its part of
     the fullest device's load, so that they sum to the step."""
     candidates, _, loads, objective = priced
-    slack = objective.slack
     levels, prices = objective.levels(loads), objective.prices
     total_ms = candidates.everywhere_ms.copy()
     total_ms += (objective.fixed_ms / np.maximum(loads.tables, 1))[candidates.storage]
-    own = loads.own
-    ids = own[kinds.CERTAIN] + slack * own[kinds.EXPECTED]
-    level_loads = {
-        LEVEL_SUMS: (own[kinds.SUMS], (kinds.SUMS,), (1.0,)),
-        LEVEL_IDS: (ids, (kinds.CERTAIN, kinds.EXPECTED), (1.0, slack)),
-        LEVEL_LOOKUP: (own[kinds.LOOKUP_MS], (kinds.LOOKUP_MS,), (1.0,)),
-        LEVEL_GRADIENTS: (own[kinds.GRADIENTS_MS], (kinds.GRADIENTS_MS,), (1.0,)),
-    }
+    held = objective.counted(loads.own, at_least=True)
     last = int(np.argmax(loads.update_ms))
     for i in range(len(candidates)):
         s, owners = candidates.storage[i], priced.owners[i]
         shards = candidates.shard_loads(i)
         row_shard = np.arange(len(owners)) // candidates.column_shards[i]
-        for level, (held, of_kinds, weights) in level_loads.items():
-            fullest = int(np.argmax(held[s]))
-            mine = np.dot(weights, shards[list(of_kinds)])[row_shard]
-            if held[s, fullest] > 0:
-                share = mine[owners == fullest].sum() / held[s, fullest]
+        counted = objective.counted(shards, at_least=True)[:, row_shard]
+        for level in (LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS):
+            fullest = int(np.argmax(held[level, s]))
+            if held[level, s, fullest] > 0:
+                mine = counted[level, owners == fullest].sum()
+                share = mine / held[level, s, fullest]
                 total_ms[i] += share * prices[level, s] * levels[level, s]
-        total_ms[i] += shards[kinds.UPDATE_MS][row_shard][owners == last].sum()
+        total_ms[i] += counted[-1, owners == last].sum()
         if candidates.hierarchical[i]:
             node = int(np.argmax(loads.node_sums[s]))
             mine = loads.of_nodes(i, owners)[node]

@@ -160,13 +160,26 @@ class Objective:
         # Tables that were removed again leave rounding errors below zero.
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
+    def counted(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
+        """``[6, ...]`` what has a price of ``[7, ...]`` loads: in the order of levels
+        partial sums, capacity, rows, ms of lookup and of gradients, and last the ms of
+        the update. With ``at_least`` without what chance adds to a capacity, so that
+        the parts of a sum add up."""
+        found = np.empty((6, *own.shape[1:]))
+        found[LEVEL_SUMS], found[LEVEL_ROWS] = own[SUMS], own[ROWS]
+        found[LEVEL_IDS] = (
+            own[CERTAIN] + self.slack * own[EXPECTED]
+            if at_least
+            else self.capacities(own[CERTAIN], own[EXPECTED])
+        )
+        found[LEVEL_LOOKUP], found[LEVEL_GRADIENTS] = own[LOOKUP_MS], own[GRADIENTS_MS]
+        found[-1] = own[UPDATE_MS]
+        return found
+
     def levels(self, loads: Loads) -> np.ndarray:
         """``[levels, storages]`` of the fullest devices."""
-        own = loads.own
-        ids = self.capacities(own[CERTAIN], own[EXPECTED])
-        phases_ms = own[LOOKUP_MS], own[GRADIENTS_MS]
-        each = [own[SUMS], ids, own[ROWS], *phases_ms, loads.node_sums]
-        return np.stack([load.max(axis=1) for load in each])
+        own = self.counted(loads.own)[:LEVEL_NODE].max(axis=2)
+        return np.concatenate([own, loads.node_sums.max(axis=1)[None]])
 
     def step_ms(self, loads: Loads) -> float:
         """What a step takes at most."""

@@ -21,19 +21,11 @@ import numpy as np
 from embark_jax.planner.cost.candidates import (
     CERTAIN,
     EXPECTED,
-    GRADIENTS_MS,
-    LOOKUP_MS,
-    ROWS,
     SUMS,
     UPDATE_MS,
 )
 from embark_jax.planner.cost.objective import (
-    LEVEL_GRADIENTS,
-    LEVEL_IDS,
-    LEVEL_LOOKUP,
     LEVEL_NODE,
-    LEVEL_ROWS,
-    LEVEL_SUMS,
 )
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -111,12 +103,13 @@ class Insertion:
 
     def __init__(self, assignment: Assignment, power: int, ms_per_byte: float = 0.0):
         self.assignment, self.power = assignment, power
-        objective, self.ms_per_byte = assignment.instance.objective, ms_per_byte
+        self._objective = objective = assignment.instance.objective
+        self.ms_per_byte = ms_per_byte
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = objective.prices + ms_per_byte * unit_bytes
-        kinds = [LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS]
-        kinds += [LEVEL_ROWS] * bool(ms_per_byte)
-        self._prices, self._node_prices = prices[kinds], prices[LEVEL_NODE]
+        # Of what is counted on each device, the update last.
+        self._prices = np.append(prices[:LEVEL_NODE], np.ones((1, prices.shape[1])), 0)
+        self._node_prices = prices[LEVEL_NODE]
         self._storage_ms = np.zeros(len(objective.storages))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)
@@ -137,19 +130,19 @@ class Insertion:
     def _reprice(self, s: int) -> None:
         """Prices one storage anew."""
         loads = self.assignment.loads
-        means = _norm(self._kinds(loads.own[:, s])[:-1], self.power)
-        ms = float(self._prices[:, s] @ means)
+        means = _norm(self._objective.counted(loads.own[:, s]), self.power)
+        ms = float(self._prices[:-1, s] @ means[:-1])
         if self._node_prices[s]:
             ms += self._node_prices[s] * float(_norm(loads.node_sums[s], self.power))
         self._storage_ms[s] = ms
 
     def smooth_cost(self) -> float:
         """The smooth cost of the tables that are in."""
-        loads, objective = self.assignment.loads, self.assignment.instance.objective
+        loads = self.assignment.loads
         return float(
             self._storage_ms.sum()
             + _norm(loads.update_ms, self.power)
-            + objective.fixed_ms @ (loads.tables > 0)
+            + self._objective.fixed_ms @ (loads.tables > 0)
             + loads.everywhere_ms
             + self.ms_per_byte * loads.everywhere_bytes
         )
@@ -161,18 +154,19 @@ class Insertion:
         s = shortlist.storage
         own = loads.own[:, s]
         own[UPDATE_MS] = loads.update_ms
-        held = self._kinds(np.stack([own, own + shortlist.largest[:, :, None]], axis=1))
+        with_largest = own + shortlist.largest[:, :, None]
+        held = self._objective.counted(np.stack([own, with_largest], axis=1))
         scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
         powers = _power(held / scale[:, None], power)
-        prices = np.concatenate([self._prices[:, s], np.ones((1, len(s)))])
-        prices = prices * scale[:, :, 0]
+        prices = self._prices[:, s] * scale[:, :, 0]
         scores = np.einsum("kc,kcd->cd", prices, powers[:, 1] - powers[:, 0])
         devices = np.argsort(scores, axis=1, kind="stable")
         costs = self._everywhere(shortlist)
         if len(shortlist.staged):
             self._choose_nodes(shortlist, scores, costs, devices)
         each = np.arange(len(s))[:, None]
-        after = self._kinds(own[:, each, devices] + shortlist.loads) / scale
+        after = own[:, each, devices] + shortlist.loads
+        after = self._objective.counted(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
         costs += (prices * growth).sum(axis=0)
         best = int(np.argmin(costs))
@@ -226,20 +220,6 @@ class Insertion:
             + fixed_ms[hot] * opened_hot
             + self.ms_per_byte * each.everywhere_bytes[shortlist.chosen]
         )
-
-    def _kinds(self, own: np.ndarray) -> np.ndarray:
-        """``[kinds, ...]`` what is priced of ``[7, ...]`` loads: partial sums, places
-        for ids, ms of lookup and gradients, rows if memory has a price, and last the
-        update."""
-        kinds = np.empty((6 if self.ms_per_byte else 5, *own.shape[1:]))
-        objective = self.assignment.instance.objective
-        kinds[0] = own[SUMS]
-        kinds[1] = objective.capacities(own[CERTAIN], own[EXPECTED])
-        kinds[2], kinds[3] = own[LOOKUP_MS], own[GRADIENTS_MS]
-        if self.ms_per_byte:
-            kinds[4] = own[ROWS]
-        kinds[-1] = own[UPDATE_MS]
-        return kinds
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:

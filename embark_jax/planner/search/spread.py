@@ -12,11 +12,8 @@ import dataclasses
 
 import numpy as np
 
-from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.objective import (
-    LEVEL_GRADIENTS,
     LEVEL_IDS,
-    LEVEL_LOOKUP,
     LEVEL_NODE,
     LEVEL_ROWS,
     LEVEL_SUMS,
@@ -55,19 +52,11 @@ def spread_evenly(instance: Instance) -> Spread:
     """All candidates of an instance."""
     each, objective = instance.candidates, instance.objective
     storages, devices = len(objective.storages), objective.devices
-    ids = each.loads[kinds.CERTAIN] + objective.slack * each.loads[kinds.EXPECTED]
-    own = {
-        LEVEL_SUMS: each.loads[kinds.SUMS],
-        LEVEL_IDS: ids,
-        LEVEL_ROWS: each.loads[kinds.ROWS],
-        LEVEL_LOOKUP: each.loads[kinds.LOOKUP_MS],
-        LEVEL_GRADIENTS: each.loads[kinds.GRADIENTS_MS],
-        UPDATE: each.loads[kinds.UPDATE_MS],
-    }
     mean, largest = np.zeros((2, MEASURES, len(each)))
-    for level, loads in own.items():
-        mean[level] = each.reduced(np.add, loads) * each.column_shards / devices
-        largest[level] = each.reduced(np.maximum, loads)
+    counted = objective.counted(each.loads, at_least=True)
+    for measure, loads in zip((*LEVELS[:LEVEL_NODE], UPDATE), counted, strict=True):
+        mean[measure] = each.reduced(np.add, loads) * each.column_shards / devices
+        largest[measure] = each.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
     nodes = np.ceil(each.row_shards / gpus)  # on as few as go, each on another device
     largest[LEVEL_NODE] = each.hierarchical * largest[LEVEL_SUMS]

@@ -11,16 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import (
-    CERTAIN,
-    EXPECTED,
-    GRADIENTS_MS,
-    LOOKUP_MS,
-    ROWS,
-    SUMS,
-    UPDATE_MS,
-)
-from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_ROWS, LEVEL_SUMS
+from embark_jax.planner.cost.candidates import UPDATE_MS
+from embark_jax.planner.cost.objective import LEVEL_NODE
 from embark_jax.planner.search.assignment import Assignment
 
 EVENNESS = 1e-3
@@ -84,8 +76,7 @@ class _Swaps:
         )
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = (objective.prices + ms_per_byte * unit_bytes)[:, s]
-        each_ms = prices[LEVEL_SUMS], prices[LEVEL_IDS], 1.0, 1.0, prices[LEVEL_ROWS]
-        self.price = np.array([*each_ms, 1.0])
+        self.price = np.append(prices[:LEVEL_NODE], 1.0)
         loads = [
             each.shard_loads(int(assignment.candidate[table]))[
                 :, index // int(each.column_shards[assignment.candidate[table]])
@@ -175,8 +166,5 @@ class _Swaps:
 
     def _costs(self, own: np.ndarray) -> np.ndarray:
         """``[6, ...]`` ms that each level would have, of ``[7, ...]`` loads."""
-        objective = self.objective
-        ids = objective.capacities(own[CERTAIN], own[EXPECTED])
-        each = [own[SUMS], ids, own[LOOKUP_MS], own[GRADIENTS_MS], own[ROWS]]
-        each.append(own[UPDATE_MS])
-        return self.price.reshape(-1, *[1] * (own.ndim - 1)) * np.stack(each)
+        price = self.price.reshape(-1, *[1] * (own.ndim - 1))
+        return price * self.objective.counted(own)

@@ -19,7 +19,6 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import milp
 
-from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.objective import (
     LEVEL_GRADIENTS,
     LEVEL_IDS,
@@ -55,14 +54,10 @@ class WholeProgram:
         self.limit_bytes = limit_bytes
         self.sizes: list[tuple[int, float]] = []
         instance = relaxation.instance
-        loads = instance.candidates.loads
-        slack = instance.objective.slack
-        self._loads = {
-            LEVEL_IDS: loads[kinds.CERTAIN] + slack * loads[kinds.EXPECTED],
-            LEVEL_LOOKUP: loads[kinds.LOOKUP_MS],
-            LEVEL_GRADIENTS: loads[kinds.GRADIENTS_MS],
-            UPDATE: loads[kinds.UPDATE_MS],
-        }
+        counted = instance.objective.counted(instance.candidates.loads, at_least=True)
+        levels = (LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS)
+        self._loads = {level: counted[level] for level in levels}
+        self._loads[UPDATE] = counted[-1]
         self.add_sizes(relaxed)
 
     def add_sizes(self, solution: Solution) -> bool:
