@@ -101,7 +101,7 @@ def test_tensorboard_shows_every_number_of_the_log(trained):
     assert shown == logged
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
@@ -110,8 +110,12 @@ def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
     out = tmp_path / f"curves.{suffix}"
     outcome = embark("plot", trained[1], unfinished, "--out", out)
     assert (outcome.code, outcome.err) == (0, "")
-    start = {"png": b"\x89PNG", "svg": b"<?xml"}[suffix]
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!DOCTYPE html>"}[suffix]
     assert out.read_bytes().startswith(start)
+    if suffix == "html":
+        final = runs.final(trained[1])
+        assert f">{final['test_auc']:.5g}<" in out.read_text()
+        assert f"Plan of {trained[1]}" in out.read_text()
 
 
 def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):

@@ -20,6 +20,7 @@ from docs import pictures, site_reference
 from embark_jax import cli, config_io, fleet
 from embark_jax.config import ExperimentConfig
 from embark_jax.planner import read_table_list
+from tests import runs
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "pages"
@@ -216,10 +217,19 @@ def test_every_config_key_is_explained():
             assert name == "kind" or f"| `{name}` |" in page
 
 
-def test_the_key_of_a_metric_is_explained():
+@pytest.mark.slow
+def test_every_key_of_the_metrics_and_every_file_of_a_run_is_explained(tmp_path):
     page = (DOCS / "reference/run_folder.md").read_text()
-    for key in ("loss", "auc", "samples_per_s", "recompilations", "best_step"):
-        assert f"`{key}`" in page
+    run_folder = tmp_path / "run"
+    config = runs.write_config(tmp_path)
+    embark = runs.embark("train", config, "--workdir", run_folder)
+    assert embark.code == 0
+    for record in runs.records(run_folder):
+        for key in record:
+            key = re.sub(r"^(test|validation)_(?!bad)", "", key.partition("/")[0])
+            assert re.search(rf"`{key}(/\w+)?`", page), key
+    for path in run_folder.iterdir():
+        assert f"`{path.name}" in page
 
 
 def test_pictures_are_as_their_program_draws_them():

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from embark_jax.cli.arguments import say
-from embark_jax.config import ConfigError
+from embark_jax.config import ConfigError, read_text
+from embark_jax.planner import Plan
 
-FORMATS = (".png", ".svg")
+FORMATS = (".png", ".svg", ".html")
 
 
 def plot(
@@ -19,7 +20,11 @@ def plot(
         typer.Argument(metavar="WORKDIR...", help="Folders of one or several runs."),
     ],
     out: Annotated[
-        Path, typer.Option(help=f"Picture to write, in {' or '.join(FORMATS)}.")
+        Path,
+        typer.Option(
+            help="Picture to write, in .png or .svg; or a page, in .html, which has "
+            "test metrics and plans, too."
+        ),
     ],
 ) -> None:
     """Draw loss, AUC, throughput and fill of buffers, of finished runs or not."""
@@ -34,5 +39,22 @@ def plot(
         if not records:
             raise LogError(f"{workdir}: has logged nothing yet")
         runs[str(workdir)] = records
-    run_curves(runs).savefig(out)
+    if out.suffix == ".html":
+        from embark_jax.train.run_page import page
+
+        out.write_text(page(runs, _plans(workdirs)), "utf-8")
+    else:
+        run_curves(runs).savefig(out)
     say(f"plot is in {out}")
+
+
+def _plans(workdirs: list[Path]) -> dict[str, Plan]:
+    """The plans of the runs that have one."""
+    found = {}
+    for workdir in workdirs:
+        if (path := workdir / "plan.json").exists():
+            try:
+                found[str(workdir)] = Plan.from_json(read_text(path))
+            except ValueError as error:
+                raise ConfigError(f"{path}: {error}") from None
+    return found

@@ -248,7 +248,7 @@ OPTIONS = [
     _option(
         "a picture in another format",
         "plot run --out a.txt",
-        "--out is a.txt: must end in .png or .svg",
+        "--out is a.txt: must end in .png or .svg or .html",
     ),
     _option(
         "a run to resume that is not named",

@@ -66,17 +66,22 @@ def page(plan: Plan) -> str:
     """A whole page, which names each table."""
     title = escape(summary.headline(plan))
     each = _section("Every table", _decisions(plan, each=True), False)
+    return whole_page(f"Plan: {title}", _body(plan, True, each))
+
+
+def whole_page(title: str, body: str) -> str:
+    """A page that needs no other file; ``title`` and ``body`` are HTML."""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>Plan: {title}</title><style>{PAGE_STYLE}</style></head><body>"
-        f"{_body(plan, True, each)}<script>{SORT}</script></body></html>\n"
+        f"<title>{title}</title><style>{PAGE_STYLE}{STYLE}</style></head>"
+        f"<body>{body}<script>{SORT}</script></body></html>\n"
     )
 
 
 def fragment(plan: Plan) -> str:
     """For a notebook: all but the answers is folded."""
-    return _body(plan, False)
+    return f"<style>{STYLE}</style>{_body(plan, False)}"
 
 
 def _body(plan: Plan, is_open: bool, last: str = "") -> str:
@@ -101,7 +106,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         *(_list(title, sentences) for title, sentences in answers.items()),
         "</div>",
         *(
-            _section(title, _image(figure, title), is_open)
+            _section(title, image(figure, title), is_open)
             for title, figure in drawn.items()
             if figure is not None
         ),
@@ -109,7 +114,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         _section(summary.PATH_TITLE, _critical_path(path), is_open) if path else "",
         last,
     ]
-    return f'<div class="embark-plan"><style>{STYLE}</style>{"".join(parts)}</div>'
+    return f'<div class="embark-plan">{"".join(parts)}</div>'
 
 
 def _phases(path: dict[str, float]) -> str:
@@ -166,7 +171,7 @@ def _decisions(plan: Plan, each: bool) -> str:
             )
         )
     headings = ("table", "rows", "dim", "ids", "ms", "share", "placement", "devices")
-    return _table((*headings, "why"), rows)
+    return table((*headings, "why"), rows)
 
 
 def _critical_path(phase_ms: dict[str, float]) -> str:
@@ -175,10 +180,10 @@ def _critical_path(phase_ms: dict[str, float]) -> str:
         ((name, name), (f"{ms:.3f}", ms), (f"{ms / total_ms:.1%}", ms))
         for name, ms in phase_ms.items()
     ]
-    return _table(("phase", "ms", "share"), rows)
+    return table(("phase", "ms", "share"), rows)
 
 
-def _table(
+def table(
     headings: Iterable[str], rows: Iterable[Iterable[tuple[str, str | float]]]
 ) -> str:
     """Cells are what is shown, and what the column is sorted by."""
@@ -192,11 +197,11 @@ def _table(
         + "</tr>"
         for row in rows
     )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'
+    found = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{found}</div>'
 
 
-def _image(figure: Figure, title: str) -> str:
+def image(figure: Figure, title: str) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
     data = base64.b64encode(buffer.getvalue()).decode()
