@@ -3,8 +3,9 @@
 A *move* takes a table out and inserts it anew, in the candidate and on the owners that
 add least. Passes over all tables go on with ever higher powers of the smooth cost: low
 ones see what all loads add up to, high ones the fullest devices. Where no move helps
-any more, many tables are taken out together and inserted anew: all of one storage, or
-half of all at random (https://doi.org/10.1007/0-306-48056-5_11, iterated local search).
+any more, many tables are taken out together and inserted anew: those in RB, all with
+as many column shards, or half of all at random (iterated local search,
+https://doi.org/10.1007/0-306-48056-5_11).
 The best assignment on the way is kept, by the true cost.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from embark_jax.planner.cost.candidates import CLUSTERS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.insertion import Insertion, Shortlist
 from embark_jax.planner.search.instance import Instance
@@ -27,8 +29,8 @@ FIRST_POWER = 8
 """Power of the smooth cost by which tables are inserted at first."""
 POWERS_AGAIN = (16, 64, 256)
 """The same of an assignment that was good but for what has changed."""
-CLOSING_POWERS = (64,)
-"""The same after all tables of a storage have moved."""
+ANEW_POWER = 64
+"""Power by which tables that were taken out together are inserted again."""
 PASSES = 2
 """Over all tables, with each power."""
 FAILURES = 2
@@ -74,6 +76,9 @@ class LocalSearch:
             mine = order[begin : min(begin + most, end)]
             mine = mine[np.isfinite(relaxed.above_ms[mine])]
             self.shortlists.append(Shortlist(instance, mine))
+        # With many unlike tables, this many more searches would take too long.
+        usable = np.isfinite(relaxed.above_ms)
+        self._cuts = [] if self.is_large else _cuts(instance, order, usable)
 
     def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:
         """Inserts all tables: those with forced owners first, then those whose row
@@ -109,6 +114,7 @@ class LocalSearch:
         limit_bytes: float = np.inf,
         ms_per_byte: float = 0.0,
         powers: Sequence[int] = POWERS,
+        shortlists: Mapping[int, Shortlist] | None = None,
     ) -> Assignment:
         """The best assignment on the way of all passes.
 
@@ -118,36 +124,42 @@ class LocalSearch:
           limit_bytes: of memory on a device.
           ms_per_byte: what memory is taken to cost.
           powers: of the smooth costs.
+          shortlists: by group, the candidates to move to; None takes ``shortlists``.
         """
+        shortlists = shortlists or dict(enumerate(self.shortlists))
         best, best_rank = assignment.copy(), assignment.rank(limit_bytes)
         for power in powers:
             for _ in range(PASSES):
-                moved = self._pass(Insertion(assignment, power, ms_per_byte), dice)
+                insertion = Insertion(assignment, power, ms_per_byte)
+                moved = self._pass(insertion, dice, shortlists)
                 if (now := assignment.rank(limit_bytes)) < best_rank:
                     best, best_rank = assignment.copy(), now
                 if not moved:
                     break
         return best
 
-    def close_storages(
+    def recut(
         self,
         assignment: Assignment,
         dice: np.random.Generator,
         limit_bytes: float = np.inf,
         ms_per_byte: float = 0.0,
     ) -> Assignment:
-        """Moves all tables of one storage to others, storage by storage, where that
-        makes a better assignment: none would go alone while the others stay."""
-        best, storage = assignment, self.instance.candidates.storage
-        if self.is_large or best.rank(limit_bytes).excess_bytes:  # it gains little
-            return best
-        for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
-            tables = np.flatnonzero(storage[best.candidate] == s)
-            if others := self._outside(s, tables):
-                trial = self._insert_anew(best, tables, others, ms_per_byte)
-                memory = limit_bytes, ms_per_byte
-                trial = self.improve(trial, dice, *memory, CLOSING_POWERS)
-                best = min(best, trial, key=lambda each: each.rank(limit_bytes))
+        """Gives all tables in RB the same number of column shards, each number in turn,
+        where that makes a better assignment: none would go alone, since shards of
+        another width lie in another storage, with exchanges of its own."""
+        best, each = assignment, self.instance.candidates
+        group = self.instance.group
+        for shortlists in self._cuts:
+            pooled = each.cluster[best.candidate] == CLUSTERS.index("rb")
+            tables = np.flatnonzero(
+                pooled & self.movable & np.isin(group, [*shortlists])
+            )
+            trial = self._insert_anew(best, tables, shortlists, ms_per_byte)
+            memory = limit_bytes, ms_per_byte
+            offered = dict(enumerate(self.shortlists)) | shortlists
+            trial = self.improve(trial, dice, *memory, POWERS, offered)
+            best = min(best, trial, key=lambda each: each.rank(limit_bytes))
         return best
 
     def iterate(
@@ -169,19 +181,6 @@ class LocalSearch:
             best = min(best, trial, key=lambda each: each.rank(limit_bytes))
         return best
 
-    def _outside(self, s: int, tables: np.ndarray) -> dict[int, Shortlist]:
-        """By group, candidates of these tables in other storages than this one; none if
-        one has none, or if there are no tables."""
-        groups = np.unique(self.instance.group[tables]).tolist()
-        mine = {g: self.shortlists[g] for g in groups}
-        others = {
-            g: each.only(np.flatnonzero(each.storage != s)) for g, each in mine.items()
-        }
-        able = self.movable[tables].all() and all(
-            len(o.chosen) for o in others.values()
-        )
-        return others if able else {}
-
     def _insert_anew(
         self,
         assignment: Assignment,
@@ -192,7 +191,7 @@ class LocalSearch:
         """Another assignment, in which these tables were taken out together and then
         inserted one after the other, each as a candidate of its group's shortlist."""
         trial = assignment.copy()
-        insertion = Insertion(trial, CLOSING_POWERS[0], ms_per_byte)
+        insertion = Insertion(trial, ANEW_POWER, ms_per_byte)
         for table in tables.tolist():
             insertion.take(table)
         for table in tables.tolist():
@@ -200,7 +199,12 @@ class LocalSearch:
             insertion.put(table, *insertion.best(shortlist)[1:])
         return trial
 
-    def _pass(self, insertion: Insertion, dice: np.random.Generator) -> bool:
+    def _pass(
+        self,
+        insertion: Insertion,
+        dice: np.random.Generator,
+        shortlists: Mapping[int, Shortlist],
+    ) -> bool:
         """Tries to move every table; whether any moved."""
         assignment, moved = insertion.assignment, False
         failures: Counter[tuple[int, int]] = Counter()
@@ -214,7 +218,7 @@ class LocalSearch:
             if failures[group, candidate] >= FAILURES:
                 continue
             insertion.take(table)
-            growth, other, devices = insertion.best(self.shortlists[group])
+            growth, other, devices = insertion.best(shortlists[group])
             after = insertion.smooth_cost() + growth
             if after < (1 - LEAST_GAIN) * cost:
                 candidate, owners = other, devices
@@ -223,3 +227,32 @@ class LocalSearch:
                 failures[group, candidate] += 1
             insertion.put(table, candidate, owners)
         return moved
+
+
+def _cuts(
+    instance: Instance, order: np.ndarray, usable: np.ndarray
+) -> list[dict[int, Shortlist]]:
+    """For each number of column shards, by group: candidates in RB with so many, and
+    those in other clusters.
+
+    Args:
+      instance: what is planned.
+      order: of candidates, the promising ones of each group first.
+      usable: ``[candidates]``.
+    """
+    each = instance.candidates
+    pooled = each.cluster == CLUSTERS.index("rb")
+    order = order[usable[order]]
+    groups = [order[each.table[order] == g] for g in range(len(instance.counts))]
+    found = []
+    for columns in np.unique(each.column_shards[pooled & usable]).tolist():
+        cut = pooled & (each.column_shards == columns)
+        found.append({})
+        for g, mine in enumerate(groups):
+            kept = [
+                mine[cut[mine]][:FEW_CANDIDATES],
+                mine[~pooled[mine]][:FEW_CANDIDATES],
+            ]
+            if len(kept[0]):
+                found[-1][g] = Shortlist(instance, np.concatenate(kept))
+    return found

@@ -176,6 +176,7 @@ class Start:
         if not best.fits():
             return best
         memory = self.limit_bytes, ms_per_byte
+        best = self.search.recut(best, np.random.default_rng(0), *memory)
         best = self.search.iterate(best, np.random.default_rng(0), *memory)
         return swap_shards(best, self.search.movable, *memory)
 
@@ -186,7 +187,6 @@ class Start:
         memory = self.limit_bytes, ms_per_byte
         found = self.search.construct(chosen, ms_per_byte)
         found = self.search.improve(found, dice, *memory)
-        found = self.search.close_storages(found, dice, *memory)
         return swap_shards(found, self.search.movable, *memory)
 
 
