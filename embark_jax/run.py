@@ -118,7 +118,7 @@ def _run(
             setup.save_sources(workdir)
             (workdir / "plan.json").write_text(setup.plan.to_json())
             (workdir / "plan.html").write_text(page(setup.plan), "utf-8")
-            say(console, f"the whole plan, and why: {workdir / 'plan.html'}")
+            say(console, f"the whole plan, with reasons: {workdir / 'plan.html'}")
         with (
             MetricsLog(workdir, resume_at=trainer.step, writes=main) as log,
             stopping(functools.partial(say_at_end, console)) as stop,

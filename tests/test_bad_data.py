@@ -153,7 +153,10 @@ def test_mended_ids_are_counted_also_over_a_resume(train, folder, tmp_path, on_b
             k: v for k, v in runs.final(tmp_path / "run").items() if "bad_ids" in k
         }
         assert counts == {"bad_ids/user": training, "test_bad_ids/user": test_set}
-        assert f"training: {training:,} bad ids of 'user' were mended\n" in outcome.out
+        assert (
+            f"training: {training:,} bad ids of 'user' were dropped or hashed\n"
+            in outcome.out
+        )
         assert f"the test set: {test_set:,} bad ids of 'user'" in outcome.out
 
 

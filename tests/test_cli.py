@@ -74,7 +74,7 @@ def test_a_run_leaves_all_it_should(trained):
         "tables: 1 in RB, 1 in UB, 1 in DP",
     ]
     assert first <= 8
-    assert f"the whole plan, and why: {workdir / 'plan.html'}" in lines[:first]
+    assert f"the whole plan, with reasons: {workdir / 'plan.html'}" in lines[:first]
     assert (workdir / "plan.html").read_text().startswith("<!DOCTYPE html>")
     # Without a terminal: a line for each record, nothing that moves, 80 columns.
     assert [

@@ -61,7 +61,7 @@ def verify(
             folder,
             lambda done, total: progress.update(task, completed=done, total=total),
         )
-    say(f"{found.files:,} files, {found.bytes:,} bytes: all as they were written")
+    say(f"{found.files:,} files, {found.bytes:,} bytes: all match the manifest")
 
 
 @app.command("stats")

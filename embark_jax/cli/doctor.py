@@ -33,9 +33,9 @@ def doctor() -> None:
     console.print(devices)
 
     if kinds[0][0] == "cpu":
-        say("A CPU is made to look like as many devices as a config's mesh has.")
+        say("On a CPU, training makes as many devices as the config's mesh has.")
 
-    compiling = Table("of XLA", "here", title="Compilation")
+    compiling = Table("setting", "value", title="Compilation")
     for name in GPU_FLAGS:
         compiling.add_row(f"{name}, on GPUs", _flag(name))
     settings: Any = jax.config  # whose attributes type checkers do not know
@@ -50,7 +50,7 @@ def doctor() -> None:
     for name, reason in embark_kernels.availability().items():
         kernels.add_row(name, "no" if reason else "yes", reason)
     console.print(kernels)
-    say("A config chooses by embedding.kernels: xla (unless given), auto, or a name.")
+    say("To choose in a config: embedding.kernels, xla unless given, auto, or a name.")
 
 
 def _flag(name: str) -> str:

@@ -27,7 +27,10 @@ def show_result(record: dict[str, Any], console: Console) -> None:
         for name, count in record.items():
             if name.startswith(prefix):
                 feature = name.removeprefix(prefix)
-                say(console, f"{where}: {count:,} bad ids of {feature!r} were mended")
+                say(
+                    console,
+                    f"{where}: {count:,} bad ids of {feature!r} were dropped or hashed",
+                )
     missing = {k: n for k, n in record.items() if k.startswith("missing_dense/")}
     for name, count in missing.items():
         column = name.removeprefix("missing_dense/")

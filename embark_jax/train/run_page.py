@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from embark_jax.planner import Plan
 from embark_jax.planner.report import html
@@ -49,7 +50,7 @@ def _results(runs: Mapping[str, Records]) -> str:
     return html.table(("run", *(key.removeprefix(SPLIT) for key in metrics)), rows)
 
 
-def _final(records: Records) -> dict[str, float]:
+def _final(records: Records) -> dict[str, Any]:
     """What a run ended with: its test metrics, and its median throughput."""
     found = {
         key: value
