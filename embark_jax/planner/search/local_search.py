@@ -31,17 +31,15 @@ POWERS_AGAIN = (16, 64, 256)
 """The same of an assignment that was good but for what has changed."""
 ANEW_POWER = 64
 """Power by which tables that were taken out together are inserted again."""
-PASSES = 2
-"""Over all tables, with each power."""
 FAILURES = 2
 """Failures of alike tables in a pass, after which the others are not tried."""
-MOST_CANDIDATES, FEW_CANDIDATES = 32, 8
+MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
 """Candidates of a table that are tried: those that the relaxation likes best; fewer in
 a model of more unlike tables than ``MANY``."""
 MANY = 64
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
-TABLES, MOST_TIMES = 400, 16
+TABLES, MOST_TIMES = 400, 4
 """How often half of all tables are taken out: so many tables in all, at most so many
 times."""
 
@@ -129,13 +127,9 @@ class LocalSearch:
         shortlists = shortlists or dict(enumerate(self.shortlists))
         best, best_rank = assignment.copy(), assignment.rank(limit_bytes)
         for power in powers:
-            for _ in range(PASSES):
-                insertion = Insertion(assignment, power, ms_per_byte)
-                moved = self._pass(insertion, dice, shortlists)
-                if (now := assignment.rank(limit_bytes)) < best_rank:
-                    best, best_rank = assignment.copy(), now
-                if not moved:
-                    break
+            self._pass(Insertion(assignment, power, ms_per_byte), dice, shortlists)
+            if (now := assignment.rank(limit_bytes)) < best_rank:
+                best, best_rank = assignment.copy(), now
         return best
 
     def recut(
@@ -204,9 +198,9 @@ class LocalSearch:
         insertion: Insertion,
         dice: np.random.Generator,
         shortlists: Mapping[int, Shortlist],
-    ) -> bool:
-        """Tries to move every table; whether any moved."""
-        assignment, moved = insertion.assignment, False
+    ) -> None:
+        """Tries to move every table."""
+        assignment = insertion.assignment
         failures: Counter[tuple[int, int]] = Counter()
         cost = insertion.smooth_cost()
         for table in dice.permutation(np.flatnonzero(self.movable)).tolist():
@@ -222,11 +216,10 @@ class LocalSearch:
             after = insertion.smooth_cost() + growth
             if after < (1 - LEAST_GAIN) * cost:
                 candidate, owners = other, devices
-                cost, moved = after, True
+                cost = after
             else:
                 failures[group, candidate] += 1
             insertion.put(table, candidate, owners)
-        return moved
 
 
 def _cuts(

@@ -21,6 +21,8 @@ CROWDING = (0.0, 0.5, 1.0, 0.25)
 GROUPS = 240
 """Groups of alike tables in all roundings together: of models with more of them, fewer
 roundings are improved."""
+PROMISING = 1.02
+"""Times the best step, up to which a start with this bound is searched."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
 """Where memory is short: what all of it is taken to cost at first, in step times, and
 times that price from one search to the next."""
@@ -75,9 +77,11 @@ def _search(instance: Instance, limit_bytes: float) -> Found | None:
     starts.sort(key=lambda start: start.relaxed.bound_ms)
     best: Found | None = None
     for start in starts:
-        if best and start.relaxed.bound_ms >= best.assignment.step_ms():
-            break  # none of its plans is better
+        if best and start.relaxed.bound_ms * PROMISING > best.assignment.step_ms():
+            break
         found = start.search_plan()
+        if found is None and np.isinf(limit_bytes):
+            return None  # memory is short
         if found and (
             not best or found.assignment.step_ms() < best.assignment.step_ms()
         ):
@@ -163,19 +167,15 @@ class Start:
 
     def _best_choice(self, ms_per_byte: float) -> Assignment:
         """The best plan of all choices at a price of memory."""
-        best: Assignment | None = None
-        for seed, chosen in enumerate(self.choices):
-            found = self.place(chosen, np.random.default_rng(seed), ms_per_byte)
-            if np.isinf(self.limit_bytes) and not found.fits():
-                return found  # memory is short
-            if best is None or found.rank(self.limit_bytes) < best.rank(
-                self.limit_bytes
-            ):
-                best = found
-        assert best is not None
+        placed = [
+            self.place(chosen, np.random.default_rng(seed), ms_per_byte)
+            for seed, chosen in enumerate(self.choices)
+        ]
+        limit_bytes = self.relaxation.instance.memory.limit_bytes
+        best = min(placed, key=lambda each: each.rank(limit_bytes))
         if not best.fits():
             return best
-        memory = self.limit_bytes, ms_per_byte
+        memory = limit_bytes, ms_per_byte
         best = self.search.recut(best, np.random.default_rng(0), *memory)
         best = self.search.iterate(best, np.random.default_rng(0), *memory)
         return swap_shards(best, self.search.movable, *memory)
