@@ -22,6 +22,7 @@ import generated
 
 from embark_jax.fleet import dgx_h100
 from embark_jax.planner import (
+    ForcedPlacement,
     Placement,
     ProgramModel,
     Workload,
@@ -100,8 +101,10 @@ def compare(case: dict[str, Any], given: argparse.Namespace) -> dict[str, Any] |
     """Steps, bounds and CPU seconds; None where the tables do not fit."""
     tables, features, workload = request(case)
     model, begun = ProgramModel(workload), time.process_time()
+    names = [each.name for each in tables] if given.cold else []
+    forced = dict.fromkeys(names, ForcedPlacement(hot_rows=0))
     try:
-        made = plan_for(workload, tables, features)
+        made = plan_for(workload, tables, features, forced=forced)
     except ValueError:
         return None
     result = {
@@ -111,7 +114,9 @@ def compare(case: dict[str, Any], given: argparse.Namespace) -> dict[str, Any] |
         "cpu_s": time.process_time() - begun,
     }
     if given.certify:
-        proven = plan_for(workload, tables, features, certify_s=given.certify)
+        proven = plan_for(
+            workload, tables, features, forced=forced, certify_s=given.certify
+        )
         result["certified_step_ms"] = proven.prediction.step_ms
         result["certified_bound_ms"] = proven.prediction.lower_bound_ms
     if given.before is not None:
@@ -177,6 +182,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout of another version")
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--certify", type=float, default=0.0)
+    parser.add_argument("--cold", action="store_true", help="without hot rows")
     parser.add_argument(
         "--only", default="", help='part of a case, such as "published"'
     )
