@@ -8,7 +8,7 @@ it needs of its operands once and writes its results once:
 - of an array that is sliced or gathered from, the rows that are asked for, of an array
   that rows are scattered into those rows, which are read before if something is added
   to them. A row at any place is at least a sector; where the array fits in the cache,
-  each of its bytes moves at most once;
+  or its rows come in order, each of its bytes moves at most once;
 - a sort as often as a radix sort of digits of eight bits does
   (https://arxiv.org/abs/2206.01784), whatever the compiler takes where no GPU is;
 - a loop so many times as it is known to turn, else once; of a conditional the branch
@@ -179,7 +179,10 @@ class Program:
         if each.opcode == "fusion":
             lines = self._computations[each.called[0]]
             inputs = {n for n, line in lines.items() if line.opcode == "parameter"}
-            return self._kernel_bytes(lines, inputs, self._roots[each.called[0]])
+            root = self._roots[each.called[0]]
+            if root.opcode == "sort":
+                return _sort_bytes([lines[name] for name in root.operands])
+            return self._kernel_bytes(lines, inputs, root)
         if found := COLLECTIVE.match(each.opcode):
             if found[1] in ("all-gather", "reduce-scatter"):
                 started = operand_bytes if found[2] else 0
@@ -187,8 +190,7 @@ class Program:
             return operand_bytes, operand_bytes
         target = TARGET.search(each.rest)
         if each.opcode == "sort" or (target and "RadixSort" in target[1]):
-            digits = operands[0].item_bytes[0]
-            return operand_bytes * digits + operands[0].bytes, operand_bytes * digits
+            return _sort_bytes(operands)
         if target and target[1].startswith("__cublas"):
             results = (n * b for n, b in zip(each.sizes, each.item_bytes, strict=True))
             return operand_bytes, next(results)  # what follows is its workspace
@@ -216,7 +218,7 @@ class Program:
             made = _behind_bitcasts(lines, result)
             if made.opcode == "scatter":
                 indices, updates = (lines[name] for name in made.operands[1:3])
-                written += _rows_bytes(made, indices, updates)
+                written += _rows_bytes(made, made, indices, updates)
             elif made.opcode == "dynamic-update-slice":
                 written += lines[made.operands[1]].bytes
             else:
@@ -231,14 +233,18 @@ class Program:
                 match user.opcode, place:
                     case "gather", 0 if name in inputs:
                         indices = lines[user.operands[1]]
-                        rows_bytes[name] += share * _rows_bytes(operand, indices, user)
+                        rows_bytes[name] += share * _rows_bytes(
+                            user, operand, indices, user
+                        )
                     case "gather", 0:
                         wanted[name] += elements
                     case "scatter", 0:
                         indices, updates = (lines[each] for each in user.operands[1:3])
                         combined = self._roots[user.called[0]]
                         if combined.opcode != "parameter":
-                            rows_bytes[name] += _rows_bytes(user, indices, updates)
+                            rows_bytes[name] += _rows_bytes(
+                                user, user, indices, updates
+                            )
                     case "dynamic-update-slice", 0:
                         pass
                     case "slice" | "dynamic-slice", 0:
@@ -268,18 +274,25 @@ def _instruction(found: re.Match) -> Instruction:
     )
 
 
+def _sort_bytes(operands: list[Instruction]) -> tuple[float, float]:
+    """Of sorting keys, the first operand, with what comes along."""
+    keys = operands[0]
+    moved = keys.item_bytes[0] * sum(each.bytes for each in operands)
+    return moved + keys.bytes, moved
+
+
 def _behind_bitcasts(lines: dict[str, Instruction], each: Instruction) -> Instruction:
     while each.opcode == "bitcast":
         each = lines[each.operands[0]]
     return each
 
 
-def _rows_bytes(array: Instruction, index: Instruction, rows: Instruction) -> float:
-    """Of rows that are read or written where an index says, in an array."""
+def _rows_bytes(
+    user: Instruction, array: Instruction, index: Instruction, rows: Instruction
+) -> float:
+    """Of rows that a gather or scatter reads or writes in an array."""
     moved_bytes = float(rows.bytes)
-    if array.bytes <= CACHE_BYTES:
+    if array.bytes <= CACHE_BYTES or "indices_are_sorted=true" in user.rest:
         return min(moved_bytes, array.bytes)
-    if "indices_are_sorted=true" in array.rest + rows.rest:
-        return moved_bytes
     count = index.size // max(index.dims[0][-1:] or (1,))
     return max(moved_bytes, count * SECTOR_BYTES)

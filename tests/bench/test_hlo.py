@@ -109,6 +109,14 @@ def test_a_sort_reads_and_writes_once_a_digit_and_counts_the_digits():
     assert moved(entry) == [("s", 4 * 8000 + 4000, 4 * 8000)]
 
 
+def test_a_sort_that_makes_its_positions_is_a_sort():
+    body = """  %k = u16[1000]{0} parameter(0)
+  %i = s32[1000]{0} iota(), iota_dimension=0
+  ROOT %s = (u16[1000]{0}, s32[1000]{0}) sort(%k, %i), dimensions={0}, to_apply=%sum"""
+    call, called = fusion(body, "(u16[1000]{0}, s32[1000]{0})")
+    assert moved(call, called) == [("f", 2 * 6000 + 2000, 2 * 6000)]
+
+
 def test_a_kernel_moves_what_its_name_declares():
     entry = f"""  %t = {TABLE}{{1,0}} parameter(0)
   ROOT %k = f32[8]{{0}} custom-call(%t), custom_call_target="mosaic_gpu_v2", \
