@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from embark_kernels import Implementation
+from embark_kernels import Implementation, RowGroups
 
 from embark_jax.embedding.indexing import StorageIndex
 
@@ -27,6 +27,22 @@ class RowGradients(NamedTuple):
 
     slot: jax.Array
     gradient: jax.Array
+
+
+class Summands(NamedTuple):
+    """What adds up to the row gradients of a device; as of ``sum_groups``.
+
+    Attributes:
+      groups: the entries, grouped by row.
+      values: ``[m, width]``.
+      source: ``[n]`` the value of each entry.
+      weight: ``[n]`` float32, or None.
+    """
+
+    groups: RowGroups
+    values: jax.Array
+    source: jax.Array
+    weight: jax.Array | None
 
 
 class Cluster(Protocol):
@@ -52,6 +68,10 @@ class Cluster(Protocol):
 
     def lookup(self, block: jax.Array, route: Route) -> jax.Array:
         """Weighted sums of the rows of each bag, ``[batch, outputs, width]``."""
+        ...
+
+    def summands(self, gradients: jax.Array, route: Route) -> Summands | None:
+        """What ``row_gradients`` adds up; None where other devices add to it, too."""
         ...
 
     def row_gradients(self, gradients: jax.Array, route: Route) -> RowGradients:

@@ -20,12 +20,12 @@ from embark_kernels import (
     group_rows,
     group_targets,
     pooled_lookup,
-    sum_groups,
 )
 
-from embark_jax.embedding.cluster import RowGradients
+from embark_jax.embedding.cluster import RowGradients, Summands
 from embark_jax.embedding.exchange import gather, own_part, sum_over_devices
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.sharded import sum_up
 from embark_jax.planner.cost.collectives import summed_rows, summed_whole
 from embark_jax.planner.request.wire import WireFormat
 
@@ -93,7 +93,12 @@ class DataParallel:
     def _group(self, slot: jax.Array) -> tuple[RowGroups, jax.Array]:
         slots, implementation = self.index.slots, self.implementation
         if self.index.devices == 1:
-            groups = group_rows(slot.reshape(-1), slots, implementation=implementation)
+            groups = group_rows(
+                slot.reshape(-1),
+                slots,
+                most=self.index.most_rows(len(slot)),
+                implementation=implementation,
+            )
             return groups, groups.row
         place, touched = [], []
         whole = np.flatnonzero(self._column_whole)
@@ -141,15 +146,20 @@ class DataParallel:
             implementation=self.implementation,
         )
 
-    def row_gradients(self, gradients, route):
+    def summands(self, gradients, route):
+        return self._summands(gradients, route) if self.index.devices == 1 else None
+
+    def _summands(self, gradients: jax.Array, route: DataParallelRoute) -> Summands:
         batch, _, width = gradients.shape
-        rows = sum_groups(
-            gradients.reshape(-1, width),
+        return Summands(
             route.groups,
+            gradients.reshape(-1, width),
             self.index.entry_bags(batch),
             None if route.weight is None else route.weight.reshape(-1),
-            implementation=self.implementation,
         )
+
+    def row_gradients(self, gradients, route):
+        rows = sum_up(self._summands(gradients, route), self.implementation)
         if self.index.devices > 1:
             rows = sum_over_devices(rows, self.wire)
         return RowGradients(route.touched, rows)

@@ -128,6 +128,18 @@ class StorageIndex:
     def column_sharded(self) -> bool:
         return self.storage.kind.split
 
+    def most_rows(self, samples: int) -> int:
+        """Different rows that so many samples can ask of one device, at most."""
+        most = np.zeros(self.devices, np.int64)
+        for rows in self.storage.ranges:
+            table = rows.table.name
+            mine = [
+                f.feature.hotness for f in self.features if f.feature.table == table
+            ]
+            asked = min(rows.shard_rows(0), samples * sum(mine))
+            np.add.at(most, self.storage.owners(table).ravel(), asked)
+        return int(most.max())
+
     def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Finds the owner and slot of every entry.
 

@@ -15,14 +15,17 @@ from embark_kernels import (
     bucket_by_owner,
     group_rows,
     sum_bags,
-    sum_groups,
 )
 
-from embark_jax.embedding.cluster import RowGradients
+from embark_jax.embedding.cluster import RowGradients, Summands
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
+from embark_jax.embedding.sharded import (
+    mean_square_over_column_shards,
+    pick,
+    sum_up,
+)
 from embark_jax.planner.request.wire import Wire, piece_blocks
 
 
@@ -84,7 +87,10 @@ class ReductionBased:
             PooledIds(picked(slot, index.slots), picked(bag, bags), weights)
         )
         touched = group_rows(
-            received.slot.reshape(-1), index.slots, implementation=self.implementation
+            received.slot.reshape(-1),
+            index.slots,
+            most=index.most_rows(self.batch * index.devices),
+            implementation=self.implementation,
         )
         return ReductionRoute(received, touched, buckets.position), buckets.needed
 
@@ -116,19 +122,21 @@ class ReductionBased:
         sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
         return self.exchange.sums_to_requesters(sums, self.wire.rows)
 
-    def row_gradients(self, gradients, route):
+    def summands(self, gradients, route):
         received = self.exchange.gradients_to_owners(gradients, self.wire.gradients)
         _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]
         source = jnp.where(bag < bags, requester * bags + bag, -1)
-        rows = sum_groups(
-            received.reshape(-1, received.shape[-1]),
+        return Summands(
             route.touched,
+            received.reshape(-1, received.shape[-1]),
             source.reshape(-1),
             None if weight is None else weight.reshape(-1),
-            implementation=self.implementation,
         )
+
+    def row_gradients(self, gradients, route):
+        rows = sum_up(self.summands(gradients, route), self.implementation)
         return RowGradients(self.touched(route), rows)
 
     def mean_square(self, rows, route):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import sort_positions
+from embark_kernels import Runs, sort_positions
 
 
 class UniqueBuckets(NamedTuple):
@@ -21,12 +21,14 @@ class UniqueBuckets(NamedTuple):
       inverse: ``[n]`` for each entry its place in the flattened buckets;
         ``devices * capacity`` where padded.
       count: ``[devices]`` unique slots for each owner; above capacity it overflowed.
+      runs: the entries sorted by place, as routing has them anyway.
     """
 
     slot: jax.Array
     position: jax.Array
     inverse: jax.Array
     count: jax.Array
+    runs: Runs
 
 
 def unique_by_owner(
@@ -42,6 +44,7 @@ def unique_by_owner(
     """
     n, num_keys = owner.shape[0], devices * slots + 1
     wide = num_keys > 2**31
+    position = jnp.arange(n, dtype=jnp.int32)
     with jax.enable_x64(wide):
         key_type = jnp.uint64 if wide else jnp.uint32
         padding = jnp.asarray(num_keys - 1, key_type)
@@ -52,30 +55,28 @@ def unique_by_owner(
             [jnp.ones(1, bool), sorted_key[1:] != sorted_key[:-1]]
         )
         rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-        unique = jnp.full(n, padding).at[rank].set(sorted_key)
-        edges = jnp.arange(devices + 1, dtype=key_type) * jnp.asarray(slots, key_type)
-        start = jnp.searchsorted(unique, edges).astype(jnp.int32)
         # Every owner's first key is devices * slots at most, which is the padding: the
-        # last start is where padding begins.
+        # last edge is where padding begins.
+        edges = jnp.arange(devices + 1, dtype=key_type) * jnp.asarray(slots, key_type)
+        edge = jnp.searchsorted(sorted_key, edges)
+        start = jnp.append(rank, rank[-1] + 1)[edge]
         count = start[1:] - start[:-1]
         place = jnp.arange(capacity, dtype=jnp.int32)[None]
         filled = place < count[:, None]
-        bucket_key = unique.at[start[:-1, None] + place].get(mode="clip")
-        bucket_slot = (bucket_key - edges[:-1, None]).astype(jnp.int32)
-    first_entry = (
-        jnp.zeros(n, jnp.int32)
-        .at[jnp.where(is_first, rank, n)]
-        .set(order, mode="drop", unique_indices=False)
-    )
-    bucket_position = first_entry.at[start[:-1, None] + place].get(mode="clip")
-    sorted_owner = owner[order]
+        # The sorted entry that is the first of its key.
+        begin = jnp.full(n, n, jnp.int32)
+        begin = begin.at[rank].min(position, indices_are_sorted=True)
+        bucket_begin = begin.at[start[:-1, None] + place].get(mode="clip")
+        bucket_slot = (sorted_key[bucket_begin] - edges[:-1, None]).astype(jnp.int32)
+        sorted_owner = (sorted_key // jnp.asarray(slots, key_type)).astype(jnp.int32)
     offset = rank - start.at[sorted_owner].get(mode="clip")
-    lost = (sorted_owner == devices) | (offset >= capacity)
+    lost = (sorted_key == padding) | (offset >= capacity)
     destination = jnp.where(lost, devices * capacity, sorted_owner * capacity + offset)
     inverse = jnp.zeros(n, jnp.int32).at[order].set(destination, unique_indices=True)
     return UniqueBuckets(
         jnp.where(filled, bucket_slot, slots),
-        jnp.where(filled, bucket_position, n),
+        jnp.where(filled, order[bucket_begin], n),
         inverse,
         count,
+        Runs(order, destination),
     )

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import RowOptimizer, group_rows, update_rows, zeros_after
+from embark_kernels import (
+    RowOptimizer,
+    group_rows,
+    sum_and_update,
+    update_rows,
+    zeros_after,
+)
 from jax import lax
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients
@@ -35,7 +41,18 @@ def update_block(
     gradients = {name: gradients[name] for name in mine}
     mean_factors = {n: mean_factors[n] for n in mine if n in mean_factors}
     if micro_batches == 1:
-        rows = _row_gradients(cluster, route, mean_factors, gradients)
+        joined = _joined(cluster, mean_factors, gradients)
+        whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
+        summands = cluster.summands(joined, route) if whole_rows else None
+        if summands is not None:
+            return sum_and_update(
+                *(block, dict(state), summands.groups, summands.values),
+                *(summands.source, optimizer, summands.weight),
+                apply=apply,
+                step=step,
+                implementation=cluster.implementation,
+            )
+        rows = cluster.row_gradients(joined, route)
         mean_square = None
         if optimizer.row_wise:
             mean_square = cluster.mean_square(rows, route)
@@ -56,12 +73,12 @@ def update_block(
 
 
 @jax.named_scope("row_gradients")
-def _row_gradients(
+def _joined(
     cluster: Cluster,
-    route: Route,
     mean_factors: Mapping[str, jax.Array],
     gradients: Mapping[str, jax.Array],
-) -> RowGradients:
+) -> jax.Array:
+    """``[batch, outputs, width]`` gradients of what a storage's ``lookup`` returned."""
     parts = []
     for feature in cluster.index.features:
         name = feature.feature.name
@@ -69,7 +86,7 @@ def _row_gradients(
         if name in mean_factors:
             gradient = gradient * mean_factors[name][:, None]
         parts.append(feature.disassemble(gradient))
-    return cluster.row_gradients(jnp.concatenate(parts, axis=1), route)
+    return jnp.concatenate(parts, axis=1)
 
 
 def _sum_micro_batches(
@@ -88,7 +105,8 @@ def _sum_micro_batches(
 
     def add(total, part):
         route, mean_factors, gradients, place = part
-        rows = _row_gradients(cluster, route, mean_factors, gradients)
+        joined = _joined(cluster, mean_factors, gradients)
+        rows = cluster.row_gradients(joined, route)
         total = total.at[place].add(rows.gradient, mode="drop", unique_indices=True)
         return total, None
 

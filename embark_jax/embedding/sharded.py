@@ -1,11 +1,12 @@
-"""What RB and UB share."""
+"""What clusters share."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import RowGroups
+from embark_kernels import Implementation, RowGroups, sum_groups
 
+from embark_jax.embedding.cluster import Summands
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 
@@ -13,6 +14,12 @@ from embark_jax.embedding.indexing import StorageIndex
 def pick(values: jax.Array, position: jax.Array, fill: float = 0) -> jax.Array:
     """``values[position]``, with ``fill`` where the position is out of range."""
     return values.at[position].get(mode="fill", fill_value=fill)
+
+
+def sum_up(summands: Summands, implementation: Implementation) -> jax.Array:
+    """``[rows, width]`` sums, to go with ``summands.groups.row``."""
+    groups, values, source, weight = summands
+    return sum_groups(values, groups, source, weight, implementation=implementation)
 
 
 def mean_square_over_column_shards(

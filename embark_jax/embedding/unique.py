@@ -19,12 +19,16 @@ from embark_kernels import (
     sum_groups,
 )
 
-from embark_jax.embedding.cluster import RowGradients
+from embark_jax.embedding.cluster import RowGradients, Summands
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.ragged import Filled, announce, swap_filled
 from embark_jax.embedding.routing import unique_by_owner
-from embark_jax.embedding.sharded import mean_square_over_column_shards, pick
+from embark_jax.embedding.sharded import (
+    mean_square_over_column_shards,
+    pick,
+    sum_up,
+)
 from embark_jax.planner.request.wire import Wire, WireFormat
 
 
@@ -93,9 +97,19 @@ class UniqueBased:
         implementation, places = self.implementation, buckets.position.size
         route = UniqueRoute(
             received_slot,
-            group_rows(received_slot, index.slots, implementation=implementation),
+            group_rows(
+                received_slot,
+                index.slots,
+                most=index.most_rows(len(ids) * index.devices),
+                implementation=implementation,
+            ),
             buckets.inverse.reshape(owner.shape),
-            group_targets(buckets.inverse, places, implementation=implementation),
+            group_targets(
+                buckets.inverse,
+                places,
+                runs=buckets.runs,
+                implementation=implementation,
+            ),
             None if weights is None else weights[:, index.entry_column],
             buckets.position,
             filled,
@@ -137,7 +151,7 @@ class UniqueBased:
             implementation=self.implementation,
         )
 
-    def row_gradients(self, gradients, route):
+    def summands(self, gradients, route):
         index = self.index
         batch, _, width = gradients.shape
         sent = sum_groups(
@@ -151,9 +165,10 @@ class UniqueBased:
         received = self._swap(sent, route.filled, self.wire.gradients)
         received = received.reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
-        rows = sum_groups(
-            received, route.touched, places, implementation=self.implementation
-        )
+        return Summands(route.touched, received, places, None)
+
+    def row_gradients(self, gradients, route):
+        rows = sum_up(self.summands(gradients, route), self.implementation)
         return RowGradients(self.touched(route), rows)
 
     def mean_square(self, rows, route):

@@ -8,6 +8,7 @@ from embark_kernels.config import LookupConfig as LookupConfig
 from embark_kernels.config import UpdateConfig as UpdateConfig
 from embark_kernels.grouping import Buckets as Buckets
 from embark_kernels.grouping import RowGroups as RowGroups
+from embark_kernels.grouping import Runs as Runs
 from embark_kernels.grouping import Unique as Unique
 from embark_kernels.grouping import bucket_by_owner as bucket_by_owner
 from embark_kernels.grouping import group_rows as group_rows
@@ -29,6 +30,7 @@ from embark_kernels.tuning import lookup_key as lookup_key
 from embark_kernels.tuning import tune as tune
 from embark_kernels.tuning import update_key as update_key
 from embark_kernels.update import init_states as init_states
+from embark_kernels.update import sum_and_update as sum_and_update
 from embark_kernels.update import sum_groups as sum_groups
 from embark_kernels.update import update_from_bags as update_from_bags
 from embark_kernels.update import update_rows as update_rows

@@ -25,7 +25,6 @@ def sum_stretches_mosaic_gpu(
     weights: jax.Array | None,
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig,
-    leave_empty: bool,
 ) -> jax.Array:
     """As ``lookup.sum_stretches``; the table has rows, and there are entries."""
     (num_rows, width), entries = table.shape, rows.shape[0]
@@ -86,16 +85,10 @@ def sum_stretches_mosaic_gpu(
                 state = bag, bag_end, total
             return state
 
-        def sum_block():
-            state = (first_bag, offset(first_bag + 1), zeros)
-            chunks = lax.div(end - first + (chunk - 1), jnp.int32(chunk))
-            state = lax.fori_loop(0, chunks, add_chunk, state)
-            write_bags_before(end, state)
-
-        if leave_empty:
-            pl.when(first < end)(sum_block)
-        else:
-            sum_block()
+        state = (first_bag, offset(first_bag + 1), zeros)
+        chunks = lax.div(end - first + (chunk - 1), jnp.int32(chunk))
+        state = lax.fori_loop(0, chunks, add_chunk, state)
+        write_bags_before(end, state)
 
     operands = [table, rows, offsets.reshape(-1)]
     operands += [] if weights is None else [weights]
@@ -106,11 +99,10 @@ def sum_stretches_mosaic_gpu(
         grid_names=("block",),
         **launch_options(),
     )
-    written = min(lines * bags, entries) if leave_empty else lines * bags
     with moves(
         entries * width * table.dtype.itemsize
         + sum(each.size * each.dtype.itemsize for each in operands[1:]),
-        written * width * jnp.dtype(out_dtype).itemsize,
+        lines * bags * width * jnp.dtype(out_dtype).itemsize,
     ):
         sums = kernel(*operands)
     return sums.reshape(lines, bags, width)

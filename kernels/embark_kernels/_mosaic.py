@@ -92,6 +92,17 @@ class Rows:
         else:
             _plgpu.store(ref.at[row], values, optimized=False)
 
+    def load_any(self, ref: Any, row: jax.Array) -> jax.Array:
+        """A row, or the scalar that ``ref`` has for it."""
+        return ref[row, 0] if ref.shape[1] == 1 else self.load(ref, row)
+
+    def store_any(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
+        """Writes a row, or the scalar that ``ref`` has for it."""
+        if ref.shape[1] == 1:
+            ref[row, 0] = values
+        else:
+            self.store(ref, row, values)
+
     def zeros(self) -> jax.Array:
         """``[width]`` float32."""
         zeros = jnp.zeros((self.width,), jnp.float32)
@@ -100,6 +111,13 @@ class Rows:
     def fill(self, scalar: jax.Array) -> jax.Array:
         """``[width]`` copies of a scalar; Mosaic broadcasts nothing implicitly."""
         return jnp.broadcast_to(scalar, (self.width,))
+
+
+def all_have_read() -> None:
+    """No thread of the block goes on before all have read what they read before this:
+    what follows may write there. A scalar is read by every thread, and its store waits
+    for none of them."""
+    plgpu.commit_smem()  # a barrier
 
 
 def sqrt(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from embark_kernels._mosaic import Rows, moves, run_in_place, sqrt
+from embark_kernels._mosaic import Rows, all_have_read, moves, run_in_place, sqrt
 from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
@@ -50,15 +50,6 @@ def update_rows_mosaic_gpu(
         first = lax.axis_index("block") * config.rows_per_block
         end = jnp.minimum(first + config.rows_per_block, listed)
 
-        def load_state(ref, row):
-            return ref[row, 0] if ref.shape[1] == 1 else row_access.load(ref, row)
-
-        def store_state(ref, row, value):
-            if ref.shape[1] == 1:
-                ref[row, 0] = value
-            else:
-                row_access.store(ref, row, value)
-
         def update_chunk(place, listed_row, used):
             # What is not used is read from row 0, which is harmless.
             row = [
@@ -67,8 +58,11 @@ def update_rows_mosaic_gpu(
             ]
             old = [row_access.load(table_ref, each) for each in row]
             gradient = [row_access.load(gradients_ref, each) for each in place]
-            old_state = [[load_state(ref, each) for ref in state_refs] for each in row]
+            old_state = [
+                [row_access.load_any(ref, each) for ref in state_refs] for each in row
+            ]
             square = [[ref[each] for ref in square_refs] for each in place]
+            all_have_read()
             kept = optimizer.kept(factor)
             if kept is not None:
                 old = [math.fill(kept) * each for each in old]
@@ -83,11 +77,9 @@ def update_rows_mosaic_gpu(
 
                 @pl.when(used[i])
                 def _(i=i, change=change, new_states=new_states):
-                    # The row goes first: storing it waits until all threads have
-                    # read what they need, which a scalar's store does not.
                     row_access.store(table_ref, row[i], old[i] - change)
                     for name, ref in zip(names, state_refs, strict=True):
-                        store_state(ref, row[i], new_states[name])
+                        row_access.store_any(ref, row[i], new_states[name])
 
         @pl.loop(0, lax.div(end - first + (chunk - 1), jnp.int32(chunk)))
         def _(index):

@@ -100,6 +100,7 @@ def add_rows(
     source: jax.Array,
     target: jax.Array,
     weights: jax.Array | None,
+    ascending: bool = False,
 ) -> jax.Array:
     """Adds ``weights[i] * values[source[i]]`` to sum ``target[i]``.
 
@@ -108,6 +109,7 @@ def add_rows(
       values: ``[m, width]``.
       source, target: ``[n]`` int32; what is out of range on either side adds nothing.
       weights: ``[n]`` float32 or None.
+      ascending: whether targets that are in range ascend.
 
     Returns:
       The new sums.
@@ -121,6 +123,15 @@ def add_rows(
         if weights is not None:
             rows *= weights[:, None]
         return sums.at[target].add(rows, mode="drop")
+
+    def add_in_order(sums, values, source, target, weights):
+        # Nothing is dropped: what adds nothing adds zeros, so that targets ascend.
+        used = target < size
+        rows = take(values, jnp.where(used, source, -1))
+        if weights is not None:
+            rows *= jnp.where(used, weights, 0.0)[:, None]
+        target = lax.cummax(jnp.where(used, target, 0))
+        return sums.at[target].add(rows, indices_are_sorted=True)
 
     def a_few_at_once(sums, values, source, target, weights):
         entries = source.shape[0]
@@ -141,7 +152,8 @@ def add_rows(
         return lax.fori_loop(0, turns, turn, sums)
 
     arguments = sums, values, source, target, weights
-    return lax.platform_dependent(*arguments, cpu=a_few_at_once, default=add)
+    default = add_in_order if ascending else add
+    return lax.platform_dependent(*arguments, cpu=a_few_at_once, default=default)
 
 
 def zeros_after(values: T, shape: tuple[int, ...]) -> tuple[T, jax.Array]:

@@ -1,8 +1,9 @@
 """Integer work on ids: sorting, making unique, grouping by row, bucketing by owner.
 
-Nothing here depends on parameters, so it can be done a step ahead. Each sort packs key
-and position into one unsigned integer: a one-operand sort is several times faster than
-sorting pairs, and stable by construction.
+Nothing here depends on parameters, so it can be done a step ahead. On CPU each sort
+packs key and position into one unsigned integer: a one-operand sort is several times
+faster there than sorting pairs. A GPU sorts by digits, so there keys are as narrow as
+can be, and positions come along.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from jax import lax
 
 from embark_kernels._implementation import choose
 
-PART = 256
-"""Entries that are summed one after the other; a longer run is cut into parts, so that
-a very hot row keeps many blocks busy instead of one."""
+KEY_TYPES = (jnp.uint16, jnp.uint32, jnp.uint64)
 MARKS_PER_ENTRY = 32
 """Rows a table may have for each entry of a batch to be marked instead of sorted: then
 the marks of all rows take less memory than the sums of the entries."""
@@ -43,13 +42,23 @@ def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array
         raise ValueError(
             f"{keys.shape[0]} keys below {num_keys} need {bits} bits to sort, have 64"
         )
-    with jax.enable_x64(bits > 32 or keys.dtype == jnp.uint64):
+
+    def packed(keys):
         packed_type = jnp.uint64 if bits > 32 else jnp.uint32
         position = jnp.arange(keys.shape[0], dtype=packed_type)
         shift = jnp.asarray(position_bits, packed_type)
         mask = jnp.asarray((1 << position_bits) - 1, packed_type)
         packed = jnp.sort((keys.astype(packed_type) << shift) | position)
         return (packed >> shift).astype(keys.dtype), (packed & mask).astype(jnp.int32)
+
+    def paired(keys):
+        narrow = next(t for t in KEY_TYPES if num_keys <= jnp.iinfo(t).max)
+        position = jnp.arange(keys.shape[0], dtype=jnp.int32)
+        key, order = lax.sort((keys.astype(narrow), position), num_keys=1)
+        return key.astype(keys.dtype), order
+
+    with jax.enable_x64(bits > 32 or keys.dtype == jnp.uint64):
+        return lax.platform_dependent(keys, cpu=packed, default=paired)
 
 
 class Unique(NamedTuple):
@@ -94,28 +103,15 @@ def unique(ids: jax.Array, num_ids: int, capacity: int) -> Unique:
 
 
 class Runs(NamedTuple):
-    """Entries sorted by group, for the kernel: a few stretches for each group.
-
-    A run of equal rows is one stretch, or several where it crosses a multiple of
-    ``PART``: then the sums of all but its first stretch are added to the first.
+    """Entries, those of a group one after the other, for the kernel.
 
     Attributes:
-      order: ``[n]`` entries sorted by group.
-      offsets: ``[stretches + 1]`` where stretches begin among the sorted entries.
-      part: ``[parts]`` stretches that are added to another; -1 where none.
-      part_offsets: ``[parts + 1]`` where those begin that are added to one stretch.
-      part_target: ``[parts]`` that stretch; different ones beyond all where unused.
-      group: ``[stretches]`` the group a stretch holds the sum of; different ones beyond
-        all for unused stretches and those that are added to another. None where
-        stretches are the groups.
+      order: ``[n]`` entries in that order.
+      group: ``[n]`` group of each of them; ``groups`` where padded.
     """
 
     order: jax.Array
-    offsets: jax.Array
-    part: jax.Array
-    part_offsets: jax.Array
-    part_target: jax.Array
-    group: jax.Array | None
+    group: jax.Array
 
 
 class RowGroups(NamedTuple):
@@ -124,30 +120,45 @@ class RowGroups(NamedTuple):
     Attributes:
       row: ``[groups]`` row of each group, each once; different ones at or beyond the
         number of rows where unused.
-      group: ``[n]`` for each entry the group of its row; ``groups`` where padded.
+      entry_group: ``[n]`` for each entry the group of its row; None for the kernel.
       runs: what the kernel needs; None for plain XLA.
     """
 
     row: jax.Array
-    group: jax.Array
+    entry_group: jax.Array | None
     runs: Runs | None
+
+    @property
+    def group(self) -> jax.Array:
+        """``[n]`` for each entry the group of its row; ``groups`` where padded."""
+        if self.runs is None:
+            assert self.entry_group is not None
+            return self.entry_group
+        order, group = self.runs
+        return jnp.zeros_like(group).at[order].set(group, unique_indices=True)
 
 
 def group_rows(
-    rows: jax.Array, num_rows: int, *, implementation: str | None = None
+    rows: jax.Array,
+    num_rows: int,
+    *,
+    most: int | None = None,
+    implementation: str | None = None,
 ) -> RowGroups:
     """Groups entries by row.
 
     Args:
       rows: ``[n]`` int32; outside ``[0, num_rows)`` where padded.
       num_rows: static number of rows.
+      most: how many different ones there can be, if that is known.
       implementation: that will sum the groups; as of ``update.sum_groups``.
     """
     if choose(implementation) == "mosaic_gpu":
         return _group_sorted(rows, num_rows)
+    most = num_rows if most is None else most
+    groups = min(rows.shape[0], num_rows, most)
     if num_rows > MARKS_PER_ENTRY * rows.shape[0]:
         runs = _sort_into_runs(rows, num_rows)
-        groups = min(rows.shape[0], num_rows)
         present = runs.key < num_rows
         run = jnp.where(present, runs.run, groups)
         row = num_rows + jnp.arange(groups, dtype=jnp.int32)
@@ -157,33 +168,38 @@ def group_rows(
             group.at[runs.order].set(run, unique_indices=True),
             None,
         )
-    return _group_marked(rows, num_rows)
+    return _group_marked(rows, num_rows, groups)
 
 
 def group_targets(
-    target: jax.Array, size: int, *, implementation: str | None = None
+    target: jax.Array,
+    size: int,
+    *,
+    runs: Runs | None = None,
+    implementation: str | None = None,
 ) -> RowGroups:
     """As ``group_rows``, with a group for every row, in order: to sum into an array.
 
     Args:
       target: ``[n]`` int32; outside ``[0, size)`` where padded.
       size: static size of the array.
+      runs: the entries by target, if that is known; else the kernel's are sorted.
       implementation: that will sum the groups; as of ``update.sum_groups``.
     """
     row = jnp.arange(size, dtype=jnp.int32)
     group = jnp.where((target >= 0) & (target < size), target, size)
     if choose(implementation) == "xla":
         return RowGroups(row, group, None)
-    found = _group_sorted(target, size)
-    assert found.runs is not None
-    return RowGroups(row, group, found.runs._replace(group=found.row))
+    if runs is not None:
+        return RowGroups(row, None, runs)
+    key, order = sort_positions(group, size + 1)
+    return RowGroups(row, None, Runs(order, key))
 
 
-def _group_marked(rows: jax.Array, num_rows: int) -> RowGroups:
+def _group_marked(rows: jax.Array, num_rows: int, groups: int) -> RowGroups:
     """Without sorting: each row is marked with its first entry. Groups are numbered as
     their rows come, so that sums into them walk through memory as entries do."""
     n = rows.shape[0]
-    groups = min(n, num_rows)
     position = jnp.arange(n, dtype=jnp.int32)
     present = (rows >= 0) & (rows < num_rows)
     key = jnp.where(present, rows, num_rows)
@@ -196,47 +212,17 @@ def _group_marked(rows: jax.Array, num_rows: int) -> RowGroups:
 
 
 def _group_sorted(rows: jax.Array, num_rows: int) -> RowGroups:
-    """A group for each stretch, so that nothing is to be rearranged after summing."""
+    """The first of the sorted entries of a row is the number of its group, so that
+    nothing need be counted."""
     n = rows.shape[0]
     runs = _sort_into_runs(rows, num_rows)
-    parts = (n - 1) // PART if n else 0
-    groups = min(n, num_rows + 1) + parts
     position = jnp.arange(n, dtype=jnp.int32)
-    begins = runs.is_first | (position % PART == 0)
-    group = jnp.cumsum(begins, dtype=jnp.int32) - 1
-    edges = jnp.arange(groups + 1, dtype=jnp.int32)
-    offsets = jnp.searchsorted(group, edges).astype(jnp.int32)
     present = runs.key < num_rows
-    beyond = num_rows + jnp.arange(groups, dtype=jnp.int32)
-    named = jnp.where(runs.is_first & present, group, groups)
-    row = beyond.at[named].set(runs.key, mode="drop")
-
-    cut = PART * jnp.arange(1, parts + 1, dtype=jnp.int32)
-    first_group = group[lax.cummax(jnp.where(runs.is_first, position, 0))]
-    target = first_group[cut]
-    added = ~runs.is_first[cut] & present[cut]
-    target = jnp.where(added, target, -1)
-    before = jnp.concatenate([jnp.full(1, -1, jnp.int32), target[:-1]])[:parts]
-    # Cuts where nothing is added are bags of their own, of one group that is not there.
-    is_new = ~added | (target != before)
-    bag = jnp.cumsum(is_new, dtype=jnp.int32) - 1
-    edges = jnp.arange(parts + 1, dtype=jnp.int32)
-    unused = groups + jnp.arange(parts, dtype=jnp.int32)
-    receives = jnp.where(added & is_new, bag, parts)
-    of_entry = jnp.zeros(n, jnp.int32)
+    first = lax.cummax(jnp.where(runs.is_first, position, 0))
     return RowGroups(
-        row,
-        of_entry.at[runs.order].set(
-            jnp.where(present, first_group, groups), unique_indices=True
-        ),
-        Runs(
-            runs.order,
-            offsets,
-            jnp.where(added, group[cut], -1),
-            jnp.searchsorted(bag, edges).astype(jnp.int32),
-            unused.at[receives].set(target, mode="drop"),
-            None,
-        ),
+        jnp.where(runs.is_first & present, runs.key, num_rows + position),
+        None,
+        Runs(runs.order, jnp.where(present, first, n)),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Literal, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, beyond, sum_columns, take
@@ -112,15 +113,22 @@ def sum_bags(
     line = jnp.arange(lines, dtype=jnp.int32)[:, None] * bags
     target = jnp.where(bag < bags, line + bag, lines * bags).reshape(-1)
     sums = jnp.zeros((lines * bags, table.shape[1]), jnp.float32)
-    sums = add_rows(sums, table, rows.reshape(-1), target, flat_weights)
+    operands = sums, table, rows.reshape(-1), target, flat_weights
+    sums = add_rows(*operands, ascending=True)
     return sums.reshape(lines, bags, -1)
 
 
 def bag_offsets(bag: jax.Array, bags: int) -> jax.Array:
     """``[bags + 1]`` offsets of bags, from the ascending ``[entries]`` bag of each
     entry; entries of bag ``bags`` and beyond lie in none."""
-    edges = jnp.arange(bags + 1, dtype=bag.dtype)
-    return jnp.searchsorted(bag, edges).astype(jnp.int32)
+    bag = jnp.minimum(bag, bags)
+    position = jnp.arange(bag.shape[0], dtype=jnp.int32)
+    is_first = jnp.concatenate([jnp.ones(1, bool), bag[1:] != bag[:-1]])[: bag.size]
+    # All entries of a bag write the same; an empty bag begins where the next one does.
+    first = lax.cummax(jnp.where(is_first, position, 0))
+    begins = jnp.full(bags + 1, bag.shape[0], jnp.int32)
+    begins = begins.at[bag].set(first, indices_are_sorted=True)
+    return lax.cummin(begins, reverse=True)
 
 
 def sum_stretches(
@@ -130,7 +138,6 @@ def sum_stretches(
     weights: jax.Array | None,
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig | None,
-    leave_empty: bool = False,
 ) -> jax.Array:
     """The kernel on bags given by offsets.
 
@@ -143,7 +150,6 @@ def sum_stretches(
       weights: ``[entries]`` or None.
       out_dtype: float32 or bfloat16.
       config: of the kernel; None for the tuned one, or else its heuristic.
-      leave_empty: whether sums of bags without entries need not be written.
 
     Returns:
       ``[lines, bags, width]``.
@@ -159,7 +165,7 @@ def sum_stretches(
         key = lookup_key(width, table.dtype, entries, lines * bags)
         config = tuned(key, LookupConfig.heuristic(width, entries, lines * bags))
     operands = table, rows, offsets, weights
-    return sum_stretches_mosaic_gpu(*operands, out_dtype, config, leave_empty)
+    return sum_stretches_mosaic_gpu(*operands, out_dtype, config)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))

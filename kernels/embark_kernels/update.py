@@ -1,9 +1,9 @@
 """Sparse updates: from gradients to updated rows, each touched row once, in place.
 
 Three steps that can be used alone. ``grouping.group_rows`` groups the entries of a
-batch by row and needs no gradient. ``sum_groups`` sums the gradients of equal rows,
-which is a pooled lookup into the gradients. ``update_rows`` applies the optimizer.
-``update_from_bags`` is all three.
+batch by row and needs no gradient. ``sum_groups`` sums the gradients of equal rows.
+``update_rows`` applies the optimizer. ``sum_and_update`` is the last two, in one kernel
+on a GPU; ``update_from_bags`` is all three.
 
 On a GPU the kernels use no atomics and add in a fixed order: the result is the same in
 every run.
@@ -22,8 +22,7 @@ from jax import lax
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, is_inside, take, zeros_after
 from embark_kernels.config import UpdateConfig
-from embark_kernels.grouping import RowGroups, group_rows
-from embark_kernels.lookup import sum_stretches
+from embark_kernels.grouping import RowGroups, Runs, group_rows
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 from embark_kernels.tuning import tuned, update_key
 
@@ -135,6 +134,7 @@ def update_rows(
     return lax.platform_dependent(*arguments, cpu=block_by_block, default=all_at_once)
 
 
+@jax.named_scope("row_gradients")
 def sum_groups(
     values: jax.Array,
     groups: RowGroups,
@@ -154,8 +154,7 @@ def sum_groups(
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
 
     Returns:
-      ``[groups, width]`` float32, to go with ``groups.row``; anything at groups of
-      ``group_rows`` that are unused, zeros at those of ``group_targets``.
+      ``[groups, width]`` float32, to go with ``groups.row``; zeros where unused.
 
     Raises:
       ValueError: if the implementation is unknown or cannot handle the values, or the
@@ -171,18 +170,82 @@ def sum_groups(
             "mosaic_gpu: the groups were made for xla; group_rows and sum_groups must "
             "be given the same implementation"
         )
-    if weights is not None:
-        weights = weights[runs.order]
-    operands = values, source[runs.order], runs.offsets[None], weights
-    sums = sum_stretches(*operands, jnp.float32, None, leave_empty=True)[0]
-    if runs.part.shape[0]:
-        operands = sums, runs.part, runs.part_offsets[None], None
-        added = sum_stretches(*operands, jnp.float32, None)[0]
-        sums = sums.at[runs.part_target].add(added, mode="drop", unique_indices=True)
-    if runs.group is None:
+    sums = jnp.zeros((groups.row.shape[0], values.shape[1]), jnp.float32)
+    if runs.order.shape[0] == 0 or values.shape[0] == 0 or sums.shape[0] == 0:
         return sums
-    in_order = jnp.zeros((groups.row.shape[0], sums.shape[1]), jnp.float32)
-    return in_order.at[runs.group].set(sums, mode="drop", unique_indices=True)
+    # Imported here: what runs in plain XLA must not need Mosaic.
+    from embark_kernels._runs_kernel import sum_runs
+
+    in_order = _in_order(runs, source, weights)
+    return sum_runs(sums, values, runs.group, *in_order)
+
+
+def sum_and_update(
+    table: jax.Array,
+    states: States,
+    groups: RowGroups,
+    values: jax.Array,
+    source: jax.Array,
+    optimizer: RowOptimizer,
+    weights: jax.Array | None = None,
+    *,
+    apply: jax.typing.ArrayLike = True,
+    step: jax.typing.ArrayLike = 1,
+    implementation: str | None = None,
+) -> tuple[jax.Array, States]:
+    """``update_rows`` with the sums of ``sum_groups``, which the kernel does not write
+    to memory. The table must have whole rows, if the rule is row-wise.
+
+    Args:
+      table, states, optimizer, step: as of ``update_rows``.
+      groups: of ``table``'s rows, by ``group_rows``.
+      values, source, weights: as of ``sum_groups``.
+      apply: ``[]`` bool; if false, nothing changes.
+      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+
+    Returns:
+      The new table and states.
+
+    Raises:
+      ValueError: as ``update_rows`` and ``sum_groups``.
+    """
+    implementation = choose(implementation, table.shape[1], table.dtype)
+    runs = groups.runs
+    if implementation == "xla" or runs is None:
+        summed = values, groups, source, weights
+        return update_rows(
+            table,
+            states,
+            jnp.where(apply, groups.row, -1),
+            sum_groups(*summed, implementation=implementation),
+            optimizer,
+            step=step,
+            implementation=implementation,
+        )
+    if runs.order.shape[0] == 0 or values.shape[0] == 0 or table.shape[0] == 0:
+        return table, dict(states)
+    from embark_kernels._runs_kernel import update_runs
+
+    row = groups.row.at[runs.group].get(
+        mode="fill", fill_value=-1, indices_are_sorted=True
+    )
+    return update_runs(
+        table,
+        states,
+        values,
+        jnp.where(apply, row, -1),
+        *_in_order(runs, source, weights),
+        optimizer.step_factors(jnp.asarray(step)),
+        optimizer,
+    )
+
+
+def _in_order(
+    runs: Runs, source: jax.Array, weights: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Source and weight of the sorted entries."""
+    order = runs.order
+    return source[order], None if weights is None else weights[order]
 
 
 def update_from_bags(
@@ -219,19 +282,14 @@ def update_from_bags(
     line = jnp.arange(batch, dtype=jnp.int32)[:, None] * len(lengths)
     bag = jnp.where(ids < 0, -1, line + jnp.asarray(column_bag[None]))
     groups = group_rows(ids.reshape(-1), num_rows, implementation=implementation)
-    sums = sum_groups(
-        gradient.reshape(batch * len(lengths), -1),
-        groups,
-        bag.reshape(-1),
-        None if weights is None else weights.reshape(-1),
-        implementation=implementation,
-    )
-    return update_rows(
+    return sum_and_update(
         table,
         states,
-        groups.row,
-        sums,
+        groups,
+        gradient.reshape(batch * len(lengths), -1),
+        bag.reshape(-1),
         optimizer,
+        None if weights is None else weights.reshape(-1),
         step=step,
         implementation=implementation,
     )

@@ -55,6 +55,19 @@ def test_each_id_finds_its_row(rows):
                     assert slot[sample, entry] == first[r % 3, k] + r // 3
 
 
+def test_rows_that_samples_can_touch_on_a_device():
+    """Device 2 has two of six shards, of 17 rows each; nobody asks for the others."""
+    placements = [
+        Placement(TableSpec("unread", 10, 8), "ub", 1, 2, (3, 3)),
+        Placement(TableSpec("t", 50, 8), "ub", 3, 2, (2, 0, 1, 3, 4, 2)),
+    ]
+    features = [FeatureSpec("f", "t", hotness=4), FeatureSpec("g", "t")]
+    (storage,) = lay_out(placements, features, 5)
+    index = index_storage(storage, features, 5)
+    assert index.most_rows(1) == 2 * (4 + 1)
+    assert index.most_rows(100) == 2 * 17
+
+
 @pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])
 def test_rows_go_in_turn(rows):
     """Each on one device, where its slot leads back to its id: first and last ones."""

@@ -4,7 +4,7 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import RowwiseAdagrad, grouping
+from embark_kernels import RowwiseAdagrad, _runs_kernel
 from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -97,17 +97,19 @@ def test_a_shared_table(cluster, optimizer):
     check(Problem(make_plan(features, placed, 2, 4, 16), optimizer, seed=5))
 
 
-@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
-def test_kernels_equal_the_reference(cluster, monkeypatch):
+@pytest.mark.parametrize(
+    ("cluster", "columns"), [("dp", 1), ("rb", 1), ("rb", 2), ("ub", 1), ("ub", 2)]
+)
+def test_kernels_equal_the_reference(cluster, columns, monkeypatch):
     """In Pallas' interpreter, which runs on one device alone: several pieces of an
-    output on one owner, rows that are cut into parts, weights and a sequence."""
-    monkeypatch.setattr(grouping, "PART", 3)
+    output on one owner, rows that go on in other blocks, weights and a sequence."""
+    monkeypatch.setattr(_runs_kernel, "PART", 3)
     table = TableSpec("t", 7, 16)
     features = [
         FeatureSpec("bag", "t", 3, "mean", weighted=True),
         FeatureSpec("sequence", "t", 2, "none"),
     ]
-    shards = () if cluster == "dp" else (2, 2, (0,) * 4)
+    shards = () if cluster == "dp" else (2, columns, (0,) * 2 * columns)
     planned = make_plan(features, [Placement(table, cluster, *shards)], 1, 1, 3)
     with interpreted():
         check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")

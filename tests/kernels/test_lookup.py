@@ -97,6 +97,15 @@ def test_edges_of_bags(implementation, bags):
     check_sum_bags(implementation, make_table(128), [bags])
 
 
+def test_bags_of_the_program_for_gpus(monkeypatch):
+    """Plain XLA, as it is compiled where there is one."""
+    run_gpu_programs(monkeypatch)
+    rng = np.random.default_rng(5)
+    lengths = [[0, 3, 0, 7, 1, 0, 3], [0, 0, 0, 1, 0, 0, 0]]
+    lines = [[rng.integers(-2, ROWS + 2, n) for n in line] for line in lengths]
+    check_sum_bags("xla", make_table(8), lines, rng.normal(size=50))
+
+
 @each_implementation
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -220,6 +229,8 @@ def test_gradients(implementation):
 def test_offsets_of_ascending_bags():
     bag = jnp.array([0, 0, 2, 2, 2, 5, 7], jnp.int32)
     np.testing.assert_array_equal(bag_offsets(bag, 5), [0, 2, 2, 5, 5, 5])
+    np.testing.assert_array_equal(bag_offsets(bag, 6), [0, 2, 2, 5, 5, 5, 6])
+    np.testing.assert_array_equal(bag_offsets(bag, 1), [0, 2])
 
 
 @pytest.mark.parametrize(

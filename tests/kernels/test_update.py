@@ -11,11 +11,12 @@ from embark_kernels import (
     RowwiseAdagrad,
     Scheduled,
     UpdateConfig,
+    _runs_kernel,
     _xla,
     group_rows,
     group_targets,
-    grouping,
     init_states,
+    sum_and_update,
     sum_groups,
     update,
     update_from_bags,
@@ -188,7 +189,7 @@ def test_mean_square_of_rows_that_go_on_elsewhere(implementation):
     ],
 )
 def test_groups_are_summed(implementation, rows, monkeypatch):
-    monkeypatch.setattr(grouping, "PART", 2)
+    monkeypatch.setattr(_runs_kernel, "PART", 2)
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 8)).astype(np.float32)
     source = rng.integers(0, 4, 9).astype(np.int32)
@@ -234,30 +235,38 @@ def test_from_gradients_of_bags(implementation, weighted):
     assert_updated(actual, expected_update(optimizer, table, states, gradients))
 
 
-def test_groups_that_the_kernel_leaves_alone_go_nowhere():
-    """Blocks of unused groups are not written, which the interpreter shows as NaN."""
-    optimizer, width, entries = RowwiseAdagrad(0.1), 8, 300
-    rng = np.random.default_rng(0)
-    ids = np.full((entries, 1), 5, np.int32)
-    ids[7], ids[9] = 2, -1
-    gradient = rng.normal(size=(entries, width)).astype(np.float32)
-    groups = group_rows(ids[:, 0], 1000, implementation="mosaic_gpu")
-    sums = run(
-        "mosaic_gpu",
-        lambda *args: sum_groups(*args, implementation="mosaic_gpu"),
-        *(gradient, groups, np.arange(entries, dtype=np.int32)),
-    )
-    assert np.isnan(sums).any()
-    assert np.isfinite(sums[groups.row < 1000]).all()
-
-    table = jnp.asarray(rng.normal(size=(1000, width)), jnp.float32)
-    states = init_states(optimizer, table)
+@each_implementation
+@pytest.mark.parametrize("apply", [True, False])
+@pytest.mark.parametrize(
+    ("optimizer", "width"),
+    [(optimizer, 8) for optimizer in OPTIMIZERS] + [(RowwiseAdagrad(0.1), 128)],
+    ids=str,
+)
+def test_rows_are_updated_by_the_sums_of_their_gradients(
+    implementation, optimizer, width, apply, monkeypatch
+):
+    """Rows that end with a block, go on over several, and are only padding."""
+    monkeypatch.setattr(_runs_kernel, "PART", 4)
+    rng, table, states = problem(optimizer, width)
+    rows = np.array([5] * 11 + [2, 2, 0, 7, -1, ROWS, 2], np.int32)
+    rows = rng.permutation(rows)
+    values = rng.normal(size=(6, width)).astype(np.float32)
+    source = rng.integers(-1, 7, len(rows)).astype(np.int32)
+    weights = rng.normal(size=len(rows)).astype(np.float32)
+    options = {"implementation": implementation}
+    groups = group_rows(rows, ROWS, **options)
     actual = run(
-        "mosaic_gpu",
-        lambda *args: update_from_bags(*args, optimizer, implementation="mosaic_gpu"),
-        *(table, states, ids, gradient),
+        implementation,
+        lambda *args: sum_and_update(
+            *args[:5], optimizer, args[5], step=STEP, apply=apply, **options
+        ),
+        *(table, states, groups, values, source, weights),
     )
-    wanted = {5: as_float64(gradient[ids[:, 0] == 5]).sum(0), 2: gradient[7]}
+    wanted = {}
+    for row, place, weight in zip(rows, source, weights, strict=True):
+        if apply and 0 <= row < ROWS:
+            added = weight * as_float64(values[place]) if 0 <= place < 6 else 0.0
+            wanted[row] = wanted.get(row, np.zeros(width)) + added
     assert_updated(actual, expected_update(optimizer, table, states, wanted))
 
 

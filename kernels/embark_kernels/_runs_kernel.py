@@ -1,0 +1,279 @@
+"""The Mosaic GPU kernel of sums over runs: of sorted entries with equal keys.
+
+A block has ``PART`` entries of the sorted ones. It walks them in chunks: reads the keys
+of a chunk and what they add up, and what their rows hold, all of it before the first is
+used, and finishes a run behind its last entry. So nothing but the sort has to be known
+of the entries: no list of rows, no offsets, no ranks.
+
+A run that goes on in the next blocks is finished by the block in which it begins. What
+it has in the others is summed before, by a kernel of its own: one row for each block
+that begins inside a run. No atomics, and always in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from embark_kernels._mosaic import (
+    Rows,
+    all_have_read,
+    launch_options,
+    moves,
+    run_in_place,
+    sqrt,
+)
+from embark_kernels.config import UpdateConfig
+from embark_kernels.optimizers import RowMath, RowOptimizer, States
+
+PART = 256
+"""Entries of a block, so that a very hot row keeps many blocks busy instead of one."""
+
+Load = Callable[[Sequence[Any], jax.Array], Any]
+Finish = Callable[[Sequence[Any], jax.Array, jax.Array, Any, Sequence[Any]], None]
+
+
+def sum_runs(
+    sums: jax.Array,
+    values: jax.Array,
+    key: jax.Array,
+    source: jax.Array,
+    weights: jax.Array | None,
+) -> jax.Array:
+    """Writes the sum of each run to its row of ``sums``; arguments as of
+    ``_finish_runs``."""
+    rows = Rows(sums.shape[1])
+
+    def finish(updated_refs, row, total, _, __):
+        rows.store(updated_refs[0], row, total)
+
+    return _finish_runs(values, key, source, weights, [sums], None, finish)[0]
+
+
+def update_runs(
+    table: jax.Array,
+    states: States,
+    values: jax.Array,
+    key: jax.Array,
+    source: jax.Array,
+    weights: jax.Array | None,
+    factors: tuple[jax.Array, ...],
+    optimizer: RowOptimizer,
+) -> tuple[jax.Array, States]:
+    """Updates rows from the sums of their runs; arguments as of ``_finish_runs``, and
+    ``factors`` of the step."""
+    rows = Rows(table.shape[1])
+    math = RowMath(sqrt, rows.fill)
+    names = list(states)
+
+    def load(updated_refs, row):
+        return [rows.load_any(ref, row) for ref in updated_refs]
+
+    def finish(updated_refs, row, total, loaded, read_refs):
+        old, *old_states = loaded
+        factor = tuple(read_refs[0][i] for i in range(len(factors)))
+        mean_square = None
+        if optimizer.row_wise:
+            mean_square = jnp.sum(total * total) / rows.width
+        change, new = optimizer.update(
+            dict(zip(names, old_states, strict=True)), total, mean_square, factor, math
+        )
+        kept = optimizer.kept(factor)
+        old = old if kept is None else math.fill(kept) * old
+        rows.store(updated_refs[0], row, old - change)
+        for name, ref in zip(names, updated_refs[1:], strict=True):
+            rows.store_any(ref, row, new[name])
+
+    read = [jnp.stack(factors)] if factors else []
+    updated = [table, *states.values()]
+    updated = _finish_runs(values, key, source, weights, updated, load, finish, read)
+    return updated[0], dict(zip(names, updated[1:], strict=True))
+
+
+def _finish_runs(
+    values: jax.Array,
+    key: jax.Array,
+    source: jax.Array,
+    weights: jax.Array | None,
+    updated: list[jax.Array],
+    load: Load | None,
+    finish: Finish,
+    read: Sequence[jax.Array] = (),
+) -> list[jax.Array]:
+    """Sums ``values`` over runs, and does something with each sum.
+
+    Args:
+      values: ``[m, width]`` float32 or bfloat16, what is summed.
+      key: ``[n]`` int32 row of ``updated`` of each sorted entry, equal ones one after
+        the other; out of range for no row.
+      source: ``[n]`` int32 of each sorted entry, its row of ``values``; out of range
+        where it adds nothing.
+      weights: ``[n]`` float32 factors of the sorted entries, or None.
+      updated: arrays of equally many rows, updated in place.
+      load: ``(refs of updated, row)`` reads what ``finish`` needs of a row, or None.
+      finish: ``(refs of updated, row, sum, what load read, refs of read)`` writes it.
+      read: small arrays that ``finish`` reads.
+
+    Returns:
+      The new ``updated``.
+    """
+    (_, width), n, num_rows = values.shape, key.shape[0], updated[0].shape[0]
+    rows = Rows(width)
+    chunk = UpdateConfig.heuristic(width).rows_in_flight
+    blocks = pl.cdiv(n, PART)
+    entries = [key, source, values] + ([] if weights is None else [weights])
+    parts = _sum_begun_before(entries, num_rows, rows, chunk)
+
+    def finish_kernel(updated_refs, *refs):
+        entry_refs, (parts_ref, *read_refs) = refs[: len(entries)], refs[len(entries) :]
+        key_ref = entry_refs[0]
+        first, end, before = _block(key_ref, n)
+        last = key_ref[end - 1]
+
+        def add_chunk(state):
+            start, total = state
+            entry = [start + i for i in range(chunk)]
+            keys = [key_ref[jnp.minimum(start + i, n - 1)] for i in range(chunk + 1)]
+            mine, ends = [], []
+            for i in range(chunk):
+                inside = (keys[i] >= 0) & (keys[i] < num_rows) & (entry[i] < end)
+                mine.append(inside & (keys[i] != before))
+                is_last = (keys[i + 1] != keys[i]) | (entry[i] == n - 1)
+                ends.append(mine[i] & is_last)
+            value, adds = _load_values(entry_refs, rows, entry, mine, n)
+            row = [jnp.where(ends[i], keys[i], 0) for i in range(chunk)]
+            loaded = [load and load(updated_refs, each) for each in row]
+            if load is not None:
+                all_have_read()
+            for i in range(chunk):
+                total = jnp.where(rows.fill(adds[i]), total + value[i], total)
+
+                @pl.when(ends[i])
+                def _(i=i, total=total):
+                    finish(updated_refs, row[i], total, loaded[i], read_refs)
+
+                total = jnp.where(rows.fill(ends[i]), rows.zeros(), total)
+            return start + chunk, total
+
+        _, total = lax.while_loop(
+            lambda state: state[0] < end, add_chunk, (first, rows.zeros())
+        )
+        is_row = (last >= 0) & (last < num_rows)
+        goes_on = (end < n) & (key_ref[jnp.minimum(end, n - 1)] == last)
+
+        @pl.when(is_row & goes_on & (last != before))
+        def _():
+            def begins_inside(block):
+                place = jnp.minimum(block, blocks - 1)
+                return (block < blocks) & (key_ref[place * PART] == last)
+
+            def add_parts(state):
+                block, total = state
+                each = [block + i for i in range(chunk)]
+                used = [begins_inside(b) for b in each]
+                value = [
+                    rows.load(parts_ref, jnp.where(use, b, 0))
+                    for use, b in zip(used, each, strict=True)
+                ]
+                for use, part in zip(used, value, strict=True):
+                    total = jnp.where(rows.fill(use), total + part, total)
+                return block + chunk, total
+
+            following = lax.axis_index("block") + 1
+            state = lax.while_loop(
+                lambda state: begins_inside(state[0]), add_parts, (following, total)
+            )
+            loaded = load and load(updated_refs, last)
+            if load is not None:
+                all_have_read()
+            finish(updated_refs, last, state[1], loaded, read_refs)
+
+    row_bytes = sum(each.shape[1] * each.dtype.itemsize for each in updated)
+    written_bytes = min(n, num_rows) * row_bytes
+    read_bytes = n * (width * values.dtype.itemsize + 4 * (len(entries) - 1))
+    with moves(read_bytes + (0 if load is None else written_bytes), written_bytes):
+        return run_in_place(finish_kernel, updated, [*entries, parts, *read], blocks)
+
+
+def _sum_begun_before(
+    entries: list[jax.Array], num_rows: int, rows: Rows, chunk: int
+) -> jax.Array:
+    """``[blocks, width]`` float32 sums of what each block has of the run that began
+    before it; anything where none did."""
+    n = entries[0].shape[0]
+    blocks = pl.cdiv(n, PART)
+
+    def part_kernel(*refs):
+        key_ref, *_ = refs
+        first, end, before = _block(key_ref, n)
+
+        def more(state):
+            start, _ = state
+            return (start < end) & (key_ref[jnp.minimum(start, n - 1)] == before)
+
+        def add_chunk(state):
+            start, total = state
+            entry = [start + i for i in range(chunk)]
+            mine = [
+                (each < end) & (key_ref[jnp.minimum(each, n - 1)] == before)
+                for each in entry
+            ]
+            value, adds = _load_values(refs[: len(entries)], rows, entry, mine, n)
+            for use, each in zip(adds, value, strict=True):
+                total = jnp.where(rows.fill(use), total + each, total)
+            return start + chunk, total
+
+        @pl.when((before >= 0) & (before < num_rows) & (key_ref[first] == before))
+        def _():
+            _, total = lax.while_loop(more, add_chunk, (first, rows.zeros()))
+            rows.store(refs[-1], lax.axis_index("block"), total)
+
+    kernel = plgpu.kernel(
+        part_kernel,
+        out_type=jax.ShapeDtypeStruct((blocks, rows.width), jnp.float32),
+        grid=(blocks,),
+        grid_names=("block",),
+        **launch_options(),
+    )
+    # Where no id comes twice, two keys of each block are all that is looked at.
+    with moves(8 * blocks, 0):
+        return kernel(*entries)
+
+
+def _block(key_ref: Any, n: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """First entry of this block, its end, and the key before it, or -1."""
+    first = lax.axis_index("block") * PART
+    before = jnp.where(first > 0, key_ref[jnp.maximum(first - 1, 0)], -1)
+    return first, jnp.minimum(first + PART, n), before
+
+
+def _load_values(
+    refs: Sequence[Any],
+    rows: Rows,
+    entry: list[jax.Array],
+    used: list[jax.Array],
+    n: int,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """What each entry adds, times its weight, and whether it adds anything: it is used
+    and has a source; if not, the value is none of it."""
+    _, source_ref, values_ref, *weights_refs = refs
+    place = [jnp.minimum(each, n - 1) for each in entry]
+    source = [source_ref[each] for each in place]
+    adds = [
+        use & (each >= 0) & (each < values_ref.shape[0])
+        for use, each in zip(used, source, strict=True)
+    ]
+    value = [
+        rows.load(values_ref, jnp.where(add, each, 0))
+        for add, each in zip(adds, source, strict=True)
+    ]
+    if weights_refs:
+        factor = [weights_refs[0][each] for each in place]
+        value = [a * rows.fill(b) for a, b in zip(value, factor, strict=True)]
+    return value, adds
