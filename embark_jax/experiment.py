@@ -44,16 +44,15 @@ from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.cost.traffic import VALUE_BYTES
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
 from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
-from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.tables import (
     FeatureSpec,
     TableSpec,
     embedding_shapes,
     embedding_width,
 )
-from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.train.dense_optimizers import state_values
 from embark_jax.train.losses import BinaryCrossEntropy
-from embark_jax.train.row_optimizers import build_embedding_optimizer
+from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
@@ -198,12 +197,7 @@ class Experiment:
                 self.dataset.dense_features,
                 nnx.Rngs(config.seed),
             )
-        with blaming("dense_optimizer.schedule"):
-            dense_optimizer = build_dense_optimizer(config.dense_optimizer, self.steps)
-        with blaming("embedding.optimizer.schedule"):
-            embedding_optimizer = build_embedding_optimizer(
-                config.embedding.optimizer, self.steps
-            )
+        dense_optimizer, embedding_optimizer = build_optimizers(config, self.steps)
         return Trainer(
             model,
             embeddings,
@@ -260,11 +254,12 @@ def build(
     """
     dataset, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
-    if config.train.early_stopping and dataset.validation_batches(1) is None:
-        raise ConfigError(
-            "train.early_stopping: the data have no validation set; prepare them with "
-            "one, or leave it out"
-        )
+    for key in ("early_stopping", "plateau"):
+        if getattr(config.train, key) and dataset.validation_batches(1) is None:
+            raise ConfigError(
+                f"train.{key}: the data have no validation set; prepare them with one, "
+                "or leave it out"
+            )
     if plan_file is None:
         planned = _make_plan(config, dataset, tables, features, statistics)
     else:
@@ -331,7 +326,7 @@ def _dense_load(
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     return DenseLoad(
         model.parameters,
-        STATE_VALUES[config.dense_optimizer.kind][0],
+        state_values(config.dense_optimizer),
         activation_bytes(model.kept_bytes, pooled_bytes),
         config.train.dense,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from rich.console import Console
 
 from embark_jax import experiment
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import Batch, BatchChecker, DataError
+from embark_jax.data import BatchChecker, DataError
+from embark_jax.evaluation import counts, held_out, on_split, on_test_set
 from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, total
 from embark_jax.launch.stopping import Stop, StoppedError, stopping
@@ -27,7 +27,7 @@ from embark_jax.planner.report.html import page
 from embark_jax.planner.report.summary import overview
 from embark_jax.stores import StoreError
 from embark_jax.train import history
-from embark_jax.train.checkpoint import Checkpointer, CheckpointError
+from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.display import (
     say,
     say_at_end,
@@ -35,8 +35,9 @@ from embark_jax.train.display import (
     split_text,
     step_text,
 )
-from embark_jax.train.early_stopping import EarlyStopping
+from embark_jax.train.early_stopping import EarlyStopping, Plateau
 from embark_jax.train.logs import MetricsLog, read_metrics
+from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.progress import step_progress
 from embark_jax.train.results import NonFiniteLossError
 from embark_jax.train.trainer import Trainer
@@ -126,10 +127,17 @@ def _run(
             if log.set_aside:
                 say(console, f"warning: {log.set_aside}")
             past = read_metrics(workdir) if main else []
-            early = EarlyStopping(config.train.early_stopping, of_process_0(past))
+            past = of_process_0(past)
+            early = EarlyStopping(config.train.early_stopping, past)
+            plateau = Plateau(config.train.plateau, past)
+            if plateau.factor < 1:
+                _lower_rates(setup, trainer, plateau)
+            followers = early, plateau
             checkpoints.best_step = early.best_step
             try:
-                _train(setup, trainer, check, checkpoints, log, console, stop, early)
+                _train(
+                    setup, trainer, check, checkpoints, log, console, stop, followers
+                )
                 last = trainer.step
                 if early.ended:
                     say(console, f"{early}: training ends at step {last:,}")
@@ -138,7 +146,7 @@ def _run(
                         trainer.whole_state(), trainer.embeddings, early.best_step
                     )
                     trainer.restore(state)
-                record = {"final": True, **_result(setup, trainer, stop.during)}
+                record = {"final": True, **on_test_set(setup, trainer, stop.during)}
             except StoppedError:
                 where = workdir / "checkpoints" / str(checkpoints.steps[-1])
                 say(
@@ -154,8 +162,8 @@ def _run(
                     f"{error}\nnewest checkpoint (not verified): {where}"
                 ) from None
             record["recompilations"] = trainer.recompilations
-            record |= _counts("bad_ids", total(check.bad_ids))
-            record |= _counts("missing_dense", setup.missing_dense)
+            record |= counts("bad_ids", total(check.bad_ids))
+            record |= counts("missing_dense", setup.missing_dense)
             if early.best_step is not None:
                 record["best_step"] = early.best_step
             log.write(last, record)
@@ -216,12 +224,12 @@ def _train(
     log: MetricsLog,
     console: Console,
     stop: Stop,
-    early: EarlyStopping,
+    followers: tuple[EarlyStopping, Plateau],
 ) -> None:
     """Trains to the last step and leaves a checkpoint there; or raises StoppedError and
     leaves one where it stopped."""
     options = setup.config.train
-    window = Window()
+    window, (early, plateau) = Window(), followers
     with step_progress(console=console) as progress:
         task = progress.add_task(
             "train", total=setup.steps, completed=trainer.step, shown="compiling"
@@ -263,10 +271,14 @@ def _train(
                 raise StoppedError
             try:
                 if options.eval_every and goal % options.eval_every == 0:
-                    split, batches = _held_out(setup)
-                    record = _record(setup, trainer, split, stop.during(batches))
+                    split, batches = held_out(setup)
+                    record = on_split(setup, trainer, split, stop.during(batches))
                     log.write(goal, record)
                     early.add(goal, record)
+                    if plateau.add(goal, record):
+                        _lower_rates(setup, trainer, plateau)
+                        rates = f"{plateau.factor:.3g} of what they were"
+                        say(progress.console, f"step {goal:,}: learning rates: {rates}")
                     checkpoints.best_step = early.best_step
                     shown = split_text(record, split)
                     say(progress.console, f"step {goal:,}: {shown}")
@@ -280,72 +292,13 @@ def _train(
             window.stop()
 
 
+def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
+    factor = plateau.factor
+    trainer.use_optimizers(*build_optimizers(setup.config, setup.steps, factor))
+
+
 def _next_stop(setup: Experiment, step: int) -> int:
     """The next step after ``step`` at which all steps must have landed."""
     options = setup.config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
     return min([setup.steps, *((step // every + 1) * every for every in intervals)])
-
-
-def evaluate_checkpoint(
-    config: ExperimentConfig, checkpoint: Path, console: Console
-) -> dict[str, Any]:
-    """Test metrics of a checkpoint, on the config's own mesh and plan.
-
-    Args:
-      config: must describe the model that the checkpoint holds.
-      checkpoint: a run's ``checkpoints`` folder, for the newest, or one in it.
-      console: where the result is shown.
-
-    Raises:
-      ConfigError, DataError, CheckpointError: as ``train`` does.
-    """
-    folder, step = checkpoint, None
-    if checkpoint.name.isdigit():
-        folder, step = checkpoint.parent, int(checkpoint.name)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
-    experiment.make_host_devices(config)
-    setup = experiment.build(config)
-    trainer = setup.trainer()
-    with Checkpointer(folder, setup.identity, keep=None) as checkpoints:
-        state, _ = checkpoints.restore(trainer.whole_state(), trainer.embeddings, step)
-    trainer.restore(state)
-    record = _result(setup, trainer)
-    show_result(record, console)
-    return record
-
-
-def _result(
-    setup: Experiment,
-    trainer: Trainer,
-    during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
-) -> dict[str, Any]:
-    """The test metrics, and the best that any model could reach."""
-    batches = during(setup.dataset.test_batches(setup.plan.batch_size))
-    record = _record(setup, trainer, "test", batches)
-    bayes_auc = setup.dataset.bayes_auc()
-    return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
-
-
-def _held_out(setup: Experiment) -> tuple[str, Iterator[Batch]]:
-    """What is looked at during training: the validation set, or, of data that have
-    none, the test set."""
-    size = setup.plan.batch_size
-    if (batches := setup.dataset.validation_batches(size)) is not None:
-        return "validation", batches
-    return "test", setup.dataset.test_batches(size)
-
-
-def _record(
-    setup: Experiment, trainer: Trainer, split: str, batches: Iterator[Batch]
-) -> dict[str, Any]:
-    """Metrics over a whole split, whose name is in theirs."""
-    check = setup.checker()
-    metrics = dataclasses.asdict(trainer.evaluate(batches, check))
-    record = {f"{split}_{name}": value for name, value in metrics.items()}
-    return record | _counts(f"{split}_bad_ids", check.bad_ids)
-
-
-def _counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:
-    return {f"{prefix}/{name}": n for name, n in bad_ids.items() if n}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import config_io, run
+from embark_jax import config_io, evaluation, run
 from embark_jax.config import ConfigError
 from embark_jax.data import DataError
 from embark_jax.planner import Plan
@@ -179,14 +179,18 @@ def test_a_plan_whose_capacities_are_too_small_changes_no_bit(trained, tmp_path)
 def test_a_checkpoint_evaluates_to_the_final_metrics(
     trained, earlier, monkeypatch, mesh, checkpoint, tolerance
 ):
-    evaluate, found = run.evaluate_checkpoint, {}
+    evaluate, found = evaluation.evaluate_checkpoint, {}
     monkeypatch.setattr(
-        run, "evaluate_checkpoint", lambda *a: found.update(evaluate(*a))
+        evaluation, "evaluate_checkpoint", lambda *a: found.update(evaluate(*a))
     )
     outcome = embark(
-        "evaluate", trained[0], *mesh, "--checkpoint", earlier / checkpoint
+        *("evaluate", trained[0], *mesh, "--checkpoint", earlier / checkpoint),
+        *("--group-by", "user", "--k", "3"),
     )
     assert (outcome.code, outcome.err) == (0, "")
+    ranked = [found.pop(f"test_{name}@3") for name in ("ndcg", "recall", "mrr")]
+    assert all(0 < value < 1 for value in (found.pop("test_gauc"), *ranked))
+    assert "mrr@3" in outcome.out
     assert f"{found['test_log_loss']:.5f}" in outcome.out
     expected = runs.final(earlier)
     assert found.keys() == {*expected} - {"step", "final", "recompilations"}

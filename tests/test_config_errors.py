@@ -72,6 +72,7 @@ DLRMDCNv2Config.cross_rank = 3
         "@MovieLens100KConfig() or @PreparedConfig() or @OwnDataConfig()",
         "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
         "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig() or "
+        "@AutoIntConfig() or @FinalMLPConfig() or @DINConfig() or @TwoTowerConfig() or "
         "@OwnModelConfig()",
         "  mesh: @TrainConfig() given, must be @MeshConfig()",
         "  seed: @TrainConfig() given, must be a value, not a reference",

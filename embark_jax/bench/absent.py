@@ -28,7 +28,7 @@ from embark_jax.fleet import Fleet
 from embark_jax.planner import MESH_AXES, Plan, TableList
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.device_batch import abstract_batch
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.function_model import step_model
 from embark_jax.train.row_optimizers import build_embedding_optimizer
 from embark_jax.train.step import TrainState, abstract_state, make_train_step
 
@@ -90,7 +90,7 @@ def compile_step(
     config = pydantic.TypeAdapter(ModelConfig).validate_python(described)
     assert listed.dense is not None
     features = listed.dense.features
-    model = FlaxModel(
+    model = step_model(
         models.build(config, collection.output_shapes, features, nnx.Rngs(0))
     )
     kind: Any = optimizer

@@ -121,6 +121,11 @@ def _job(built: Experiment) -> Job:
                 f"model.kind is {layers.kind!r}, whose layers cannot be simulated; "
                 "those of dlrm_dcnv2 and dlrm can"
             )
+    if config.dense_optimizer.named is not None:
+        raise ConfigError(
+            f"dense_optimizer.kind is {config.dense_optimizer.kind!r}, which cannot be "
+            "simulated; sgd, adagrad and adam can"
+        )
     return Job(
         built.tables,
         built.features,

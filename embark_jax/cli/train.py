@@ -131,10 +131,17 @@ def evaluate(
         typer.Option(help="The checkpoints folder of a run, or one checkpoint in it."),
     ],
     overrides: Overrides = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option(help="A feature, such as user, to measure ranking within."),
+    ] = None,
+    k: Annotated[
+        int, typer.Option("--k", min=1, help="First ones of each group.")
+    ] = 10,
 ) -> None:
     """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
     config = config_io.load(config_file, overrides or ())
     set_up_xla(say)
-    from embark_jax import run
+    from embark_jax import evaluation
 
-    run.evaluate_checkpoint(config, checkpoint, console)
+    evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)

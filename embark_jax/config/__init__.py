@@ -7,13 +7,17 @@ from embark_jax.config.base import nearest as nearest
 from embark_jax.config.base import read_text as read_text
 from embark_jax.config.base import sections as sections
 from embark_jax.config.models import AnyModelConfig as AnyModelConfig
+from embark_jax.config.models import AutoIntConfig as AutoIntConfig
 from embark_jax.config.models import DCNConfig as DCNConfig
 from embark_jax.config.models import DeepFMConfig as DeepFMConfig
+from embark_jax.config.models import DINConfig as DINConfig
 from embark_jax.config.models import DLRMConfig as DLRMConfig
 from embark_jax.config.models import DLRMDCNv2Config as DLRMDCNv2Config
+from embark_jax.config.models import FinalMLPConfig as FinalMLPConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import TBSMConfig as TBSMConfig
+from embark_jax.config.models import TwoTowerConfig as TwoTowerConfig
 from embark_jax.config.models import WideDeepConfig as WideDeepConfig
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
 from embark_jax.config.optimizers import (
@@ -38,6 +42,7 @@ from embark_jax.config.schema import FeatureConfig as FeatureConfig
 from embark_jax.config.schema import MeshConfig as MeshConfig
 from embark_jax.config.schema import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.schema import OwnDataConfig as OwnDataConfig
+from embark_jax.config.schema import PlateauConfig as PlateauConfig
 from embark_jax.config.schema import PreparedConfig as PreparedConfig
 from embark_jax.config.schema import SyntheticConfig as SyntheticConfig
 from embark_jax.config.schema import TableConfig as TableConfig

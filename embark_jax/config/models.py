@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+)
 
 from embark_jax.config.base import Config
 from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
@@ -91,6 +98,49 @@ class TBSMConfig(BaseModelConfig):
     """Widths of the MLP behind the attention; the last is 1, the logit."""
 
 
+class AutoIntConfig(BaseModelConfig):
+    """AutoInt (https://arxiv.org/abs/1810.11921); with ``deep`` AutoInt+."""
+
+    kind: Literal["autoint"] = "autoint"
+    attention: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 64, 64)
+    heads: PositiveInt = 2
+    deep: tuple[PositiveInt, ...] = ()
+
+
+class FinalMLPConfig(BaseModelConfig):
+    """FinalMLP (https://arxiv.org/abs/2304.00902)."""
+
+    kind: Literal["finalmlp"] = "finalmlp"
+    stream1: tuple[PositiveInt, ...] = (400, 400, 400)
+    stream2: tuple[PositiveInt, ...] = (400, 400, 400)
+    heads: PositiveInt = 1
+    gate: tuple[PositiveInt, ...] = ()
+    """Hidden widths of the feature gates; () is no gates."""
+    context1: tuple[str, ...] = ()
+    context2: tuple[str, ...] = ()
+    """Features that the gates look at; () is a learned vector."""
+
+
+class DINConfig(BaseModelConfig):
+    """DIN (https://arxiv.org/abs/1706.06978)."""
+
+    kind: Literal["din"] = "din"
+    history: Annotated[Mapping[str, str], Field(min_length=1)]
+    """For each sequence feature (pooling none) the feature whose past it is."""
+    activation: tuple[PositiveInt, ...] = (80, 40)
+    deep: tuple[PositiveInt, ...] = (200, 80)
+
+
+class TwoTowerConfig(BaseModelConfig):
+    """Two towers for retrieval (https://doi.org/10.1145/3298689.3346996)."""
+
+    kind: Literal["two_tower"] = "two_tower"
+    items: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Features of the item, the first of which says which item it is."""
+    tower: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
+    temperature: PositiveFloat = 0.05
+
+
 class OwnModelConfig(OwnConfig):
     """A model of one's own. What ``kind`` names is called as ``Name(embedding_shapes,
     dense_features, **options, rngs=rngs)`` and returns the model."""
@@ -103,6 +153,10 @@ AnyModelConfig = (
     | WideDeepConfig
     | DeepFMConfig
     | TBSMConfig
+    | AutoIntConfig
+    | FinalMLPConfig
+    | DINConfig
+    | TwoTowerConfig
     | OwnModelConfig
 )
 ModelConfig = Annotated[
@@ -112,6 +166,10 @@ ModelConfig = Annotated[
     | Annotated[WideDeepConfig, Tag("wide_deep")]
     | Annotated[DeepFMConfig, Tag("deepfm")]
     | Annotated[TBSMConfig, Tag("tbsm")]
+    | Annotated[AutoIntConfig, Tag("autoint")]
+    | Annotated[FinalMLPConfig, Tag("finalmlp")]
+    | Annotated[DINConfig, Tag("din")]
+    | Annotated[TwoTowerConfig, Tag("two_tower")]
     | Annotated[OwnModelConfig, Tag(OWN_KIND)],
     Discriminator(kind_tag),
 ]

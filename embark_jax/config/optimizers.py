@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from embark_jax.config.base import Config
+
+DENSE_EPS = 1e-8
 
 
 class ConstantScheduleConfig(Config):
@@ -90,13 +102,29 @@ class EmbeddingOptimizerConfig(Config):
     """How the rate changes from step to step."""
 
 
+DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+
+
+def _dense_kind(kind: str) -> str:
+    if kind in DENSE_OPTIMIZERS or re.fullmatch(r"optax\.\w+|[\w.]+:\w+", kind):
+        return kind
+    raise ValueError(
+        f"{kind!r} given, must be {', '.join(DENSE_OPTIMIZERS)}, an optimizer of optax "
+        "such as optax.adamw, or one of your own, my_package.my_module:name"
+    )
+
+
 class DenseOptimizerConfig(Config):
     """The optax optimizer of the dense parameters."""
 
-    kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    kind: Annotated[str, AfterValidator(_dense_kind)] = "adagrad"
+    """``sgd``, ``adagrad``, ``adam``; or what is called as ``name(learning_rate=…,
+    **options)``, of optax as ``optax.name``, and else as ``MODULE:NAME``."""
+    options: Mapping[str, Any] = {}
+    """Further arguments of a named optimizer, such as `{weight_decay: 0.01}`."""
     learning_rate: PositiveFloat = 0.01
     """Rate of the dense parameters, before the schedule."""
-    eps: PositiveFloat = 1e-8
+    eps: PositiveFloat = DENSE_EPS
     """Added to the square root that the adaptive rules divide by."""
     weight_decay: NonNegativeFloat = 0.0
     """A parameter first loses this share of itself, times the learning rate."""
@@ -105,3 +133,23 @@ class DenseOptimizerConfig(Config):
     clip_norm: PositiveFloat | None = None
     """Gradients of the dense parameters are scaled down to this norm of all of them
     together; those of embeddings are not. None leaves them as they are."""
+
+    @property
+    def named(self) -> str | None:
+        """``MODULE:NAME`` of what is called; None of those that are built in."""
+        return (
+            None
+            if self.kind in DENSE_OPTIMIZERS
+            else self.kind.replace("optax.", "optax:")
+        )
+
+    @model_validator(mode="after")
+    def _options_agree(self):
+        if self.named is None and self.options:
+            raise ValueError(f"options are for others than {self.kind}: leave them out")
+        if self.named and (self.eps != DENSE_EPS or self.weight_decay):
+            raise ValueError(
+                f"eps and weight_decay are not passed to {self.kind}: set those that "
+                "it takes in options"
+            )
+        return self

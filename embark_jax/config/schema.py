@@ -191,6 +191,21 @@ class EarlyStoppingConfig(Config):
     """Change that counts as an improvement."""
 
 
+class PlateauConfig(Config):
+    """All learning rates are lowered when the validation set no longer improves."""
+
+    metric: Literal["auc", "log_loss"] = "auc"
+    """Metric of the validation set that decides."""
+    patience: PositiveInt = 1
+    """Evaluations in a row that are no better, after which rates are lowered."""
+    min_change: NonNegativeFloat = 0.0
+    """What a value must be better by to count."""
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Rates are multiplied by it each time."""
+    least: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Share of the rates that they are not lowered below."""
+
+
 class TrainConfig(Config):
     """The loop. ``batch_size`` is global; intervals are in steps."""
 
@@ -226,6 +241,9 @@ class TrainConfig(Config):
     only at the end, on the test set."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends training when the validation set no longer improves; needs `eval_every`."""
+    plateau: PlateauConfig | None = None
+    """Lowers all learning rates when the validation set no longer improves; needs
+    `eval_every`."""
     checkpoint_every: PositiveInt | None = None
     """None writes only the last checkpoint."""
     keep_checkpoints: PositiveInt = 3
@@ -244,6 +262,8 @@ class TrainConfig(Config):
             )
         if self.early_stopping is not None and self.eval_every is None:
             raise ValueError("early_stopping needs eval_every: set it too")
+        if self.plateau is not None and self.eval_every is None:
+            raise ValueError("plateau needs eval_every: set it too")
         return self
 
 

@@ -264,6 +264,81 @@ def tbsm(params, config, dense, embeddings) -> np.ndarray:
     return mlp(params, "top", side_by_side(context, candidate))[:, 0]
 
 
+def autoint(params, config, dense, embeddings) -> np.ndarray:
+    """Self-attention between fields, and a linear model of what comes of it."""
+    from_dense = dense[:, :, None] * params["dense_vectors"]
+    vectors = np.stack(list(embeddings.values()), axis=1)
+    fields = x = np.concatenate([from_dense, vectors], axis=1)
+    for i in range(len(config["attention"])):
+        q, k, v, residual = (
+            x @ params[f"attention.{i}.{name}"]
+            for name in ("query", "key", "value", "residual")
+        )
+        q, k, v = (np.stack(np.split(e, config["heads"], axis=2)) for e in (q, k, v))
+        weights = q @ np.swapaxes(k, 2, 3)  # [heads, batch, fields, fields]
+        weights = np.exp(weights - weights.max(axis=3, keepdims=True))
+        joined = weights / weights.sum(axis=3, keepdims=True) @ v
+        x = np.maximum(side_by_side(*joined) + residual, 0)
+    logits = linear(params, "top", x.reshape(len(x), -1))
+    if config["deep"]:
+        logits = logits + mlp(params, "deep", fields.reshape(len(x), -1))
+    return logits[:, 0]
+
+
+def finalmlp(params, config, dense, embeddings) -> np.ndarray:
+    """Two gated MLPs, and a bilinear form of both."""
+    x = side_by_side(dense, *embeddings.values())
+    outputs = []
+    for i, names in enumerate((config["context1"], config["context2"])):
+        gated = x
+        if config["gate"]:
+            path = f"gates.{i}"
+            context = [embeddings[name] for name in names]
+            context = side_by_side(*context) if context else params[f"{path}.context"]
+            gated = 2 / (1 + np.exp(-mlp(params, f"{path}.mlp", context))) * x
+        outputs.append(mlp(params, f"streams.{i}", gated, last_relu=True))
+    logits = linear(params, "linear", side_by_side(*outputs))[:, 0]
+    w = params["bilinear"]
+    first, second = (np.split(each, len(w), axis=1) for each in outputs)
+    return logits + sum(np.sum((first[h] @ w[h]) * second[h], 1) for h in range(len(w)))
+
+
+def dice_mlp(params, path, x) -> np.ndarray:
+    layers = sum(name.startswith(f"{path}.layers.") for name in params) // 2
+    for i in range(layers):
+        x = linear(params, f"{path}.layers.{i}", x)
+        if i + 1 < layers:
+            unit = f"{path}.activations.{i}"
+            mean, var = (params[f"{unit}.norm.{name}"] for name in ("mean", "var"))
+            share = 1 / (1 + np.exp(-(x - mean) / np.sqrt(var + NORM_EPSILON)))
+            x = share * x + (1 - share) * params[f"{unit}.alpha"] * x
+    return x
+
+
+def din(params, config, dense, embeddings) -> np.ndarray:
+    """Behaviours, weighed by how much they are about the candidate."""
+    vectors = dict(embeddings)
+    for i, (name, candidate) in enumerate(sorted(config["history"].items())):
+        past = embeddings[name]
+        query = np.repeat(embeddings[candidate][:, None], past.shape[1], axis=1)
+        inputs = side_by_side(past, query, past - query, past * query)
+        weights = dice_mlp(params, f"units.{i}", inputs)[..., 0]
+        vectors[name] = np.einsum("bt,btd->bd", weights, past)  # of zeros: zero
+    return dice_mlp(params, "deep", side_by_side(dense, *vectors.values()))[:, 0]
+
+
+def two_tower(params, config, dense, embeddings) -> np.ndarray:
+    """The cosine of a user's and an item's vector, over a temperature."""
+    items = [each for name, each in embeddings.items() if name in config["items"]]
+    users = [each for name, each in embeddings.items() if name not in config["items"]]
+    user = mlp(params, "user_tower", side_by_side(dense, *users))
+    item = mlp(params, "item_tower", side_by_side(*items))
+    cosine = np.sum(user * item, axis=1)
+    for each in (user, item):
+        cosine = cosine / np.sqrt(np.maximum(np.sum(each**2, axis=1), 1e-12))
+    return cosine / config["temperature"]
+
+
 MODELS = {
     "dlrm": dlrm,
     "dlrm_dcnv2": dlrm_dcnv2,
@@ -271,6 +346,10 @@ MODELS = {
     "wide_deep": wide_deep,
     "deepfm": deepfm,
     "tbsm": tbsm,
+    "autoint": autoint,
+    "finalmlp": finalmlp,
+    "din": din,
+    "two_tower": two_tower,
 }
 
 

@@ -15,6 +15,7 @@ from embark_jax import models
 from embark_jax.config import AnyModelConfig
 from embark_jax.data.batch import id_dtype
 from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
+from embark_jax.train.checkpoint.layout import array_name
 
 PLATFORMS = ("cpu", "cuda")
 Arrays = Mapping[str, jax.Array]
@@ -36,6 +37,16 @@ def dense_function(
     model = nnx.eval_shape(
         lambda: models.build(config, shapes, dense_features, nnx.Rngs(0))
     )
+    if isinstance(model, models.FunctionModel):
+        leaves = jax.tree.leaves_with_path(model.params)
+        structure = jax.tree.structure(model.params)
+        named = {array_name(path): leaf for path, leaf in leaves}
+
+        def apply(params, dense, embeddings):
+            given = structure.unflatten([params[name] for name in named])
+            return model.apply(given, dense, embeddings)
+
+        return apply, named
     model.eval()
     graph, abstract, rest = nnx.split(model, (nnx.Param, nnx.BatchStat), ...)
     flat = dict(nnx.to_flat_state(abstract))

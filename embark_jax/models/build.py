@@ -8,11 +8,16 @@ from typing import assert_never
 from flax import nnx
 
 from embark_jax import config as configs
+from embark_jax.models.autoint import AutoInt
 from embark_jax.models.dcn import DCN
 from embark_jax.models.deepfm import DeepFM
+from embark_jax.models.din import DIN
 from embark_jax.models.dlrm import DLRM
 from embark_jax.models.dlrm_dcnv2 import DLRMDCNv2
+from embark_jax.models.finalmlp import FinalMLP
+from embark_jax.models.function import Model
 from embark_jax.models.tbsm import TBSM
+from embark_jax.models.two_tower import TwoTower
 from embark_jax.models.wide_deep import WideDeep
 
 
@@ -21,7 +26,7 @@ def build(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
-) -> nnx.Module:
+) -> Model:
     """The model that ``config`` describes.
 
     Args:
@@ -47,6 +52,14 @@ def build(
             model = DeepFM
         case configs.TBSMConfig():
             model = TBSM
+        case configs.AutoIntConfig():
+            model = AutoInt
+        case configs.FinalMLPConfig():
+            model = FinalMLP
+        case configs.DINConfig():
+            model = DIN
+        case configs.TwoTowerConfig():
+            model = TwoTower
         case configs.OwnModelConfig():
             return _own(config, embedding_shapes, dense_features, rngs)
         case _:
@@ -60,12 +73,12 @@ def _own(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
-) -> nnx.Module:
+) -> Model:
     arguments = embedding_shapes, dense_features
     model = configs.call_named(config.kind, *arguments, **config.options, rngs=rngs)
-    if not isinstance(model, nnx.Module):
+    if not isinstance(model, Model):
         raise configs.ConfigError(
             f"{config.kind}: gives a {type(model).__name__}, must give a Flax NNX "
-            "module"
+            "module or a models.FunctionModel"
         )
     return model

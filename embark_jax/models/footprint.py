@@ -12,6 +12,7 @@ from flax import nnx
 
 from embark_jax.config import AnyModelConfig
 from embark_jax.models.build import build
+from embark_jax.models.function import split
 
 
 class Footprint(NamedTuple):
@@ -34,11 +35,11 @@ def footprint(
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )
-    graph, params, state = nnx.split(model, nnx.Param, ...)
+    params, state, apply = split(model)
 
     def backward(state, *inputs):  # a pytree of what it needs of forward
         def forward(params, dense, embeddings):
-            return nnx.merge(graph, params, state, copy=True)(dense, embeddings)
+            return apply(params, state, dense, embeddings)
 
         return jax.vjp(forward, *inputs)[1]
 

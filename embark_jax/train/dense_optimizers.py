@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import sys
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from embark_jax.config import DenseOptimizerConfig
+from embark_jax.config import ConfigError, DenseOptimizerConfig, call_named
 from embark_jax.train.schedules import build_schedule
 
 
@@ -27,7 +29,17 @@ def build_dense_optimizer(
     - adam: ``m`` and ``v`` are moving averages of ``g`` and ``g²`` with rates 0.9 and
       0.999, corrected for their start at 0, and ``u = m / (sqrt(v) + eps)``
       (https://arxiv.org/abs/1412.6980).
+
+    Any other is called with its learning rate, which follows the schedule, and the
+    options; gradients are clipped before.
+
+    Raises:
+      ConfigError: if there is none of that name, or it takes other options.
+      ValueError: as ``build_schedule`` does.
     """
+    schedule = build_schedule(config.schedule, steps)
+    if config.named is not None:
+        return _named(config, schedule)
     scale = {
         "sgd": optax.identity,
         "adagrad": lambda: scale_by_adagrad(config.eps),
@@ -38,9 +50,41 @@ def build_dense_optimizer(
         scale = optax.chain(optax.clip_by_global_norm(config.clip_norm), scale)
     decay = optax.add_decayed_weights(config.weight_decay)
     rate = optax.scale_by_learning_rate(config.learning_rate)
-    if (schedule := build_schedule(config.schedule, steps)) is not None:
+    if schedule is not None:
         rate = optax.chain(rate, optax.scale_by_schedule(schedule))
     return optax.chain(scale, decay if config.weight_decay else optax.identity(), rate)
+
+
+def _named(
+    config: DenseOptimizerConfig, schedule: optax.Schedule | None
+) -> optax.GradientTransformation:
+    assert config.named is not None
+    rate: optax.ScalarOrSchedule = config.learning_rate
+    if schedule is not None:
+        rate = functools.partial(_scheduled, config.learning_rate, schedule)
+    optimizer = call_named(config.named, learning_rate=rate, **config.options)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ConfigError(
+            f"{config.kind}: gives a {type(optimizer).__name__}, must give an optax "
+            "GradientTransformation"
+        )
+    if config.clip_norm is None:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+
+
+def _scheduled(rate: float, schedule: optax.Schedule, count: Any) -> Any:
+    return rate * schedule(count)
+
+
+def state_values(config: DenseOptimizerConfig) -> int:
+    """float32 values that the optimizer keeps for each parameter."""
+    optimizer = build_dense_optimizer(config, steps=sys.maxsize)
+    width = 8
+    state = jax.eval_shape(optimizer.init, {"w": jnp.zeros(width)})
+    return (
+        sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.size >= width) // width
+    )
 
 
 class AdagradState(NamedTuple):

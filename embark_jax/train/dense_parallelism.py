@@ -43,7 +43,7 @@ def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
             else PartitionSpec(),
         )
         for variable in variables
-        for split in [variable.get_metadata().get("split")]
+        for split in [_split(variable)]
     )
 
 
@@ -87,6 +87,12 @@ def sample_sharding(kind: DenseParallelism, mesh: Mesh) -> NamedSharding:
     """The sharding of what goes into the model: over the devices that have samples of
     their own."""
     return NamedSharding(mesh, PartitionSpec("node" if kind == "tensor" else MESH_AXES))
+
+
+def _split(variable: Any) -> int | None:
+    """The axis along which a parameter may be split, if its model names one."""
+    is_flax = isinstance(variable, nnx.Variable)
+    return variable.get_metadata().get("split") if is_flax else None
 
 
 def _variables(params: Any) -> tuple[list[nnx.Variable], Any]:

@@ -13,6 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from embark_jax.models.function import ModelWithLoss
+from embark_jax.train.device_batch import Columns
+from embark_jax.train.losses import Loss
+
+CALL = "__call__"
+
 
 class FlaxModel:
     """A module taken apart into parameters, model state, and functions of the two.
@@ -38,9 +44,16 @@ class FlaxModel:
         self._scoring = nnx.graphdef(scoring)
 
     def train(
-        self, params: Any, state: Any, dense: jax.Array, embeddings: dict
-    ) -> tuple[jax.Array, Any]:
-        """``(logits [batch], new state)`` in training mode.
+        self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """``(losses, logits [batch], new state)`` in training mode; losses are
+        ``[batch]``, or their mean ``[]``.
+
+        Args:
+          params, state: of the module.
+          embeddings: by feature.
+          batch: the samples.
+          loss: for modules without one of their own.
 
         Raises:
           ValueError: if the logits are not ``[batch]``, or the call adds or removes
@@ -48,7 +61,12 @@ class FlaxModel:
         """
         # Copied, as what it changes must be variables of the innermost trace.
         module = nnx.merge(self._training, params, state, copy=True)
-        logits = _logits(module, dense, embeddings)
+        if isinstance(module, ModelWithLoss):
+            losses, logits = module.loss(embeddings, batch)
+            check_logits(logits, batch.dense)
+        else:
+            logits = _logits(module, batch.dense, embeddings)
+            losses = loss(logits, batch.labels, embeddings)
         nnx.pop(module, nnx.Intermediate)  # of ``sow``: for looking at, not to keep
         after = nnx.state(module, nnx.Not(nnx.Param))
         if jax.tree.structure(after) != jax.tree.structure(state):
@@ -56,17 +74,25 @@ class FlaxModel:
                 f"a call of {type(module).__name__} changes which variables it has, "
                 "must create them all in __init__"
             )
-        return logits, after
+        return losses, logits, after
 
     def score(
-        self, params: Any, state: Any, dense: jax.Array, embeddings: dict
+        self,
+        params: Any,
+        state: Any,
+        dense: jax.Array,
+        embeddings: dict,
+        method: str = CALL,
     ) -> jax.Array:
-        """``[batch]`` logits in evaluation mode: no dropout, running statistics.
+        """``[batch]`` logits in evaluation mode: no dropout, running statistics; or
+        what another ``method`` of the module gives, called alike.
 
         Raises:
           ValueError: if the logits are not ``[batch]``.
         """
         module = nnx.merge(self._scoring, params, state, copy=True)
+        if method != CALL:
+            return getattr(module, method)(dense, embeddings)
         return _logits(module, dense, embeddings)
 
     def module(self, params: Any, state: Any) -> nnx.Module:
@@ -86,6 +112,11 @@ def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array
             f"embeddings {shapes}"
         )
         raise
+    return check_logits(logits, dense)
+
+
+def check_logits(logits: jax.Array, dense: jax.Array) -> jax.Array:
+    """The logits, if there is one a sample; raises ``ValueError`` if not."""
     if logits.shape != dense.shape[:1]:
         raise ValueError(
             f"the model returns logits of shape {logits.shape}, must be "

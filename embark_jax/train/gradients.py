@@ -63,7 +63,7 @@ def gradients(
 
     Args:
       losses_of: ``(params, model_state, embeddings, batch) -> (losses, logits,
-        model_state)``; losses and logits are ``[batch]``.
+        model_state)``; logits are ``[batch]``, and losses, too, or their mean ``[]``.
       collection: the embedding tables.
       params: of the dense model.
       model_state: the rest of its variables.
@@ -76,7 +76,9 @@ def gradients(
 
     def share_of(params, embeddings, model_state, part):
         losses, logits, model_state = losses_of(params, model_state, embeddings, part)
-        return losses.sum() / samples, (logits, model_state)
+        # A mean is over the micro-batch, which is as large as all others.
+        loss = losses / micro_batches if losses.ndim == 0 else losses.sum() / samples
+        return loss, (logits, model_state)
 
     def of_part(model_state, part, routes):
         embeddings = collection.lookup(storages, routes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import optax
@@ -11,7 +12,8 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.flax_model import CALL
+from embark_jax.train.function_model import StepModel
 from embark_jax.train.losses import Loss
 from embark_jax.train.overlap import OverlappedStep
 from embark_jax.train.report import StepReport
@@ -40,7 +42,7 @@ class Programs:
 
     def __init__(
         self,
-        model: FlaxModel,
+        model: StepModel,
         embeddings: EmbeddingCollection,
         dense_optimizer: optax.GradientTransformation,
         embedding_optimizer: RowOptimizer,
@@ -84,7 +86,11 @@ class Programs:
             self._overlapped = OverlappedStep(steps, collections, micro_batches)
         else:
             self._steps = {hot: make(hot, None) for hot in collections}
-        self._predict = make_predict_step(model, embeddings, routed=cached is not None)
+        self._score = functools.cache(
+            functools.partial(
+                make_predict_step, model, embeddings, routed=cached is not None
+            )
+        )
 
     def train(
         self,
@@ -104,14 +110,15 @@ class Programs:
         return self._steps[hot](state, batch)
 
     def predict(
-        self, state: TrainState, batch: DeviceBatch
+        self, state: TrainState, batch: DeviceBatch, method: str = CALL
     ) -> tuple[TrainState, StepReport]:
-        """Scores a batch. Of the state, rows of cached tables may be in other slots."""
+        """Scores a batch, by a method of the model. Of the state, rows of cached tables
+        may be in other slots."""
         routes = ()
         if self._cached is not None:
             state, *routes = self._cached.bring(state, batch, None, training=False)
         dense = state.params, state.model_state
-        return state, self._predict(*dense, state.storages, batch, *routes)
+        return state, self._score(method=method)(*dense, state.storages, batch, *routes)
 
     def capacities(self, hot: bool) -> Mapping[str, int]:
         """Of the step that ``train`` takes for such a batch."""

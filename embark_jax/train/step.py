@@ -26,7 +26,8 @@ from embark_jax.train.dense_parallelism import (
     update_shardings,
 )
 from embark_jax.train.device_batch import check_batch
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.flax_model import CALL
+from embark_jax.train.function_model import StepModel
 from embark_jax.train.gradients import gradients, route
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.report import StepReport, join_numbers
@@ -62,7 +63,7 @@ class TrainState(NamedTuple):
 
 
 def init_state(
-    model: FlaxModel,
+    model: StepModel,
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
     embedding_optimizer: RowOptimizer,
@@ -97,8 +98,14 @@ def init_state(
     )
 
 
+def clear_halt(state: TrainState) -> TrainState:
+    """The state, in which steps change something again."""
+    halted = jax.device_put(jnp.zeros((), bool), state.halted.sharding)
+    return state._replace(halted=halted)
+
+
 def abstract_state(
-    model: FlaxModel,
+    model: StepModel,
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
     embedding_optimizer: RowOptimizer,
@@ -150,7 +157,7 @@ def _dense_shardings(
 
 
 def make_train_step(
-    model: FlaxModel,
+    model: StepModel,
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
     embedding_optimizer: RowOptimizer,
@@ -179,7 +186,8 @@ def make_train_step(
       next_collection: where it is given, the step is ``(state, batch, routes,
         following) -> (state, report, routes of following)``: this collection's routes
         of the batch after this one. The routes it is given are donated, too.
-      loss: of a sample, whose mean over the batch is made small.
+      loss: of a sample, whose mean over the batch is made small, of models that have
+        none of their own.
       routed: the step is ``(state, batch, routes) -> (state, report)``.
 
     Raises:
@@ -193,11 +201,14 @@ def make_train_step(
 
     @jax.named_scope("dense")
     def losses_of(params, model_state, embeddings, batch):
-        inputs = batch.dense, embeddings
-        inputs = lax.with_sharding_constraint(inputs, by_sample)
-        logits, model_state = model.train(params, model_state, *inputs)
-        logits, labels = lax.with_sharding_constraint((logits, batch.labels), by_sample)
-        return loss(logits, labels, inputs[1]), logits, model_state
+        embeddings, dense, labels = lax.with_sharding_constraint(
+            (embeddings, batch.dense, batch.labels), by_sample
+        )
+        batch = batch._replace(dense=dense, labels=labels)
+        losses, logits, model_state = model.train(
+            params, model_state, embeddings, batch, loss
+        )
+        return losses, lax.with_sharding_constraint(logits, by_sample), model_state
 
     def apply_batch(state, batch, routes):
         with jax.default_matmul_precision(MATMUL_PRECISION):
@@ -312,11 +323,14 @@ def _all_finite(arrays: Any) -> jax.Array:
 
 
 def make_predict_step(
-    model: FlaxModel, collection: EmbeddingCollection, routed: bool = False
+    model: StepModel,
+    collection: EmbeddingCollection,
+    routed: bool = False,
+    method: str = CALL,
 ) -> Callable:
     """A jitted ``(params, model_state, storages, batch) -> report``; its numbers have
     no loss, and say of applied whether the logits are good. If ``routed``, routes are
-    given to it, too."""
+    given to it, too. With another ``method`` of the model they are what that gives."""
     capacities = collection.capacities
 
     def predict(params, model_state, storages, batch):
@@ -329,7 +343,8 @@ def make_predict_step(
         batch = batch.columns()
         embeddings = collection.lookup(storages, routes)
         with jax.default_matmul_precision(MATMUL_PRECISION):
-            logits = model.score(params, model_state, batch.dense, embeddings)
+            inputs = batch.dense, embeddings
+            logits = model.score(params, model_state, *inputs, method)
         any_bad = routes.any_bad
         fine = collection.fits(routes) & ~any_bad
         needed, no_loss = collection.needed(routes), jnp.zeros(())

@@ -13,28 +13,24 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import optax
 from embark_kernels import RowOptimizer
-from flax import nnx
 
-from embark_jax.data import (
-    Batch,
-    BatchChecker,
-    Dataset,
-    OnBadId,
-)
+from embark_jax.data import Batch, BatchChecker, Dataset, OnBadId
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.models.function import Model
 from embark_jax.planner import grow
 from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.stores import StoreError
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, put_batch
 from embark_jax.train.feeding import batches_ahead, feed, read_ahead
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.flax_model import CALL
+from embark_jax.train.function_model import step_model
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.programs import Programs
@@ -48,7 +44,7 @@ from embark_jax.train.results import (
     refuse_non_finite,
 )
 from embark_jax.train.scoring import placing_part, score_all
-from embark_jax.train.step import TrainState, init_state
+from embark_jax.train.step import TrainState, clear_halt, init_state
 
 STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
@@ -58,8 +54,9 @@ class Trainer:
     """A model, its embeddings and their state, and how a batch changes them.
 
     Args:
-      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``; copied,
-        with all of its variables, such as running statistics and random streams.
+      model: a Flax NNX module called as ``model(dense, embeddings) -> logits``, copied
+        with all of its variables, such as running statistics and random streams; or a
+        ``models.FunctionModel``.
       embeddings: the embedding tables.
       dense_optimizer: an optax optimizer of the model's parameters.
       embedding_optimizer: the rule for touched rows.
@@ -68,7 +65,7 @@ class Trainer:
         updated once a batch.
       dense: how the dense model lies on the devices.
       overlap: whether the route of a batch is made during the step before it.
-      loss: of a sample, whose mean over a batch training makes small.
+      loss: of a sample, whose mean training makes small, unless the model has its own.
       seed: of the initial tables.
       on_bad_id: of ids that are no row of their table; as in ``data.BatchChecker``.
       scratch: folder for rows of tier "disk"; None takes the one for temporary files.
@@ -86,7 +83,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: nnx.Module,
+        model: Model,
         embeddings: EmbeddingCollection,
         *,
         dense_optimizer: optax.GradientTransformation,
@@ -99,28 +96,21 @@ class Trainer:
         on_bad_id: OnBadId = "error",
         scratch: Path | None = None,
     ):
-        self._model = FlaxModel(model)
+        self._model = step_model(model)
+        self._dense_optimizer = dense_optimizer
         self.embedding_optimizer = embedding_optimizer
         self.batch_size = embeddings.plan.batch_size * micro_batches
         self._overlap = overlap
         self._on_bad_id: OnBadId = on_bad_id
         self.recompilations = 0
         self.step = 0
-        self.state = init_state(
-            self._model,
-            embeddings,
-            dense_optimizer,
-            embedding_optimizer,
-            jax.random.key(seed),
-            dense,
-        )
-        rows = embedding_optimizer, jax.random.key(seed), scratch
+        optimizers, key = (dense_optimizer, embedding_optimizer), jax.random.key(seed)
+        self.state = init_state(self._model, embeddings, *optimizers, key, dense)
+        rows = embedding_optimizer, key, scratch
         self.cached = CachedRows(embeddings, *rows) if embeddings.cached else None
         self._make_programs = functools.partial(
             Programs,
-            model=self._model,
-            dense_optimizer=dense_optimizer,
-            embedding_optimizer=embedding_optimizer,
+            self._model,
             micro_batches=micro_batches,
             dense=dense,
             overlap=overlap,
@@ -132,7 +122,15 @@ class Trainer:
 
     def _use(self, embeddings: EmbeddingCollection) -> None:
         self.embeddings = embeddings
-        self._programs = self._make_programs(embeddings=embeddings, state=self.state)
+        optimizers = self._dense_optimizer, self.embedding_optimizer
+        self._programs = self._make_programs(embeddings, *optimizers, self.state)
+
+    def use_optimizers(
+        self, dense: optax.GradientTransformation, rows: RowOptimizer
+    ) -> None:
+        """Goes on with optimizers of the same state, such as with other rates."""
+        self._dense_optimizer, self.embedding_optimizer = dense, rows
+        self._use(self.embeddings)
 
     def _make_room(self, needed: Mapping[str, int]) -> None:
         """Grows the capacities where a batch needs more."""
@@ -303,7 +301,7 @@ class Trainer:
             batches = [flight.batch for flight in flying]
             _, report, capacities = flying[0]
             flying.clear()
-            self._clear_halt()
+            self.state = clear_halt(self.state)
             if numbers.any_bad:
                 refuse_bad_ids(batches[0], report.bad_ids, self._checker())
             if not numbers.overflow(capacities):
@@ -325,13 +323,16 @@ class Trainer:
         )
 
     @property
-    def model(self) -> nnx.Module:
-        """The module with its trained variables, in evaluation mode: a copy, which
-        further training leaves as it is."""
+    def model(self) -> Any:
+        """The model as it was given, with its trained variables and in evaluation mode:
+        a copy, which further training leaves as it is."""
         return self._model.module(self.state.params, self.state.model_state)
 
     def predict(
-        self, batches: Iterable[Batch], check: BatchChecker | None = None
+        self,
+        batches: Iterable[Batch],
+        check: BatchChecker | None = None,
+        method: str = CALL,
     ) -> Iterator[tuple[Batch, jax.Array]]:
         """Yields each batch, checked, with its ``[batch]`` logits.
 
@@ -341,13 +342,13 @@ class Trainer:
         Args:
           batches: to score.
           check: counts their bad ids; None takes a new one.
+          method: of the model to call instead, such as "users" of ``TwoTower``.
 
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
-        check = check or self._checker()
-        placed = map(placing_part(check, self.embeddings), batches)
-        for batch, logits in self._score_all(placed, in_flight=0):
+        place = placing_part(check or self._checker(), self.embeddings)
+        for batch, logits in self._score_all(map(place, batches), 0, method):
             yield batch, logits[: len(batch)]
 
     def evaluate(
@@ -366,10 +367,11 @@ class Trainer:
         return scores.result()
 
     def _score_all(
-        self, placed: Iterable[PlacedBatch], in_flight: int
+        self, placed: Iterable[PlacedBatch], in_flight: int, method: str = CALL
     ) -> Iterator[tuple[Batch, jax.Array]]:
         def start(placed: PlacedBatch) -> Flight:
-            self.state, report = self._programs.predict(self.state, placed.on_devices)
+            scored = self._programs.predict(self.state, placed.on_devices, method)
+            self.state, report = scored
             return Flight.of(placed.batch, report, self.embeddings.plan.capacities)
 
         return score_all(placed, start, self._make_room, self._checker(), in_flight)
@@ -394,7 +396,3 @@ class Trainer:
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
         self.state = state
         self.step = int(state.step)
-
-    def _clear_halt(self) -> None:
-        halted = jax.device_put(jnp.zeros((), bool), self.state.halted.sharding)
-        self.state = self.state._replace(halted=halted)

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from embark_jax.config import DenseOptimizerConfig, StepScheduleConfig
-from embark_jax.train.dense_optimizers import build_dense_optimizer
+from embark_jax.config import ConfigError, DenseOptimizerConfig, StepScheduleConfig
+from embark_jax.train.dense_optimizers import build_dense_optimizer, state_values
 
 STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3
 
@@ -110,3 +110,66 @@ def test_gradients_are_clipped_and_the_rate_follows_its_schedule():
         updates, state = optimizer.update(gradient, state, params)
         np.testing.assert_allclose(updates["w"], [-0.6 * rate, -0.8 * rate], rtol=1e-6)
         np.testing.assert_array_equal(updates["b"], [0.0])
+
+
+def moved(config, steps=5):
+    """Parameters after some steps of made-up gradients."""
+    rng = np.random.default_rng(0)
+    optimizer = build_dense_optimizer(config, steps)
+    params = {"w": jnp.asarray(rng.standard_normal(4), jnp.float32)}
+    state = optimizer.init(params)
+    for _ in range(steps):
+        gradient = {"w": jnp.asarray(rng.standard_normal(4), jnp.float32)}
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params["w"]
+
+
+def test_any_of_optax_by_name():
+    """AdamW as optax has it equals Adam with decoupled decay as it is built in."""
+    shared = {"learning_rate": 0.1, "clip_norm": 1.5}
+    shared["schedule"] = {"kind": "cosine", "warmup_steps": 2}
+    of_optax = DenseOptimizerConfig(
+        kind="optax.adamw", options={"weight_decay": 0.2}, **shared
+    )
+    built_in = DenseOptimizerConfig(kind="adam", weight_decay=0.2, **shared)
+    np.testing.assert_allclose(moved(of_optax), moved(built_in), rtol=1e-5)
+    assert state_values(of_optax) == state_values(built_in) == 2
+    lion = DenseOptimizerConfig(kind="optax.lion", learning_rate=0.1)
+    # Lion moves each parameter by the learning rate, one way or the other, and decays.
+    np.testing.assert_allclose(np.abs(moved(lion, 1) - moved(lion, 0)), 0.1, rtol=0.05)
+    assert [
+        state_values(DenseOptimizerConfig(kind=kind)) for kind in ("sgd", "adagrad")
+    ] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"kind": "adamw"},
+            "must be sgd, adagrad, adam, an optimizer of optax such as",
+        ),
+        ({"kind": "adam", "options": {"b1": 0.5}}, "options are for others than adam"),
+        (
+            {"kind": "optax.adamw", "weight_decay": 0.1},
+            "set those that it",
+        ),
+    ],
+)
+def test_configs_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=message):
+        DenseOptimizerConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "optax.adamwww"}, "optax has no class or function 'adamwww'"),
+        ({"kind": "optax.adamw", "options": {"beta": 1}}, "argument 'beta'; its param"),
+        ({"kind": "types:SimpleNamespace"}, "gives a SimpleNamespace, must give an op"),
+    ],
+)
+def test_names_that_are_none(given, message):
+    with pytest.raises(ConfigError, match=message):
+        build_dense_optimizer(DenseOptimizerConfig(**given), STEPS)

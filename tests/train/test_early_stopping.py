@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from embark_jax.config import ConfigError, EarlyStoppingConfig
+from embark_jax.config import ConfigError, EarlyStoppingConfig, PlateauConfig
 from embark_jax.data import SyntheticClicks
-from embark_jax.train.early_stopping import EarlyStopping
+from embark_jax.train.early_stopping import EarlyStopping, Plateau
 from tests import runs
 from tests.runs import embark
 
@@ -43,6 +43,34 @@ def test_made_up_curves(config, curve, best_step, ended_at):
         assert str(resumed) == str(stopping)
 
 
+@pytest.mark.parametrize(
+    ("config", "curve", "factors"),
+    [
+        ({}, [0.5, 0.6, 0.6, 0.7, 0.6, 0.6], [1, 1, 0.1, 0.1, 0.01, 0.001]),
+        ({"patience": 2}, [0.5, 0.4, 0.4, 0.4, 0.4], [1, 1, 0.1, 0.1, 0.01]),
+        (
+            {"metric": "log_loss", "factor": 0.5, "least": 0.3},
+            [0.7, 0.8, 0.6, 0.9, 0.9],
+            [1, 0.5, 0.5, 0.3, 0.3],
+        ),
+    ],
+)
+def test_rates_are_lowered_on_a_plateau(config, curve, factors):
+    plateau = Plateau(PlateauConfig(**config))
+    key = f"validation_{config.get('metric', 'auc')}"
+    records = [{"step": step, key: value} for step, value in enumerate(curve, 1)]
+    found, before = [], 1.0
+    for record in records:
+        assert plateau.add(record["step"], record) == (plateau.factor < before)
+        found.append(before := plateau.factor)
+    assert found == pytest.approx(factors)
+    for cut in range(len(curve)):  # resumed
+        resumed = Plateau(PlateauConfig(**config), records[:cut])
+        for record in records[cut:]:
+            resumed.add(record["step"], record)
+        assert resumed.factor == pytest.approx(factors[-1])
+
+
 def test_a_metric_without_a_value_is_refused():
     with pytest.raises(ConfigError, match="auc has no value for these labels"):
         EarlyStopping(EarlyStoppingConfig()).add(1, {"validation_auc": None})
@@ -73,6 +101,40 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     again = embark(*command, "--workdir", workdir, "--resume")
     assert again.code == 0
     assert runs.final(workdir) == final
+
+
+@pytest.mark.slow
+def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
+    """After a plateau, steps are those of the lowered rates, also in a run that was cut
+    and resumed."""
+    monkeypatch.setattr(
+        SyntheticClicks, "validation_batches", SyntheticClicks.test_batches
+    )
+    options = [
+        *("train.steps=8", "train.eval_every=2", "train.checkpoint_every=2"),
+        "train.plateau={min_change: 1, factor: 0.5, patience: 1}",
+        *("embedding.optimizer.kind=sgd", "dense_optimizer.kind=sgd"),
+    ]
+    config, whole, cut = runs.write_config(tmp_path), tmp_path / "a", tmp_path / "b"
+    done = embark("train", config, *options, "--workdir", whole)
+    assert (done.code, done.err) == (0, "")
+    assert "step 4: learning rates: 0.5 of what they were" in done.out
+    assert "step 8: learning rates: 0.125 of what they were" in done.out
+    for more in (("train.steps=6",), ("--resume",)):
+        assert embark("train", config, *options, "--workdir", cut, *more).code == 0
+    assert runs.losses(cut) == runs.losses(whole)
+    # By hand: three steps more, from step 4, with half the rates.
+    half = [
+        *("embedding.optimizer.learning_rate=0.005", "train.plateau=null"),
+        *("dense_optimizer.learning_rate=0.005", "train.steps=6", "--resume"),
+    ]
+    by_hand = tmp_path / "c"
+    first = [*options, "train.plateau=null", "train.steps=4", "--workdir", by_hand]
+    assert embark("train", config, *first).code == 0
+    done = embark("train", config, *options, *half, "--workdir", by_hand)
+    assert (done.code, done.err) == (0, "")
+    found, expected = runs.losses(by_hand), runs.losses(whole)
+    assert {step: expected[step] for step in found} == pytest.approx(found, rel=1e-6)
 
 
 def test_it_needs_a_validation_set(tmp_path):

@@ -14,9 +14,9 @@ from embark_jax.data.hashing import splitmix64
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID
 
-SAMPLED = 2**20
-"""Numbers of a column that quantiles are found from: all of smaller data, and else a
-sample, which is off by a thousandth of the samples or less."""
+SAMPLED = 2**17
+"""Numbers of a column that quantiles are found from, a megabyte: all of smaller data,
+and else a sample, whose quantiles are off by about a thousandth of the samples."""
 
 
 class FittedNumber(Config):

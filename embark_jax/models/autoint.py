@@ -1,0 +1,148 @@
+"""AutoInt: fields interact by self-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.layers import MLP, Linear, xavier_normal
+
+_VECTOR_STD = 0.1
+"""Of initial vectors of dense features, as in ``DeepFM``."""
+
+
+class InteractingLayer(nnx.Module):
+    """Multi-head self-attention between fields, with a residual of the field itself.
+
+    In head h field m attends to field k by ``softmax_k(W_q e_m · W_k e_k)`` and takes
+    that share of ``W_v e_k``; the layer gives ``ReLU(all heads side by side + W_res
+    e_m)`` (section 4.4 of the paper).
+
+    Args:
+      inputs: width of a field.
+      outputs: its width after the layer, over all heads.
+      heads: that share ``outputs`` evenly.
+      compute_dtype: of the matrix products' operands.
+      rngs: its ``params`` stream draws the weights.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        heads: int,
+        *,
+        compute_dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        def weights():
+            return nnx.Param(xavier_normal(rngs.params(), (inputs, outputs)))
+
+        self.query, self.key, self.value = weights(), weights(), weights()
+        self.residual = weights()
+        self.heads = heads
+        self.compute_dtype = jnp.dtype(compute_dtype)
+
+    def __call__(self, fields: jax.Array) -> jax.Array:
+        """``[batch, fields, inputs]`` to ``[batch, fields, outputs]``."""
+        x = fields.astype(self.compute_dtype)
+
+        def projected(w: nnx.Param) -> jax.Array:
+            w = w[...].astype(self.compute_dtype)
+            return jnp.einsum("bmi,io->bmo", x, w, preferred_element_type=jnp.float32)
+
+        query, key, value = (
+            projected(w).reshape(*fields.shape[:2], self.heads, -1)
+            for w in (self.query, self.key, self.value)
+        )
+        attention = nnx.softmax(jnp.einsum("bmhd,bkhd->bhmk", query, key), axis=-1)
+        joined = jnp.einsum("bhmk,bkhd->bmhd", attention, value)
+        joined = joined.reshape(*fields.shape[:2], -1)
+        return nnx.relu(joined + projected(self.residual))
+
+
+class AutoInt(nnx.Module):
+    """AutoInt: interacting layers over fields, and one linear layer over all of them.
+
+    A field is a feature's embedding, or a dense value times a learned vector. With
+    ``deep`` the logit of an MLP over the fields is added (AutoInt+). Paper:
+    https://arxiv.org/abs/1810.11921; the defaults are its three layers of two heads,
+    and 64 wide as in its code.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample, ``(dim,)``, with the same
+        dim for all. Features are taken sorted by name.
+      dense_features: number of dense features.
+      attention: width of each interacting layer, over all its heads.
+      heads: of each layer.
+      deep: widths of the MLP, each layer with ReLU; a linear logit follows. None is ().
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout, batch_norm: of the MLP, as ``layers.MLP`` has them.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if a feature is a sequence, dims differ, or heads do not divide a
+        width.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        attention: Sequence[int] = (64, 64, 64),
+        heads: int = 2,
+        deep: Sequence[int] = (),
+        compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dims = pooled_dims(embedding_shapes)
+        width = self.dims[0][1]
+        unequal = [
+            f"feature {name!r} has dim {dim}, must be {width}, as {self.dims[0][0]!r} "
+            "has: all fields go through the same attention"
+            for name, dim in self.dims
+            if dim != width
+        ]
+        unequal += [
+            f"attention has {outputs}, must be a multiple of the {heads} heads"
+            for outputs in attention
+            if outputs % heads
+        ]
+        if unequal:
+            raise ValueError("; ".join(unequal))
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        init = nnx.initializers.normal(_VECTOR_STD)
+        self.dense_vectors = nnx.Param(init(rngs.params(), (dense_features, width)))
+        fields = dense_features + len(self.dims)
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
+        self.deep = (
+            MLP(fields * width, (*deep, 1), last_relu=False, **mlp) if deep else None
+        )
+        layers = []
+        for outputs in attention:
+            layers.append(InteractingLayer(width, outputs, heads, **shared))
+            width = outputs
+        self.attention = nnx.List(layers)
+        self.top = Linear(fields * width, 1, **shared)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits; see ``interface`` for shapes and errors."""
+        vectors = jnp.stack(in_order(embeddings, self.dims), axis=1)
+        from_dense = dense[:, :, None] * self.dense_vectors[...][None]
+        fields = x = jnp.concatenate([from_dense, vectors], axis=1)
+        for layer in self.attention:
+            x = layer(x)
+        logits = self.top(x.reshape(x.shape[0], -1))
+        if self.deep is not None:
+            logits = logits + self.deep(fields.reshape(x.shape[0], -1))
+        return logits[:, 0]

@@ -1,0 +1,175 @@
+"""DIN: a user's history, as far as it is about the candidate."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import check_embeddings
+from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
+
+
+class Dice(nnx.Module):
+    """The paper's activation: ``p(s) s + (1 - p(s)) α s``, with ``p`` the sigmoid of s
+    normalized over the batch, and α learned for each unit (section 5.3)."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.norm = nnx.BatchNorm(
+            *(width,),
+            momentum=BATCH_NORM_MOMENTUM,
+            use_bias=False,
+            use_scale=False,
+            rngs=rngs,
+        )
+        self.alpha = nnx.Param(jnp.zeros(width))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        share = nnx.sigmoid(self.norm(x))
+        return share * x + (1 - share) * self.alpha[...][None] * x
+
+
+class DiceMLP(nnx.Module):
+    """Linear layers with ``Dice`` between them, and dropout after it.
+
+    Args:
+      inputs: width of the input.
+      widths: output width of each layer, of which the last is linear.
+      compute_dtype: of the matrix products' operands.
+      dropout: share of hidden values that training sets to zero.
+      rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        *,
+        compute_dtype: DTypeLike,
+        dropout: float,
+        rngs: nnx.Rngs,
+    ):
+        self.layers = nnx.List(
+            Linear(fan_in, fan_out, compute_dtype=compute_dtype, rngs=rngs)
+            for fan_in, fan_out in itertools.pairwise((inputs, *widths))
+        )
+        self.activations = nnx.List(Dice(width, rngs=rngs) for width in widths[:-1])
+        self.dropouts = nnx.List(
+            nnx.Dropout(dropout, rngs=rngs) for _ in widths[:-1] if dropout
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[batch, inputs]`` to ``[batch, widths[-1]]``."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i < len(self.activations):
+                x = self.activations[i](x)
+                x = self.dropouts[i](x) if self.dropouts else x
+        return x
+
+
+class DIN(nnx.Module):
+    """Deep Interest Network: local activation of a user's behaviours.
+
+    An activation unit, an MLP over a behaviour, the candidate, their difference and
+    their product, says how much each behaviour of the history counts. Their sum, by
+    these weights and without a softmax, stands beside all other features in the MLP
+    that gives the logit. Paper: https://arxiv.org/abs/1706.06978, whose widths are the
+    default. An empty place of a sequence, whose row is zeros, counts nothing.
+
+    Args:
+      embedding_shapes: each feature's output shape a sample: ``(dim,)``, or ``(length,
+        dim)`` of a sequence. Features are taken sorted by name.
+      dense_features: number of dense features.
+      history: for each sequence feature the pooled feature whose past it is, such as
+        ``{"item_history": "item"}``, of the same dim.
+      activation: widths of the hidden layers of each activation unit.
+      deep: widths of the hidden layers of the MLP.
+      compute_dtype: of the matrix products' operands; parameters and sums are float32.
+      dropout: of the MLP.
+      batch_norm: must be False: ``Dice`` normalizes.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if ``history`` does not fit the features, or ``batch_norm`` is set.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        history: Mapping[str, str],
+        activation: Sequence[int] = (80, 40),
+        deep: Sequence[int] = (200, 80),
+        compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.shapes = tuple(sorted(embedding_shapes.items()))
+        self.history = tuple(sorted(history.items()))
+        _check_history(embedding_shapes, history)
+        if batch_norm:
+            raise ValueError("batch_norm is true, must be false: Dice normalizes")
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.units = nnx.List(
+            DiceMLP(4 * embedding_shapes[n][1], (*activation, 1), dropout=0.0, **shared)
+            for n, _ in self.history
+        )
+        width = dense_features + sum(shape[-1] for _, shape in self.shapes)
+        self.deep = DiceMLP(width, (*deep, 1), dropout=dropout, **shared)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Logits; see ``interface`` for shapes and errors."""
+        check_embeddings(embeddings, self.shapes)
+        vectors = dict(embeddings)
+        for unit, (name, candidate) in zip(self.units, self.history, strict=True):
+            vectors[name] = interest(unit, embeddings[name], embeddings[candidate])
+        ordered = [vectors[name] for name, _ in self.shapes]
+        return self.deep(jnp.concatenate([dense, *ordered], axis=1))[:, 0]
+
+
+def interest(unit: DiceMLP, past: jax.Array, candidate: jax.Array) -> jax.Array:
+    """``[batch, dim]``: the sum of the behaviours, by how much each is about the
+    candidate.
+
+    Args:
+      unit: gives a weight.
+      past: ``[batch, length, dim]``.
+      candidate: ``[batch, dim]``.
+    """
+    candidate = jnp.broadcast_to(candidate[:, None], past.shape)
+    pairs = [past, candidate, past - candidate, past * candidate]
+    inputs = jnp.concatenate(pairs, axis=-1).reshape(-1, 4 * past.shape[-1])
+    weights = unit(inputs).reshape(past.shape[:2])
+    weights = jnp.where(jnp.any(past != 0, axis=-1), weights, 0.0)
+    return jnp.einsum("bt,btd->bd", weights, past)
+
+
+def _check_history(
+    embedding_shapes: Mapping[str, tuple[int, ...]], history: Mapping[str, str]
+) -> None:
+    sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
+    problems = [
+        f"feature {name!r} is a sequence, must be in history"
+        for name in sorted(sequences.keys() - history.keys())
+    ]
+    for name, candidate in history.items():
+        if name not in sequences:
+            problems.append(
+                f"history has {name!r}, must be a feature with pooling none"
+            )
+        elif embedding_shapes.get(candidate) != sequences[name][1:]:
+            problems.append(
+                f"history.{name} is {candidate!r}, must be a feature that is pooled, "
+                f"of dim {sequences[name][1]}"
+            )
+    if problems:
+        raise ValueError("; ".join(problems))

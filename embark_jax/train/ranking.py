@@ -1,0 +1,126 @@
+"""How well predictions rank: within a user's samples, and by how likely they said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.calibration import calibration_curve
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """Metrics of predictions, group by group, a user's samples for example.
+
+    Attributes:
+      gauc: mean AUC of the groups with both labels, weighted by their samples
+        (https://arxiv.org/abs/1706.06978, section 6.2). None if there is no such group.
+      ndcg, recall, mrr: at the first ``k`` of each group, by decreasing prediction, and
+        of equal ones in the order given; the mean over groups with a positive sample.
+        MRR is of the first positive sample, 0 if it is not among these. None if there
+        is no such group.
+      k: that many.
+      groups: all of them.
+    """
+
+    gauc: float | None
+    ndcg: float | None
+    recall: float | None
+    mrr: float | None
+    k: int
+    groups: int
+
+
+def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ranking:
+    """Metrics within groups.
+
+    Args:
+      groups: ``[samples]``, the group of each sample, such as its user's id.
+      labels: ``[samples]``, each 0 or 1.
+      logits: ``[samples]``; any score that orders samples will do.
+      k: of ``Ranking``.
+
+    Raises:
+      ValueError: if shapes differ, there are no samples, or a label is neither 0 nor 1.
+    """
+    groups, labels, logits = map(np.asarray, (groups, labels, logits))
+    if not groups.shape == labels.shape == logits.shape or groups.ndim != 1:
+        raise ValueError(
+            f"groups have shape {groups.shape}, labels {labels.shape} and logits "
+            f"{logits.shape}, must all be [samples]"
+        )
+    if not len(groups):
+        raise ValueError("there are no samples")
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError("labels must be 0 or 1")
+    order = np.lexsort([-logits, groups])
+    labels, logits = labels[order].astype(bool), logits[order]
+    first = np.flatnonzero(np.diff(groups[order], prepend=np.nan) != 0)
+    counts = np.diff(np.append(first, len(order)))
+    places = np.arange(len(order)) - np.repeat(first, counts)
+
+    def summed(values: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values.astype(np.float64), first)
+
+    positives = summed(labels)
+    some, both = positives > 0, (positives > 0) & (positives < counts)
+    shown = labels & (places < k)
+    gains = 1 / np.log2(np.arange(counts.max()) + 2)
+    ideal = np.append(0, np.cumsum(gains))[np.minimum(positives, k).astype(int)]
+    firsts = np.maximum.reduceat(np.where(shown, 1 / (places + 1), 0.0), first)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        aucs = _aucs(first, counts, labels, logits, positives)
+        by_group = summed(np.where(shown, gains[places], 0)) / ideal
+        recalls = summed(shown) / positives
+    return Ranking(
+        gauc=float(np.average(aucs[both], weights=counts[both])) if any(both) else None,
+        ndcg=_mean(by_group[some]),
+        recall=_mean(recalls[some]),
+        mrr=_mean(firsts[some]),
+        k=k,
+        groups=len(first),
+    )
+
+
+def calibration(
+    labels: ArrayLike, logits: ArrayLike, buckets: int = 10
+) -> list[tuple[float, float]]:
+    """Mean prediction and mean label of buckets with equally many samples, from the
+    least likely to the most; buckets whose predictions are all alike are one."""
+    probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+    found, said = calibration_curve(
+        np.asarray(labels), probabilities, n_bins=buckets, strategy="quantile"
+    )
+    return list(zip(said.tolist(), found.tolist(), strict=True))
+
+
+def _aucs(
+    first: np.ndarray,
+    counts: np.ndarray,
+    labels: np.ndarray,
+    logits: np.ndarray,
+    positives: np.ndarray,
+) -> np.ndarray:
+    """AUC of each group, ties counted half, from ranks (Mann and Whitney,
+    https://doi.org/10.1214/aoms/1177730491).
+
+    Args:
+      first: place of each group's first sample.
+      counts: samples of each group.
+      labels, logits: of all samples, by group and decreasing logit.
+      positives: of each group.
+    """
+    is_new = np.diff(logits, prepend=np.nan) != 0
+    is_new[first] = True
+    ties = np.flatnonzero(is_new)
+    sizes = np.diff(np.append(ties, len(logits)))
+    # From the end of the group, as ranks go up with logits.
+    middle = np.repeat(ties + (sizes - 1) / 2, sizes)
+    ranks = np.repeat(first + counts, counts) - middle
+    sums = np.add.reduceat(np.where(labels, ranks, 0.0), first)
+    return (sums - positives * (positives + 1) / 2) / (positives * (counts - positives))
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None

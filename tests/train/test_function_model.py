@@ -1,0 +1,197 @@
+"""Models of plain functions, of pytrees, and with a loss of their own: on a mesh, in
+micro-batches, saved and restored, equal to a training loop in plain JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from embark_kernels import SGD
+from flax import nnx
+from jax import export as jax_export
+from safetensors.numpy import load_file
+
+from embark_jax import config_io, experiment, fleet, models
+from embark_jax.data import SyntheticClicks
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.planner import ForcedPlacement, plan
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.metrics import evaluate
+from embark_jax.train.trainer import Trainer
+from tests import runs
+from tests.runs import embark
+
+TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale=1.0))
+FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
+BATCH, RATE = 16, 0.1
+DATA = SyntheticClicks(
+    *(TABLES, FEATURES), dense_features=1, train_samples=160, test_samples=16
+)
+
+
+def apply(params, dense, embeddings):
+    return dense[:, 0] * params["d"] + (embeddings["a"] * embeddings["b"]) @ params["w"]
+
+
+def in_batch_loss(params, embeddings, batch):
+    """Softmax over the other samples of the batch: no mean of losses of samples that
+    know nothing of each other."""
+    scores = jnp.einsum("id,d,jd->ij", embeddings["a"], params["w"], embeddings["b"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        scores, jnp.arange(len(scores))
+    )
+    return losses.mean(), apply(params, batch.dense, embeddings)
+
+
+def focal_loss(params, embeddings, batch):
+    logits = apply(params, batch.dense, embeddings)
+    return optax.sigmoid_focal_loss(logits, batch.labels, gamma=2.0), logits
+
+
+def params() -> dict[str, jax.Array]:
+    return {"d": jnp.float32(0.3), "w": jnp.linspace(-1, 1, 4)}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """As Equinox has modules: a pytree whose leaves are its parameters."""
+
+    params: Any
+
+    def __call__(self, dense, embeddings):
+        return apply(self.params, dense, embeddings)
+
+
+class FlaxModel(models.ModelWithLoss):
+    def __init__(self):
+        self.d, self.w = map(nnx.Param, params().values())
+
+    def __call__(self, dense, embeddings):
+        return apply({"d": self.d[...], "w": self.w[...]}, dense, embeddings)
+
+    def loss(self, embeddings, batch):
+        values = {"d": self.d[...], "w": self.w[...]}
+        return in_batch_loss(values, embeddings, batch)
+
+
+def make_trainer(model, devices=1, micro_batches=1):
+    forced = {"a": ForcedPlacement("rb" if devices > 1 else "dp")}
+    machines = fleet.load("this-machine", 1, devices)
+    planned = plan(TABLES, FEATURES, machines, BATCH // micro_batches, forced=forced)
+    return Trainer(
+        model,
+        EmbeddingCollection(planned, planned.make_mesh()),
+        dense_optimizer=optax.sgd(RATE),
+        embedding_optimizer=SGD(RATE),
+        micro_batches=micro_batches,
+        seed=3,
+    )
+
+
+def tables_of(trainer) -> dict[str, np.ndarray]:
+    from embark_jax.embedding.logical import export_table
+
+    state = trainer.state.storages
+    return {t.name: export_table(trainer.embeddings, state, t.name) for t in TABLES}
+
+
+def by_hand(loss, tables, steps):
+    """The losses of a loop over whole tables, without any of this package."""
+
+    def of(inputs, batch):
+        params, tables = inputs
+        rows = {n: tables[n][batch.ids[n][:, 0]] for n in tables}
+        losses, _ = loss(params, rows, batch)
+        return losses.mean()
+
+    inputs, found = (params(), tables), []
+    for step in range(steps):
+        value, gradient = jax.value_and_grad(of)(inputs, DATA.train_batch(step, BATCH))
+        inputs = jax.tree.map(lambda p, g: p - RATE * g, inputs, gradient)
+        found.append(float(value))
+    return inputs, found
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "devices", "micro_batches"),
+    [
+        (models.FunctionModel(params(), apply, in_batch_loss), in_batch_loss, 8, 1),
+        pytest.param(
+            *(models.FunctionModel(params(), apply, focal_loss), focal_loss, 4, 2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(FlaxModel(), in_batch_loss, 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_training_equals_a_loop_in_plain_jax(model, loss, devices, micro_batches):
+    trainer = make_trainer(model, devices, micro_batches)
+    (trained, tables), expected = by_hand(loss, tables_of(trainer), 3)
+    found = []
+    trainer.fit(DATA, 3, callback=lambda result: found.append(result.loss))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for name, rows in tables_of(trainer).items():
+        np.testing.assert_allclose(rows, tables[name], rtol=1e-4, atol=1e-6)
+    for leaf, after in zip(
+        jax.tree.leaves(trainer.state.params), jax.tree.leaves(trained), strict=True
+    ):
+        np.testing.assert_allclose(leaf, after, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_pytree_of_another_library_trains_by_the_trainers_loss():
+    model = Module(params())
+    function = models.FunctionModel(model, lambda m, *inputs: m(*inputs))
+    trainer = make_trainer(function, devices=2)
+    assert trainer.fit(DATA, 2).step == 2
+    ((batch, logits),) = trainer.predict(DATA.test_batches(BATCH))
+    trained = trainer.model.params
+    assert isinstance(trained, Module)
+    rows = {n: table[batch.ids[n][:, 0]] for n, table in tables_of(trainer).items()}
+    np.testing.assert_allclose(logits, trained(batch.dense, rows), rtol=1e-5)
+
+
+def test_logits_must_be_one_a_sample():
+    wrong = models.FunctionModel(params(), lambda p, dense, e: dense)
+    with pytest.raises(ValueError, match=r"logits of shape \(16, 1\), must be \(16,\)"):
+        make_trainer(wrong).fit(DATA, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["my_function:focal", "my_model:Bilinear"])
+def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
+    from tests.test_own import OWN
+
+    monkeypatch.syspath_prepend(str(OWN))
+    of_model = "model: {kind: " + kind + "}"
+    if kind == "my_model:Bilinear":
+        of_model = "model: {kind: " + kind + ", left: user, right: item}"
+    config = runs.write_config(
+        tmp_path,
+        "name: own\ndata: {kind: 'my_data:Clicks', samples: 2_000}\n" + of_model + "\n"
+        "mesh: {nodes: 2, gpus_per_node: 4}\nembedding: {dim: 4}\n"
+        "train: {batch_size: 64, steps: 40, checkpoint_every: 20, log_every: 1}\n",
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert embark("train", config, "--workdir", whole).code == 0
+    for options in (("train.steps=20",), ("--resume",)):
+        assert embark("train", config, "--workdir", cut, *options).code == 0
+    assert runs.losses(cut) == runs.losses(whole)
+    done = embark("export", cut, "--out", tmp_path / "export")
+    assert (done.code, done.err) == (0, "")
+    setup = experiment.build(config_io.load(config))
+    scoring = jax_export.deserialize((tmp_path / "export/scoring.jax").read_bytes())
+    dense = load_file(tmp_path / "export" / "dense.safetensors")
+    tables = {
+        n: load_file(tmp_path / "export" / "tables" / f"{n}.safetensors")[n]
+        for n in ("user", "item")
+    }
+    (batch,) = setup.dataset.test_batches(2_000)
+    logits = scoring.call(dense, tables, batch.dense, dict(batch.ids), {})
+    found, final = evaluate(batch.labels, np.asarray(logits)), runs.final(cut)
+    assert found.log_loss == pytest.approx(final["test_log_loss"], rel=1e-5)
