@@ -202,6 +202,22 @@ def test_what_cannot_be_exported(exported, tmp_path):
     assert not new.exists()
 
 
+@pytest.mark.slow
+def test_a_run_that_stopped_early_is_exported_at_its_best(exported, tmp_path):
+    run = tmp_path / "run"
+    for name in ("config.yaml", "checkpoints"):
+        source = exported.workdir / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        run.mkdir(exist_ok=True)
+        copy(source, run / name)
+    records = [{"step": 1, "loss": 0.5}, {"step": 2, "final": True, "best_step": 1}]
+    lines = [json.dumps(record) for record in records]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    done = embark("export", run, "--out", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["step"] == 1
+
+
 MODELS = (
     configs.DLRMConfig(bottom=(8, 4), top=(8, 1)),
     configs.DLRMConfig(bottom=(4,), top=(1,)),
