@@ -15,7 +15,7 @@ from embark_jax.planner import (
     plan_for,
     predict,
 )
-from embark_jax.planner.cost.objective import LEVELS
+from embark_jax.planner.cost.objective import PEAKS
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.planning import exchanges_of
 from embark_jax.planner.search.relaxation import Relaxation
@@ -110,16 +110,16 @@ def all_ms(instance, allowed):
         own[:, 1]
         + np.maximum(objective.slack * expected, expected + 6 * np.sqrt(expected))
     )
-    levels = np.stack([own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5]], axis=1).max(
+    peaks = np.stack([own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5]], axis=1).max(
         axis=3
     )
-    levels = np.concatenate([levels, of_node.max(axis=2)[:, None]], axis=1)
-    assert levels.shape[1] == len(LEVELS)
-    ms = (objective.prices * levels).sum(axis=(1, 2)) + used @ objective.fixed_ms
+    peaks = np.concatenate([peaks, of_node.max(axis=2)[:, None]], axis=1)
+    assert peaks.shape[1] == len(PEAKS)
+    ms = (objective.prices * peaks).sum(axis=(1, 2)) + used @ objective.fixed_ms
     ms += rest[:, -2] + own[:, 6].sum(axis=1).max(axis=1)
-    held = (objective.held_bytes * levels).sum(axis=(1, 2)) + rest[:, -1]
-    touched = np.minimum(levels[:, 1] * devices, levels[:, 2])
-    update = (objective.update_bytes * levels).sum(axis=(1, 2))
+    held = (objective.held_bytes * peaks).sum(axis=(1, 2)) + rest[:, -1]
+    touched = np.minimum(peaks[:, 1] * devices, peaks[:, 2])
+    update = (objective.update_bytes * peaks).sum(axis=(1, 2))
     update += touched @ objective.row_gradient_bytes
     fixed = objective.fixed_bytes
     needed_bytes = held + np.maximum(fixed[0], fixed[1] + update)

@@ -107,7 +107,7 @@ def placed(cluster, rows, workload):
     placement = Placement(table, cluster, 8, devices=tuple(range(8)))
     model = ProgramModel(workload)
     _, _, loads, objective = price([placement], [feature], workload, model)
-    _, capacity, slots, *_ = objective.levels(loads)[:, 0]
+    _, capacity, slots, *_ = objective.peaks(loads)[:, 0]
     held = loads.everywhere_bytes + 36 * slots + 4 * 4 * 8 * capacity
     return objective.bytes(loads), held, capacity * 8, slots
 

@@ -37,13 +37,13 @@ def row(beginning):
 def test_every_number_of_the_example():
     model = ProgramModel(WORKLOAD)
     each, _, loads, objective = price(PLACEMENTS, FEATURES, WORKLOAD, model)
-    levels, rb = objective.levels(loads)[:, 1], 1
+    peaks, rb = objective.peaks(loads)[:, 1], 1
     assert row("| everywhere")[0].endswith(
         "`user` {:.4f}, `item` {:.4f}, `country` {:.4f}".format(*each.everywhere_ms)
     )
     assert row("| everywhere")[-1] == f"{each.everywhere_ms.sum():.4f}"
     assert row("| fixed")[-1] == f"{objective.fixed_ms.sum():.4f}"
-    for name, kind, level in (
+    for name, kind, peak in (
         ("| partial sums", loads.own[0, rb], 0),
         ("| ids", loads.own[1, rb], 1),
         ("| lookup", loads.own[4, rb], 3),
@@ -51,11 +51,9 @@ def test_every_number_of_the_example():
     ):
         *gpus, top, unit_ms, ms = map(float, row(name)[1:])
         np.testing.assert_allclose(gpus, kind, rtol=5e-3)
-        assert top == pytest.approx(levels[level], rel=5e-3)
-        assert unit_ms == pytest.approx(objective.prices[level, rb], rel=1e-3)
-        assert ms == pytest.approx(
-            objective.prices[level, rb] * levels[level], rel=5e-3
-        )
+        assert top == pytest.approx(peaks[peak], rel=5e-3)
+        assert unit_ms == pytest.approx(objective.prices[peak, rb], rel=1e-3)
+        assert ms == pytest.approx(objective.prices[peak, rb] * peaks[peak], rel=5e-3)
     *gpus, top, _, ms = map(float, row("| update")[1:])
     np.testing.assert_allclose(gpus, loads.update_ms, rtol=5e-3)
     assert top == ms == pytest.approx(loads.update_ms.max(), rel=5e-3)

@@ -6,7 +6,7 @@
 - **cost model**: prices work in milliseconds.
 - **load**: what the shards that a device owns add up to, by kind and storage: partial
   sums, ids, rows read, rows touched, rows.
-- **level**: the largest load of any device. A phase ends when its fullest device is
-  done, so that a step costs levels times prices.
-- **objective**: levels times prices; the one place where a plan is priced.
+- **peak**: the largest load of any device. A phase ends when its fullest device is
+  done, so that a step costs peaks times prices.
+- **objective**: peaks times prices; the one place where a plan is priced.
 """

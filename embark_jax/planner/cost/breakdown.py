@@ -9,11 +9,11 @@ import numpy as np
 from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.objective import (
-    LEVEL_GRADIENTS,
-    LEVEL_IDS,
-    LEVEL_LOOKUP,
-    LEVEL_NODE,
-    LEVEL_SUMS,
+    PEAK_GRADIENTS,
+    PEAK_IDS,
+    PEAK_LOOKUP,
+    PEAK_NODE,
+    PEAK_SUMS,
 )
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
@@ -96,10 +96,10 @@ def _likely_ids(
 
 
 def _range_ms(priced: Priced) -> np.ndarray:
-    """``[ranges]`` the part of the step that each is for: at every level its part of
+    """``[ranges]`` the part of the step that each is for: at every peak its part of
     the fullest device's load, so that they sum to the step."""
     candidates, _, loads, objective = priced
-    levels, prices = objective.levels(loads), objective.prices
+    peaks, prices = objective.peaks(loads), objective.prices
     total_ms = candidates.everywhere_ms.copy()
     total_ms += (objective.fixed_ms / np.maximum(loads.tables, 1))[candidates.storage]
     held = objective.counted(loads.own, at_least=True)
@@ -109,17 +109,17 @@ def _range_ms(priced: Priced) -> np.ndarray:
         shards = candidates.shard_loads(i)
         row_shard = np.arange(len(owners)) // candidates.column_shards[i]
         counted = objective.counted(shards, at_least=True)[:, row_shard]
-        for level in (LEVEL_SUMS, LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS):
-            fullest = int(np.argmax(held[level, s]))
-            if held[level, s, fullest] > 0:
-                mine = counted[level, owners == fullest].sum()
-                share = mine / held[level, s, fullest]
-                total_ms[i] += share * prices[level, s] * levels[level, s]
+        for peak in (PEAK_SUMS, PEAK_IDS, PEAK_LOOKUP, PEAK_GRADIENTS):
+            fullest = int(np.argmax(held[peak, s]))
+            if held[peak, s, fullest] > 0:
+                mine = counted[peak, owners == fullest].sum()
+                share = mine / held[peak, s, fullest]
+                total_ms[i] += share * prices[peak, s] * peaks[peak, s]
         total_ms[i] += counted[-1, owners == last].sum()
         if candidates.hierarchical[i]:
             node = int(np.argmax(loads.node_sums[s]))
             mine = loads.of_nodes(i, owners)[node]
-            total_ms[i] += prices[LEVEL_NODE, s] * mine
+            total_ms[i] += prices[PEAK_NODE, s] * mine
     return total_ms
 
 

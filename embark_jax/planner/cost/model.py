@@ -2,7 +2,7 @@
 
 A cost model is anything with the attributes of ``CostModel``. It prices
 
-- each storage (``StoragePrice``): a fixed part, and so much for a unit of each level;
+- each storage (``StoragePrice``): a fixed part, and so much for a unit of each peak;
 - each shard, for the device that owns it (``owner_ms``), in three phases;
 - what every device does for a table, wherever its shards are (``everywhere_ms``).
 

@@ -5,10 +5,10 @@ phase ends when its fullest device is done. So a plan costs ::
 
     sum over tables of everywhere_ms
     + sum over used storages of fixed_ms
-    + sum over levels and storages of price × level
+    + sum over peaks and storages of price × peak
     + the longest update of any device
 
-in which a *level* is the largest load of any device in a storage: of partial sums, ids,
+in which a *peak* is the largest load of any device in a storage: of partial sums, ids,
 and owners' time in lookup and gradients. Time in the update is added up over storages
 first: all are updated between the last exchange of a step and the first of the next.
 Nothing is taken to overlap, in whatever order the program runs the storages, so that a
@@ -42,9 +42,9 @@ from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.workload import Workload
 
-LEVELS = range(6)
-LEVEL_SUMS, LEVEL_IDS, LEVEL_ROWS, LEVEL_LOOKUP, LEVEL_GRADIENTS, LEVEL_NODE = LEVELS
-"""Levels of a storage: partial sums, capacity, rows, ms of lookup and of gradients, and
+PEAKS = range(6)
+PEAK_SUMS, PEAK_IDS, PEAK_ROWS, PEAK_LOOKUP, PEAK_GRADIENTS, PEAK_NODE = PEAKS
+"""Peaks of a storage: partial sums, capacity, rows, ms of lookup and of gradients, and
 partial sums of the fullest node."""
 
 
@@ -115,8 +115,8 @@ class Objective:
     Attributes:
       storages: all that a plan may have.
       fixed_ms: ``[storages]`` of one that is used.
-      prices: ``[levels, storages]`` ms of a unit of each level.
-      held_bytes: ``[levels, storages]`` memory that a unit takes all the time.
+      prices: ``[peaks, storages]`` ms of a unit of each peak.
+      held_bytes: ``[peaks, storages]`` memory that a unit takes all the time.
       update_bytes: the same in the update alone.
     """
 
@@ -132,20 +132,20 @@ class Objective:
         prices = [model.storage_price(storage) for storage in storages]
         self.fixed_ms = np.array([price.fixed_ms for price in prices])
         self.prices, self.held_bytes, self.update_bytes = np.zeros(
-            (3, len(LEVELS), len(prices))
+            (3, len(PEAKS), len(prices))
         )
-        self.prices[LEVEL_SUMS] = [price.sum_ms for price in prices]
-        self.prices[LEVEL_IDS] = [price.id_ms for price in prices]
-        self.prices[[LEVEL_LOOKUP, LEVEL_GRADIENTS]] = 1.0
-        self.prices[LEVEL_NODE] = [price.node_sum_ms for price in prices]
-        self.held_bytes[LEVEL_IDS] = [memory.id_bytes(each) for each in storages]
-        self.held_bytes[LEVEL_ROWS] = [
+        self.prices[PEAK_SUMS] = [price.sum_ms for price in prices]
+        self.prices[PEAK_IDS] = [price.id_ms for price in prices]
+        self.prices[[PEAK_LOOKUP, PEAK_GRADIENTS]] = 1.0
+        self.prices[PEAK_NODE] = [price.node_sum_ms for price in prices]
+        self.held_bytes[PEAK_IDS] = [memory.id_bytes(each) for each in storages]
+        self.held_bytes[PEAK_ROWS] = [
             0.0 if each.cluster == "dp" else memory.slot_bytes(each)
             for each in storages
         ]
-        self.update_bytes[LEVEL_SUMS] = [memory.sum_bytes(each) for each in storages]
-        self.update_bytes[LEVEL_IDS] = [memory.place_bytes(each) for each in storages]
-        self.update_bytes[LEVEL_NODE] = [
+        self.update_bytes[PEAK_SUMS] = [memory.sum_bytes(each) for each in storages]
+        self.update_bytes[PEAK_IDS] = [memory.place_bytes(each) for each in storages]
+        self.update_bytes[PEAK_NODE] = [
             memory.node_sum_bytes(each) for each in storages
         ]
         self.row_gradient_bytes = np.array(
@@ -161,24 +161,24 @@ class Objective:
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
     def counted(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
-        """``[6, ...]`` what has a price of ``[7, ...]`` loads: in the order of levels
+        """``[6, ...]`` what has a price of ``[7, ...]`` loads: in the order of peaks
         partial sums, capacity, rows, ms of lookup and of gradients, and last the ms of
         the update. With ``at_least`` without what chance adds to a capacity, so that
         the parts of a sum add up."""
         found = np.empty((6, *own.shape[1:]))
-        found[LEVEL_SUMS], found[LEVEL_ROWS] = own[SUMS], own[ROWS]
-        found[LEVEL_IDS] = (
+        found[PEAK_SUMS], found[PEAK_ROWS] = own[SUMS], own[ROWS]
+        found[PEAK_IDS] = (
             own[CERTAIN] + self.slack * own[EXPECTED]
             if at_least
             else self.capacities(own[CERTAIN], own[EXPECTED])
         )
-        found[LEVEL_LOOKUP], found[LEVEL_GRADIENTS] = own[LOOKUP_MS], own[GRADIENTS_MS]
+        found[PEAK_LOOKUP], found[PEAK_GRADIENTS] = own[LOOKUP_MS], own[GRADIENTS_MS]
         found[-1] = own[UPDATE_MS]
         return found
 
-    def levels(self, loads: Loads) -> np.ndarray:
-        """``[levels, storages]`` of the fullest devices."""
-        own = self.counted(loads.own)[:LEVEL_NODE].max(axis=2)
+    def peaks(self, loads: Loads) -> np.ndarray:
+        """``[peaks, storages]`` of the fullest devices."""
+        own = self.counted(loads.own)[:PEAK_NODE].max(axis=2)
         return np.concatenate([own, loads.node_sums.max(axis=1)[None]])
 
     def step_ms(self, loads: Loads) -> float:
@@ -186,35 +186,35 @@ class Objective:
         return float(
             loads.everywhere_ms
             + self.fixed_ms @ (loads.tables > 0)
-            + (self.prices * self.levels(loads)).sum()
+            + (self.prices * self.peaks(loads)).sum()
             + loads.update_ms.max()
         )
 
     def device_ms(self, loads: Loads) -> np.ndarray:
         """``[devices]`` how long each is busy; in the rest of a step it waits."""
-        levels = self.levels(loads)
-        waits_ms = levels[[LEVEL_LOOKUP, LEVEL_GRADIENTS]].sum() + loads.update_ms.max()
+        peaks = self.peaks(loads)
+        waits_ms = peaks[[PEAK_LOOKUP, PEAK_GRADIENTS]].sum() + loads.update_ms.max()
         own_ms = loads.own[[LOOKUP_MS, GRADIENTS_MS, UPDATE_MS]].sum(axis=(0, 1))
         return self.step_ms(loads) - waits_ms + own_ms
 
     def unit_bytes(self, loads: Loads) -> np.ndarray:
-        """``[levels, storages]`` memory that one more unit of each level takes."""
-        levels, found = self.levels(loads), self.held_bytes + self.update_bytes
-        fewer_places = levels[LEVEL_IDS] * self.devices < levels[LEVEL_ROWS]
+        """``[peaks, storages]`` memory that one more unit of each peak takes."""
+        peaks, found = self.peaks(loads), self.held_bytes + self.update_bytes
+        fewer_places = peaks[PEAK_IDS] * self.devices < peaks[PEAK_ROWS]
         gradient_bytes = self.row_gradient_bytes
-        found[LEVEL_IDS] += gradient_bytes * self.devices * fewer_places
-        found[LEVEL_ROWS] += gradient_bytes * ~fewer_places
+        found[PEAK_IDS] += gradient_bytes * self.devices * fewer_places
+        found[PEAK_ROWS] += gradient_bytes * ~fewer_places
         return found
 
     def bytes(self, loads: Loads) -> float:
         """Allocated on every device, at the fuller of two times (``memory.py``)."""
-        levels = self.levels(loads)
-        held = (self.held_bytes * levels).sum() + loads.everywhere_bytes
-        places, rows = levels[LEVEL_IDS] * self.devices, levels[LEVEL_ROWS]
+        peaks = self.peaks(loads)
+        held = (self.held_bytes * peaks).sum() + loads.everywhere_bytes
+        places, rows = peaks[PEAK_IDS] * self.devices, peaks[PEAK_ROWS]
         touched = np.minimum(places, rows)
         batches = self.workload.micro_batches
         if batches > 1:  # of one, and the sum over all
             touched = touched + np.minimum(batches * places, rows)
-        update = (self.update_bytes * levels).sum() + self.row_gradient_bytes @ touched
+        update = (self.update_bytes * peaks).sum() + self.row_gradient_bytes @ touched
         times = self.fixed_bytes + np.array([0.0, update])
         return float(held + times.max())

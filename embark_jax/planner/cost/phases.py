@@ -13,7 +13,7 @@ import numpy as np
 
 from embark_jax.planner.cost.collectives import CollectiveKind, Reach
 from embark_jax.planner.cost.model import ProgramModel
-from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_NODE, LEVEL_SUMS
+from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.cost.work import Work
@@ -77,17 +77,17 @@ def phases(
       sums to the predicted time of the step.
     """
     priced = price(placements, features, workload, model)
-    levels = priced.objective.levels(priced.loads)
+    peaks = priced.objective.peaks(priced.loads)
     everywhere = np.ones(workload.devices)
     parts: list[Phase] = []
     for s, storage in enumerate(priced.candidates.storages):
-        capacity = levels[LEVEL_IDS, s]
+        capacity = peaks[PEAK_IDS, s]
         if capacities is not None:
             capacity = capacities.get(storage.name, 0)
         units = {
             "storage": everywhere,
-            "sum": levels[LEVEL_SUMS, s] * everywhere,
-            "node_sum": levels[LEVEL_NODE, s] * everywhere,
+            "sum": peaks[PEAK_SUMS, s] * everywhere,
+            "node_sum": peaks[PEAK_NODE, s] * everywhere,
             "id": capacity * everywhere,
         }
         for unit, work in model.storage_work(storage):

@@ -1,7 +1,7 @@
 """Insertion: the candidate and the owners at which a table adds least to the cost.
 
-A step costs what the fullest device of each level costs, but that alone says little of
-where the next shard should lie: on most devices it raises no level. So tables are
+A step costs what the fullest device of each peak costs, but that alone says little of
+where the next shard should lie: on most devices it raises no peak. So tables are
 inserted by a *smooth cost*, in which the mean of a power of the loads stands for their
 maximum: ``mean(load ** power) ** (1 / power)``. With power 1 that is the cost of loads
 that are spread evenly, as in the relaxation; high powers come near the maximum.
@@ -23,7 +23,7 @@ from embark_jax.planner.cost.candidates import (
     UPDATE_MS,
 )
 from embark_jax.planner.cost.objective import (
-    LEVEL_NODE,
+    PEAK_NODE,
 )
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -94,8 +94,8 @@ class Insertion:
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = objective.prices + ms_per_byte * unit_bytes
         # Of what is counted on each device, the update last.
-        self._prices = np.append(prices[:LEVEL_NODE], np.ones((1, prices.shape[1])), 0)
-        self._node_prices = prices[LEVEL_NODE]
+        self._prices = np.append(prices[:PEAK_NODE], np.ones((1, prices.shape[1])), 0)
+        self._node_prices = prices[PEAK_NODE]
         self._storage_ms = np.zeros(len(objective.storages))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)

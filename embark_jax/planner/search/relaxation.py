@@ -2,7 +2,7 @@
 
 Shards have no owners in it, so that every load may be spread evenly over the devices,
 and tables may take fractions of candidates. In symbols, with x_c tables of group g that
-take candidate c, and y_r the level of row r (``spread.py``)::
+take candidate c, and y_r the peak of row r (``spread.py``)::
 
     minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r
     such that  Σ_{c of g} x_c = count_g                        every table takes one
@@ -12,7 +12,7 @@ take candidate c, and y_r the level of row r (``spread.py``)::
 
 The most of any device is at least the mean over devices, and at least any of its
 shards, so that every plan satisfies these rows; that a storage is used is one more
-level, whose largest "shard" is 1.
+peak, whose largest "shard" is 1.
 
 Of rows of the third kind, and of candidates, few matter. The program begins with a few
 candidates of each group, and round by round is given the rows that its solution breaks
@@ -32,7 +32,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from embark_jax.planner.cost.objective import LEVEL_IDS, LEVEL_NODE
+from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.spread import spread_evenly, undominated
 
@@ -126,7 +126,7 @@ class Relaxation:
         Args:
           limit_bytes: of memory on a device.
           objective: ``[live + rows]`` instead of time.
-          crowding: levels are taken to be the mean and this share of the largest shard,
+          crowding: peaks are taken to be the mean and this share of the largest shard,
             at least. Above 0 the result bounds nothing, but its candidates are easier
             to place: they end up to one shard above the mean.
         """
@@ -137,7 +137,7 @@ class Relaxation:
         cost = np.append(cost, np.zeros(extra))
         scale = max(float(cost.max()), 1e-300)
         cost = cost / scale  # the solver's tolerances are absolute
-        always, limits = [self._level_rows(crowding)], [np.zeros(rows + extra)]
+        always, limits = [self._peak_rows(crowding)], [np.zeros(rows + extra)]
         in_bytes, fixed = self.memory()
         in_bytes = np.pad(in_bytes, [(0, 0), (0, extra)])
         if np.isfinite(limit_bytes):
@@ -205,8 +205,8 @@ class Relaxation:
 
     def _dual_bound(self, rates: np.ndarray) -> float:
         """What no plan is below, whatever the solver's tolerances: for any multipliers
-        of the rows, every table takes the candidate of the least rate, and every level
-        is zero, or where its rate is negative as large as a level can be.
+        of the rows, every table takes the candidate of the least rate, and every peak
+        is zero, or where its rate is negative as large as a peak can be.
 
         Args:
           rates: ``[live + rows]`` costs with the rows' at their multipliers.
@@ -255,22 +255,22 @@ class Relaxation:
         rank = np.arange(len(order)) - np.searchsorted(group, group)
         return np.sort(order[rank < number])
 
-    def _level_rows(self, crowding: float) -> sparse.csr_matrix:
-        """``[rows, live + rows]`` means less the level; or with crowding, ``[2 * rows,
-        live + 2 * rows]`` means and a share of the largest shard less the level, and
-        that shard less the level."""
+    def _peak_rows(self, crowding: float) -> sparse.csr_matrix:
+        """``[rows, live + rows]`` means less the peak; or with crowding, ``[2 * rows,
+        live + 2 * rows]`` means and a share of the largest shard less the peak, and
+        that shard less the peak."""
         one = sparse.identity(self.spread.rows)
         if not crowding:
             return sparse.csr_matrix(sparse.hstack([self.mean, -one]))
         storages = len(self.instance.objective.storages)
         share = np.full(self.spread.rows, crowding)
-        share[: LEVEL_IDS * storages] = 0.0  # partial sums are whole, and always fit
-        share[LEVEL_NODE * storages : -1] = 0.0
+        share[: PEAK_IDS * storages] = 0.0  # partial sums are whole, and always fit
+        share[PEAK_NODE * storages : -1] = 0.0
         blocks = [[self.mean, -one, sparse.diags(share)], [None, -one, one]]
         return sparse.csr_matrix(sparse.bmat(blocks))
 
     def largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
-        """``[keys, live + extra + rows]`` largest shards of a group less the level.
+        """``[keys, live + extra + rows]`` largest shards of a group less the peak.
 
         Args:
           keys: ``group * rows + row`` of each.
@@ -296,13 +296,13 @@ class Relaxation:
         )
 
     def _broken(
-        self, tables: np.ndarray, levels: np.ndarray, prices: np.ndarray, least: float
+        self, tables: np.ndarray, peaks: np.ndarray, prices: np.ndarray, least: float
     ) -> np.ndarray:
-        """Keys of groups and rows where a group's largest shards are above the level.
+        """Keys of groups and rows where a group's largest shards are above the peak.
 
         Args:
-          tables, levels: the solution, ``[live]`` and ``[rows]``.
-          prices: ``[rows]`` of levels.
+          tables, peaks: the solution, ``[live]`` and ``[rows]``.
+          prices: ``[rows]`` of peaks.
           least: the optimum.
         """
         keys, columns, sizes = self.shards
@@ -310,5 +310,5 @@ class Relaxation:
         found, each = np.unique(keys[taken], return_inverse=True)
         group, row = np.divmod(found, self.spread.rows)
         largest = np.bincount(each, sizes[taken] * tables[columns[taken]])
-        above = largest / self.instance.counts[group] - levels[row]
+        above = largest / self.instance.counts[group] - peaks[row]
         return found[above * prices[row] > BROKEN * max(abs(least), 1e-30)]

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from embark_jax.planner.cost.candidates import CLUSTERS, ROWS
-from embark_jax.planner.cost.objective import LEVEL_ROWS
+from embark_jax.planner.cost.objective import PEAK_ROWS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
@@ -101,7 +101,7 @@ def searched(instance: Instance, limit_bytes: float = np.inf) -> list[np.ndarray
     fixed = np.array([force.exchange is not None for force in instance.forced])
     free = (each.cluster == CLUSTERS.index("rb")) & ~fixed[each.table]
     shard_rows = each.reduced(np.maximum, each.loads[ROWS])
-    own_bytes = objective.held_bytes[LEVEL_ROWS][each.storage] * shard_rows
+    own_bytes = objective.held_bytes[PEAK_ROWS][each.storage] * shard_rows
     fits = own_bytes + each.everywhere_bytes <= limit_bytes
     fewest = np.full(len(instance.counts), np.iinfo(np.int64).max)
     np.minimum.at(fewest, each.table, each.hot_rows)
@@ -136,7 +136,7 @@ class Start:
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
         """Those worth a search, each ``[tables]`` candidates: of the relaxation, and of
-        relaxations with crowded levels."""
+        relaxations with crowded peaks."""
         instance, solutions = self.relaxation.instance, [self.relaxed]
         number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
         for crowding in CROWDING[1:number]:

@@ -1,8 +1,8 @@
 """What candidates cost if they are spread evenly, and which are dominated.
 
-A candidate adds to the six levels of its storage (``cost/objective.py``), to whether
+A candidate adds to the six peaks of its storage (``cost/objective.py``), to whether
 that storage is used and the one of its hot rows, and to the update: nine *measures*,
-each of one *row* of the relaxation. Rows are numbered level by level, those of all
+each of one *row* of the relaxation. Rows are numbered peak by peak, those of all
 storages together; then come the storages that are used, and last the update.
 """
 
@@ -13,15 +13,15 @@ import dataclasses
 import numpy as np
 
 from embark_jax.planner.cost.objective import (
-    LEVEL_IDS,
-    LEVEL_NODE,
-    LEVEL_ROWS,
-    LEVEL_SUMS,
-    LEVELS,
+    PEAK_IDS,
+    PEAK_NODE,
+    PEAK_ROWS,
+    PEAK_SUMS,
+    PEAKS,
 )
 from embark_jax.planner.search.instance import Instance
 
-USED, USED_HOT, UPDATE = range(len(LEVELS), len(LEVELS) + 3)
+USED, USED_HOT, UPDATE = range(len(PEAKS), len(PEAKS) + 3)
 MEASURES = UPDATE + 1
 
 
@@ -54,19 +54,19 @@ def spread_evenly(instance: Instance) -> Spread:
     storages, devices = len(objective.storages), objective.devices
     mean, largest = np.zeros((2, MEASURES, len(each)))
     counted = objective.counted(each.loads, at_least=True)
-    for measure, loads in zip((*LEVELS[:LEVEL_NODE], UPDATE), counted, strict=True):
+    for measure, loads in zip((*PEAKS[:PEAK_NODE], UPDATE), counted, strict=True):
         mean[measure] = each.reduced(np.add, loads) * each.column_shards / devices
         largest[measure] = each.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
     nodes = np.ceil(each.row_shards / gpus)  # on as few as go, each on another device
-    largest[LEVEL_NODE] = each.hierarchical * largest[LEVEL_SUMS]
-    mean[LEVEL_NODE] = largest[LEVEL_NODE] * nodes * each.column_shards * gpus / devices
+    largest[PEAK_NODE] = each.hierarchical * largest[PEAK_SUMS]
+    mean[PEAK_NODE] = largest[PEAK_NODE] * nodes * each.column_shards * gpus / devices
     largest[USED], largest[USED_HOT] = 1.0, each.hot_rows > 0
     row = np.arange(MEASURES)[:, None] * storages + each.storage
     row[USED_HOT] = USED * storages + np.maximum(each.hot_storage, 0)
     row[UPDATE] = rows = (USED + 1) * storages
     ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, [1.0]])
-    touched = np.minimum(mean[LEVEL_IDS] * devices, mean[LEVEL_ROWS])
+    touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
         *(rows + 1, row, mean, largest, ms),
         alone_ms=each.everywhere_ms + (ms[row] * mean).sum(axis=0),

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from embark_jax.planner.cost.candidates import UPDATE_MS
-from embark_jax.planner.cost.objective import LEVEL_NODE
+from embark_jax.planner.cost.objective import PEAK_NODE
 from embark_jax.planner.search.assignment import Assignment
 
 EVENNESS = 1e-3
-"""Weight of a load that raises no level, against one that does."""
+"""Weight of a load that raises no peak, against one that does."""
 MOST_PAIRS = 200_000
 """Most pairs of shards of a storage that are tried: a count, not a time, so that plans
 repeat."""
@@ -76,7 +76,7 @@ class _Swaps:
         )
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = (objective.prices + ms_per_byte * unit_bytes)[:, s]
-        self.price = np.append(prices[:LEVEL_NODE], 1.0)
+        self.price = np.append(prices[:PEAK_NODE], 1.0)
         loads = [
             each.shard_loads(int(assignment.candidate[table]))[
                 :, index // int(each.column_shards[assignment.candidate[table]])
@@ -151,8 +151,8 @@ class _Swaps:
                 moved = self.load[:, [mine]] - self.load[:, classes]
                 after_here = self._costs(self.own[:, [here]] - moved)
                 after_there = self._costs(self.own[:, devices] + moved)
-                level = np.maximum(np.maximum(after_here, after_there), rest)
-                change = (level - costs.max(axis=1)[:, None]).sum(axis=0)
+                peak = np.maximum(np.maximum(after_here, after_there), rest)
+                change = (peak - costs.max(axis=1)[:, None]).sum(axis=0)
                 before = costs[:, [here]] ** 2 + costs[:, devices] ** 2
                 squares = after_here**2 + after_there**2 - before
                 scale = np.maximum(costs.max(axis=1), 1e-30)[:, None]
@@ -165,6 +165,6 @@ class _Swaps:
         return tried, found
 
     def _costs(self, own: np.ndarray) -> np.ndarray:
-        """``[6, ...]`` ms that each level would have, of ``[7, ...]`` loads."""
+        """``[6, ...]`` ms that each peak would have, of ``[7, ...]`` loads."""
         price = self.price.reshape(-1, *[1] * (own.ndim - 1))
         return price * self.objective.counted(own)

@@ -2,7 +2,7 @@
 
 The relaxation allows fractions of tables and any spread of shards. Here tables are
 whole (HiGHS through ``scipy.optimize.milp``), and large shards take room: of shards of
-at least a size q a device holds at most level / q, rounded down (a dual feasible
+at least a size q a device holds at most peak / q, rounded down (a dual feasible
 function, https://doi.org/10.1007/s101079900114). In symbols, beside the rows of
 the relaxation, with n_rq the most shards of size q on a device::
 
@@ -20,17 +20,17 @@ from scipy import sparse
 from scipy.optimize import milp
 
 from embark_jax.planner.cost.objective import (
-    LEVEL_GRADIENTS,
-    LEVEL_IDS,
-    LEVEL_LOOKUP,
+    PEAK_GRADIENTS,
+    PEAK_IDS,
+    PEAK_LOOKUP,
 )
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.spread import UPDATE
 
 LARGE = 0.1
-"""Share of a level from which on a shard is large."""
+"""Share of a peak from which on a shard is large."""
 MOST_SIZES = 24
-"""Most sizes of large shards of a level."""
+"""Most sizes of large shards of a peak."""
 ALIKE = 0.02
 """Sizes that differ by less share a row."""
 SAFETY = 1e-6
@@ -55,8 +55,8 @@ class WholeProgram:
         self.sizes: list[tuple[int, float]] = []
         instance = relaxation.instance
         counted = instance.objective.counted(instance.candidates.loads, at_least=True)
-        levels = (LEVEL_IDS, LEVEL_LOOKUP, LEVEL_GRADIENTS)
-        self._loads = {level: counted[level] for level in levels}
+        peaks = (PEAK_IDS, PEAK_LOOKUP, PEAK_GRADIENTS)
+        self._loads = {peak: counted[peak] for peak in peaks}
         self._loads[UPDATE] = counted[-1]
         self.add_sizes(relaxed)
 
@@ -66,16 +66,16 @@ class WholeProgram:
         relaxation, number = self.relaxation, len(self.sizes)
         tables = solution.tables[relaxation.live]
         largest = relaxation.largest[:, np.flatnonzero(tables > 1e-6)]
-        levels = np.maximum(
+        peaks = np.maximum(
             relaxation.mean @ tables, largest.max(axis=1).toarray()[:, 0]
         )
-        for r in np.flatnonzero(levels > 0).tolist():
+        for r in np.flatnonzero(peaks > 0).tolist():
             if self._measure(r) not in self._loads:
                 continue
             mine = [size for row, size in self.sizes if row == r]
             for size in np.unique(largest[r].data).tolist():
                 alike = any(abs(q / size - 1) < ALIKE for q in mine)
-                if size >= LARGE * levels[r] and not alike and len(mine) < MOST_SIZES:
+                if size >= LARGE * peaks[r] and not alike and len(mine) < MOST_SIZES:
                     mine.append(size)
                     self.sizes.append((r, size))
         return len(self.sizes) > number
