@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from embark_jax.planner.cost.candidates import (
     CLUSTERS,
     EXCHANGES,
+    ROWS,
     Candidates,
     weigh,
     with_hot_rows,
 )
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
-from embark_jax.planner.cost.objective import Objective
+from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.layout.plan import MAX_SLOTS
 from embark_jax.planner.layout.storage import Exchange, Placement
 from embark_jax.planner.request.forced import FREE, ForcedPlacement
@@ -65,6 +67,15 @@ class Instance:
             None if force.devices is None else np.array(force.devices, np.int64)
             for force in self.forced
         ]
+
+    @functools.cached_property
+    def shard_bytes(self) -> np.ndarray:
+        """``[candidates]`` what a device holds at least that has their largest shard:
+        its rows, and what every device holds."""
+        each = self.candidates
+        rows = each.reduced(np.maximum, each.loads[ROWS])
+        row_bytes = self.objective.held_bytes[PEAK_ROWS][each.storage]
+        return row_bytes * rows + each.everywhere_bytes
 
 
 def make_instance(

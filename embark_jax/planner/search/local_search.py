@@ -53,12 +53,14 @@ class LocalSearch:
       movable: ``[tables]`` whether the planner chooses their owners.
     """
 
-    def __init__(self, instance: Instance, relaxed: Solution):
+    def __init__(self, instance: Instance, relaxed: Solution, short: bool = False):
         """
         Args:
           instance: what is planned.
           relaxed: says which candidates are promising: those taken, and those beside
             which the bound rises least.
+          short: whether memory is; the candidate of the smallest shard is then tried,
+            too.
         """
         self.instance = instance
         free = np.array([owners is None for owners in instance.owners])
@@ -71,8 +73,12 @@ class LocalSearch:
         self.is_large = len(instance.counts) > MANY
         most = FEW_CANDIDATES if self.is_large else MOST_CANDIDATES
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-            mine = order[begin : min(begin + most, end)]
-            mine = mine[np.isfinite(relaxed.above_ms[mine])]
+            able = order[begin:end]
+            able = able[np.isfinite(relaxed.above_ms[able])]
+            mine = able[:most]
+            if short:
+                smallest = able[np.argmin(instance.shard_bytes[able])]
+                mine = np.unique(np.append(mine, smallest))
             self.shortlists.append(Shortlist(instance, mine))
         # With many unlike tables, this many more searches would take too long.
         usable = np.isfinite(relaxed.above_ms)

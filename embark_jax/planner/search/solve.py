@@ -7,8 +7,7 @@ import functools
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import CLUSTERS, ROWS
-from embark_jax.planner.cost.objective import PEAK_ROWS
+from embark_jax.planner.cost.candidates import CLUSTERS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
@@ -97,12 +96,10 @@ def searched(instance: Instance, limit_bytes: float = np.inf) -> list[np.ndarray
     any hot rows to choose, as few as go. With fewer candidates a search comes nearer to
     the bound, so that a choice more makes no plan longer. A table of which one shard
     does not fit is in none."""
-    each, objective = instance.candidates, instance.objective
+    each = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
     free = (each.cluster == CLUSTERS.index("rb")) & ~fixed[each.table]
-    shard_rows = each.reduced(np.maximum, each.loads[ROWS])
-    own_bytes = objective.held_bytes[PEAK_ROWS][each.storage] * shard_rows
-    fits = own_bytes + each.everywhere_bytes <= limit_bytes
+    fits = instance.shard_bytes <= limit_bytes
     fewest = np.full(len(instance.counts), np.iinfo(np.int64).max)
     np.minimum.at(fewest, each.table, each.hot_rows)
     cold = each.hot_rows == fewest[each.table]
@@ -131,7 +128,8 @@ class Start:
     def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
         self.relaxation, self.relaxed = relaxation, relaxed
         self.limit_bytes = limit_bytes
-        self.search = LocalSearch(relaxation.instance, relaxed)
+        short = bool(np.isfinite(limit_bytes))
+        self.search = LocalSearch(relaxation.instance, relaxed, short)
 
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
