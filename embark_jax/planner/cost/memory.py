@@ -145,20 +145,21 @@ class Memory:
         """What is short, by how much, where, and what would make it fit.
 
         Args:
-          needed_bytes: on each device, at least.
+          needed_bytes: on each device, at least; where that would suffice, no plan was
+            found that does with it.
           tables_bytes: of that, tables and their optimizer state.
           forced: whether some placement is.
         """
         workload, limit_bytes = self.workload, self.limit_bytes
         fleet = workload.fleet
         nodes = math.ceil(needed_bytes / limit_bytes * fleet.nodes)
-        remedies = [
-            f"{max(nodes, fleet.nodes + 1)} nodes or more",
-            f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device",
-        ]
+        short = needed_bytes > limit_bytes
+        remedies = [f"{max(nodes, fleet.nodes + 1)} nodes or more"]
+        if short:
+            remedies.append(f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device")
         # All but tables and dense parameters follows the batch.
         fixed_bytes = tables_bytes + self.dense_bytes + self.dense_gradient_bytes
-        if fixed_bytes < limit_bytes:
+        if short and fixed_bytes < limit_bytes:
             share = (limit_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
             samples = math.floor(share * workload.device_batch) * fleet.devices
             if samples:
@@ -168,6 +169,9 @@ class Memory:
             remedies.append("an optimizer with less state")
         if forced:
             remedies.append("fewer forced placements")
+        lacking = f"{(needed_bytes - limit_bytes) / 1e9:.2f} GB short"
+        if not short:
+            lacking = "but no plan was found that fits"
         where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
         parts_named = "tables, optimizer state and exchange buffers"
         if self.dense_bytes:
@@ -176,6 +180,6 @@ class Memory:
             f"memory is short on {where}: {parts_named} need "
             f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
             f"{limit_bytes / 1e9:.2f} GB for them ({MEMORY_SHARE:.0%} of its memory), "
-            f"{(needed_bytes - limit_bytes) / 1e9:.2f} GB short; "
+            f"{lacking}; "
             f"what would help: {', '.join(remedies)}"
         )
