@@ -161,9 +161,9 @@ def _finish_runs(
                 total = jnp.where(rows.fill(ends[i]), rows.zeros(), total)
             return start + chunk, total
 
-        _, total = lax.while_loop(
+        total = lax.while_loop(
             lambda state: state[0] < end, add_chunk, (first, rows.zeros())
-        )
+        )[1]
         is_row = (last >= 0) & (last < num_rows)
         goes_on = (end < n) & (key_ref[jnp.minimum(end, n - 1)] == last)
 
@@ -231,7 +231,7 @@ def _sum_begun_before(
 
         @pl.when((before >= 0) & (before < num_rows) & (key_ref[first] == before))
         def _():
-            _, total = lax.while_loop(more, add_chunk, (first, rows.zeros()))
+            total = lax.while_loop(more, add_chunk, (first, rows.zeros()))[1]
             rows.store(refs[-1], lax.axis_index("block"), total)
 
     kernel = plgpu.kernel(
