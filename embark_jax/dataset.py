@@ -321,7 +321,9 @@ def _table(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
     """What the config says of a table, and what is known without it."""
     return TableSpec(
         *(name, mine.rows or rows, mine.dim or dim, mine.init_scale),
-        *(mine.tier, None if mine.slots == "auto" else mine.slots),
+        tier=mine.tier or "device",
+        slots=None if mine.slots == "auto" else mine.slots,
+        evict=mine.evict or "lru",
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 Pooling = Literal["sum", "mean", "none"]
 Tier = Literal["device", "host", "disk"]
+Evict = Literal["lru", "lfu"]
 
 PADDING_ID = -1
 """Marks an unused place of a bag; it costs no lookup."""
@@ -35,6 +36,8 @@ class TableSpec:
         many rows as it has slots, those that are asked for among them.
       slots: of a cached table, on all devices together; ``None`` leaves them to the
         planner.
+      evict: whose rows leave the slots of a cached table first: those that were asked
+        for longest ago, "lru", or by the fewest batches since they came, "lfu".
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -46,6 +49,7 @@ class TableSpec:
     init_scale: float | None = None
     tier: Tier = "device"
     slots: int | None = None
+    evict: Evict = "lru"
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
@@ -66,11 +70,12 @@ class TableSpec:
         self._check_tier()
 
     def _check_tier(self) -> None:
-        if self.tier not in get_args(Tier):
-            raise ValueError(
-                f"table {self.name!r}: tier is {self.tier!r}, must be one of "
-                f"{', '.join(get_args(Tier))}"
-            )
+        for key, allowed in (("tier", get_args(Tier)), ("evict", get_args(Evict))):
+            if (value := getattr(self, key)) not in allowed:
+                raise ValueError(
+                    f"table {self.name!r}: {key} is {value!r}, must be one of "
+                    f"{', '.join(allowed)}"
+                )
         if not self.cached:
             if self.slots is not None:
                 raise ValueError(

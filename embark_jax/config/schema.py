@@ -104,12 +104,15 @@ class TableConfig(Config):
     """Parameters a row; None takes `embedding.dim`."""
     init_scale: NonNegativeFloat | None = None
     """Rows start uniform between this and its negative; None takes `rows ** -0.5`."""
-    tier: Literal["device", "host", "disk"] = "device"
+    tier: Literal["device", "host", "disk"] | None = None
     """Where all rows have room: of a table on ``host`` or ``disk``, device memory holds
-    as many as there are ``slots``."""
-    slots: PositiveInt | Literal["auto"] = "auto"
-    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
-    is as many as the planner finds memory for."""
+    as many as there are ``slots``; None is device."""
+    slots: PositiveInt | Literal["auto"] | None = None
+    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``,
+    or None, is as many as the planner finds memory for."""
+    evict: Literal["lru", "lfu"] | None = None
+    """Whose rows leave slots first: those asked for longest ago, which None is too, or
+    by the fewest batches. The latter suits ids whose frequencies stay as they are."""
     cluster: Literal["dp", "rb", "ub"] | None = None
     """Forces the cluster; None leaves it to the planner, as do the next five."""
     row_shards: PositiveInt | None = None
@@ -323,7 +326,7 @@ class ExperimentConfig(Config):
         for table in data["embedding"]["tables"].values():
             if "rows" in table:
                 table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
-            if table.get("slots", "auto") != "auto":
+            if isinstance(table.get("slots"), int):
                 table["slots"] = max(min(10, table["slots"]), share(table["slots"]))
         for key in ("train_samples", "test_samples"):
             data["data"][key] = share(data["data"][key])

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from embark_kernels import RowOptimizer, group_rows
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -73,14 +74,25 @@ def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
 def grow_directories(
     collection: EmbeddingCollection, indexes: Mapping[str, KeyIndex]
 ) -> dict[str, KeyIndex]:
-    """The same keys in the same slots, with twice the buckets."""
-    devices = collection.plan.devices
-    buckets = {n: 2 * len(i.way_keys) // devices for n, i in indexes.items()}
+    """The same keys in the same slots, with as many times two the buckets as it takes
+    for all to find room."""
+    grown, homeless = dict(indexes), True
+    while homeless:
+        buckets = {
+            name: 2 * len(index.way_keys) // collection.plan.devices
+            for name, index in grown.items()
+        }
 
-    def grow(indexes):
-        return {n: rehash(i, i.slots, buckets[n])[0] for n, i in indexes.items()}
+        def grow(indexes, buckets=buckets):
+            found = {n: rehash(i, i.slots, buckets[n]) for n, i in indexes.items()}
+            left = jnp.concatenate([left for _, left in found.values()])
+            indexes = {name: index for name, (index, _) in found.items()}
+            return indexes, largest_over_devices(left)
 
-    return jax.jit(collection.map(grow, (BATCH,), BATCH))(dict(indexes))
+        mapped = collection.map(grow, (BATCH,), (BATCH, PartitionSpec()))
+        grown, left = jax.jit(mapped)(grown)
+        homeless = bool(np.asarray(left).any())
+    return grown
 
 
 def resolve_routes(
@@ -137,7 +149,8 @@ def _resolve_route(
         groups = group_rows(touched.reshape(-1), rows, implementation="xla")
         keys, place = groups.row, groups.group.reshape(touched.shape)
     present = keys < rows
-    found = resolve(index, keys[:, None].astype(jnp.uint32), present)
+    evict = cluster.index.storage.kind.evict
+    found = resolve(index, keys[:, None].astype(jnp.uint32), present, evict)
     slot = jnp.where(present, found.slot, keys)
     if place is None:
         return cluster.with_slots(route, slot), found

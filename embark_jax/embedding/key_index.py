@@ -15,13 +15,15 @@ Keys are one or two 32-bit words. All functions are pure, and local to a device.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from embark_kernels import sort_positions
 from jax import lax
+
+from embark_jax.tables import Evict
 
 WAYS = 8
 CHOICES = 2
@@ -30,8 +32,6 @@ EMPTY = np.uint32(0xFFFFFFFF)
 """In all words of a way, or slot, that holds no key."""
 WINDOW_PER_KEY = 2
 """Slots that are looked at for victims, for each key that a batch may ask for."""
-
-Evict = Literal["lru", "lfu"]
 
 
 class KeyIndex(NamedTuple):

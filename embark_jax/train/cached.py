@@ -150,6 +150,7 @@ class CachedRows:
             state = self.settle(state)
             self._ahead = self._ask(batch, micro_batches)
             self._read(self._ahead)
+        self._ahead.rows.result()  # or it stays ahead, for ``settle``
         self._check(self._ahead)
         asked, self._ahead = self._ahead, None
         if training:
@@ -357,8 +358,7 @@ class CachedRows:
 
     def _count(self, asked: _Asked, state: TrainState) -> None:
         """Once the rows are there; of the state before their step."""
-        asked.rows.result()
-        self._late.append(state.step.is_ready())  # pyright: ignore
+        self._late.append(state.step.is_ready())
         for name, demand in asked.demands.items():
             rows, missing = np.asarray(demand.rows).tolist()
             self._asked[name] += rows

@@ -26,12 +26,13 @@ MAY_CHANGE = (
     *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),
     *("embedding.optimizer.weight_decay", "embedding.optimizer.schedule.*"),
     *("embedding.capacity_slack", "embedding.on_bad_id", "embedding.ragged"),
-    *("embedding.wire.*", "embedding.kernels", "model.compute_dtype"),
+    *("embedding.wire.*", "embedding.kernels", "embedding.scratch"),
+    "model.compute_dtype",
     *(
         f"embedding.tables.*.{key}"
         for key in (
             *("cluster", "row_shards", "column_shards", "devices", "exchange"),
-            "hot_rows",
+            *("hot_rows", "tier", "slots", "evict"),
         )
     ),
 )

@@ -70,12 +70,13 @@ def make_trainer(
     cluster="ub",
     optimizer=None,
     capacity=200,
+    evict="lru",
     **options,
 ) -> Trainer:
     nodes, gpus = mesh
     devices = nodes * gpus
     tables = [
-        TableSpec("a", ROWS["a"], 4, tier=tier, slots=slots),
+        TableSpec("a", ROWS["a"], 4, tier=tier, slots=slots, evict=evict),
         TableSpec("b", ROWS["b"], 4, tier=tier, slots=slots),
         TableSpec("c", ROWS["c"], 4),
     ]
@@ -170,7 +171,13 @@ def test_an_overflow_and_micro_batches_change_no_bit():
     """Exchange buffers grow, in steps and in an evaluation, while rows move."""
     expected = make_trainer(mesh=(2, 2), micro_batches=2)
     cached = make_trainer(
-        "disk", 90, mesh=(2, 2), micro_batches=2, capacity=2, overlap=True
+        "disk",
+        90,
+        mesh=(2, 2),
+        micro_batches=2,
+        capacity=2,
+        evict="lfu",
+        overlap=True,
     )
     batches = list(Clicks().test_batches(BATCH // 2))
     assert cached.evaluate(batches) == expected.evaluate(batches)
@@ -199,6 +206,20 @@ def test_slots_that_barely_hold_every_batch_and_one_too_few():
     list(expected.iterate(Clicks(), STEPS))
     list(enough.iterate(Clicks(), STEPS))
     assert_alike(enough, expected)
+
+
+@pytest.mark.slow
+def test_directories_grow_until_all_keys_have_room(monkeypatch):
+    """From two buckets, which hold 16 keys."""
+    mesh = (1, 1)
+    expected = make_trainer(mesh=mesh)
+    monkeypatch.setattr(
+        "embark_jax.embedding.key_index.default_buckets", lambda slots: 2
+    )
+    cached = make_trainer("host", 80, mesh=mesh, overlap=True)
+    list(cached.iterate(Clicks(), 4))
+    list(expected.iterate(Clicks(), 4))
+    assert_alike(cached, expected)
 
 
 @pytest.mark.slow

@@ -120,5 +120,7 @@ def test_every_key_that_may_change_is_one(run):
     leaves |= {f"train.{key}_every" for key in ("checkpoint", "log")}
     for key in ("row_shards", "column_shards", "exchange", "hot_rows"):
         leaves.add(f"embedding.tables.user.{key}")
+    leaves |= {f"embedding.tables.user.{key}" for key in ("tier", "slots", "evict")}
+    leaves.add("embedding.scratch")
     for pattern in history.MAY_CHANGE:
         assert any(history.fnmatch.fnmatchcase(leaf, pattern) for leaf in leaves)

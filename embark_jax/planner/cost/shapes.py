@@ -120,6 +120,7 @@ class Shapes:
                 use.weighted,
                 self.exchange,
                 use.tier,
+                use.evict,
             )
             for table, columns in each
             for use in [self.uses[table]]

@@ -18,7 +18,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from embark_jax.planner.request.forced import Cluster, Exchange
-from embark_jax.tables import FeatureSpec, TableSpec, Tier
+from embark_jax.tables import Evict, FeatureSpec, TableSpec, Tier
 
 
 class StorageKind(NamedTuple):
@@ -33,7 +33,8 @@ class StorageKind(NamedTuple):
       weighted: whether weights travel with their ids: in RB, where owners pool.
       hierarchical: whether what travels does so inside nodes first, then between GPUs
         of equal rank, or directly between any two devices.
-      tier: where all their rows have room, as in ``TableSpec``.
+      tier, evict: where all their rows have room, and which leave slots first, as in
+        ``TableSpec``.
     """
 
     cluster: Cluster
@@ -42,6 +43,7 @@ class StorageKind(NamedTuple):
     weighted: bool = False
     hierarchical: bool = False
     tier: Tier = "device"
+    evict: Evict = "lru"
 
     @property
     def name(self) -> str:
@@ -49,7 +51,8 @@ class StorageKind(NamedTuple):
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
         name += "_hierarchical" * self.hierarchical
-        return name + f"_{self.tier}" * (self.tier != "device")
+        name += f"_{self.tier}" * (self.tier != "device")
+        return name + f"_{self.evict}" * (self.evict != "lru")
 
 
 def storage_kind(
@@ -59,6 +62,7 @@ def storage_kind(
     weighted: bool,
     exchange: Exchange,
     tier: Tier = "device",
+    evict: Evict = "lru",
 ) -> StorageKind:
     """The kind of storage of a table of ``dim`` columns; ``weighted`` if some of its
     ids have weights."""
@@ -69,6 +73,7 @@ def storage_kind(
         weighted=weighted and cluster == "rb",
         hierarchical=exchange == "hierarchical",
         tier="device" if cluster == "dp" else tier,
+        evict="lru" if cluster == "dp" or tier == "device" else evict,
     )
 
 
@@ -310,6 +315,7 @@ def lay_out(
             rows.table.name in weighted,
             rows.exchange,
             rows.table.tier,
+            rows.table.evict,
         )
         groups.setdefault(kind, []).append(rows)
     storages = []

@@ -11,7 +11,7 @@ from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
 from embark_jax.planner.request.skew import UNIFORM, Skew, Zipf
 from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 from embark_jax.planner.request.wire import FLOAT32, Wire
-from embark_jax.tables import FeatureSpec, TableSpec, Tier
+from embark_jax.tables import Evict, FeatureSpec, TableSpec, Tier
 
 STATE_VALUES = {
     "sgd": (0, 0),
@@ -102,7 +102,7 @@ class TableUse:
       filled: ids a sample on average, as a share of ``hotness``; the rest is padding,
         which is not sent.
       skew: how the ids are distributed over its rows.
-      tier, slots: as in ``TableSpec``.
+      tier, slots, evict: as in ``TableSpec``.
     """
 
     rows: int
@@ -114,6 +114,7 @@ class TableUse:
     skew: Skew = UNIFORM
     tier: Tier = "device"
     slots: int | None = None
+    evict: Evict = "lru"
 
     def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
         """What is asked of rows ``[begin, end)`` alone: to them the ids of all other
@@ -159,6 +160,7 @@ def table_uses(
                 skew=statistics.skew(table) or zipf,
                 tier=table.tier,
                 slots=table.slots,
+                evict=table.evict,
             )
         )
     return found

@@ -26,14 +26,16 @@ def reasons(assignment: Assignment) -> list[str]:
     for table, chosen in enumerate(assignment.candidate.tolist()):
         group = instance.group[table]
         how = split(each, chosen, assignment.owners[table], fleet)
-        if slots := instance.tables[table].slots:
-            use = instance.uses[group]
-            ids = use.skew.share(use.rows, 0, slots, True)
-            how = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids, {how}"
         if hot_rows := each.hot_rows[chosen]:
             how = f"all but {hot_rows:,} hot rows {how}"
         if fleet.devices == 1:
-            found.append("one device: nothing to exchange")
+            how = "one device: nothing to exchange"
+        if slots := instance.tables[table].slots:
+            use = instance.uses[group]
+            ids = use.skew.share(use.rows, 0, slots, True)
+            how = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids; {how}"
+        if fleet.devices == 1:
+            found.append(how)
         elif instance.forced[group].cluster is not None:
             found.append(f"forced, {how}")
         else:
