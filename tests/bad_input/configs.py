@@ -188,8 +188,8 @@ OVERRIDES = [
     ),
     _change(
         "more slots than rows",
-        "embedding.tables.user={tier: disk, slots: 9000}",
-        "table 'user': slots is 9000, must be at most its",
+        "embedding.tables.user={rows: 300, tier: disk, slots: 9000}",
+        "table 'user': slots is 9000, must be at most its 300 rows",
     ),
     _change(
         "a feature of an unknown table",
