@@ -152,6 +152,22 @@ def test_it_goes_on_on_another_mesh(runner, whole, killed, tmp_path, gpus):
 
 
 @pytest.mark.slow
+def test_hot_batches_with_routes_made_ahead_go_on_bit_by_bit(runner, tmp_path):
+    """Killed inside a window of samples that are sorted together."""
+    options = [
+        *("train.hot_batches=true", "train.overlap=true"),
+        f"embedding.tables.user={{rows: {ROWS}, cluster: rb, hot_rows: 2000}}",
+        "embedding.tables.item={rows: 600, cluster: ub, hot_rows: 200}",
+    ]
+    runner.finish(tmp_path / "whole", *options)
+    workdir = tmp_path / "killed"
+    runner.kill(workdir, lambda: bool(complete(workdir)), *options)
+    assert 0 < complete(workdir)[-1] < STEPS
+    runner.finish(workdir, "--resume", *options)
+    assert_same_run(workdir, tmp_path / "whole")
+
+
+@pytest.mark.slow
 def test_it_goes_on_with_another_plan(runner, whole, killed, tmp_path):
     workdir, plan = shutil.copytree(killed, tmp_path / "run"), tmp_path / "plan.json"
     runner.plan(
