@@ -210,7 +210,7 @@ def _sum_begun_before(
     blocks = pl.cdiv(n, PART)
 
     def part_kernel(*refs):
-        key_ref, *_ = refs
+        key_ref = refs[0]
         first, end, before = _block(key_ref, n)
 
         def more(state):

@@ -240,7 +240,7 @@ def test_from_gradients_of_bags(implementation, weighted):
 @pytest.mark.parametrize(
     ("optimizer", "width"),
     [(optimizer, 8) for optimizer in OPTIMIZERS] + [(RowwiseAdagrad(0.1), 128)],
-    ids=str,
+    ids=lambda each: str(each) if isinstance(each, int) else type(each).__name__,
 )
 def test_rows_are_updated_by_the_sums_of_their_gradients(
     implementation, optimizer, width, apply, monkeypatch
