@@ -358,7 +358,8 @@ class CachedRows:
 
     def _count(self, asked: _Asked, state: TrainState) -> None:
         """Once the rows are there; of the state before their step."""
-        self._late.append(state.step.is_ready())  # pyright: ignore
+        step: Any = state.step
+        self._late.append(step.is_ready())
         for name, demand in asked.demands.items():
             rows, missing = np.asarray(demand.rows).tolist()
             self._asked[name] += rows
