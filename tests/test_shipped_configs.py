@@ -31,7 +31,7 @@ TRAINED_QUICKLY = [
     *(CONFIGS / "quickstart.yaml", CONFIGS / "models" / "rmc1.yaml"),
     *(
         CONFIGS / "experiments" / "movielens_100k" / f"{model}.yaml"
-        for model in ("deepfm", "dlrm", "tbsm")
+        for model in ("deepfm", "tbsm")
     ),
 ]
 """With and without sequences, and a list of tables; all others are slow."""

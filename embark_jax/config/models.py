@@ -103,8 +103,11 @@ class AutoIntConfig(BaseModelConfig):
 
     kind: Literal["autoint"] = "autoint"
     attention: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 64, 64)
+    """Width of each attention layer, all heads together."""
     heads: PositiveInt = 2
+    """Attention heads, which must divide each width."""
     deep: tuple[PositiveInt, ...] = ()
+    """Hidden widths of the network beside attention; () is none."""
 
 
 class FinalMLPConfig(BaseModelConfig):
@@ -112,13 +115,17 @@ class FinalMLPConfig(BaseModelConfig):
 
     kind: Literal["finalmlp"] = "finalmlp"
     stream1: tuple[PositiveInt, ...] = (400, 400, 400)
+    """Hidden widths of the first stream."""
     stream2: tuple[PositiveInt, ...] = (400, 400, 400)
+    """Hidden widths of the second stream."""
     heads: PositiveInt = 1
+    """Heads of the bilinear term that joins the streams."""
     gate: tuple[PositiveInt, ...] = ()
     """Hidden widths of the feature gates; () is no gates."""
     context1: tuple[str, ...] = ()
+    """Features that the first stream's gate looks at; () is a learned vector."""
     context2: tuple[str, ...] = ()
-    """Features that the gates look at; () is a learned vector."""
+    """The same of the second stream's gate."""
 
 
 class DINConfig(BaseModelConfig):
@@ -128,7 +135,9 @@ class DINConfig(BaseModelConfig):
     history: Annotated[Mapping[str, str], Field(min_length=1)]
     """For each sequence feature (pooling none) the feature whose past it is."""
     activation: tuple[PositiveInt, ...] = (80, 40)
+    """Hidden widths of the unit that weighs events of the history."""
     deep: tuple[PositiveInt, ...] = (200, 80)
+    """Hidden widths of the network on top."""
 
 
 class TwoTowerConfig(BaseModelConfig):
@@ -138,7 +147,9 @@ class TwoTowerConfig(BaseModelConfig):
     items: Annotated[tuple[str, ...], Field(min_length=1)]
     """Features of the item, the first of which says which item it is."""
     tower: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
+    """Widths of each tower; the last is that of the vectors."""
     temperature: PositiveFloat = 0.05
+    """Divides the products of vectors before the softmax."""
 
 
 class OwnModelConfig(OwnConfig):

@@ -28,7 +28,7 @@ hot_rows = st.integers(2, 300).flatmap(
 
 
 @hypothesis.given(st.lists(hot_rows, min_size=1, max_size=3))
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=8)
 def test_positions_and_back(tables):
     """Of every row of every table, beside a table that lists none."""
     placements = [placed(f"t{i}", *each) for i, each in enumerate(tables)]

@@ -98,7 +98,11 @@ def test_a_shared_table(cluster, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "columns"), [("dp", 1), ("rb", 1), ("rb", 2), ("ub", 1), ("ub", 2)]
+    ("cluster", "columns"),
+    [
+        *[("dp", 1), ("rb", 2), ("ub", 2)],
+        *(pytest.param(each, 1, marks=pytest.mark.slow) for each in ("rb", "ub")),
+    ],
 )
 def test_kernels_equal_the_reference(cluster, columns, monkeypatch):
     """In Pallas' interpreter, which runs on one device alone: several pieces of an

@@ -66,6 +66,7 @@ def calls(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_the_emulation_does_as_documented():
     """The example of JAX's documentation."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))

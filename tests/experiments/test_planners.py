@@ -166,6 +166,7 @@ def test_uneven_widths_of_torchrec_are_refused(scripts):
         scripts["torchrec_plans"].placements(answer, TABLES[:1])
 
 
+@pytest.mark.slow
 def test_the_experiment_runs_without_torchrec(scripts, tmp_path, monkeypatch):
     command = ["run.py", "--models", "dlrm_dcnv2", "--nodes", "1"]
     monkeypatch.setattr(sys, "argv", [*command, "--results", str(tmp_path)])

@@ -103,7 +103,7 @@ print("good")
 @pytest.mark.parametrize(
     "what",
     [
-        pytest.param(RESTORE, id="damaged in one"),
+        pytest.param(RESTORE, id="damaged in one", marks=pytest.mark.slow),
         pytest.param(FULL_DISK, id="no room in one", marks=pytest.mark.slow),
     ],
 )

@@ -87,6 +87,7 @@ def test_a_loss_of_one_s_own_is_what_is_made_small(devices):
     np.testing.assert_allclose(after - before, change, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_options_of_a_config_reach_the_step(tmp_path):
     path = runs.write_config(tmp_path)
     losses = {}

@@ -62,6 +62,7 @@ def test_overlap_changes_no_bit(trainer, capacities):
     assert (overlapped.recompilations > 0) == (capacities != AMPLE)
 
 
+@pytest.mark.slow
 def test_overlap_changes_no_bit_beside_all_else():
     """Hierarchical exchanges of compressed rows, in micro-batches; hot rows."""
     placed = [

@@ -208,7 +208,6 @@ class Checkpointer:
         Raises:
           CheckpointError: if there is none, it is damaged, or of another model.
         """
-        check_whole(state, embeddings)
         steps = chosen_steps(self._folder.path, self.steps, step)
         # The other processes may not see yet what process 0 sees.
         steps = [int(each) for each in tell_all(" ".join(map(str, steps)))[0].split()]
@@ -223,6 +222,7 @@ class Checkpointer:
             try:
                 with SavedCheckpoint(folder, memory) as saved:
                     self._check_identity(saved)
+                    check_whole(state, embeddings)
                     tables = tables or named_arrays(state, tables=True)
                     places = table_layouts(embeddings.plan.storages)
                     restore_tables(saved, tables, places)

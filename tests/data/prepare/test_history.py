@@ -184,6 +184,7 @@ def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch):
     assert list(runs.snapshot(out).values()) == list(runs.snapshot(whole).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_fit_what_is_prepared(raw, tmp_path, path):
     prepare(taobao.taobao(raw), tmp_path / "out", Options(split="time"), {})
