@@ -3,9 +3,9 @@
 A *move* takes a table out and inserts it anew, in the candidate and on the owners that
 add least. Passes over all tables go on with ever higher powers of the smooth cost: low
 ones see what all loads add up to, high ones the fullest devices. Where no move helps
-any more, many tables are taken out together and inserted anew: those in RB, all with
-as many column shards, or half of all at random (iterated local search,
-https://doi.org/10.1007/0-306-48056-5_11).
+any more, many tables are taken out together and inserted anew: all of one storage,
+those in RB with as many column shards each, or half of all at random (iterated local
+search, https://doi.org/10.1007/0-306-48056-5_11).
 The best assignment on the way is kept, by the true cost.
 """
 
@@ -162,6 +162,27 @@ class LocalSearch:
             best = min(best, trial, key=lambda each: each.rank(limit_bytes))
         return best
 
+    def close_storages(
+        self,
+        assignment: Assignment,
+        dice: np.random.Generator,
+        limit_bytes: float = np.inf,
+        ms_per_byte: float = 0.0,
+    ) -> Assignment:
+        """Moves all tables of one storage to others, storage by storage, where that
+        makes a better assignment: none would go alone while the others stay."""
+        best, storage = assignment, self.instance.candidates.storage
+        if self.is_large or best.rank(limit_bytes).excess_bytes:  # it gains little
+            return best
+        for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
+            tables = np.flatnonzero(storage[best.candidate] == s)
+            if others := self._outside(s, tables):
+                trial = self._insert_anew(best, tables, others, ms_per_byte)
+                memory = limit_bytes, ms_per_byte
+                trial = self.improve(trial, dice, *memory, (ANEW_POWER,))
+                best = min(best, trial, key=lambda each: each.rank(limit_bytes))
+        return best
+
     def iterate(
         self,
         assignment: Assignment,
@@ -180,6 +201,19 @@ class LocalSearch:
             trial = self.improve(trial, dice, *memory, POWERS_AGAIN)
             best = min(best, trial, key=lambda each: each.rank(limit_bytes))
         return best
+
+    def _outside(self, s: int, tables: np.ndarray) -> dict[int, Shortlist]:
+        """By group, candidates of these tables in other storages than this one; none if
+        one has none, or if there are no tables."""
+        groups = np.unique(self.instance.group[tables]).tolist()
+        mine = {g: self.shortlists[g] for g in groups}
+        others = {
+            g: each.only(np.flatnonzero(each.storage != s)) for g, each in mine.items()
+        }
+        able = self.movable[tables].all() and all(
+            len(o.chosen) for o in others.values()
+        )
+        return others if able else {}
 
     def _insert_anew(
         self,

@@ -14,6 +14,7 @@ from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.swaps import swap_shards
+from embark_jax.planner.search.whole_program import WholeProgram
 
 CROWDING = (0.0, 0.5, 1.0, 0.25)
 """Crowding of the relaxations whose roundings are improved (``Relaxation.solve``)."""
@@ -22,6 +23,12 @@ GROUPS = 240
 roundings are improved."""
 PROMISING = 1.02
 """Times the best step, up to which a start with this bound is searched."""
+ALIKE = 0.1
+"""Groups for each table, up to which whole numbers of tables are solved for."""
+FEW_CANDIDATES = 400
+"""Candidates of the relaxation, up to which that takes no longer than the rest."""
+NODES = 20
+"""Nodes of that solver's tree: a count, not a time, so that plans repeat."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
 """Where memory is short: what all of it is taken to cost at first, in step times, and
 times that price from one search to the next."""
@@ -133,13 +140,19 @@ class Start:
 
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
-        """Those worth a search, each ``[tables]`` candidates: of the relaxation, and of
-        relaxations with crowded peaks."""
+        """Those worth a search, each ``[tables]`` candidates: of the relaxation, of
+        relaxations with crowded peaks, and of whole tables, where many are alike."""
         instance, solutions = self.relaxation.instance, [self.relaxed]
         number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
         for crowding in CROWDING[1:number]:
             crowded = self.relaxation.solve(self.limit_bytes, crowding=crowding)
             solutions.append(crowded or self.relaxed)
+        few = len(self.relaxation.live) <= FEW_CANDIDATES
+        if few and len(instance.counts) <= ALIKE * len(instance.tables):
+            program = WholeProgram(self.relaxation, self.relaxed, self.limit_bytes)
+            solution, _ = program.solve(np.finfo(float).max, nodes=NODES)
+            if solution.tables.any():
+                solutions.append(solution)
         return [round_tables(instance, each.tables) for each in solutions]
 
     def search_plan(self) -> Found | None:
@@ -185,6 +198,7 @@ class Start:
         memory = self.limit_bytes, ms_per_byte
         found = self.search.construct(chosen, ms_per_byte)
         found = self.search.improve(found, dice, *memory)
+        found = self.search.close_storages(found, dice, *memory)
         return swap_shards(found, self.search.movable, *memory)
 
 

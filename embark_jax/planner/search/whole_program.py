@@ -94,13 +94,16 @@ class WholeProgram:
         here = relaxation.mean[row].toarray()[0] > 0
         return counts[relaxation.live] * here
 
-    def solve(self, best_ms: float, seconds: float) -> tuple[Solution, bool]:
+    def solve(
+        self, best_ms: float, seconds: float = np.inf, nodes: int | None = None
+    ) -> tuple[Solution, bool]:
         """``(bound and candidates, whether the solver came to its end)``; no plan that
         is better than ``best_ms`` is below the bound.
 
         Args:
           best_ms: of a plan that is known.
           seconds: after which the solver gives up.
+          nodes: of its tree, after which it does.
         """
         relaxation, rows = self.relaxation, self.relaxation.spread.rows
         instance, live = relaxation.instance, len(relaxation.live)
@@ -151,12 +154,15 @@ class WholeProgram:
         whole = np.repeat([1, 1, 0, 1], widths)
         upper = np.full(sum(widths), np.inf)
         upper[: number + len(many)] = np.append(counts[group], np.ones(len(many)))
+        options = {"mip_rel_gap": GAP, "time_limit": seconds}
+        if nodes is not None:
+            options["node_limit"] = nodes
         found = milp(
             cost / scale,
             integrality=whole,
             bounds=(np.zeros(len(upper)), upper),
             constraints=[(tables, counts, counts), (matrix, -np.inf, limits)],
-            options={"mip_rel_gap": GAP, "time_limit": seconds},
+            options=options,
         )
         chosen = np.zeros(len(instance.candidates))
         if found.x is not None:
