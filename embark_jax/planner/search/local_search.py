@@ -155,11 +155,9 @@ class LocalSearch:
             tables = np.flatnonzero(
                 pooled & self.movable & np.isin(group, [*shortlists])
             )
-            trial = self._insert_anew(best, tables, shortlists, ms_per_byte)
-            memory = limit_bytes, ms_per_byte
             offered = dict(enumerate(self.shortlists)) | shortlists
-            trial = self.improve(trial, dice, *memory, POWERS, offered)
-            best = min(best, trial, key=lambda each: each.rank(limit_bytes))
+            how = dice, limit_bytes, ms_per_byte, POWERS, offered
+            best = self._insert_anew(best, tables, shortlists, *how)
         return best
 
     def close_storages(
@@ -177,10 +175,8 @@ class LocalSearch:
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
             tables = np.flatnonzero(storage[best.candidate] == s)
             if others := self._outside(s, tables):
-                trial = self._insert_anew(best, tables, others, ms_per_byte)
-                memory = limit_bytes, ms_per_byte
-                trial = self.improve(trial, dice, *memory, (ANEW_POWER,))
-                best = min(best, trial, key=lambda each: each.rank(limit_bytes))
+                how = dice, limit_bytes, ms_per_byte, (ANEW_POWER,)
+                best = self._insert_anew(best, tables, others, *how)
         return best
 
     def iterate(
@@ -196,10 +192,8 @@ class LocalSearch:
         anew = dict(enumerate(self.shortlists))
         for _ in range(min(MOST_TIMES, TABLES // max(1, len(movable)))):
             half = dice.permutation(movable)[: (len(movable) + 1) // 2]
-            trial = self._insert_anew(best, half, anew, ms_per_byte)
-            memory = limit_bytes, ms_per_byte
-            trial = self.improve(trial, dice, *memory, POWERS_AGAIN)
-            best = min(best, trial, key=lambda each: each.rank(limit_bytes))
+            how = dice, limit_bytes, ms_per_byte, POWERS_AGAIN
+            best = self._insert_anew(best, half, anew, *how)
         return best
 
     def _outside(self, s: int, tables: np.ndarray) -> dict[int, Shortlist]:
@@ -220,10 +214,21 @@ class LocalSearch:
         assignment: Assignment,
         tables: np.ndarray,
         shortlists: Mapping[int, Shortlist],
+        dice: np.random.Generator,
+        limit_bytes: float,
         ms_per_byte: float,
+        powers: Sequence[int],
+        offered: Mapping[int, Shortlist] | None = None,
     ) -> Assignment:
-        """Another assignment, in which these tables were taken out together and then
-        inserted one after the other, each as a candidate of its group's shortlist."""
+        """The better one of an assignment and another, in which these tables were taken
+        out together, then inserted one after the other, each as a candidate of its
+        group's shortlist, and then improved.
+
+        Args:
+          assignment, tables, shortlists: these.
+          dice, limit_bytes, ms_per_byte, powers: as of ``improve``.
+          offered: its ``shortlists``.
+        """
         trial = assignment.copy()
         insertion = Insertion(trial, ANEW_POWER, ms_per_byte)
         for table in tables.tolist():
@@ -231,7 +236,8 @@ class LocalSearch:
         for table in tables.tolist():
             shortlist = shortlists[int(self.instance.group[table])]
             insertion.put(table, *insertion.best(shortlist)[1:])
-        return trial
+        trial = self.improve(trial, dice, limit_bytes, ms_per_byte, powers, offered)
+        return min(assignment, trial, key=lambda each: each.rank(limit_bytes))
 
     def _pass(
         self,
