@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from embark_jax.launch.cluster import free_port
 
 PROCESS = """
@@ -25,6 +27,7 @@ print(tuning.tuned("key", LookupConfig(1, 1)))
 """
 
 
+@pytest.mark.slow
 def test_the_tuned_blocks_of_process_0_count(tmp_path):
     port = free_port()
 

@@ -21,6 +21,7 @@ from embark_jax.planner.search.planning import exchanges_of
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import searched
 from embark_jax.tables import FeatureSpec, TableSpec
+from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
 """Nodes, GPUs a node, tables: so few that all plans can be tried."""
@@ -161,7 +162,7 @@ def check(seed, certify_s=0.0):
     return found.step_ms / min(optima)
 
 
-@pytest.mark.parametrize("first", range(0, 100, 20))
+@pytest.mark.parametrize("first", thorough(range(0, 100, 20), [20]))
 def test_no_plan_is_below_the_bound_and_ours_is_near_the_best(first):
     ratios = [
         ratio for s in range(first, first + 20) if (ratio := check(s)) is not None

@@ -115,9 +115,7 @@ def test_the_same_request_gives_the_same_plan():
     assert one == two
 
 
-@pytest.mark.parametrize(
-    "model", thorough(GAPS, [("DLRM-DCNv2", 1), ("T200", 2)]), ids=str
-)
+@pytest.mark.parametrize("model", thorough(GAPS, [("DLRM-DCNv2", 1)]), ids=str)
 def test_plans_are_near_their_bound(model):
     """Without hot rows; with them the bound is lower, and no plan is longer."""
     name, nodes = model

@@ -6,12 +6,13 @@ from embark_jax import fleet
 from embark_jax.simulator import job_of_list, plan_embark, simulate_embark
 from embark_jax.simulator.simulation import CHOICES
 from tests.planner import published
+from tests.thorough import thorough
 
 # EMBark's Table 1, samples/s on 128 H100, at batch 65,536.
 ACHIEVED = {"T200": 15e6, "T7": 74e6}
 
 
-@pytest.mark.parametrize("name", ACHIEVED)
+@pytest.mark.parametrize("name", thorough(ACHIEVED, ["T7"]))
 def test_throughput_on_128_gpus(name):
     job = job_of_list(published.table_list(name), fleet.dgx_h100(16))
     found = [

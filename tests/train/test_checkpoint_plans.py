@@ -117,7 +117,7 @@ def two_plans(draw):
     return source, problems.Problem(plan, source.optimizer, 0)
 
 
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(two_plans(), st.integers(0, 2**16))
 def test_any_plan_reads_what_any_other_wrote(plans, seed):
     assert_moves(*plans, seed)

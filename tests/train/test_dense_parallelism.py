@@ -106,6 +106,7 @@ def test_tensor_shards_layers_inside_a_node():
     assert specs["bottom/layers/1/b"] == specs["cross/0/b"] == everywhere
 
 
+@pytest.mark.slow
 def test_checkpoints_load_into_another_layout(tmp_path, expected):
     with Checkpointer(tmp_path, {}, keep=None) as checkpoints:
         first = make_trainer("zero1")

@@ -232,6 +232,7 @@ def test_rows_beyond_device_memory_go_on(runner, whole, tmp_path, tier):
         assert runs.final(each)["test_log_loss"] == runs.final(whole)["test_log_loss"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_only_evaluated_again(runner, whole, tmp_path):
     workdir = shutil.copytree(whole, tmp_path / "run")
     out = runner.finish(workdir, "--resume")
