@@ -6,6 +6,7 @@ and logs; at a stop all steps have landed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
@@ -23,7 +24,6 @@ from embark_jax.experiment import Experiment
 from embark_jax.launch.processes import of_process_0, total
 from embark_jax.launch.stopping import Stop, StoppedError, stopping
 from embark_jax.planner import Plan
-from embark_jax.planner.report.html import page
 from embark_jax.planner.report.summary import overview
 from embark_jax.stores import StoreError
 from embark_jax.train import history
@@ -40,6 +40,7 @@ from embark_jax.train.logs import MetricsLog, read_metrics
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.progress import step_progress
 from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.run_page import REPORT, reported
 from embark_jax.train.trainer import Trainer
 from embark_jax.train.window import Window
 
@@ -58,7 +59,7 @@ def train(
     Args:
       config: the experiment.
       workdir: gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
-        ``plan.json``, ``plan.html``, ``metrics.jsonl``, TensorBoard events and
+        ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
         ``checkpoints/``.
       resume: continue from the newest checkpoint there, if there is one.
       console: where an overview of the plan, progress and results are shown.
@@ -118,10 +119,10 @@ def _run(
             history.record(workdir, config, trainer.step)
             setup.save_sources(workdir)
             (workdir / "plan.json").write_text(setup.plan.to_json())
-            (workdir / "plan.html").write_text(page(setup.plan), "utf-8")
-            say(console, f"the whole plan, with reasons: {workdir / 'plan.html'}")
+            say(console, f"the plan with reasons, later curves: {workdir / REPORT}")
         with (
             MetricsLog(workdir, resume_at=trainer.step, writes=main) as log,
+            reported(workdir, setup.plan) if main else contextlib.nullcontext(),
             stopping(functools.partial(say_at_end, console)) as stop,
         ):
             if log.set_aside:

@@ -74,8 +74,12 @@ def test_a_run_leaves_all_it_should(trained):
         "tables: 1 in RB, 1 in UB, 1 in DP",
     ]
     assert first <= 8
-    assert f"the whole plan, with reasons: {workdir / 'plan.html'}" in lines[:first]
-    assert (workdir / "plan.html").read_text().startswith("<!DOCTYPE html>")
+    report = workdir / "report.html"
+    assert f"the plan with reasons, later curves: {report}" in lines[:first]
+    page = report.read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert f"{record['test_auc']:.5g}" in page
+    assert "Every table" in page
     # Without a terminal: a line for each record, nothing that moves, 80 columns.
     assert [
         line for line in out.splitlines() if re.match(r"step \d+: loss 0\.\d", line)

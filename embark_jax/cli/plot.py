@@ -48,13 +48,15 @@ def plot(
     say(f"plot is in {out}")
 
 
-def _plans(workdirs: list[Path]) -> dict[str, Plan]:
-    """The plans of the runs that have one."""
+def _plans(workdirs: list[Path]) -> dict[str, str]:
+    """HTML of the plans of the runs that have one, folded."""
+    from embark_jax.planner.report.html import fragment
+
     found = {}
     for workdir in workdirs:
         if (path := workdir / "plan.json").exists():
             try:
-                found[str(workdir)] = Plan.from_json(read_text(path))
+                found[str(workdir)] = fragment(Plan.from_json(read_text(path)))
             except ValueError as error:
                 raise ConfigError(f"{path}: {error}") from None
     return found

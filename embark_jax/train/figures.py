@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib import colormaps
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 Records = Sequence[Mapping[str, Any]]
 """The records of one run, as ``logs.read_metrics`` gives them."""
 
-CAPACITY = "capacity_used/"
+CAPACITY, HITS, LATE = "capacity_used/", "cache_hits/", "cache_late"
 MOST_COLUMNS, MOST_SHOWN = 4, 90
 """Columns of the legend, and characters of a name there: these fit into one column."""
 MARKERS = {"validation": "o", "test": "x"}
@@ -26,13 +26,17 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
 
     Lines are the training batches since the record before, dots the whole validation
     set, and crosses the whole test set.
-    Of several runs the fullest buffer is drawn, of one run each.
+    Of several runs the fullest buffer is drawn, of one run each. Where tables are
+    cached, two more plots show the share of rows that had a slot, the lowest of several
+    runs' storages or each of one run's, and the share of steps that waited for rows.
 
     Args:
       runs: records by the name that the legend shows.
     """
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    loss, auc, speed, fill = figure.subplots(2, 2, sharex=True).ravel()
+    cached = any(LATE in r for records in runs.values() for r in records)
+    rows = 3 if cached else 2
+    figure = Figure(figsize=(10, 3.5 * rows), layout="constrained")
+    loss, auc, speed, fill, *cache = figure.subplots(rows, 2, sharex=True).ravel()
     for color, records in zip(_colors(len(runs)), runs.values(), strict=True):
         _line(loss, records, "loss", color)
         _line(auc, records, "train_auc", color)
@@ -40,23 +44,25 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
             _dots(loss, records, f"{split}_log_loss", color, marker)
             _dots(auc, records, f"{split}_auc", color, marker)
         _line(speed, records, "samples_per_s", color)
-        if len(runs) > 1:
-            fullest = [_fullest(record) for record in records]
-            _line(fill, fullest, "used", color, "used")
-    if len(runs) == 1:
-        (records,) = runs.values()
-        names = sorted({k for r in records for k in r if k.startswith(CAPACITY)})
-        for color, name in zip(_colors(len(names)), names, strict=True):
-            _line(fill, records, name, color, name.removeprefix(CAPACITY))
-        if names:
-            fill.legend(title="storage", fontsize="small")
+        if cached:
+            _line(cache[1], records, LATE, color)
+    _by_storage(fill, runs, CAPACITY, max)
     fill.axhline(1, color="black", lw=1, ls=":")
+    if cached:
+        hits, late = cache
+        _by_storage(hits, runs, HITS, min)
+        hits.set(title="Rows that had a slot", ylabel="share of rows")
+        late.set(title="Steps that waited", ylabel="share of steps")
+        hits.set_ylim(0, 1)
+        late.set_ylim(0, 1)
     loss.set(title="Log loss")
     auc.set(title="AUC")
-    speed.set(title="Throughput", xlabel="step", ylabel="samples/s")
+    speed.set(title="Throughput", ylabel="samples/s")
     speed.set_ylim(bottom=0)
-    fill.set(title="Capacity (dotted: full)", xlabel="step", ylabel="share in use")
+    fill.set(title="Capacity (dotted: full)", ylabel="share in use")
     fill.set_ylim(bottom=0)
+    for axes in figure.axes[-2:]:
+        axes.set_xlabel("step")
     _add_legend(figure, _handles(list(runs)))
     return figure
 
@@ -104,9 +110,25 @@ def _handles(names: Sequence[str]) -> list[Line2D]:
     return [*runs, training, *held_out]
 
 
-def _fullest(record: Mapping[str, Any]) -> dict[str, Any]:
-    used = [value for key, value in record.items() if key.startswith(CAPACITY)]
-    return {"step": record["step"], "used": max(used, default=None)}
+def _by_storage(
+    axes: Axes, runs: Mapping[str, Records], prefix: str, extreme: Callable
+) -> None:
+    """A line for each storage of one run; of several runs, for its extreme one."""
+    if len(runs) == 1:
+        (records,) = runs.values()
+        names = sorted({k for r in records for k in r if k.startswith(prefix)})
+        for color, name in zip(_colors(len(names)), names, strict=True):
+            _line(axes, records, name, color, name.removeprefix(prefix))
+        if names:
+            axes.legend(title="storage", fontsize="small")
+        return
+    for color, records in zip(_colors(len(runs)), runs.values(), strict=True):
+        extremes = []
+        for record in records:
+            values = [value for key, value in record.items() if key.startswith(prefix)]
+            found = extreme(values, default=None)
+            extremes.append({"step": record["step"], "extreme": found})
+        _line(axes, extremes, "extreme", color)
 
 
 def _points(records: Records, key: str) -> tuple[list[int], list[float]]:

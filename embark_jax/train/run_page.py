@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from embark_jax.planner import Plan
 from embark_jax.planner.report import html
 from embark_jax.train.figures import Records, run_curves
+from embark_jax.train.logs import read_metrics
 
+REPORT = "report.html"
 SPLIT = "test_"
 
 
-def page(runs: Mapping[str, Records], plans: Mapping[str, Plan]) -> str:
+@contextlib.contextmanager
+def reported(workdir: Path, plan: Plan) -> Iterator[None]:
+    """Writes a run's report twice: with its plan when it begins, and with its curves
+    and metrics, too, when it ends or is stopped."""
+    plans = {workdir.name: html.body(plan)}
+
+    def write():
+        records = read_metrics(workdir)
+        (workdir / REPORT).write_text(page({workdir.name: records}, plans), "utf-8")
+
+    write()
+    yield
+    write()
+
+
+def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
     """A whole page, which fetches nothing from a network.
 
     Args:
       runs: the records of each run, by its name.
-      plans: the plans of runs that have one.
+      plans: HTML that shows the plan, of runs that have one.
     """
     title = escape(", ".join(runs))
-    parts = [
-        f"<h2>{title}</h2>",
-        _results(runs),
-        html.image(run_curves(runs), "Loss, AUC, throughput and fill of buffers"),
-    ]
+    parts = [f"<h2>{title}</h2>", _results(runs)]
+    if any(runs.values()):
+        curves = run_curves(runs)
+        parts.append(html.image(curves, "Loss, AUC, throughput and fill of buffers"))
     body = f'<div class="embark-plan">{"".join(parts)}</div>'
     shown = "".join(
-        f"<hr><h2>Plan of {escape(name)}</h2>{html.fragment(plan)}"
-        for name, plan in plans.items()
+        f"<hr><h2>Plan of {escape(name)}</h2>{plan}" for name, plan in plans.items()
     )
     return html.whole_page(f"Runs: {title}", body + shown)
 

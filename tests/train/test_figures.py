@@ -80,3 +80,17 @@ def test_of_several_runs_each_has_a_color_and_its_fullest_storage(number):
 
 def test_a_run_whose_tables_are_all_replicated_has_no_capacity():
     assert drawn(run_curves({"a": RUN}).axes[3]) == []
+
+
+def test_cached_tables_have_two_plots_more():
+    def cached(first, second, late):
+        shares = {"cache_hits/a": first, "cache_hits/b": second, "cache_late": late}
+        return [each | shares if "loss" in each else each for each in RUN]
+
+    *_, hits, late = run_curves({"x": cached(0.5, 0.9, 0.1)}).axes
+    assert [values for _, values in drawn(hits)] == [[0.5] * 3, [0.9] * 3]
+    assert drawn(late) == [([10, 20, 30], [0.1] * 3)]
+    several = {"x": cached(0.5, 0.9, 0.1), "y": cached(0.8, 0.4, 0), "z": RUN}
+    *_, hits, late = run_curves(several).axes
+    assert [values for _, values in drawn(hits)] == [[0.5] * 3, [0.4] * 3, []]
+    assert [values for _, values in drawn(late)] == [[0.1] * 3, [0] * 3, []]

@@ -64,9 +64,13 @@ PIXELS_PER_INCH = 110
 
 def page(plan: Plan) -> str:
     """A whole page, which names each table."""
-    title = escape(summary.headline(plan))
+    return whole_page(f"Plan: {escape(summary.headline(plan))}", body(plan))
+
+
+def body(plan: Plan) -> str:
+    """What such a page shows."""
     each = _section("Every table", _decisions(plan, each=True), False)
-    return whole_page(f"Plan: {title}", _body(plan, True, each))
+    return _body(plan, True, each)
 
 
 def whole_page(title: str, body: str) -> str:
