@@ -44,11 +44,10 @@ def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
     if any(runs.values()):
         curves = run_curves(runs)
         parts.append(html.image(curves, "Loss, AUC, throughput and fill of buffers"))
+    for name, plan in plans.items():
+        parts.append(f"<hr><h2>Plan of {escape(name)}</h2>{plan}")
     body = f'<div class="embark-plan">{"".join(parts)}</div>'
-    shown = "".join(
-        f"<hr><h2>Plan of {escape(name)}</h2>{plan}" for name, plan in plans.items()
-    )
-    return html.whole_page(f"Runs: {title}", body + shown)
+    return html.whole_page(f"Runs: {title}", body)
 
 
 def _results(runs: Mapping[str, Records]) -> str:
@@ -64,7 +63,8 @@ def _results(runs: Mapping[str, Records]) -> str:
         )
         for name, record in last.items()
     ]
-    return html.table(("run", *(key.removeprefix(SPLIT) for key in metrics)), rows)
+    names = (key.removeprefix(SPLIT).replace("_", " ") for key in metrics)
+    return html.table(("run", *names), rows)
 
 
 def _final(records: Records) -> dict[str, Any]:

@@ -32,7 +32,8 @@ STYLE = """
 .embark-plan th, .embark-plan td { padding: .15em .7em; text-align: right; }
 .embark-plan td:first-child, .embark-plan td:last-child { text-align: left; }
 .embark-plan thead { border-bottom: 1px solid; }
-.embark-plan .warning { font-weight: bold; color: #b35900; }
+.embark-plan .nowrap { white-space: nowrap; }
+.embark-plan .warning { font-weight: bold; color: light-dark(#a34f00, #ffb066); }
 """
 PAGE_STYLE = ":root { color-scheme: light dark; } body { margin: 1em; }"
 SORT = """
@@ -137,8 +138,8 @@ def _phases(path: dict[str, float]) -> str:
         for name, ms, colour in shown
     )
     legend = " ".join(
-        f'<span><span class="swatch" style="background:{colour}"></span> '
-        f"{escape(name)} {ms / total_ms:.0%}</span>"
+        f'<span class="nowrap"><span class="swatch" style="background:{colour}">'
+        f"</span> {escape(name)} {ms / total_ms:.0%}</span>"
         for name, ms, colour in shown
     )
     return f'<div class="phases">{bar}</div><p>{legend}</p>'
