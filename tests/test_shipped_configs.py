@@ -148,7 +148,7 @@ def test_every_other_table_list_plans_for_its_fleet(path, tmp_path):
 @pytest.mark.parametrize("path", thorough(TABLE_LISTS, TRAINED_QUICKLY), ids=name_of)
 def test_every_table_list_trains(path, tmp_path):
     few = without_most_equals(path, tmp_path)
-    train(load(few, ["scale=0.001", *NARROW[load(few).model.kind]]))
+    train(load(few, ["scale=0.0001", *NARROW[load(few).model.kind]]))
 
 
 def without_most_equals(path: Path, folder: Path) -> Path:
