@@ -41,8 +41,8 @@ def load(
         of a key wins. Changing the ``kind`` of a section drops the keys that the file
         sets and the new kind does not have. Last of all ``scale=0.001`` shrinks the
         experiment, as ``ExperimentConfig.shrunk`` does.
-      point: one combination of the values that the config's ``sweep`` lists, by dotted
-        key. They go before all else, and the config is then without ``sweep``.
+      point: values by dotted key that the config's ``sweep`` lists, or that its
+        ``search`` gave. They go before all else, and the config is then without both.
 
     Raises:
       ConfigError: with every problem of the file and the overrides: dotted key, value
@@ -63,9 +63,9 @@ def load(
     # Kinds first: a key that another override sets must not be dropped with the file's.
     changes = {override: f"override {override!r}" for override in overrides}
     if point is not None:
-        changes["sweep=null"] = "sweep"
+        changes |= {"sweep=null": "sweep", "search=null": "search"}
         for key, value in point.items():
-            changes[f"{key}={json.dumps(value)}"] = f"sweep.{key} lists {value!r}"
+            changes[f"{key}={json.dumps(value)}"] = f"tried with {value!r}"
     applied, scale = [], None
     for change in sorted(changes, key=lambda text: ".kind=" not in text):
         if change.startswith("scale="):
@@ -136,11 +136,15 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return data, {}
 
 
+_BY_KEY = ("sweep", "search")
+"""Sections that map dotted keys."""
+
+
 def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
     """A copy of the mapping with one ``dotted.key=value`` applied."""
     key, equals, text = override.partition("=")
     section, dot, inner = key.partition(".")
-    keys = [section, inner] if dot and section == "sweep" else key.split(".")
+    keys = [section, inner] if dot and section in _BY_KEY else key.split(".")
     if not (equals and all(keys)):
         raise ConfigError("must read dotted.key=value, such as train.steps=100")
     _, holder = _locate(keys[:-1])

@@ -101,18 +101,18 @@ def run_sweep(
             "another --workdir"
         )
     for point in points:
-        _check_same(point, workdir / point.folder)
+        check_same(point.config, workdir / point.folder)
     largest = max((p.config for p in points), key=lambda config: config.mesh.devices)
     experiment.make_host_devices(largest)
     workdir.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for number, point in enumerate(points, 1):
         console.rule(f"run {number} of {len(points)}: {point.folder}")
-        record = _trained(point, workdir / point.folder, console)
+        record = train_point(point.config, workdir / point.folder, console)
         if record is None:
             break
         results.append({"folder": point.folder, **point.values, **record})
-        _write(results, workdir / RESULTS)
+        write_results(results, workdir / RESULTS)
     console.print(summary(points, results))
     return results
 
@@ -152,24 +152,27 @@ def _mean_and_spread(results: Sequence[Mapping[str, Any]], key: str) -> str:
     return " ".join(parts) or "–"
 
 
-def _check_same(point: Point, folder: Path) -> None:
+def check_same(config: ExperimentConfig, folder: Path) -> None:
+    """Raises ConfigError if the folder holds a run of another config."""
     path = folder / "config.yaml"
-    if path.exists() and config_io.load(path) != point.config:
+    if path.exists() and config_io.load(path) != config:
         raise ConfigError(
             f"{folder} holds a run of another config: sweep into another --workdir"
         )
 
 
-def _trained(point: Point, folder: Path, console: Console) -> dict[str, Any] | None:
-    """The metrics of a finished run, or of one that is now run to its end; None if
-    it was ended early."""
+def train_point(
+    config: ExperimentConfig, folder: Path, console: Console
+) -> dict[str, Any] | None:
+    """The metrics of a finished run, or of one that is now run to its end; "diverged"
+    with the error, if its loss is not finite; None if it was ended early."""
     with contextlib.suppress(LogError):  # missing, or damaged: which resuming mends
         records = read_metrics(folder)
         if records and records[-1].get("final"):
             console.print("finished earlier")
             return _metrics(records[-1])
     try:
-        record = run.train(point.config, folder, folder.exists(), console)
+        record = run.train(config, folder, folder.exists(), console)
     except (NonFiniteLossError, NonFiniteLogitError) as error:
         console.print(f"diverged: {error}", markup=False, highlight=False)
         return {"diverged": str(error).partition("\n")[0]}
@@ -180,7 +183,8 @@ def _metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: record[key] for key in record if key not in ("step", "final")}
 
 
-def _write(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_results(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A line of CSV for each run, with the columns of all."""
     columns = dict.fromkeys(key for result in results for key in result)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(columns))

@@ -22,7 +22,7 @@ LAYERS = (
     *("tables", "config", "config_gin", "yaml_text", "fleet", "planner"),
     *("config_tables", "config_io", "stores"),
     *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
-    *("export", "experiment", "evaluation", "run", "sweep", "bench", "cli"),
+    *("export", "experiment", "evaluation", "run", "sweep", "search", "bench", "cli"),
 )
 """From the bottom up: a layer may import those before it."""
 

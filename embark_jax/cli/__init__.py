@@ -20,6 +20,7 @@ from embark_jax.cli import (
     plan,
     plot,
     predict,
+    search,
     simulate,
     sweep,
     train,
@@ -62,6 +63,7 @@ app.command()(train.train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(sweep.sweep)
+app.command()(search.search)
 app.command()(train.evaluate)
 app.command()(plot.plot)
 app.command()(export.export)

@@ -89,11 +89,12 @@ def train(
             "processes"
         )
     config = config_io.load(config_file, overrides or ())
-    if config.sweep:
-        raise ConfigError(
-            f"sweep lists values of {', '.join(config.sweep)}: run embark sweep, or "
-            "add sweep=null to train without them"
-        )
+    for name, several in {"sweep": config.sweep, "search": config.search}.items():
+        if several:
+            raise ConfigError(
+                f"{name} has values of {', '.join(several)}: run embark {name}, or add "
+                f"{name}=null to train without them"
+            )
     worker = Worker.of_this_process()
     if supervised and worker is None:
         if distributed:

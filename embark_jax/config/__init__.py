@@ -44,6 +44,7 @@ from embark_jax.config.schema import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.schema import OwnDataConfig as OwnDataConfig
 from embark_jax.config.schema import PlateauConfig as PlateauConfig
 from embark_jax.config.schema import PreparedConfig as PreparedConfig
+from embark_jax.config.schema import SearchedConfig as SearchedConfig
 from embark_jax.config.schema import SyntheticConfig as SyntheticConfig
 from embark_jax.config.schema import TableConfig as TableConfig
 from embark_jax.config.schema import TrainConfig as TrainConfig

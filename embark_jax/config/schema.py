@@ -270,6 +270,32 @@ class TrainConfig(Config):
         return self
 
 
+class SearchedConfig(Config):
+    """Values of a key that a search chooses from: a list, or a range."""
+
+    choose: Annotated[tuple[Any, ...], Field(min_length=1)] | None = None
+    """The values themselves; or else `low` and `high`."""
+    low: float | int | None = None
+    """Smallest value; whole numbers on both sides give whole numbers."""
+    high: float | int | None = None
+    """Largest value."""
+    log: bool = False
+    """Whether values are drawn evenly on a logarithmic scale."""
+
+    @model_validator(mode="after")
+    def _list_or_range(self):
+        if self.choose is not None:
+            if (self.low, self.high) != (None, None):
+                raise ValueError("has choose, and low or high: give one or the other")
+        elif self.low is None or self.high is None:
+            raise ValueError("must have choose, or low and high")
+        elif not self.low < self.high:
+            raise ValueError(f"low is {self.low}, must be below high, {self.high}")
+        elif self.log and self.low <= 0:
+            raise ValueError(f"low is {self.low}, must be above 0 where log is true")
+        return self
+
+
 class ExperimentConfig(Config):
     """Everything one run depends on."""
 
@@ -293,6 +319,8 @@ class ExperimentConfig(Config):
     """The training loop."""
     sweep: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = None
     """By dotted key the values that ``embark sweep`` tries, in all combinations."""
+    search: Mapping[str, SearchedConfig] | None = None
+    """By dotted key the values that ``embark search`` looks for good ones among."""
 
     @model_validator(mode="after")
     def _batch_divides(self):

@@ -231,12 +231,12 @@ SWEEPS = [
         "a key misspelt",
         "sweep.train.stebs=[1]",
         "tiny.yaml with sweep.train.stebs=[1]: 1 problem",
-        "did you mean steps? (sweep.train.stebs lists 1)",
+        "did you mean steps? (tried with 1)",
     ),
     _sweep(
         "a value that cannot be",
         "sweep.seed=[0,-1]",
-        "seed: -1 given, must be greater than or equal to 0 (sweep.seed lists -1)",
+        "seed: -1 given, must be greater than or equal to 0 (tried with -1)",
     ),
     Case(
         "a folder that holds something",

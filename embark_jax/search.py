@@ -1,0 +1,182 @@
+"""A search for good values of a config: each run tries what those before it suggest.
+
+Optuna chooses the values (https://optuna.org). Its choices depend on the seed and on
+the trials before alone, so that a search is continued by asking for all of them again:
+the finished runs answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from rich.console import Console
+from rich.table import Table
+
+from embark_jax import config_io, experiment
+from embark_jax.config import ConfigError, ExperimentConfig, SearchedConfig
+from embark_jax.sweep import check_same, train_point, write_results
+from embark_jax.train.logs import read_metrics
+
+RESULTS, BEST = "results.csv", "best.yaml"
+SHOWN = 10
+"""Trials in the table: the best ones."""
+Metric = Literal["auc", "log_loss"]
+Sampler = Literal["tpe", "random"]
+
+
+def run_search(
+    path: Path,
+    overrides: Sequence[str],
+    workdir: Path,
+    trials: int,
+    metric: Metric,
+    sampler: Sampler,
+    resume: bool,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """Trains one trial after the other, each in a folder of its own in ``workdir``.
+
+    A run whose loss is no longer finite counts as failed, and the search goes on.
+
+    Args:
+      path, overrides: as ``config_io.load`` takes them; the config's ``search`` says
+        which values there are.
+      workdir: also gets ``results.csv``, after each trial anew, and ``best.yaml``, the
+        config of the best one.
+      trials: how many.
+      metric: of the validation set, whose best evaluation counts for a trial; the test
+        set decides nothing.
+      sampler: "tpe" prefers what did well before (https://arxiv.org/abs/2304.11127);
+        "random" does not look.
+      resume: keep the finished trials there, and continue an unfinished one.
+      console: where the runs and, at the end, a table of the best are shown.
+
+    Returns:
+      For each trial, up to the one that was ended early, its folder, values and
+      metrics, or "diverged" with the error.
+
+    Raises:
+      FileExistsError: if ``workdir`` holds something and ``resume`` is false.
+      ConfigError: if the config has no ``search`` or no ``train.eval_every``, values
+        make no valid config, the data have no validation set, or a folder holds a
+        trial of another search.
+      DataError, CheckpointError: as ``run.train`` does.
+    """
+    config = config_io.load(path, overrides)
+    _check(path, config)
+    if not resume and workdir.exists() and any(workdir.iterdir()):
+        raise FileExistsError(
+            f"{workdir} is not empty: pass --resume to continue the search in it, or "
+            "another --workdir"
+        )
+    workdir.mkdir(parents=True, exist_ok=True)
+    experiment.make_host_devices(config)
+    study = _new_study(metric, sampler, config.seed)
+    results: list[dict[str, Any]] = []
+    for number in range(trials):
+        console.rule(f"trial {number + 1} of {trials}")
+        trial = study.ask()
+        values = {
+            key: _suggest(trial, key, searched)
+            for key, searched in (config.search or {}).items()
+        }
+        for key, value in values.items():
+            console.print(f"{key} = {value}", markup=False, highlight=False)
+        point = config_io.load(path, overrides, values)
+        folder = workdir / f"trial-{number + 1:04d}"
+        check_same(point, folder)
+        record = train_point(point, folder, console)
+        if record is None:
+            break
+        results.append({"folder": folder.name, **values, **record})
+        if "diverged" in record:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            best = _best_evaluation(folder, metric)
+            study.tell(trial, best)
+            results[-1][f"validation_{metric}"] = best
+            if study.best_trial.number == trial.number:
+                config_io.save(point, workdir / BEST)
+        write_results(results, workdir / RESULTS)
+    console.print(_summary(results, list(config.search or ()), metric))
+    return results
+
+
+def _check(path: Path, config: ExperimentConfig) -> None:
+    if not config.search:
+        raise ConfigError(
+            f"{path}: search has no values, must be such as "
+            "search: {dense_optimizer.learning_rate: {low: 1e-4, high: 0.1, log: true}}"
+        )
+    if config.train.eval_every is None:
+        raise ConfigError(
+            f"{path}: train.eval_every is not set, but a search compares metrics of "
+            "the validation set: set it"
+        )
+
+
+def _new_study(metric: Metric, sampler: Sampler, seed: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds = {
+        "tpe": optuna.samplers.TPESampler,
+        "random": optuna.samplers.RandomSampler,
+    }
+    direction = "minimize" if metric == "log_loss" else "maximize"
+    return optuna.create_study(sampler=kinds[sampler](seed=seed), direction=direction)
+
+
+def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
+    low, high = searched.low, searched.high
+    if searched.choose is not None or low is None or high is None:
+        # As text, since a choice may be a list.
+        choices = [json.dumps(value) for value in searched.choose or ()]
+        return json.loads(trial.suggest_categorical(key, choices))
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(key, low, high, log=searched.log)
+    return trial.suggest_float(key, low, high, log=searched.log)
+
+
+def _best_evaluation(folder: Path, metric: Metric) -> float:
+    key = f"validation_{metric}"
+    values = [each[key] for each in read_metrics(folder) if each.get(key) is not None]
+    if not values:
+        raise ConfigError(
+            f"{folder}: its evaluations have no {key}; a search needs data with a "
+            "validation set, whose labels are 0 and 1"
+        )
+    return min(values) if metric == "log_loss" else max(values)
+
+
+def _summary(
+    results: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: Metric
+) -> Table:
+    """A line for each of the best trials, the best one first."""
+    column = f"validation_{metric}"
+    sign = 1 if metric == "log_loss" else -1
+    ranked = sorted(
+        (result for result in results if column in result),
+        key=lambda result: sign * result[column],
+    )
+    failed = len(results) - len(ranked)
+    table = Table(caption=f"{failed} of {len(results)} diverged" if failed else None)
+    table.add_column("trial")
+    for key in keys:
+        table.add_column(key, overflow="fold")  # shown whole, however narrow
+    for heading in (f"validation {metric}", "test auc", "test log loss"):
+        table.add_column(heading.replace("_", " "), justify="right")
+    for result in ranked[:SHOWN]:
+        shown = (result.get(name) for name in (column, "test_auc", "test_log_loss"))
+        table.add_row(
+            result["folder"],
+            *(_text(result[key]) for key in keys),
+            *("–" if value is None else f"{value:.5f}" for value in shown),
+        )
+    return table
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
