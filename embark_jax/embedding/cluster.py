@@ -54,7 +54,9 @@ class Cluster(Protocol):
     def route(
         self, ids: jax.Array, weights: jax.Array | None
     ) -> tuple[Route, jax.Array]:
-        """Where each id goes, and the ``[]`` int32 capacity that this needs here.
+        """Where each id goes, and int32 values of which the step is to know the largest
+        of all devices: the ``[]`` capacity that this needs here, or of a DP storage
+        ``[places]`` those that are used.
 
         Args:
           ids: ``[batch, columns]``, -1 where padded.

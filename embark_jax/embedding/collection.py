@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, RowOptimizer, choose
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.bags import (
@@ -232,24 +233,26 @@ class EmbeddingCollection:
             ids = {n: each for n, (each, _) in masked.items()}
             ids = self.hot_keys.positions_of(ids, self.plan.features)
             bad = jnp.stack([count for _, count in masked.values()])
-            storages, needs = {}, {}
+            storages, asked = {}, {}
             for name, index in self._barred.items():
                 columns, _ = storage_columns(index, ids, weights)
                 _, owner, _ = index.expand(columns)
-                needs[name] = (owner < index.devices).any().astype(jnp.int32)
+                asked[name] = (owner < index.devices).any().astype(jnp.int32)
             for name, cluster in self.clusters.items():
                 columns, factors = storage_columns(cluster.index, ids, weights)
-                storages[name], needs[name] = cluster.route(columns, factors)
+                storages[name], asked[name] = cluster.route(columns, factors)
             mean_factors = {
                 f.name: mean_factor(ids, weights, f.name)
                 for f in self.plan.features
                 if f.pooling == "mean"
             }
-            # One collective for all of them.
-            asked = [needs[name] for name in self.plan.capacities]
-            asked.append(bad.sum(dtype=jnp.int32))  # 64 bits where ids have them
-            *asked, bad_anywhere = largest_over_devices(jnp.stack(asked))
-            needed = dict(zip(self.plan.capacities, asked, strict=True))
+            # One collective for all of them; ids may have 64 bits.
+            own, restore = ravel_pytree((asked, bad.sum(dtype=jnp.int32)))
+            largest, bad_anywhere = restore(largest_over_devices(own))
+            for name, cluster in self.clusters.items():
+                if isinstance(cluster, DataParallel):
+                    storages[name] = cluster.with_used(storages[name], largest[name])
+            needed = {name: largest[name] for name in self.plan.capacities}
             return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 
         mapped = self.map(route, (BATCH, BATCH), self._route_specs)

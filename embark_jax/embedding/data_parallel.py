@@ -1,10 +1,12 @@
 """DP: the storage is replicated; lookups are local, gradients are all-reduced.
 
 They are summed in one buffer. Of a table that has no more rows here than the batch has
-ids for it, the buffer holds every row; of other tables it holds the rows that are
-touched on any device, so that many rows cost what the batch touches, not their number.
-One device sums nothing. Where gradients are compressed, a table's rows are padded to a
-multiple of the devices, for each to add up an equal share.
+ids for it, the buffer holds every row; which of them are touched is told in the
+all-reduce that the step has for its capacities. Of other tables the buffer holds the
+rows that are touched on any device, gathered from all, so that many rows cost what the
+batch touches, not their number. One device sums nothing. Where gradients are
+compressed, a table's rows are padded to a multiple of the devices, for each to add up
+an equal share.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class DataParallelRoute(NamedTuple):
     slot: ``[batch, entries]`` row of each entry; ``slots`` where padded.
     weight: ``[batch, entries]`` or None.
     groups: the entries grouped by their places in the all-reduced buffer.
-    touched: ``[rows]`` slot of each row of that buffer; out of range where unused.
+    touched: ``[rows]`` slot of each row of that buffer; out of range where unused,
+      once ``with_used`` has said so.
     """
 
     slot: jax.Array
@@ -85,12 +88,24 @@ class DataParallel:
 
     def route(self, ids, weights):
         _, _, slot = self.index.expand(ids)
-        groups, touched = self._group(slot)
+        groups, touched, used = self._group(slot)
         weight = None if weights is None else weights[:, self.index.entry_column]
-        route = DataParallelRoute(slot, weight, groups, touched)
-        return route, jnp.zeros((), jnp.int32)
+        return DataParallelRoute(slot, weight, groups, touched), used
 
-    def _group(self, slot: jax.Array) -> tuple[RowGroups, jax.Array]:
+    def with_used(self, route: DataParallelRoute, used: jax.Array) -> DataParallelRoute:
+        """The route, once it is known which places any device uses.
+
+        Args:
+          route: of ``route``.
+          used: ``[places]`` the largest of all devices, of what ``route`` returned.
+        """
+        whole, listed = jnp.split(route.touched, [len(used)])
+        whole = jnp.where(used > 0, whole, self.index.slots)
+        return route._replace(touched=jnp.concatenate([whole, listed]))
+
+    def _group(self, slot: jax.Array) -> tuple[RowGroups, jax.Array, jax.Array]:
+        """Groups, the slot of each place, and which places of tables that are summed
+        whole this device uses."""
         slots, implementation = self.index.slots, self.implementation
         if self.index.devices == 1:
             groups = group_rows(
@@ -99,13 +114,16 @@ class DataParallel:
                 most=self.index.most_rows(len(slot)),
                 implementation=implementation,
             )
-            return groups, groups.row
-        place, touched = [], []
+            return groups, groups.row, jnp.zeros(0, jnp.int32)
+        place, touched, used = [], [], jnp.zeros(self._places, jnp.int32)
         whole = np.flatnonzero(self._column_whole)
         if whole.size:
-            found, rows = self._sum_whole(slot[:, whole], self._column_behind[whole])
+            behind, nowhere = self._column_behind[whole], jnp.iinfo(jnp.int32).max
+            found = slot[:, whole]
+            found = jnp.where(found < slots, found - jnp.asarray(behind)[None], nowhere)
             place.append(found)
-            touched.append(rows)
+            touched.append(self._slots_of_places())
+            used = used.at[found].set(1, mode="drop")
         listed = np.flatnonzero(~self._column_whole)
         if listed.size:
             # For plain XLA: nothing is summed into the groups of all devices.
@@ -119,20 +137,14 @@ class DataParallel:
         target = jnp.concatenate(place, axis=1)[:, in_order].reshape(-1)
         rows = jnp.concatenate(touched)
         size = rows.shape[0]
-        return group_targets(target, size, implementation=implementation), rows
+        groups = group_targets(target, size, implementation=implementation)
+        return groups, rows, used
 
-    def _sum_whole(
-        self, slot: jax.Array, behind: np.ndarray
-    ) -> tuple[jax.Array, jax.Array]:
-        """``(place of each entry, slot of each place)`` of tables summed whole."""
-        slots, places = self.index.slots, self._places
-        nowhere = jnp.iinfo(jnp.int32).max
-        place = jnp.where(slot < slots, slot - jnp.asarray(behind)[None], nowhere)
-        used = jnp.zeros(places, jnp.int32).at[place].add(1, mode="drop")
-        every = jnp.arange(places, dtype=jnp.int32)
-        table = jnp.searchsorted(jnp.asarray(self._first_place), every, side="right")
-        place_slot = every + jnp.asarray(self._behind)[table - 1]
-        return place, jnp.where(sum_over_devices(used) > 0, place_slot, slots)
+    def _slots_of_places(self) -> jax.Array:
+        """``[places]`` of tables that are summed whole."""
+        place = jnp.arange(self._places, dtype=jnp.int32)
+        table = jnp.searchsorted(jnp.asarray(self._first_place), place, side="right")
+        return place + jnp.asarray(self._behind)[table - 1]
 
     def touched(self, route):
         return route.touched

@@ -197,10 +197,11 @@ def test_what_every_device_does_for_a_replicated_table():
     memory = pooled_bytes + 2 * 32 * ids + 168 * (ids + 240)
     memory += 4 * (gathered + reduced) + touched * 96
     link_ms = (gathered + 2 * reduced) * 7 / 8 / 2e6
+    gather_ms = 0.01 + 2 * (0.005 + 2 * 0.001)  # a launch, and a tree up and down
     assert MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "dp")) == pytest.approx(
-        memory / 1e6 + link_ms
+        memory / 1e6 + link_ms + gather_ms
     )
-    # Of 100 rows it sums a flag each, and all of them.
+    # Of 100 rows it sums all, and a flag each, which the step's capacities take along.
     small = dataclasses.replace(USE, rows=100)
     touched = 100 * (1 - (1 - 1 / 100) ** 240)
     memory = pooled_bytes + 2 * 32 * ids + 168 * ids + 4 * 100 * 36 + touched * 96

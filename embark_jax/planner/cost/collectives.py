@@ -127,7 +127,8 @@ def dense_collectives(
       arrays: embeddings that they take, one a feature; their gradients are checked to
         be finite.
       sharded_storages: of which the step learns whether their capacities sufficed,
-        beside whether any id was out of range.
+        beside whether any id was out of range, and which rows of replicated tables
+        are touched (``replicated_collectives``): that is one collective.
       devices: in the fleet.
     """
     if devices == 1:
@@ -152,7 +153,8 @@ def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
 
 
 def replicated_sums(wire: WireFormat) -> tuple[tuple[CollectiveKind, str], ...]:
-    """The collectives that sum gradients of replicated tables, and what they carry."""
+    """The collectives that sum gradients of replicated tables, and what they carry.
+    Those of one width share them."""
     if wire == "float32":
         return (("all_reduce", "row gradients"),)
     return ("all_to_all", "row gradients"), ("all_gather", "summed gradients")
@@ -175,7 +177,8 @@ def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> in
 def replicated_collectives(
     rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
 ) -> Iterator[Collective]:
-    """Those of a replicated table.
+    """Those of a replicated table. All that are summed whole tell which rows are
+    touched in the step's all-reduce of capacities; any other gathers its ids.
 
     Args:
       rows, width: of the table.

@@ -131,13 +131,14 @@ def _phase(
 ) -> Phase:
     """``times`` units of work on each device."""
     sent = model.link_bytes(work)
-    memory_bytes, buffer_bytes, link_bytes, network_bytes, ms = (
+    memory_bytes, buffer_bytes, link_bytes, network_bytes, latency_ms, ms = (
         float(np.sum(each))
         for each in (
             work.memory_bytes,
             work.buffer_bytes,
             sent.node_link,
             sent.network,
+            work.latency_ms,
             model.work_ms(work),
         )
     )
@@ -151,7 +152,7 @@ def _phase(
         memory_bytes * times,
         link_bytes * times,
         network_bytes * times,
-        work.latency_ms * float(times.max()),
+        latency_ms * float(times.max()),
         ms * times,
     )
 
