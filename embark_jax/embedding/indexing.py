@@ -3,10 +3,12 @@
 All devices run one program, so what differs between tables and owners is data here,
 never code; the compiled step does not grow with the number of features.
 
-A *lane* is what one bag of a sample is pooled into: a pooled feature is one lane, a
-sequence feature (pooling "none") one lane for each of its places. An *output* is a lane
-of one column shard, ``[batch, width]``. An *entry* is a place of a bag, once for each
-column shard of its table: the unit of routing.
+A sample has one *bag* of each pooled feature, and of a sequence (pooling "none") one
+for each of its ids. An *output* is what a bag is pooled into, in one column shard:
+``[batch, width]``. An *entry* is an id of a bag, or its padding, once for each column
+shard of its table: the unit of routing. A sequence of 3 ids in a table of two column
+shards has 3 bags, 6 outputs and 6 entries; pooled, it has 1 bag, 2 outputs and 6
+entries.
 """
 
 from __future__ import annotations
@@ -32,31 +34,31 @@ class FeatureOutputs:
       feature: the feature.
       dim: of its table.
       columns: its id columns, among those of the storage.
-      first_output, lanes, column_shards: its outputs are ``[lanes, column_shards]``
-        starting at ``first_output``.
+      first_output, bags, column_shards: its outputs are ``[bags, column_shards]``
+        starting at ``first_output``; ``bags`` are those of a sample.
     """
 
     feature: FeatureSpec
     dim: int
     columns: slice
     first_output: int
-    lanes: int
+    bags: int
     column_shards: int
 
     @property
     def outputs(self) -> slice:
-        count = self.lanes * self.column_shards
+        count = self.bags * self.column_shards
         return slice(self.first_output, self.first_output + count)
 
     def assemble(self, outputs: jax.Array) -> jax.Array:
         """``[batch, outputs, width]`` of the storage to the feature's ``[batch, dim]``;
         of a sequence, ``[batch, hotness, dim]``."""
-        mine = outputs[:, self.outputs].reshape(-1, self.lanes, self.dim)
+        mine = outputs[:, self.outputs].reshape(-1, self.bags, self.dim)
         return mine if self.feature.pooling == "none" else mine[:, 0]
 
     def disassemble(self, value: jax.Array) -> jax.Array:
-        """The inverse of ``assemble``: ``[batch, lanes * column_shards, width]``."""
-        outputs = self.lanes * self.column_shards
+        """The inverse of ``assemble``: ``[batch, bags * column_shards, width]``."""
+        outputs = self.bags * self.column_shards
         return value.reshape(value.shape[0], outputs, -1)
 
 
@@ -204,14 +206,14 @@ def index_storage(
             rows.table.dim,
             slice(column, column + feature.hotness),
             first_output=len(output_tables),
-            lanes=feature.hotness if sequence else 1,
+            bags=feature.hotness if sequence else 1,
             column_shards=rows.column_shards,
         )
-        for lane in range(outputs.lanes):
-            places = [lane] if sequence else range(feature.hotness)
+        for bag in range(outputs.bags):
+            ids = [bag] if sequence else range(feature.hotness)
             for k in range(rows.column_shards):
-                entry_column += [column + place for place in places]
-                entry_output += [len(output_tables)] * len(places)
+                entry_column += [column + i for i in ids]
+                entry_output += [len(output_tables)] * len(ids)
                 output_tables.append((feature.table, k))
         column += feature.hotness
         feature_outputs.append(outputs)
