@@ -1,6 +1,6 @@
-"""Compiles train steps for GPUs that are not there.
+"""Compiles train steps for GPUs that this machine lacks.
 
-Needs the CUDA plugin of JAX (``pip install embark_jax[gpu-compile]``), no GPU.
+This needs JAX's CUDA plugin (``pip install embark_jax[gpu-compile]``), but no GPU.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from embark_jax.train.row_optimizers import build_embedding_optimizer
 from embark_jax.train.step import TrainState, abstract_state, make_train_step
 
 TARGET = Path(__file__).parent / "h100.textproto"
-"""What XLA is to know of an H100, an H200 but for its memory."""
+"""Describes an H100 to XLA, and, but for its memory, an H200."""
 LARGEST_INT32 = 2**31 - 1
 
 
 def absent_mesh(fleet: Fleet, memory_bytes: float | None = None) -> Mesh:
-    """A mesh of Hopper GPUs that are not there.
+    """A mesh of Hopper GPUs that this machine lacks.
 
     Args:
-      fleet: its nodes, and GPUs of each.
-      memory_bytes: of each; where it is short, XLA computes what it cannot keep twice.
-        None is 80 GB.
+      fleet: gives the number of nodes, and of GPUs per node.
+      memory_bytes: memory of each GPU; where it is short, XLA computes twice what it
+        cannot keep. None means 80 GB.
 
     Raises:
       ConfigError: if JAX has no CUDA plugin here.
     """
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         raise ConfigError(
-            "compiling for GPUs that are not there needs JAX's CUDA plugin: "
+            "compiling for GPUs that this machine lacks needs JAX's CUDA plugin: "
             "pip install embark_jax[gpu-compile]"
         )
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
@@ -78,12 +78,12 @@ def compile_step(
     """The compiled train step of a table list's model, and the shapes of its state.
 
     Args:
-      listed: with dense layers.
-      plan: of its tables.
-      mesh: of the plan.
-      optimizer: of the rows; the dense layers take the same.
-      implementation: of lookups and updates.
-      compute_dtype: of the dense layers' matrix products.
+      listed: a table list with dense layers.
+      plan: the plan of its tables.
+      mesh: the plan's mesh.
+      optimizer: the row optimizer; the dense layers use the same rule.
+      implementation: the implementation of lookups and updates.
+      compute_dtype: dtype of the dense layers' matrix products.
     """
     collection = EmbeddingCollection(plan, mesh, implementation=implementation)
     described = experiment_of(listed)["model"] | {"compute_dtype": compute_dtype}

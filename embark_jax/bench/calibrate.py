@@ -1,7 +1,7 @@
-"""Measures what the devices at hand achieve of what the cost model counts in.
+"""Measures the rates that the cost model needs, on the devices of this machine.
 
-All devices work at once, so that what they share, such as the memory bus of host
-devices, is shared in the measurement too. Times are medians after a warm-up.
+All devices work at once, so the measurement shares what they share, such as the memory
+bus of host devices. Times are medians after a warm-up.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from embark_jax.planner.cost import traffic
 AXIS = "device"
 ROW_FLOATS = 128
 LAYER = (512, 512)
-"""Width in and out of a layer such as those of the models of EMBark."""
+"""Widths of the input and output of a layer like those of EMBark's models."""
 SHORT, LONG = 2, 10
-"""Collectives in a chain: the difference of two chains has no launch of a program."""
+"""Collectives in a chain. The difference of two chains excludes a program's launch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much is measured, of all devices together.
+    """How much to measure, over all devices together.
 
     Attributes:
-      table_bytes: array that is copied, and whose rows are read and written.
-      rows, keys: looked up and updated; sorted.
+      table_bytes: size of the array that is copied and whose rows are read and written.
+      rows: number of rows that are looked up and updated.
+      keys: number of keys that are sorted.
       matrix: side of the square matrices, on each device.
       batch: rows of the input of a layer, on each device.
-      exchanged_bytes: buffer of a large collective.
-      repeats: whose median is taken.
+      exchanged_bytes: size of the buffer of a large collective.
+      repeats: number of timed repetitions; a result is their median.
     """
 
     table_bytes: int
@@ -49,7 +50,7 @@ class Sizes:
     repeats: int = 7
 
     def scaled(self, share: float) -> Sizes:
-        """As large a share of each, with as many repeats."""
+        """These sizes times ``share``, with the same number of repeats."""
         sizes = dataclasses.asdict(self)
         repeats = sizes.pop("repeats")
         scaled = {name: max(int(size * share), 1) for name, size in sizes.items()}
@@ -58,15 +59,15 @@ class Sizes:
 
 CPU_SIZES = Sizes(2**29, 2**19, 2**22, matrix=1024, batch=2048, exchanged_bytes=2**26)
 GPU_SIZES = Sizes(2**33, 2**22, 2**26, matrix=8192, batch=65536, exchanged_bytes=2**30)
-"""Beyond any cache, and long enough that launches do not count."""
+"""These sizes exceed any cache, and take long enough that launches do not count."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What one device achieves while all are at work; None on a device alone.
+    """What one device achieves while all work; collectives are None on a single device.
 
-    Bytes of memory count what is read and what is written; those of collectives are
-    what a device sends. Latencies are of collectives of a few bytes.
+    Bytes of memory count what is read and what is written; bytes of collectives count
+    what a device sends. Latencies are those of collectives of a few bytes.
     """
 
     copy_bytes_per_s: float
@@ -85,8 +86,8 @@ def measure(sizes: Sizes, say: Callable[[str], None] = lambda _: None) -> Rates:
     """Measures all devices of this process group.
 
     Args:
-      sizes: how much of each.
-      say: is told what is measured next.
+      sizes: how much to measure.
+      say: called with the name of the next measurement.
     """
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
     bench = _Bench(mesh, sizes)
@@ -107,7 +108,7 @@ def measure(sizes: Sizes, say: Callable[[str], None] = lambda _: None) -> Rates:
 
 
 class _Bench:
-    """The single measurements; each returns its fields of ``Rates``."""
+    """The measurements; each returns its fields of ``Rates``."""
 
     def __init__(self, mesh: Mesh, sizes: Sizes):
         self.mesh, self.sizes, self.devices = mesh, sizes, mesh.size
@@ -115,7 +116,7 @@ class _Bench:
         self.local_rows = max(min(sizes.rows // self.devices, self.table_rows), 1)
 
     def copy(self) -> dict[str, float]:
-        """In place, so that no fresh memory is touched."""
+        """Copies in place, so that no fresh memory is touched."""
         seconds = self._seconds_in_place(jnp.negative)
         return {"copy_bytes_per_s": 2 * self._table_bytes() / seconds}
 
@@ -126,7 +127,7 @@ class _Bench:
         return {"gather_bytes_per_s": moved_bytes / self._seconds(take, table, ids)}
 
     def scatter(self) -> dict[str, float]:
-        """Rows are updated in place, as a step does."""
+        """Updates rows in place, as a step does."""
         ids, rows = self._ids(), self._array(self.local_rows, ROW_FLOATS)
         seconds = self._seconds_in_place(
             lambda table, ids, rows: table.at[ids].add(rows, unique_indices=True),
@@ -137,7 +138,7 @@ class _Bench:
         return {"scatter_bytes_per_s": moved_bytes / seconds}
 
     def matmul(self) -> dict[str, float]:
-        """In bfloat16 on GPUs, as their datasheets say; in float32 on CPUs."""
+        """Multiplies in bfloat16 on GPUs, like their datasheets; float32 on CPUs."""
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         dtype = jnp.float32 if on_cpu else jnp.bfloat16
         multiply = self._on_each(jnp.matmul)
@@ -179,7 +180,7 @@ class _Bench:
         collective: Callable[[jax.Array], jax.Array],
         sent: Callable[[float, int, int], traffic.LinkBytes],
     ) -> tuple[float, float]:
-        """``(bytes a second that a device sends, µs of a collective of few bytes)``."""
+        """``(bytes per second that a device sends, µs of a small collective)``."""
         tiny, large = (
             self._array(max(size // (4 * self.devices), 1) * self.devices, 1)
             for size in (0, self.sizes.exchanged_bytes // self.devices)
@@ -190,13 +191,13 @@ class _Bench:
                 self._seconds(self._on_each(_chain(collective, length)), array)
                 for length in (SHORT, LONG)
             )
-            # Noise must not make it negative: a chain takes some time a link.
+            # Noise must not make it negative: each collective takes some time.
             seconds.append(max((long - short) / (LONG - SHORT), long / LONG / 10))
         sent_bytes = sent(self._local_bytes(large), 1, self.devices).node_link
         return sent_bytes / seconds[1], 1e6 * seconds[0]
 
     def _on_each(self, function: Callable) -> Callable:
-        """Applies a function on each device to its own parts."""
+        """A function that each device applies to its own parts."""
         return jax.jit(
             jax.shard_map(
                 function,
@@ -233,13 +234,13 @@ class _Bench:
         return self.table_rows * ROW_FLOATS * 4
 
     def _array(self, rows: int, columns: int, dtype=jnp.float32) -> jax.Array:
-        """Ones, ``[rows, columns]`` on each device."""
+        """An array of ones, ``[rows, columns]`` on each device."""
         shape = (rows * self.devices, columns)
         make = jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=self._sharding())
         return make()
 
     def _ids(self) -> jax.Array:
-        """Different random rows of a table, on each device."""
+        """Unique random row numbers of a table, on each device."""
         rng = np.random.default_rng(0)
         ids = [
             rng.choice(self.table_rows, self.local_rows, replace=False)

@@ -1,4 +1,4 @@
-"""Measured rates as the YAML file of a fleet."""
+"""Writes measured rates as the YAML file of a fleet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from embark_jax.fleet import THIS_MACHINE
 def fleet_yaml(rates: Rates) -> str:
     """The devices of this process group as a fleet of one node.
 
-    The figures of the device are what was measured, so that the efficiency only says
-    how much less than a copy and a square matrix product the step's work achieves. Host
+    The device's figures are the measured ones, so the efficiency only says how much
+    less the work of a step achieves than a copy and a square matrix product. Host
     devices share one machine: the file has its totals.
     """
     device, devices = jax.devices()[0], jax.device_count()
@@ -73,8 +73,8 @@ def fleet_yaml(rates: Rates) -> str:
 def _links(rates: Rates, devices: int) -> tuple[float, float, float, str]:
     """``(bytes/s, launch µs, hop µs, how they are known)``.
 
-    An all-to-all takes a launch and a hop, an all-reduce a launch and a tree of hops up
-    and down.
+    An all-to-all takes a launch and a hop; an all-reduce takes a launch and a tree of
+    hops, up and down.
     """
     if (
         rates.all_to_all_bytes_per_s is None

@@ -1,19 +1,19 @@
-"""Reads a compiled GPU program: what each of its instructions reads and writes in
-device memory.
+"""Counts what each instruction of a compiled GPU program reads and writes in device
+memory.
 
-The text is that of a scheduled XLA module, in which every instruction of the entry and
-of its loops is a kernel, a copy, a collective, or nothing at all. A kernel reads what
-it needs of its operands once and writes its results once:
+The text is that of a scheduled XLA module. Every instruction of the entry and of its
+loops is a kernel, a copy, a collective, or moves nothing. A kernel reads what it needs
+of its operands once and writes its results once, with these rules:
 
-- of an array that is sliced or gathered from, the rows that are asked for, of an array
-  that rows are scattered into those rows, which are read before if something is added
-  to them. A row at any place is at least a sector; where the array fits in the cache,
-  or its rows come in order, each of its bytes moves at most once;
-- a sort as often as a radix sort of digits of eight bits does
-  (https://arxiv.org/abs/2206.01784), whatever the compiler takes where no GPU is;
-- a loop so many times as it is known to turn, else once; of a conditional the branch
-  that moves the most;
-- a Pallas kernel what it declares in its name: see ``embark_kernels._mosaic.moves``.
+- A slice or gather reads only the rows that it takes. A scatter writes only the rows
+  that it changes, and reads them first if it adds to them. A row at any place costs at
+  least a sector; where the array fits in the cache, or its rows come in order, each of
+  its bytes moves at most once.
+- A sort moves its data as often as a radix sort with digits of eight bits does
+  (https://arxiv.org/abs/2206.01784), whatever sort the compiler emits without a GPU.
+- A loop counts as often as it is known to run, else once. A conditional counts the
+  branch that moves the most.
+- A Pallas kernel moves what its name declares: see ``embark_kernels._mosaic.moves``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import re
 from collections.abc import Iterator
 
 CACHE_BYTES = 2**25
-"""Half of the L2 cache of an H100: the other half is for what streams through."""
+"""Half of an H100's L2 cache: data that streams through occupies the other half."""
 
 SECTOR_BYTES = 32
-"""That a GPU's memory moves at once
+"""The least that a GPU's memory moves at once
 (https://docs.nvidia.com/nsight-compute/ProfilingGuide/)."""
 
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
@@ -59,11 +59,11 @@ class Instruction:
     """A line of a computation.
 
     Attributes:
-      name, opcode: as written.
-      dims: of each array that it makes.
-      item_bytes: of an element of each of them.
+      name, opcode: as the text has them.
+      dims: dimensions of each array that it makes.
+      item_bytes: bytes of an element of each of these arrays.
       operands: names of other instructions of the computation.
-      rest: its attributes.
+      rest: the text of its attributes.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Instruction:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of each array."""
+        """Number of elements of each array."""
         return tuple(math.prod(each) for each in self.dims)
 
     @property
@@ -98,12 +98,12 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """What an instruction moves, in all of its turns.
+    """What an instruction moves, over all iterations of its loop.
 
     Attributes:
-      name, opcode: of the instruction.
+      name, opcode: those of the instruction.
       purpose: the name that JAX gave it; empty if XLA made it.
-      read_bytes, written_bytes: in device memory.
+      read_bytes, written_bytes: bytes of device memory.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Program:
     """The computations of a scheduled module.
 
     Args:
-      text: of the module, as ``jax.stages.Compiled.as_text`` gives it.
+      text: the module's text, as ``jax.stages.Compiled.as_text`` returns it.
     """
 
     def __init__(self, text: str):
@@ -172,7 +172,7 @@ class Program:
     def _bytes_of(
         self, each: Instruction, operands: list[Instruction]
     ) -> tuple[float, float]:
-        """Read and written once."""
+        """``(read, written)`` bytes, for one iteration."""
         operand_bytes = sum(operand.bytes for operand in operands)
         if declared := DECLARED.search(each.rest):
             return float(declared[1]), float(declared[2])
@@ -193,22 +193,22 @@ class Program:
             return _sort_bytes(operands)
         if target and target[1].startswith("__cublas"):
             results = (n * b for n, b in zip(each.sizes, each.item_bytes, strict=True))
-            return operand_bytes, next(results)  # what follows is its workspace
+            return operand_bytes, next(results)  # the other results are its workspace
         lines = {operand.name: operand for operand in operands}
         return self._kernel_bytes({**lines, each.name: each}, set(lines), each)
 
     def _kernel_bytes(
         self, lines: dict[str, Instruction], inputs: set[str], root: Instruction
     ) -> tuple[float, float]:
-        """What one kernel reads of its inputs, and writes of its results.
+        """``(read, written)`` bytes of one kernel.
 
         Args:
-          lines: of its computation; operands come before their users.
-          inputs: names of those that lie in memory.
-          root: what it makes.
+          lines: the instructions of its computation; operands come before their users.
+          inputs: names of the instructions whose results lie in memory.
+          root: the instruction that makes its result.
         """
-        wanted = dict.fromkeys(lines, 0.0)  # elements that are computed, or read
-        rows_bytes = dict.fromkeys(lines, 0.0)  # of rows at any place that are read
+        wanted = dict.fromkeys(lines, 0.0)  # elements that are computed or read
+        rows_bytes = dict.fromkeys(lines, 0.0)  # read by gathers of rows
         results = (
             [lines[o] for o in root.operands] if root.opcode == "tuple" else [root]
         )
@@ -275,7 +275,7 @@ def _instruction(found: re.Match) -> Instruction:
 
 
 def _sort_bytes(operands: list[Instruction]) -> tuple[float, float]:
-    """Of sorting keys, the first operand, with what comes along."""
+    """``(read, written)`` bytes of a sort by its first operand, the keys."""
     keys = operands[0]
     moved = keys.item_bytes[0] * sum(each.bytes for each in operands)
     return moved + keys.bytes, moved
@@ -290,7 +290,7 @@ def _behind_bitcasts(lines: dict[str, Instruction], each: Instruction) -> Instru
 def _rows_bytes(
     user: Instruction, array: Instruction, index: Instruction, rows: Instruction
 ) -> float:
-    """Of rows that a gather or scatter reads or writes in an array."""
+    """Bytes of the rows that a gather or scatter reads or writes in an array."""
     moved_bytes = float(rows.bytes)
     if array.bytes <= CACHE_BYTES or "indices_are_sorted=true" in user.rest:
         return min(moved_bytes, array.bytes)

@@ -1,8 +1,8 @@
 """Times the input pipeline of an experiment alone: no device is used.
 
-Beside it, in the same run, what this machine does at best: a copy of as many bytes, and
-a gather of as many rows in random order, both by NumPy in one thread, into memory that
-is ready.
+The same run also times what this machine does at best: a copy of as many bytes, and a
+gather of as many rows in random order, both by NumPy in one thread, into memory that
+was touched before.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def measure_input(
     """Times the training batches as the trainer takes them: made, checked, prefetched.
 
     Args:
-      config: of the experiment.
-      rounds: whose median is taken, after one to warm up; they go on in the epoch.
-      samples: of a round, rounded to whole batches; many, so that it meets several
+      config: the experiment's config.
+      rounds: number of timed rounds, after one to warm up; results are medians. Each
+        round continues in the epoch where the last one ended.
+      samples: samples per round, rounded to whole batches. Take enough to meet several
         windows of shuffled samples.
 
     Returns:
-      ``samples_per_s``, ``batch_ms`` and ``bytes_per_s``, medians; the last also of a
-      copy and a gather of a batch's rows; and what was measured.
+      The medians ``samples_per_s``, ``batch_ms`` and ``bytes_per_s``; the latter also
+      for a copy and a gather of a batch's rows; and what was measured.
     """
     dataset, tables, features = read_dataset(config)
     check = batch_checker(config, dataset, tables, features)
@@ -72,7 +73,7 @@ def measure_input(
 
 
 def _measure_memory(rows: int, row_bytes: int) -> tuple[float, float]:
-    """Seconds to copy rows, and to gather as many from twice as many."""
+    """Seconds to copy rows, and to gather the same number from twice as many."""
     rng = np.random.default_rng(0)
     source = np.ones((2 * rows, row_bytes // WORD_BYTES), np.int32)
     target = np.zeros((rows, row_bytes // WORD_BYTES), np.int32)
@@ -82,7 +83,7 @@ def _measure_memory(rows: int, row_bytes: int) -> tuple[float, float]:
         np.copyto(target, source[:rows])
 
     def gather() -> None:
-        # "clip", as NumPy buffers the whole result where it checks indices.
+        # "clip": NumPy buffers the whole result if it checks indices.
         np.take(source, order, axis=0, out=target, mode="clip")
 
     return _seconds(copy), _seconds(gather)

@@ -49,14 +49,15 @@ def measure_kernels(
     Ids follow a Zipf law. Inputs lie on the device before the clock starts.
 
     Args:
-      names: of ``embark_kernels.SHAPES``.
-      table_bytes, entries: a shape is cut to so many bytes and ids.
-      rounds: whose median is taken, after a warm-up.
-      say: is told what is going on.
+      names: keys of ``embark_kernels.SHAPES``.
+      table_bytes, entries: most bytes of a table, and most ids; shapes are cut to them.
+      rounds: number of timed rounds, after a warm-up; results are medians.
+      say: called with what is measured next.
 
     Yields:
-      For each operation, shape and implementation ``median_ms``, the shape as cut, and
-      for a lookup ``bytes_per_s``: rows and ids read, sums written.
+      For each operation, shape and implementation: ``median_ms``, the shape as it was
+      cut, and for a lookup ``bytes_per_s``, which counts rows and ids read and sums
+      written.
     """
     usable = [name for name, reason in availability().items() if not reason]
     for name in names:
@@ -103,19 +104,19 @@ def tune_kernels(
     entries: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """Finds the best blocks for the GPU kernels, and keeps them for all later runs.
+    """Finds the best block sizes of the GPU kernels, and keeps them for later runs.
 
     Args:
-      names, table_bytes, entries, say: as of ``measure_kernels``.
+      names, table_bytes, entries, say: as in ``measure_kernels``.
 
     Yields:
-      For each key the winner, and the milliseconds of every candidate.
+      For each key: the winner, and the milliseconds of every candidate.
 
     Raises:
       ValueError: if the kernels cannot run here.
     """
     if reason := availability()["mosaic_gpu"]:
-        raise ValueError(f"mosaic_gpu {reason}: nothing to tune")
+        raise ValueError(f"mosaic_gpu {reason}: there is nothing to tune")
     for name in names:
         shape = SHAPES[name].within(table_bytes, entries)
         ids = _ids(shape)
@@ -182,7 +183,7 @@ def _update(
 
 
 def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
-    """Updates rows that lie apart, as many as a tenth of the ids."""
+    """Updates spread-out rows, a tenth as many as there are ids."""
     state = [_table_and_states(shape)]
     listed = min(shape.rows, max(1, shape.entries // 10))
     rows = jnp.arange(listed, dtype=jnp.int32) * (shape.rows // listed)
@@ -213,7 +214,7 @@ def _table_and_states(shape: LookupShape):
 
 
 def _ids(shape: LookupShape) -> jax.Array:
-    """``[batch, columns]`` by a power law, hot ids apart."""
+    """``[batch, columns]`` ids that follow a power law; hot ids are spread out."""
     u = np.random.default_rng(0).random((shape.batch, sum(shape.hotness)))
     power = 1 - ZIPF_EXPONENT
     rank = (1 + u * (shape.rows**power - 1)) ** (1 / power) - 1

@@ -1,18 +1,18 @@
-"""The least that a train step must move in a device's memory, term by term.
+"""Counts the least that a train step must move in a device's memory, term by term.
 
-Everything that the step cannot do without is read once and written once, in float32:
+The step reads and writes once what it cannot do without, in float32:
 
 - the batch is read, and its ids are sorted once, with 32 bits of key and of position;
-- each id's row is gathered, and its bag's gradient in backward; where ids are made
-  unique before they travel, owners read each row once more for each device;
-- pooled rows are written, touched rows and their states are read and written;
-- what travels is written, sent, received and read, as the plan has it;
-- a matrix product reads its operands and writes its result, forward, and twice backward
-  (once for the first layers, whose inputs need no gradient); cross layers read their
-  inputs once more each way, as their products alone do not;
+- each id's row is gathered, and its bag's gradient in the backward pass; in UB, owners
+  read each row once more for each device that needs it;
+- pooled rows are written; touched rows and their states are read and written;
+- what travels is written, sent, received and read, as the plan says;
+- a matrix product reads its operands and writes its result, once forward and twice
+  backward (once in the first layers, whose inputs need no gradient); cross layers read
+  their inputs once more each way, which their products alone do not;
 - an optimizer reads parameters, gradients and states, and writes all but the gradients.
 
-How many rows are touched is expected of the ids' skew; a mean over the devices.
+The number of touched rows is expected from the ids' skew, as a mean over the devices.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ EXCHANGED_IN = {
     "gradient exchange": "row_gradients",
     "square exchange": "row_gradients",
 }
-"""The phase of the program in which each exchange of the cost model is."""
+"""The phase of the program to which each exchange of the cost model belongs."""
 
 Terms = dict[tuple[str, str], float]
-"""Bytes by phase of the program, and what is moved in it."""
+"""Bytes, by the phase of the program and by what it moves."""
 
 
 def least_bytes(
@@ -44,10 +44,10 @@ def least_bytes(
     """The terms of a step.
 
     Args:
-      plan: of the tables.
-      workload: that it was made for.
+      plan: the plan of the tables.
+      workload: the workload that the plan was made for.
       network: the dense layers.
-      dense_features: values a sample that they take beside the embeddings.
+      dense_features: number of dense features, which the layers take per sample.
     """
     terms: Terms = defaultdict(float)
     batch, value = workload.device_batch, traffic.VALUE_BYTES
@@ -90,13 +90,13 @@ def _add_dense(terms: Terms, network: DenseNetwork, batch: int) -> None:
             moved = batch * (inputs + outputs) + inputs * outputs
             times = 2 if products is network.bottom and i == 0 else 3
             terms["dense", "products"] += value * times * moved
-    # Forward reads x0 and x; backward the gradient, x0 and the product, and writes the
-    # gradient of the product and, added up, that of x0.
+    # Forward reads x0 and x. Backward reads the gradient, x0 and the product, and
+    # writes the gradient of the product and, added up, that of x0.
     crossed = batch * network.width * network.cross_layers
     terms["dense", "cross layers"] = value * (2 + 5) * crossed
 
 
 def _sort_bytes(ids: float) -> float:
-    """Of keys with their positions: each digit reads and writes both; one more pass
-    counts the digits of the keys."""
+    """Bytes of sorting keys with their positions: each digit reads and writes both, and
+    one more pass counts the digits of the keys."""
     return ids * SORT_KEY_BYTES * (4 * SORT_KEY_BYTES + 1)

@@ -1,8 +1,8 @@
-"""Times the train step of an experiment on this machine, and its share of embeddings.
+"""Times the train step of an experiment on this machine, and its work on embeddings.
 
-Batches lie on the devices before the clock starts: what is timed is the step, not the
-input pipeline. They are used in turn, one dispatched behind the other, and the devices
-are waited for once a round.
+Batches lie on the devices before the clock starts: the step is timed, not the input
+pipeline. A round dispatches all batches one after the other, and waits for the devices
+once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embark_jax.train.report import Numbers
 from embark_jax.train.trainer import Trainer
 
 BATCHES = 8
-"""Different ones, so that no cache holds all the rows of the next."""
+"""Number of different batches, so that no cache holds all the rows of the next one."""
 ROUNDS = 7
 
 
@@ -39,22 +39,23 @@ def measure_step(
     rounds: int = ROUNDS,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Times training steps and, alone, what they do with embeddings.
+    """Times training steps and, alone, their work on embeddings.
 
-    The gradient of the embeddings alone is that of half their squared sum: the rows
-    themselves. Every round trains on all the batches.
+    Timed alone, the embeddings get the gradient of half their squared sum, which is the
+    rows themselves. Every round trains on all batches.
 
     Args:
       setup: the experiment; ``make_host_devices`` was called for its config.
-      batches: checked, of the experiment's batch size.
-      rounds: whose median is taken, after two to warm up; the first compiles.
-      say: is told what is going on.
+      batches: checked batches of the experiment's batch size.
+      rounds: number of timed rounds, after two to warm up, of which the first compiles;
+        results are medians.
+      say: called with what is measured next.
 
     Returns:
-      Medians in milliseconds a step: ``step_ms``; ``route_ms``, ids alone;
-      ``lookup_ms``, routing included; ``lookup_and_update_ms``, the two, the sums of
-      row gradients and the update. ``samples_per_s`` of the whole step. ``loss``, of
-      the first batch of each round. And what was measured.
+      Medians in milliseconds per step: ``step_ms``; ``route_ms``, for ids alone;
+      ``lookup_ms``, with routing; ``lookup_and_update_ms``, with the sums of row
+      gradients and the update as well. Also ``samples_per_s`` of the whole step,
+      ``loss`` of the first batch of each round, and what was measured.
 
     Raises:
       ConfigError: if a table is cached.
@@ -62,8 +63,8 @@ def measure_step(
     cached = [table.name for table in setup.tables if table.cached]
     if cached:
         raise ConfigError(
-            f"embedding.tables.{cached[0]}.tier: what a step waits for rows of cached "
-            "tables depends on the batches before it; train, and read samples_per_s "
+            f"embedding.tables.{cached[0]}.tier: how long a step waits for rows of "
+            "cached tables depends on the batches before it; train, and read samples_per_s "
             "and cache_late in metrics.jsonl"
         )
     say("compiling the step")
@@ -110,7 +111,7 @@ def measure_step(
 
 
 def _embedding_parts(trainer: Trainer) -> dict[str, Callable]:
-    """Functions of a batch on the devices; the last one trains the tables."""
+    """Functions that take a batch on the devices; the last one trains the tables."""
     collection, optimizer = trainer.embeddings, trainer.embedding_optimizer
 
     @jax.jit

@@ -1,7 +1,7 @@
-"""What a train step moves in device memory, beside the least that it must.
+"""Compares what a train step moves in device memory with the least that it must move.
 
-The step is compiled for GPUs that are not there, and its program read instruction by
-instruction (``hlo.py``).
+The step is compiled for GPUs that this machine lacks, and ``hlo.py`` reads its program
+instruction by instruction.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from embark_jax.bench.least_bytes import least_bytes
 from embark_jax.planner import TableList, Workload, plan_for
 
 AMPLE_MEMORY_BYTES = 2e11
-"""Of a GPU for which nothing is computed twice for want of memory."""
+"""Memory of a GPU on which XLA computes nothing twice to save memory."""
 COPY_SHARE = 0.9
-"""Of a GPU's memory bandwidth, which a copy reaches."""
+"""Share of a GPU's memory bandwidth that a copy reaches."""
 PHASES = (
     *("route", "lookup", "dense", "dense_update", "checks"),
     *("row_gradients", "update", "other"),
 )
-"""Scopes by which the step names its instructions; the compiler names some not."""
+"""Scopes by which the step names its instructions; some get no name."""
 LARGEST = 25
-"""Instructions that are listed, those that move the most."""
+"""How many instructions are listed: those that move the most."""
 
 
 def phase_of(purpose: str) -> str:
@@ -42,21 +42,21 @@ def step_bytes(
     implementation: Implementation = "xla",
     compute_dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Plans, compiles and reads the step.
+    """Plans and compiles the step, and counts its bytes.
 
     Args:
       listed: tables and dense layers.
-      workload: of the list, on some fleet.
-      implementation: of lookups and updates.
-      compute_dtype: of the dense layers' matrix products.
+      workload: the list's workload on some fleet.
+      implementation: the implementation of lookups and updates.
+      compute_dtype: dtype of the dense layers' matrix products.
 
     Returns:
-      ``bytes`` and ``least_bytes`` of a device, with the milliseconds that both take at
-      90 % of its memory bandwidth; the same by phase; the terms of the least; and the
-      instructions that move the most.
+      ``bytes`` and ``least_bytes`` per device, with the milliseconds that both take at
+      90 % of its memory bandwidth; the same for each phase; the terms of the least; and
+      the instructions that move the most.
 
     Raises:
-      ValueError: if the list has no dense layers, or there is no plan.
+      ValueError: if the list has no dense layers, or no plan fits.
     """
     if listed.dense is None:
         raise ValueError(f"{listed.name} lists no dense layers, so it has no step")
