@@ -1,4 +1,4 @@
-"""From a run to an export: arrays, a description, and two ways to score."""
+"""Writes an export of a run: arrays, a description, and two ways to score."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def export_run(
     step: int | None = None,
     progress: Callable[[Sequence[TableSpec]], Iterable[TableSpec]] = iter,
 ) -> None:
-    """Writes the trained model of a run as files that need nothing of this package.
+    """Writes the trained model of a run as files that do not need this package.
 
-    ``tables/NAME.safetensors`` has the rows of one table, ``[rows, dim]`` float32 in
-    the order of ids; ``dense.safetensors`` the other parameters by dotted path;
-    ``model.json`` says what they make up and comes last, so that an export that has it
-    is complete. ``score.py`` scores with NumPy alone; ``scoring.jax`` holds
-    ``score(params, tables, dense, ids, weights)`` as ``jax.export`` serializes it.
+    ``tables/NAME.safetensors`` holds the rows of one table, ``[rows, dim]`` float32 in
+    the order of ids; ``dense.safetensors`` holds the other parameters by dotted path.
+    ``model.json`` describes them and is written last, so that an export that has it is
+    complete. ``score.py`` scores with NumPy alone; ``scoring.jax`` holds
+    ``score(params, tables, dense, ids, weights)``, serialized by ``jax.export``.
 
     One table at a time is in host memory. Neither mesh, plan nor data are needed.
 
     Args:
-      workdir: of the run.
-      out: folder to write, empty or not there yet.
-      step: of the checkpoint; None takes the newest, or the best of a run that
+      workdir: folder of the run.
+      out: folder to write; it must be empty or not exist.
+      step: step of the checkpoint; None takes the newest, or the best of a run that
         stopped early.
-      progress: goes through the tables, and may show how far it is.
+      progress: iterates over the tables, and may show how far it is.
 
     Raises:
       ExportError: if ``out`` holds something.
@@ -91,7 +91,7 @@ def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode
     save_file(arrays, path)
-    path.chmod(mode)  # the library lets only the owner read
+    path.chmod(mode)  # the library makes the file readable to its owner only
 
 
 def _file(table: TableSpec) -> str:

@@ -2,7 +2,7 @@
 
     python score.py samples.npz
 
-prints a logit for each sample. The file holds, as ``numpy.savez`` writes them, "dense"
+prints a logit for each sample. ``numpy.savez`` writes such a file, with "dense"
 ``[samples, dense_features]``, for each feature "ids/FEATURE" ``[samples, hotness]``
 integers (-1 where a bag is shorter) and, if it is weighted, "weights/FEATURE" likewise.
 Everything is computed in float32, whatever the model's ``compute_dtype``.
@@ -45,7 +45,7 @@ class Model:
     """An exported model.
 
     Args:
-      folder: as ``embark export`` wrote it.
+      folder: an export that ``embark export`` wrote.
     """
 
     def __init__(self, folder: str | Path):
@@ -58,7 +58,7 @@ class Model:
         }
 
     def logits(self, dense, ids, weights=None) -> np.ndarray:
-        """``[samples]`` log odds; arguments as in the file of samples.
+        """Returns ``[samples]`` log odds; arguments are the arrays of a samples file.
 
         Raises:
           ValueError: if arrays are missing, unknown, or not of their shape and type.
@@ -66,7 +66,7 @@ class Model:
         features, config = self.description["features"], self.description["model"]
         if config["kind"] not in MODELS:
             raise ValueError(
-                f"model {config['kind']!r} is not known in NumPy: scoring.jax has it"
+                f"model {config['kind']!r} cannot be scored in NumPy: use scoring.jax"
             )
         weighted = [name for name, each in features.items() if each["weighted"]]
         check_names("ids", ids, features)
@@ -90,7 +90,7 @@ def embed(name, table, pooling, ids, weights=None) -> np.ndarray:
     """A feature's rows, pooled: ``[samples, dim]``, or with "none" the sequence.
 
     Raises:
-      ValueError: if an id is no row of the table.
+      ValueError: if an id is outside the table.
     """
     if ids.min(initial=0) < -1 or ids.max(initial=0) >= len(table):
         raise ValueError(
@@ -123,7 +123,7 @@ def check_names(kind, given, known) -> None:
 
 
 def checked(what, array, samples, columns, kinds) -> np.ndarray:
-    """An array that is ``[samples, columns]``, of these kinds of NumPy's dtypes.
+    """Checks that an array is ``[samples, columns]``, of these kinds of NumPy dtypes.
 
     Raises:
       ValueError: if it is not.
@@ -165,7 +165,7 @@ NORM_EPSILON = 1e-5
 
 
 def normalized(params, path, x) -> np.ndarray:
-    """By the running statistics of training; unchanged where there are none."""
+    """Normalizes by the running statistics of training, if there are any."""
     if f"{path}.mean" not in params:
         return x
     mean, var, scale, bias = (
@@ -175,7 +175,7 @@ def normalized(params, path, x) -> np.ndarray:
 
 
 def pairs(vectors) -> np.ndarray:
-    """Dot products of all pairs i > j, of ``[…, n, dim]``."""
+    """Dot products of all pairs i > j of the vectors ``[…, n, dim]``."""
     gram = vectors @ np.swapaxes(vectors, -1, -2)
     i, j = np.tril_indices(vectors.shape[-2], -1)
     return gram[..., i, j]
@@ -186,14 +186,14 @@ def side_by_side(*arrays) -> np.ndarray:
 
 
 def dlrm(params, config, dense, embeddings) -> np.ndarray:
-    """Dot products of all pairs, beside the bottom MLP's output."""
+    """The bottom MLP's output and the dot products of all pairs, into the top MLP."""
     bottom = mlp(params, "bottom", dense, last_relu=True)
     vectors = np.stack([bottom, *embeddings.values()], axis=1)
     return mlp(params, "top", side_by_side(bottom, pairs(vectors)))[:, 0]
 
 
 def dlrm_dcnv2(params, config, dense, embeddings) -> np.ndarray:
-    """Low-rank cross layers over everything side by side."""
+    """Low-rank cross layers over the concatenation of all inputs."""
     bottom = mlp(params, "bottom", dense, last_relu=True)
     x0 = x = side_by_side(bottom, *embeddings.values())
     for i in range(config["cross_layers"]):
@@ -203,7 +203,7 @@ def dlrm_dcnv2(params, config, dense, embeddings) -> np.ndarray:
 
 
 def dcn(params, config, dense, embeddings) -> np.ndarray:
-    """Cross layers of one vector each, beside an MLP."""
+    """Cross layers with one weight vector each, in parallel with an MLP."""
     x0 = x = side_by_side(dense, *embeddings.values())
     for i in range(config["cross_layers"]):
         x = x0 * (x @ params[f"cross.{i}.w"]) + params[f"cross.{i}.b"] + x
@@ -225,7 +225,7 @@ def wide_deep(params, config, dense, embeddings) -> np.ndarray:
 
 
 def deepfm(params, config, dense, embeddings) -> np.ndarray:
-    """A factorization machine plus an MLP, over the same vectors."""
+    """A factorization machine plus an MLP over the same vectors."""
     linear_part = first_order(params, "first_order", dense, embeddings)
     vectors = [each[:, None, 1:] for each in embeddings.values() if each.shape[1] > 1]
     from_dense = dense[:, :, None] * params["dense_vectors"]
@@ -265,7 +265,7 @@ def tbsm(params, config, dense, embeddings) -> np.ndarray:
 
 
 def autoint(params, config, dense, embeddings) -> np.ndarray:
-    """Self-attention between fields, and a linear model of what comes of it."""
+    """Self-attention between fields, and a linear model of the result."""
     from_dense = dense[:, :, None] * params["dense_vectors"]
     vectors = np.stack(list(embeddings.values()), axis=1)
     fields = x = np.concatenate([from_dense, vectors], axis=1)
@@ -286,7 +286,7 @@ def autoint(params, config, dense, embeddings) -> np.ndarray:
 
 
 def finalmlp(params, config, dense, embeddings) -> np.ndarray:
-    """Two gated MLPs, and a bilinear form of both."""
+    """Two gated MLPs, and a bilinear form of both outputs."""
     x = side_by_side(dense, *embeddings.values())
     outputs = []
     for i, names in enumerate((config["context1"], config["context2"])):
@@ -316,7 +316,7 @@ def dice_mlp(params, path, x) -> np.ndarray:
 
 
 def din(params, config, dense, embeddings) -> np.ndarray:
-    """Behaviours, weighed by how much they are about the candidate."""
+    """Behaviours, weighted by how much they relate to the candidate."""
     vectors = dict(embeddings)
     for i, (name, candidate) in enumerate(sorted(config["history"].items())):
         past = embeddings[name]
@@ -328,7 +328,7 @@ def din(params, config, dense, embeddings) -> np.ndarray:
 
 
 def two_tower(params, config, dense, embeddings) -> np.ndarray:
-    """The cosine of a user's and an item's vector, over a temperature."""
+    """The cosine of a user's and an item's vector, divided by a temperature."""
     items = [each for name, each in embeddings.items() if name in config["items"]]
     users = [each for name, each in embeddings.items() if name not in config["items"]]
     user = mlp(params, "user_tower", side_by_side(dense, *users))
@@ -354,10 +354,10 @@ MODELS = {
 
 
 def read_samples(path: str) -> dict:
-    """The arguments of ``Model.logits`` in a file of samples.
+    """Reads the arguments of ``Model.logits`` from a samples file.
 
     Raises:
-      OSError, ValueError: if there is none, or it is no such file.
+      OSError, ValueError: if the file cannot be read, or is no such file.
     """
     try:
         arrays = np.load(path)

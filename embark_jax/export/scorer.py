@@ -1,4 +1,4 @@
-"""Scores raw rows with a trained model, of a run or of its export.
+"""Scores raw rows with the trained model of a run or an export.
 
 Tables are in host memory: rows are looked up and pooled there, and the dense layers are
 compiled for one device. Neither mesh nor plan are needed.
@@ -26,19 +26,19 @@ from embark_jax.train.saved import SavedModel, best_step
 from embark_jax.train.step import MATMUL_PRECISION
 
 BATCH = 4096
-"""Samples that are scored at once."""
+"""Number of samples that are scored at once."""
 
 
 class Scorer:
-    """A trained model, and what makes its inputs of raw rows.
+    """A trained model, with the encoder that makes its inputs from raw rows.
 
     Args:
-      rows: makes batches of raw rows.
-      model: its config.
-      tables, features: of the model.
-      dense_features: columns of its dense input.
-      params: of the dense layers, by dotted path.
-      arrays: ``[rows, dim]`` of each table.
+      rows: makes batches from raw rows.
+      model: the model's config.
+      tables, features: the model's tables and features.
+      dense_features: number of columns of its dense input.
+      params: parameters of the dense layers, by dotted path.
+      arrays: the rows of each table, ``[rows, dim]``.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Scorer:
         """Probabilities of label 1, float64 ``[rows]`` in the order of the rows.
 
         Args:
-          rows: as ``RowEncoder.batches`` takes them: a path, columns, or a data frame.
+          rows: a path, columns, or a data frame, as in ``RowEncoder.batches``.
 
         Raises:
           DataError: if a column is missing or a value breaks a rule.
@@ -69,7 +69,7 @@ class Scorer:
         return _probabilities(np.concatenate([np.empty(0), *logits]))
 
     def evaluate(self, rows: Any) -> tuple[np.ndarray, Metrics | None]:
-        """What ``predict`` gives, and metrics if all rows have labels."""
+        """Returns what ``predict`` returns, and metrics if all rows have labels."""
         scored = list(self._scored(rows))
         logits = np.concatenate([np.empty(0), *(each for _, each, _ in scored)])
         metrics = None
@@ -80,7 +80,7 @@ class Scorer:
 
     @property
     def cut(self) -> Mapping[str, int]:
-        """For each feature the values left out so far, as lists were too long."""
+        """For each feature, how many values of too long lists were left out so far."""
         return self._rows.cut
 
     def _scored(self, rows: Any) -> Iterator[tuple[Batch, np.ndarray, bool]]:
@@ -92,7 +92,7 @@ class Scorer:
             yield batch, np.concatenate([np.empty(0), *parts]), labelled
 
     def _logits(self, batch: Batch, start: int, stop: int) -> np.ndarray:
-        """Of some samples, which empty ones fill up, so that one program does."""
+        """Logits of some samples. Empty ones fill up the batch: one program does."""
         filling = ((0, BATCH - (stop - start)), (0, 0))
         embeddings = {
             f.name: embed(
@@ -112,16 +112,16 @@ class Scorer:
 
 
 def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
-    """The model of a run's folder, or of an export.
+    """Loads the model of a run or an export, to score raw rows.
 
     Args:
-      folder: of either.
-      step: of a run's checkpoint; None takes the newest, or the best of a run that
+      folder: the run folder, or the export.
+      step: step of a run's checkpoint; None takes the newest, or the best of a run that
         stopped early.
 
     Raises:
-      ConfigError, CheckpointError, DataError: if the folder does not hold one that was
-        trained on one's own files.
+      ConfigError, CheckpointError, DataError: if the folder does not hold a model that
+        was trained on a user's own files.
     """
     folder = Path(folder)
     rows = RowEncoder(folder)
@@ -140,7 +140,9 @@ def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
                 {table.name: saved.table(table) for table in saved.tables},
             )
     if step is not None:
-        raise ConfigError(f"{folder}: is an export, which has one step: leave --step")
+        raise ConfigError(
+            f"{folder}: is an export, which has one step: leave out --step"
+        )
     known = json.loads((folder / "model.json").read_text("utf-8"))
     tables = known["tables"]
     return Scorer(
@@ -155,7 +157,7 @@ def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
 
 
 class _Model(Config):
-    """What an export says of its model."""
+    """The description of a model in an export."""
 
     model: ModelConfig
 

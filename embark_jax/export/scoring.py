@@ -1,4 +1,4 @@
-"""A model's scoring as one unsharded JAX function, and that function serialized."""
+"""Makes the scoring of a model one unsharded JAX function, and serializes it."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def scoring_function(
     dense_features: int,
 ) -> tuple[Callable[[Arrays, Arrays, jax.Array, Arrays, Arrays], jax.Array], Any]:
     """``score(params, tables, dense, ids, weights) -> logits [batch]``, and the shapes
-    of ``params``, as of ``dense_function``.
+    of ``params``, as in ``dense_function``.
 
-    Ids are as in ``data.Batch``; one that is out of range makes its sample's logit NaN.
+    Ids are as in ``data.Batch``; an id out of range makes its sample's logit NaN.
     """
     forward, params = dense_function(config, tables, features, dense_features)
 
@@ -93,9 +93,9 @@ def serialized_scoring(
     features: Sequence[FeatureSpec],
     dense_features: int,
 ) -> bytes:
-    """``score`` for any batch size, on CPU and CUDA, as ``jax.export`` serializes it.
+    """Serializes ``score`` by ``jax.export``, for any batch size, on CPU and CUDA.
 
-    It holds no parameters: those are arguments. Features of tables with more than
+    It holds no parameters; they are arguments. Features of tables with more than
     2**31 - 1 rows take int64 ids, others int32.
     """
     score, params = scoring_function(config, tables, features, dense_features)
@@ -119,7 +119,7 @@ def serialized_scoring(
 def _embed(
     feature: FeatureSpec, table: jax.Array, ids: jax.Array, weights: jax.Array | None
 ) -> jax.Array:
-    """What ``EmbeddingCollection.lookup`` gives, of a table in one piece."""
+    """What ``EmbeddingCollection.lookup`` returns, for an unsharded table."""
     present = ids != PADDING_ID
     # JAX would count negative ids from the end.
     rows = table.at[jnp.where(ids < 0, len(table), ids)].get(

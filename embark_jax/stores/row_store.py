@@ -1,9 +1,9 @@
 """The rows of one device's block of a cached storage, by number.
 
-A row is all that belongs to it, parameters and optimizer state, one after the other:
-it moves as a whole. The disk tier is the host tier in a mapped file, of which the
-operating system keeps in memory what it can. The file has no name, so that nothing of
-it is left when its process ends, however that ends: what lasts is the checkpoint.
+A row holds its parameters and its optimizer state, one after the other, and moves as a
+whole. The disk tier is the host tier in a mapped file, of which the operating system
+keeps in memory what it can. The file has no name, so nothing of it is left when its
+process ends, however it ends; the checkpoint is what lasts.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import numpy as np
 from embark_jax.tables import Tier
 
 READING_THREADS = 16
-"""Of a file: a page that is not in memory holds up its reader alone."""
+"""Threads that read a file: a page that is not in memory holds up its reader alone."""
 ROWS_PER_READ = 256
-"""Of a reader, at a time."""
+"""Rows that a thread reads at a time."""
 
 
 class StoreError(Exception):
-    """Rows of a cached table have no room."""
+    """There is no room for the rows of a cached table."""
 
 
 class RowStore:
     """Rows of float32 values.
 
     Args:
-      rows: how many; they have no defined values until they are written.
-      values: of a row.
+      rows: number of rows; their values are undefined until they are written.
+      values: number of values of a row.
       tier: "host" or "disk".
-      folder: for the file; None takes the system's for temporary files.
+      folder: folder of the file; None takes the system's folder for temporary files.
 
     Attributes:
-      data: ``[rows, values]``, to be read and written as any array.
+      data: ``[rows, values]``, read and written like any array.
 
     Raises:
       StoreError: if memory or disk have no room.
@@ -54,10 +54,12 @@ class RowStore:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder, prefix="rows-") as file:
-                # Else a full disk would end the process when a page is written back.
+                # Otherwise a full disk kills the process when a page is written back.
                 os.posix_fallocate(file.fileno(), 0, size)
                 mapped = mmap.mmap(file.fileno(), size)
-            mapped.madvise(mmap.MADV_RANDOM)  # else rows come with many neighbours
+            mapped.madvise(
+                mmap.MADV_RANDOM
+            )  # otherwise a read brings many neighbours along
             self.data = np.frombuffer(mapped, np.float32).reshape(rows, values)
         except (OSError, MemoryError) as error:
             where = f"in {folder or tempfile.gettempdir()}" if tier == "disk" else ""
@@ -68,7 +70,7 @@ class RowStore:
         self._pool = ThreadPoolExecutor(READING_THREADS, "row-store")
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """``[n, values]`` rows of these numbers."""
+        """Returns ``[n, values]``, the rows with these numbers."""
         rows = np.empty((len(numbers), self.data.shape[1]), np.float32)
 
         def take(begin: int) -> None:
@@ -82,5 +84,5 @@ class RowStore:
         return rows
 
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Overwrites rows, ``[n, values]``; each number is there once."""
+        """Overwrites rows with ``[n, values]``; each number must occur once."""
         self.data[numbers] = rows
