@@ -20,7 +20,7 @@ def test_a_new_config_is_the_shipped_one(tmp_path):
 def test_what_is_there_is_not_overwritten(tmp_path):
     out = tmp_path / "mine.yaml"
     out.write_text("mine")
-    assert_refused(embark("init", out), "is there already")
+    assert_refused(embark("init", out), "exists already")
     assert out.read_text() == "mine"
 
 

@@ -64,7 +64,7 @@ def test_not_in_a_folder_that_others_can_write_to(home):
     set_up_xla(said.append)
     assert jax.config.jax_compilation_cache_dir is None
     assert said == [
-        "warning: compiled programs are not kept in "
+        "warning: compiled programs are not cached in "
         f"{program_folder()}: others can write to it"
     ]
 

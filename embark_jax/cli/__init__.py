@@ -28,8 +28,8 @@ from embark_jax.cli import (
 
 app = typer.Typer(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
-    "A first run, on any computer: embark init first.yaml\n\n"
-    "and then: embark train first.yaml",
+    "For a first run on any computer: embark init first.yaml\n\n"
+    "Then: embark train first.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 
 def show_version(asked: bool) -> None:
-    """Prints the version and ends the command, if that was asked."""
+    """Prints the version and ends the command, if the user asked for it."""
     if asked:
         print("embark_jax", importlib.metadata.version("embark_jax"))
         raise typer.Exit
@@ -51,11 +51,11 @@ def options(
             "--version",
             is_eager=True,
             callback=show_version,
-            help="Show the version and end.",
+            help="Show the version and exit.",
         ),
     ] = False,
 ) -> None:
-    """What the command takes before the name of another."""
+    """Takes the options that come before the name of a command."""
 
 
 app.command()(init.init)
@@ -75,8 +75,8 @@ app.command()(doctor.doctor)
 
 
 def main() -> None:
-    """Runs the command; what a user can mend ends in one message, not a traceback."""
-    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax tells each of its steps
+    """Runs the command; an error that a user can fix gives a message, no traceback."""
+    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax logs each of its steps
     try:
         app()
     except (KeyboardInterrupt, SystemExit) as end:  # Typer turns the former into 130
@@ -84,7 +84,7 @@ def main() -> None:
             raise
         errors.end_at_ctrl_c()
     except Exception as error:
-        if not isinstance(error, errors.mendable()):
+        if not isinstance(error, errors.fixable()):
             raise
         errors.show(error)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, and how to print."""
+"""Arguments and printing that several commands share."""
 
 from __future__ import annotations
 
@@ -40,55 +40,55 @@ FleetName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE.yaml",
-        help="With --tables: the machines, as a file or a name of "
-        f"{', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} unless given.",
+        help="With --tables: the fleet, as a file or one of "
+        f"{', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} by default.",
     ),
 ]
 Nodes = Annotated[
-    int | None, typer.Option(help="With --tables: number of machines; 1 unless given.")
+    int | None, typer.Option(help="With --tables: number of nodes; 1 by default.")
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        help="With --tables: samples a step, over all devices; unless given, what the "
+        help="With --tables: samples per step, over all devices; by default what the "
         "list says, or 65536."
     ),
 ]
 ZipfExponent = Annotated[
     float | None,
     typer.Option(
-        help="With --tables: Zipf exponent of the ids; unless given, what the list "
-        "says, or 0."
+        help="With --tables: Zipf exponent of the ids; by default what the list says, "
+        "or 0."
     ),
 ]
 OptimizerName = Annotated[
     str | None,
     typer.Option(
-        help=f"With --tables: row optimizer, one of {', '.join(STATE_VALUES)}; unless "
-        "given, what the list says, or rowwise_adagrad."
+        help=f"With --tables: row optimizer, one of {', '.join(STATE_VALUES)}; by "
+        "default what the list says, or rowwise_adagrad."
     ),
 ]
 WireRows = Annotated[
     WireFormat | None,
     typer.Option(
-        help="With --tables: format in which rows travel between devices, as "
-        "embedding.wire.rows of a config; float32 unless given."
+        help="With --tables: format in which rows travel between devices, like the "
+        "config key embedding.wire.rows; float32 by default."
     ),
 ]
 WireGradients = Annotated[
     WireFormat | None,
     typer.Option(
-        help="With --tables: format in which gradients travel, as "
-        "embedding.wire.gradients of a config; float32 unless given."
+        help="With --tables: format in which gradients travel, like the config key "
+        "embedding.wire.gradients; float32 by default."
     ),
 ]
 
 
 def load_fleet(name: str | None, nodes: int | None) -> Fleet:
-    """What ``--fleet`` and ``--nodes`` ask for."""
+    """Loads the fleet that ``--fleet`` and ``--nodes`` name."""
     return fleets.load(name or DEFAULT_FLEET, 1 if nodes is None else nodes)
 
 
 def say(text: str) -> None:
-    """Prints text as it is: one line, and brackets are no markup."""
+    """Prints text on one line, without interpreting brackets as markup."""
     console.print(printable(text), soft_wrap=True, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""``embark bench``: what this machine does in what time."""
+"""``embark bench``: measures how fast this machine is."""
 
 from __future__ import annotations
 
@@ -87,23 +87,23 @@ def calibrate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the figures to a fleet file, for fleet= and embark plan "
-            "--fleet."
+            help="Write the figures to a fleet file, for the config key fleet and for "
+            "embark plan --fleet."
         ),
     ] = None,
     devices: Annotated[
         int,
-        typer.Option(min=1, help="How many CPU devices to make where there is no GPU."),
+        typer.Option(min=1, help="Number of CPU devices to make if there is no GPU."),
     ] = 8,
     size: Annotated[
         float,
         typer.Option(
             min=0.0,
-            help="Scale the sizes that are measured; small ones measure caches.",
+            help="Scale the measured sizes by this; small sizes measure caches.",
         ),
     ] = 1.0,
 ) -> None:
-    """Measure what the cost model needs: memory, links, matrix products, sorts."""
+    """Measure the cost model's figures: memory, links, matrix products, sorts."""
     keep_freed_memory()
     import jax
 
@@ -119,7 +119,7 @@ def calibrate(
     console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         out.write_text(text, "utf-8")
-        say(f"the fleet is in {out}")
+        say(f"fleet written to {out}")
 
 
 @app.command()
@@ -127,13 +127,15 @@ def kernels(
     shapes: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Shapes to measure, such as 'dlrm_dcnv2 128'; all unless given."
+            help="Shapes to measure, such as 'dlrm_dcnv2 128'; all by default."
         ),
     ] = None,
     table_mib: Annotated[
         int, typer.Option(min=1, help="Largest size of a table, in MiB.")
     ] = 1024,
-    ids: Annotated[int, typer.Option(min=1, help="Most ids in a batch.")] = 2**20,
+    ids: Annotated[
+        int, typer.Option(min=1, help="Largest number of ids in a batch.")
+    ] = 2**20,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds to time; the median is shown.")
     ] = 7,
@@ -141,12 +143,12 @@ def kernels(
         bool,
         typer.Option(
             "--tune",
-            help="Find the best block sizes of a GPU's kernels, and keep them.",
+            help="Find the best block sizes of the GPU kernels, and keep them.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time lookups, updates and unique on shapes of published models."""
+    """Time lookups, updates and unique, on shapes of published models."""
     keep_freed_memory()
     from embark_kernels import SHAPES
 
@@ -178,25 +180,28 @@ def device_bytes(
         str,
         typer.Argument(
             metavar="NAME|FILE",
-            help="A list of tables and dense layers, or one of configs/models.",
+            help="A file with a list of tables and dense layers, or a name in "
+            "configs/models/.",
         ),
     ],
     fleet: FleetName = "dgx-h200",
     nodes: Nodes = 1,
     gpus: Annotated[
-        int | None, typer.Option(help="GPUs of a node; the fleet's unless given.")
+        int | None, typer.Option(help="GPUs per node; by default what the fleet says.")
     ] = None,
     batch: BatchSize = None,
     zipf: ZipfExponent = None,
     optimizer: OptimizerName = None,
-    kernels: Annotated[str, typer.Option(help="xla or mosaic_gpu.")] = "xla",
+    kernels: Annotated[
+        str, typer.Option(help="Kernels to compile: xla or mosaic_gpu.")
+    ] = "xla",
     compute_dtype: Annotated[
-        str, typer.Option(help="Of the dense layers: float32 or bfloat16.")
+        str, typer.Option(help="Data type of the dense layers: float32 or bfloat16.")
     ] = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Compile a train step for GPUs that are not there, and count the bytes that it
-    moves in their memory, beside the least that it must."""
+    """Compile a train step for GPUs that this machine lacks, and compare the bytes that
+    it moves in their memory with the least that it must move."""
     from embark_kernels import choose
 
     from embark_jax.bench.step_bytes import step_bytes
@@ -216,11 +221,12 @@ def device_bytes(
 
 
 def _bytes_table(result: dict) -> Table:
-    """By phase, in GB, and how long all of it takes."""
+    """A table of each phase's bytes, in GB; its title says how long they take."""
     over = result["bytes"] / result["least_bytes"]
     table = Table(
-        title=f"{result['model']} on {result['devices']} {result['device']}, a device: "
-        f"{result['ms']:.1f} ms, at least {result['least_ms']:.1f} ms ({over:.2f}x)"
+        title=f"{result['model']} on {result['devices']} {result['device']}, "
+        f"per device: {result['ms']:.1f} ms, "
+        f"at least {result['least_ms']:.1f} ms ({over:.2f}x)"
     )
     for column in ("phase", "read, GB", "written, GB", "at least, GB"):
         table.add_column(column, justify="right" if table.columns else "left")

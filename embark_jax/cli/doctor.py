@@ -38,11 +38,11 @@ def doctor() -> None:
     compiling = Table("setting", "value", title="Compilation")
     for name in GPU_FLAGS:
         compiling.add_row(f"{name}, on GPUs", _flag(name))
-    settings: Any = jax.config  # whose attributes type checkers do not know
+    settings: Any = jax.config  # type checkers do not know its attributes
     kept = settings.jax_compilation_cache_dir
     if not settings.jax_enable_compilation_cache:
         kept = None
-    compiling.add_row("compiled programs", kept or "are not kept")
+    compiling.add_row("cache of compiled programs", kept or "off")
     compiling.add_row("float32 matrix products", f"{MATMUL_PRECISION}: no TF32")
     console.print(compiling)
 
@@ -50,11 +50,11 @@ def doctor() -> None:
     for name, reason in embark_kernels.availability().items():
         kernels.add_row(name, "no" if reason else "yes", reason)
     console.print(kernels)
-    say("To choose in a config: embedding.kernels, xla unless given, auto, or a name.")
+    say("The config key embedding.kernels chooses: xla (default), auto, or a name.")
 
 
 def _flag(name: str) -> str:
-    """The value that a flag of GPU_FLAGS has, the user's or ours."""
+    """The value of a flag of GPU_FLAGS: the user's, else ours."""
     for flag in xla_flags().split():
         given, _, value = flag.partition("=")
         if given == name:

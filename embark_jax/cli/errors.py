@@ -1,4 +1,4 @@
-"""What the command says when something goes wrong."""
+"""How the command reports errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CTRL_C_STATUS = 128 + signal.SIGINT
 """Exit status of a command that Ctrl-C ended, by the convention of shells."""
 
 
-def mendable() -> tuple[type[Exception], ...]:
-    """The errors that are about what a user gave, not about this program."""
+def fixable() -> tuple[type[Exception], ...]:
+    """The errors that a user can fix; all others are errors of this program."""
     from embark_jax.data import DataError
     from embark_jax.export import ExportError
     from embark_jax.stores import StoreError
@@ -32,23 +32,23 @@ def mendable() -> tuple[type[Exception], ...]:
 
 
 def show(error: Exception) -> None:
-    """Prints one message if a user can mend it, else a traceback."""
+    """Prints one message if a user can fix the error, else a traceback."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         complain(f"{error.filename}: {error.strerror}")
-    elif isinstance(error, mendable()):
+    elif isinstance(error, fixable()):
         complain(str(error))
     else:
         traceback.print_exception(error)
 
 
 def complain(message: str) -> None:
-    """Prints a message as it is, and that it is an error."""
+    """Prints ``error:`` and a message, whose markup is not interpreted."""
     Console(stderr=True).print("[red]error:[/red] ", end="")
     print(printable(message), file=sys.stderr, flush=True)
 
 
 def end_at_ctrl_c() -> NoReturn:
-    """Ends the process at once: an orderly exit takes apart what threads still use."""
+    """Ends the process at once: an orderly exit would free what threads still use."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("ended by Ctrl-C", file=sys.stderr)
     sys.stdout.flush()
@@ -57,7 +57,7 @@ def end_at_ctrl_c() -> NoReturn:
 
 
 def printable(text: str) -> str:
-    """Text in which all that could steer a terminal is escaped; lines stay lines."""
+    """Escapes all characters that could control a terminal; line ends stay."""
     return "".join(
         each
         if each.isprintable() or each in "\n\t"

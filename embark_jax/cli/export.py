@@ -16,10 +16,10 @@ def export(
     out: Annotated[Path, typer.Option(help="New folder for the export.")],
     step: Annotated[
         int | None,
-        typer.Option(help="Step of the checkpoint to export; the newest unless given."),
+        typer.Option(help="Step of the checkpoint to export; the newest by default."),
     ] = None,
 ) -> None:
-    """Export a trained model: safetensors, and scoring in NumPy and in JAX."""
+    """Export a trained model as safetensors, with scoring in NumPy and in JAX."""
     from embark_jax.export import export_run
 
     export_run(
@@ -30,4 +30,4 @@ def export(
             tables, "tables", console=console, transient=True, disable=len(tables) < 2
         ),
     )
-    say(f"the model is in {out}; score.py there shows how to use it")
+    say(f"model written to {out}; score.py there shows how to use it")

@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-# Of malloc.h of glibc: https://sourceware.org/glibc/manual/latest/html_node/
+# From glibc's malloc.h: https://sourceware.org/glibc/manual/latest/html_node/
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 NEVER = 2**31 - 1
 DEVICES = Path("/dev")
@@ -16,13 +16,13 @@ DEVICES = Path("/dev")
 def keep_freed_memory() -> None:
     """Lets this process use freed memory again instead of asking for fresh pages.
 
-    A step on CPU allocates its temporaries anew; with glibc's defaults large ones are
-    unmapped at its end, and touching their fresh pages costs more than the arithmetic.
-    The process stays as large as it has ever been. As the environment variables
-    ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_ARENA_MAX=1``; does
-    nothing without glibc, nor where steps run on GPUs, whose host would only stay large
-    for nothing. To be called before threads are started, so before JAX knows its
-    devices.
+    A step on CPU allocates its temporaries anew. By default glibc unmaps the large ones
+    at the end of the step, and touching their fresh pages costs more than the
+    arithmetic. With this the process stays as large as it has ever been, as with the
+    environment variables
+    ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_ARENA_MAX=1``. It
+    does nothing without glibc or where steps run on GPUs, whose host would gain
+    nothing. Call it before any thread starts, so before JAX knows its devices.
     """
     if platform.libc_ver()[0] == "glibc" and not has_gpu():
         mallopt = ctypes.CDLL(None).mallopt
@@ -35,5 +35,5 @@ def has_gpu() -> bool:
     """Whether JAX would use a GPU, as far as one can know before it starts."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] != "cpu"
-    names = ("nvidia[0-9]*", "kfd", "dxg")  # of NVIDIA, of AMD, and below Windows
+    names = ("nvidia[0-9]*", "kfd", "dxg")  # NVIDIA, AMD, and WSL
     return any(True for name in names for _ in DEVICES.glob(name))

@@ -12,7 +12,7 @@ from embark_jax.cli.arguments import say
 from embark_jax.config import ConfigError, nearest
 
 CONFIGS = Path(__file__).parents[1] / "config_files"
-"""``configs``, by a link that a built package has as a folder."""
+"""``configs``: a link in a checkout, a folder in a built package."""
 
 
 def init(
@@ -28,7 +28,7 @@ def init(
         ),
     ] = "quickstart",
 ) -> None:
-    """Write a config to start from: a copy of one that the package ships."""
+    """Write a config to start from: a copy of one that comes with the package."""
     shipped = {
         path.relative_to(CONFIGS).with_suffix("").as_posix(): path
         for pattern in ("*.yaml", "experiments/*/*.yaml")
@@ -39,6 +39,6 @@ def init(
     if out.suffix != ".yaml":
         raise ConfigError(f"{out}: must end in .yaml")
     if out.exists():
-        raise ConfigError(f"{out}: is there already; name a new file")
+        raise ConfigError(f"{out}: exists already; name a new file")
     shutil.copyfile(shipped[example], out)
-    say(f"written to {out}; to train: embark train {out}")
+    say(f"config written to {out}; to train: embark train {out}")

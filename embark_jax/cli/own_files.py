@@ -1,4 +1,4 @@
-"""Columns of one's own files: from options to what they are, and the report of them."""
+"""Columns of a user's own files: reads them from options, and prints their report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from embark_jax.data.prepare.report import Report
 
 MOST_COLUMNS = 60
-"""That a report shows in full."""
+"""A report shows at most this many columns."""
 
 
 def columns_of(
@@ -33,20 +33,20 @@ def columns_of(
     longest: int | None,
     **others: Any,
 ) -> Columns:
-    """What the options of ``embark data prepare`` say of the columns.
+    """The columns that the options of ``embark data prepare`` describe.
 
     Args:
-      file: YAML with all of it, in place of the options.
+      file: YAML that describes all columns, instead of the options.
       dense: ``NAME`` or ``NAME=TRANSFORM``.
       missing: what missing numbers become.
-      feature: names of columns of categories.
+      feature: names of the columns of categories.
       list_, sequence: ``NAME`` or ``NAME=SEPARATOR``.
       share: ``NAME=OTHER``.
-      longest: of lists and sequences.
-      others: as ``Columns`` has them.
+      longest: how many values of a list or sequence are kept.
+      others: further fields of ``Columns``.
 
     Raises:
-      ConfigError: if the file cannot be read, or anything breaks a rule.
+      ConfigError: if the file cannot be read, or a value breaks a rule.
     """
     from embark_jax.data.prepare.columns import LIST_SEPARATOR, Columns
 
@@ -80,10 +80,10 @@ def columns_of(
 
 
 def show(report: Report) -> None:
-    """Prints what was seen, and what a person would say of it."""
+    """Prints what the columns hold, and warnings."""
     table = Table(
-        *(Column("column", overflow="fold"), "values", "hottest 1 % take"),
-        *("once", "a sample", "most", "missing"),
+        *(Column("column", overflow="fold"), "values", "share of hottest 1 %"),
+        *("once", "per sample", "largest", "missing"),
         title=f"{report.positive:.2%} of the training samples are positive",
     )
     for column in table.columns[1:]:
@@ -104,7 +104,7 @@ def show(report: Report) -> None:
     console.print(table)
     if report.numbers:
         table = Table(Column("column", overflow="fold"))
-        for heading in ("least", "median", "most", "mean", "deviation", "missing"):
+        for heading in ("minimum", "median", "maximum", "mean", "deviation", "missing"):
             table.add_column(heading, justify="right")
         for name, each in list(report.numbers.items())[:MOST_COLUMNS]:
             numbers = each.least, each.median, each.most, each.mean, each.deviation

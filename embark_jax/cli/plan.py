@@ -47,8 +47,8 @@ def plan(
     cost_model: Annotated[
         str | None,
         typer.Option(
-            help="With --tables: the cost model, program (unless given) or embark, "
-            "EMBark's formula."
+            help="With --tables: the cost model, program (the default) or embark, "
+            "which is EMBark's formula."
         ),
     ] = None,
     certify: Annotated[
@@ -57,7 +57,7 @@ def plan(
             min=0.0,
             metavar="SECONDS",
             help="With --tables: let a solver raise the bound and improve the plan "
-            "for so long.",
+            "for this long.",
         ),
     ] = None,
     stats: Annotated[
@@ -65,7 +65,7 @@ def plan(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Measured skew, which `embark data stats --out` wrote.",
+            help="Statistics of the ids, which `embark data stats --out` wrote.",
         ),
     ] = None,
     every: Annotated[
@@ -88,7 +88,7 @@ def plan(
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
-                f"{path}: there is no folder {path.parent}; make it first"
+                f"{path}: there is no folder {path.parent}; create it first"
             )
     statistics = NO_STATISTICS
     if stats is not None:
@@ -103,7 +103,7 @@ def plan(
         if any(option is not None for option in (*for_tables, cost_model, certify)):
             raise typer.BadParameter(
                 "--fleet, --nodes, --batch, --zipf, --optimizer, --wire-rows, "
-                "--wire-gradients, --cost-model and --certify are for --tables; with a "
+                "--wire-gradients, --cost-model and --certify need --tables; with a "
                 "CONFIG write fleet=dgx-h100 mesh.nodes=8 "
                 "embedding.wire.rows=bfloat16, …"
             )
@@ -140,4 +140,4 @@ def plan(
     console.print(Report(planned, every))
     for path in (out, html):
         if path is not None:
-            say(f"written to {path}")
+            say(f"plan written to {path}")

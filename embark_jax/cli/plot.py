@@ -22,12 +22,12 @@ def plot(
     out: Annotated[
         Path,
         typer.Option(
-            help="Picture to write, in .png or .svg; or a page, in .html, which has "
-            "test metrics and plans, too."
+            help="Picture to write, a .png or .svg; or a page, an .html, which also "
+            "shows test metrics and plans."
         ),
     ],
 ) -> None:
-    """Draw loss, AUC, throughput and fill of buffers, of finished runs or not."""
+    """Draw loss, AUC, throughput and fill of buffers, also of unfinished runs."""
     if out.suffix not in FORMATS:
         raise ConfigError(f"--out is {out}: must end in {' or '.join(FORMATS)}")
     from embark_jax.train.figures import run_curves
@@ -45,11 +45,11 @@ def plot(
         out.write_text(page(runs, _plans(workdirs)), "utf-8")
     else:
         run_curves(runs).savefig(out)
-    say(f"plot is in {out}")
+    say(f"plot written to {out}")
 
 
 def _plans(workdirs: list[Path]) -> dict[str, str]:
-    """HTML of the plans of the runs that have one, folded."""
+    """HTML of the runs' plans, folded, where a run has one."""
     from embark_jax.planner.report.html import fragment
 
     found = {}

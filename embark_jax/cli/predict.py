@@ -20,14 +20,16 @@ def predict(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="A .csv or .parquet file; unless given, the terminal."),
+        typer.Option(help="A .csv or .parquet file to write; the terminal by default."),
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(help="Of a checkpoint; the newest, or best, unless given."),
+        typer.Option(
+            help="Step of the checkpoint; by default the best, if known, or the newest."
+        ),
     ] = None,
 ) -> None:
-    """Score raw rows: the probability of label 1, a line for each row."""
+    """Score raw rows: print the probability of label 1, one line per row."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -49,8 +51,13 @@ def predict(
         pyarrow.parquet.write_table(scored, out)
     for name, count in scorer.cut.items():
         if count:
-            say(f"warning: {name}: {count:,} values of lists that are too long are out")
+            say(
+                f"warning: {name}: left out {count:,} values of lists that are too long"
+            )
     if out is not None:
-        say(f"probabilities of {len(scored):,} rows are in {out}")
+        say(f"probabilities of {len(scored):,} rows written to {out}")
         if metrics is not None and metrics.auc is not None:
-            say(f"by their labels: AUC {metrics.auc:.5f}, loss {metrics.log_loss:.5f}")
+            say(
+                f"compared with their labels: AUC {metrics.auc:.5f}, "
+                f"loss {metrics.log_loss:.5f}"
+            )

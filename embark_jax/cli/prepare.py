@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from embark_jax.planner import TableList
 
 TRAINING = "train.yaml"
-"""The config that is left beside made-up data."""
+"""The config that ``synth`` writes to train on its data."""
 
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Worker processes; one for each core unless given."),
+    typer.Option(min=1, help="Worker processes; one per core by default."),
 ]
 
 
@@ -62,27 +62,28 @@ def prepare(
     raw: Annotated[
         Path,
         typer.Option(
-            help="Folder of the files as downloaded; for csv and parquet also one file."
+            help="Folder of the downloaded files; for csv and parquet also one file."
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder to fill; one that was begun is completed.")
+        Path,
+        typer.Option(help="Folder to write; if it is incomplete, the command resumes."),
     ],
     split: Annotated[
         Split | None,
         typer.Option(
             help="How to split: time holds out the latest samples, random splits "
-            "8:1:1; unless given, what is usual for the data set."
+            "8:1:1; by default what is usual for the data set."
         ),
     ] = None,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Values that are rarer than this share one row.")
+        int, typer.Option(min=1, help="Values that occur less often share one row.")
     ] = 1,
     max_rows: Annotated[
         int,
         typer.Option(
             min=2,
-            help="Most rows of a table; one with more values is hashed to so many.",
+            help="Largest number of rows of a table; more values are hashed to it.",
         ),
     ] = 40_000_000,
     hashed: Annotated[
@@ -105,7 +106,8 @@ def prepare(
     positive_from: Annotated[
         float | None,
         typer.Option(
-            help="For csv and parquet: labels, such as stars, are 1 from this on."
+            help="For csv and parquet: labels, such as stars, count as 1 from this "
+            "value on."
         ),
     ] = None,
     dense: Annotated[
@@ -119,8 +121,8 @@ def prepare(
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            help="For csv and parquet: a column of categories; unless given, all "
-            "others."
+            help="For csv and parquet: a column of categories; by default all other "
+            "columns are."
         ),
     ] = None,
     list_: Annotated[
@@ -152,7 +154,8 @@ def prepare(
     longest: Annotated[
         int | None,
         typer.Option(
-            min=1, help="For csv and parquet: values of a list that are kept."
+            min=1,
+            help="For csv and parquet: largest number of values of a list to keep.",
         ),
     ] = None,
     missing: Annotated[
@@ -161,7 +164,8 @@ def prepare(
     time: Annotated[
         str | None,
         typer.Option(
-            help="For csv and parquet: a column; the latest samples by it are held out."
+            help="For csv and parquet: a column of times; the latest samples are held "
+            "out."
         ),
     ] = None,
     split_column: Annotated[
@@ -173,12 +177,15 @@ def prepare(
     separator: Annotated[
         str | None,
         typer.Option(
-            help="For csv and parquet: between columns of text; unless given, a comma."
+            help="For csv and parquet: separator between columns of text; a comma by "
+            "default."
         ),
     ] = None,
     columns: Annotated[
         Path | None,
-        typer.Option(help="For csv and parquet: all of these in a YAML file instead."),
+        typer.Option(
+            help="For csv and parquet: a YAML file with all of these instead."
+        ),
     ] = None,
 ) -> None:
     """Prepare a data set for training: ids, numbers, splits, memory-mapped files."""
@@ -242,18 +249,19 @@ def synth(
     model: Annotated[
         str,
         typer.Option(
-            help="Model to make data for: a list of tables, as a file or a name in "
+            help="Model to make data for: a file with a list of tables, or a name in "
             "configs/models/."
         ),
     ],
     rows: Annotated[int, typer.Option(min=1, help="Number of training samples.")],
     out: Annotated[
-        Path, typer.Option(help="Folder to fill; one that was begun is completed.")
+        Path,
+        typer.Option(help="Folder to write; if it is incomplete, the command resumes."),
     ],
     test_rows: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of test samples; a tenth of --rows unless given."
+            min=1, help="Number of test samples; a tenth of --rows by default."
         ),
     ] = None,
     zipf: ZipfExponent = None,
@@ -265,7 +273,7 @@ def synth(
     ] = 0,
     workers: Workers = None,
 ) -> None:
-    """Make up prepared data for a model: power-law ids, labels by a planted teacher."""
+    """Make synthetic data for a model: power-law ids, labels from a teacher model."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
     from embark_jax.dataset import check_drawing_memory
@@ -302,8 +310,8 @@ def synth(
 
 
 def _training(listed: TableList, name: str, rows: int, out: Path) -> ExperimentConfig:
-    """Training of a list's model on data that say themselves how large tables are. An
-    epoch has a hundred steps at least."""
+    """The config that trains a list's model. It leaves table sizes to the data, and its
+    batch gives an epoch at least a hundred steps."""
     found = experiment_of(listed)
     for table in found["embedding"]["tables"].values():
         del table["rows"]
@@ -321,7 +329,7 @@ def _say_what(manifest: Manifest, out: Path) -> None:
 
 
 class _Stages:
-    """A bar for each stage."""
+    """Shows a progress bar for each stage."""
 
     def __init__(self):
         self._progress = Progress(

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 def simulate(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML or gin file.")
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="Config: a YAML or gin file."),
     ] = None,
     overrides: Overrides = None,
     tables: TableListName = None,
@@ -63,7 +64,7 @@ def simulate(
         bool, typer.Option("--json", help="Print the figures as one JSON object.")
     ] = False,
 ) -> None:
-    """Simulate a train step in time, on machines that you need not have."""
+    """Simulate how a train step runs over time, on any fleet."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
     with Console(stderr=True).status("planning") as status:
@@ -97,7 +98,7 @@ def simulate(
 
 
 def _job(built: Experiment) -> Job:
-    """What a config describes."""
+    """The job that a config describes."""
     from embark_jax import experiment
 
     config, dense_features = built.config, built.dataset.dense_features
@@ -119,12 +120,12 @@ def _job(built: Experiment) -> Job:
         case _:
             raise ConfigError(
                 f"model.kind is {layers.kind!r}, whose layers cannot be simulated; "
-                "those of dlrm_dcnv2 and dlrm can"
+                "choose dlrm_dcnv2 or dlrm"
             )
     if config.dense_optimizer.named is not None:
         raise ConfigError(
             f"dense_optimizer.kind is {config.dense_optimizer.kind!r}, which cannot be "
-            "simulated; sgd, adagrad and adam can"
+            "simulated; choose sgd, adagrad or adam"
         )
     return Job(
         built.tables,
@@ -144,7 +145,7 @@ def _program(job: Job, plan: Plan | None) -> Iterator[Simulation]:
 
 
 def _ablation(job: Job) -> Iterator[Simulation]:
-    """The batch must suit the devices, as a plan's must."""
+    """Simulates EMBark's systems, after checking that the batch suits the devices."""
     batch_size = job.workload.batch_size
     if batch_size < 1 or batch_size % job.workload.devices:
         raise ConfigError(

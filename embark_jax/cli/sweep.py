@@ -19,20 +19,21 @@ def sweep(
     workdir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the sweep, which gets one for each run; runs/NAME-sweep- "
-            "TIME unless given."
+            help="Folder of the sweep, with a folder for each run; "
+            "runs/NAME-sweep-TIME by default."
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue the sweep in --workdir; finished runs are kept."
+            "--resume", help="Resume the sweep in --workdir; finished runs are kept."
         ),
     ] = False,
 ) -> None:
     """Train with every combination of the values that a config's sweep lists.
 
-    In the config, or as KEY=VALUE: sweep.seed=[0,1,2] sweep.train.steps=[100,200]
+    List values in the config, or as KEY=VALUE: sweep.seed=[0,1,2]
+    sweep.train.steps=[100,200]
     """
     if resume and workdir is None:
         raise typer.BadParameter("--resume needs the --workdir of the sweep")

@@ -11,7 +11,7 @@ import typer
 
 from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
-from embark_jax.cli.errors import complain, mendable, show
+from embark_jax.cli.errors import complain, fixable, show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError
@@ -25,16 +25,11 @@ def train(
     overrides: Overrides = None,
     workdir: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of the run, which gets all that it writes; runs/NAME-TIME "
-            "unless given."
-        ),
+        typer.Option(help="Folder that the run writes to; runs/NAME-TIME by default."),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Continue the run in --workdir, if there is one."
-        ),
+        typer.Option("--resume", help="Resume the run in --workdir, if there is one."),
     ] = False,
     plan: Annotated[
         Path | None,
@@ -45,7 +40,7 @@ def train(
         typer.Option(
             "--distributed",
             help="Run as one of several processes that train together. Slurm, "
-            "Kubernetes or MPI say who is who, or the next three options do.",
+            "Kubernetes or MPI number the processes, or the next three options do.",
         ),
     ] = False,
     coordinator: Annotated[
@@ -70,20 +65,20 @@ def train(
         int,
         typer.Option(
             min=0,
-            help="How many times all processes start again from the last checkpoint "
-            "when one fails.",
+            help="How often all processes start again from the last checkpoint when "
+            "one fails.",
         ),
     ] = 0,
 ) -> None:
     """Train a model and evaluate it on the test set."""
     if not distributed and ((coordinator, processes, process_id) != (None, None, None)):
         raise typer.BadParameter(
-            "--coordinator, --processes and --process-id go with --distributed"
+            "--coordinator, --processes and --process-id need --distributed"
         )
     supervised = distributed or max_restarts > 0
     if workdir is None and (resume or supervised):
         raise typer.BadParameter(
-            "--resume needs the --workdir of the run to continue"
+            "--resume needs the --workdir of the run"
             if resume
             else "--distributed and --max-restarts need a --workdir, the same for all "
             "processes"
@@ -117,7 +112,7 @@ def train(
     else:
         from embark_jax.launch import processes as launched
 
-        with worker.reporting(show, final=mendable()):
+        with worker.reporting(show, final=fixable()):
             launched.join(worker.options, config)
             console.quiet = worker.options.process_id != 0
             resume = resume or worker.options.resume
@@ -134,10 +129,15 @@ def evaluate(
     overrides: Overrides = None,
     group_by: Annotated[
         str | None,
-        typer.Option(help="A feature, such as user, to measure ranking within."),
+        typer.Option(
+            help="Feature, such as user, whose groups the ranking metrics rank within."
+        ),
     ] = None,
     k: Annotated[
-        int, typer.Option("--k", min=1, help="First ones of each group.")
+        int,
+        typer.Option(
+            "--k", min=1, help="Cut-off of NDCG and Recall: the K best of each group."
+        ),
     ] = 10,
 ) -> None:
     """Evaluate a checkpoint on the test set, on any mesh and with any plan."""

@@ -1,4 +1,4 @@
-"""How XLA compiles for ``embark``: its flags, and where compiled programs are kept."""
+"""Sets up XLA for ``embark``: its flags, and the cache of compiled programs."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def set_up_xla(say: Callable[[str], None]) -> None:
-    """Sets flags, and keeps compiled programs; to be called before JAX is used.
+    """Sets XLA's flags and the cache of compiled programs. Call it before using JAX.
 
-    What the user has set stays: any flag that ``XLA_FLAGS`` names, the folder that
+    The user's settings stay: any flag in ``XLA_FLAGS``, the folder that
     ``JAX_COMPILATION_CACHE_DIR`` names, and ``JAX_ENABLE_COMPILATION_CACHE=false``,
-    which keeps no programs.
+    which disables the cache.
 
     Args:
-      say: is told why no programs are kept.
+      say: called with the reason if there is no cache.
     """
     if has_gpu():
         os.environ["XLA_FLAGS"] = xla_flags()
     import jax
 
-    settings: Any = jax.config  # whose attributes type checkers do not know
+    settings: Any = jax.config  # type checkers do not know its attributes
     if settings.jax_compilation_cache_dir is None:
         folder = program_folder()
         try:
             _make_private(folder)
         except OSError as error:
-            say(f"warning: compiled programs are not kept in {folder}: {error}")
+            say(f"warning: compiled programs are not cached in {folder}: {error}")
         else:
             jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def xla_flags() -> str:
-    """The user's XLA_FLAGS, and those that they say nothing of."""
+    """The user's XLA_FLAGS, and those of ours that the user does not set."""
     given = os.environ.get("XLA_FLAGS", "")
     named = {flag.partition("=")[0] for flag in given.split()}
     ours = [f"{name}={value}" for name, value in GPU_FLAGS.items() if name not in named]
@@ -54,10 +54,10 @@ def xla_flags() -> str:
 
 
 def program_folder() -> Path:
-    """Where compiled programs are kept, unless the user names another folder.
+    """The folder of the cache of compiled programs, unless the user names another.
 
-    JAX tells programs apart by version, flags and kind of GPU, but not by what a CPU
-    can do; so hosts with other CPUs that share a home have folders of their own.
+    JAX tells programs apart by version, flags and kind of GPU, but not by the features
+    of a CPU. So hosts with different CPUs that share a home use different folders.
     """
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
     able = next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -67,10 +67,10 @@ def program_folder() -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Creates a folder that nobody else can write to: what is in it is executed.
+    """Creates a folder that nobody else can write to, since its programs are executed.
 
     Raises:
-      OSError: if it cannot be created, or belongs to others or may be written by them.
+      OSError: if it cannot be created, belongs to others, or others can write to it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()

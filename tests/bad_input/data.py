@@ -214,7 +214,7 @@ PREPARED = [
     Case(
         "overrides of a folder",
         "embark data stats prepared train.steps=3",
-        ("a prepared folder takes no KEY=VALUE",),
+        ("a folder of prepared data takes no KEY=VALUE",),
     ),
 ]
 

@@ -243,7 +243,7 @@ OPTIONS = [
         "a folder to write to that is not there",
         "plan --tables tables.yaml --out nope/plan.json",
         "nope/plan.json",
-        "there is no folder nope; make it first",
+        "there is no folder nope; create it first",
     ),
     _option(
         "a picture in another format",
@@ -258,7 +258,7 @@ OPTIONS = [
     _option(
         "processes that do not train together",
         "train tiny.yaml --processes 2",
-        "go with --distributed",
+        "need --distributed",
     ),
     _option(
         "data of more memory than there is",

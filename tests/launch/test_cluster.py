@@ -64,7 +64,7 @@ def test_options_of_the_command(environment, tmp_path):
     assert outcome.code == 1
     assert "--coordinator, --processes, --process-id: not given" in outcome.err
     for option, expected in (
-        ("--process-id=0", "--process-id go with --distributed"),
+        ("--process-id=0", "--process-id need --distributed"),
         ("--distributed", "--max-restarts need a --workdir"),
         ("--max-restarts=1", "--max-restarts need a --workdir"),
     ):
