@@ -64,8 +64,8 @@ def measure_step(
     if cached:
         raise ConfigError(
             f"embedding.tables.{cached[0]}.tier: how long a step waits for rows of "
-            "cached tables depends on the batches before it; train, and read samples_per_s "
-            "and cache_late in metrics.jsonl"
+            "cached tables depends on the batches before it; train, and read "
+            "samples_per_s and cache_late in metrics.jsonl"
         )
     say("compiling the step")
     trainer = setup.trainer()
