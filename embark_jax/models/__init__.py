@@ -1,4 +1,4 @@
-"""Recommendation models in Flax NNX: dense features and embeddings to logits."""
+"""Recommendation models in Flax NNX, from dense features and embeddings to logits."""
 
 from embark_jax.models.autoint import AutoInt as AutoInt
 from embark_jax.models.build import build as build

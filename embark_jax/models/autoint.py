@@ -13,21 +13,21 @@ from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, xavier_normal
 
 _VECTOR_STD = 0.1
-"""Of initial vectors of dense features, as in ``DeepFM``."""
+"""Standard deviation of the initial vectors of dense features, as in ``DeepFM``."""
 
 
 class InteractingLayer(nnx.Module):
     """Multi-head self-attention between fields, with a residual of the field itself.
 
-    In head h field m attends to field k by ``softmax_k(W_q e_m · W_k e_k)`` and takes
-    that share of ``W_v e_k``; the layer gives ``ReLU(all heads side by side + W_res
+    In head h, field m attends to field k by ``softmax_k(W_q e_m · W_k e_k)`` and takes
+    that share of ``W_v e_k``; the layer returns ``ReLU(all heads concatenated + W_res
     e_m)`` (section 4.4 of the paper).
 
     Args:
       inputs: width of a field.
-      outputs: its width after the layer, over all heads.
-      heads: that share ``outputs`` evenly.
-      compute_dtype: of the matrix products' operands.
+      outputs: width of a field after the layer, over all heads.
+      heads: number of heads, which share ``outputs`` evenly.
+      compute_dtype: dtype of the matrix products' operands.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -49,7 +49,7 @@ class InteractingLayer(nnx.Module):
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(self, fields: jax.Array) -> jax.Array:
-        """``[batch, fields, inputs]`` to ``[batch, fields, outputs]``."""
+        """Maps ``[batch, fields, inputs]`` to ``[batch, fields, outputs]``."""
         x = fields.astype(self.compute_dtype)
 
         def projected(w: nnx.Param) -> jax.Array:
@@ -70,19 +70,19 @@ class AutoInt(nnx.Module):
     """AutoInt: interacting layers over fields, and one linear layer over all of them.
 
     A field is a feature's embedding, or a dense value times a learned vector. With
-    ``deep`` the logit of an MLP over the fields is added (AutoInt+). Paper:
+    ``deep``, the model adds the logit of an MLP over the fields (AutoInt+). Paper:
     https://arxiv.org/abs/1810.11921; the defaults are its three layers of two heads,
-    and 64 wide as in its code.
+    64 wide as in its code.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``, with the same
-        dim for all. Features are taken sorted by name.
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``, with the
+        same dim for all. Features are taken sorted by name.
       dense_features: number of dense features.
       attention: width of each interacting layer, over all its heads.
-      heads: of each layer.
+      heads: number of heads of each layer.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows. None is ().
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLP, as ``layers.MLP`` has them.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for the MLP.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -136,7 +136,7 @@ class AutoInt(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         vectors = jnp.stack(in_order(embeddings, self.dims), axis=1)
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]
         fields = x = jnp.concatenate([from_dense, vectors], axis=1)

@@ -1,4 +1,4 @@
-"""From a model's config to the model."""
+"""Builds a model from its config."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def build(
     dense_features: int,
     rngs: nnx.Rngs,
 ) -> Model:
-    """The model that ``config`` describes.
+    """Builds the model that ``config`` describes.
 
     Args:
-      config: any section of the ``model`` union.
-      embedding_shapes: each feature's output shape a sample.
+      config: any of the ``model`` sections.
+      embedding_shapes: each feature's output shape per sample.
       dense_features: number of dense features.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if the embeddings do not suit the model.
-      ConfigError: if there is no such model of one's own, or it takes other options.
+      ConfigError: if a user's own model does not exist, or takes other options.
     """
     match config:
         case configs.DLRMDCNv2Config():

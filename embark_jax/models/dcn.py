@@ -14,22 +14,22 @@ from embark_jax.models.layers import MLP, Linear, VectorCross, gradient_once
 
 
 class DCN(nnx.Module):
-    """Deep & Cross Network, version 1: cross layers beside a deep net.
+    """Deep & Cross Network, version 1: cross layers in parallel with a deep net.
 
-    Dense features and all embeddings, side by side, go through cross layers of one
+    The concatenated dense features and embeddings go through cross layers with one
     weight vector each, ``x0 (x · w) + b + x``, and in parallel through an MLP; one
     linear layer joins both into the logit. The defaults are the best that the paper
     reports on Criteo (https://arxiv.org/abs/1708.05123, section 4.3); its batch
     normalization is left out. DCN-V2 is ``DLRMDCNv2``.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       cross_layers: number of cross layers.
       deep: widths of the MLP, each layer with ReLU.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -59,7 +59,7 @@ class DCN(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
         x0 = gradient_once(x0)
         x = x0

@@ -22,19 +22,19 @@ class DeepFM(nnx.Module):
 
     The first column of each embedding is its first-order weight, the others are its
     vector. Fields interact through the dot products of all pairs of vectors, and the
-    MLP reads the vectors side by side. A dense feature is a field too: its value times
-    a learned vector. A bag is one field, its vectors pooled. Paper:
-    https://arxiv.org/abs/1703.04247, whose MLP on Criteo is the default, without its
+    MLP reads all vectors, concatenated. A dense feature is a field too: its value times
+    a learned vector. A bag is one field, its pooled vectors. Paper:
+    https://arxiv.org/abs/1703.04247; the default is its MLP for Criteo, without
     dropout.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``, with the same
-        dim for all, or dim 1 for those with a first-order weight alone. Features are
-        taken sorted by name.
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``, with the
+        same dim for all, or dim 1 for those with a first-order weight alone. Features
+        are taken sorted by name.
       dense_features: number of dense features.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -75,7 +75,7 @@ class DeepFM(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         linear, vectors = self.first_order(dense, in_order(embeddings, self.dims))
         vectors = [v for v in vectors if v.shape[1]]
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]
@@ -87,8 +87,8 @@ class DeepFM(nnx.Module):
 def sum_of_pairs(vectors: jax.Array) -> jax.Array:
     """Sum of the dot products of all pairs, in time linear in their number.
 
-    Half of the squared sum less the sum of squares (Rendle, Factorization Machines,
-    https://doi.org/10.1109/ICDM.2010.127, lemma 3.1).
+    It is half of the squared sum minus the sum of squares (Rendle, Factorization
+    Machines, https://doi.org/10.1109/ICDM.2010.127, lemma 3.1).
 
     Args:
       vectors: ``[batch, n, dim]``.

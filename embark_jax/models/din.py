@@ -1,4 +1,4 @@
-"""DIN: a user's history, as far as it is about the candidate."""
+"""DIN: weighs a user's history by how much it relates to the candidate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DiceMLP(nnx.Module):
     Args:
       inputs: width of the input.
       widths: output width of each layer, of which the last is linear.
-      compute_dtype: of the matrix products' operands.
+      compute_dtype: dtype of the matrix products' operands.
       dropout: share of hidden values that training sets to zero.
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
     """
@@ -63,7 +63,7 @@ class DiceMLP(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """``[batch, inputs]`` to ``[batch, widths[-1]]``."""
+        """Maps ``[batch, inputs]`` to ``[batch, widths[-1]]``."""
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if i < len(self.activations):
@@ -76,21 +76,21 @@ class DIN(nnx.Module):
     """Deep Interest Network: local activation of a user's behaviours.
 
     An activation unit, an MLP over a behaviour, the candidate, their difference and
-    their product, says how much each behaviour of the history counts. Their sum, by
-    these weights and without a softmax, stands beside all other features in the MLP
-    that gives the logit. Paper: https://arxiv.org/abs/1706.06978, whose widths are the
-    default. An empty place of a sequence, whose row is zeros, counts nothing.
+    their product, says how much each behaviour of the history counts. The sum of the
+    behaviours with these weights, without a softmax, and all other features go into
+    the MLP that gives the logit. Paper: https://arxiv.org/abs/1706.06978; the default
+    widths are its own. Padding of a sequence, whose row is zeros, counts nothing.
 
     Args:
-      embedding_shapes: each feature's output shape a sample: ``(dim,)``, or ``(length,
-        dim)`` of a sequence. Features are taken sorted by name.
+      embedding_shapes: each feature's output shape per sample: ``(dim,)``, or
+        ``(length, dim)`` for a sequence. Features are taken sorted by name.
       dense_features: number of dense features.
       history: for each sequence feature the pooled feature whose past it is, such as
         ``{"item_history": "item"}``, of the same dim.
       activation: widths of the hidden layers of each activation unit.
       deep: widths of the hidden layers of the MLP.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout: of the MLP.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout: dropout of the MLP.
       batch_norm: must be False: ``Dice`` normalizes.
       rngs: its ``params`` stream draws the weights.
 
@@ -127,7 +127,7 @@ class DIN(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         check_embeddings(embeddings, self.shapes)
         vectors = dict(embeddings)
         for unit, (name, candidate) in zip(self.units, self.history, strict=True):
@@ -137,11 +137,11 @@ class DIN(nnx.Module):
 
 
 def interest(unit: DiceMLP, past: jax.Array, candidate: jax.Array) -> jax.Array:
-    """``[batch, dim]``: the sum of the behaviours, by how much each is about the
-    candidate.
+    """``[batch, dim]``: the sum of the behaviours, weighted by how much each relates to
+    the candidate.
 
     Args:
-      unit: gives a weight.
+      unit: the activation unit, which returns a weight.
       past: ``[batch, length, dim]``.
       candidate: ``[batch, dim]``.
     """

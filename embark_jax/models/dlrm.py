@@ -21,13 +21,13 @@ class DLRM(nnx.Module):
     that output and the embeddings. Paper: https://arxiv.org/abs/1906.00091.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``, with the same
-        dim for all. Features are taken sorted by name.
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``, with the
+        same dim for all. Features are taken sorted by name.
       dense_features: number of dense features.
       bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
       top: widths of the top MLP, which ends in one linear logit.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -68,7 +68,7 @@ class DLRM(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         bottom = self.bottom(dense)
         vectors = jnp.stack([bottom, *in_order(embeddings, self.dims)], axis=1)
         interactions = pairwise_dots(vectors.astype(self.compute_dtype))

@@ -16,22 +16,22 @@ from embark_jax.models.layers import MLP, LowRankCross, gradient_once
 class DLRMDCNv2(nnx.Module):
     """DLRM whose features interact through low-rank cross layers.
 
-    The dense features go through the bottom MLP; its output and all embeddings, side by
-    side, through the cross layers; their output through the top MLP to one logit. The
-    defaults are those of MLPerf (mlcommons/training, recommendation_v2), with
-    initializers as in torchrec's DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091
+    The dense features go through the bottom MLP. Its output and all embeddings,
+    concatenated, go through the cross layers, and their output through the top MLP to
+    one logit. The defaults are those of MLPerf (mlcommons/training, recommendation_v2),
+    with initializers as in torchrec's DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091
     (DLRM), https://arxiv.org/abs/2008.13535 (DCN-V2).
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       bottom: widths of the bottom MLP, each layer with ReLU.
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
-      cross_rank: rank of each.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      cross_rank: rank of each cross layer.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -66,7 +66,7 @@ class DLRMDCNv2(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate(
             [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1
         )

@@ -1,4 +1,4 @@
-"""FinalMLP: two MLPs side by side, gated and fused."""
+"""FinalMLP: two gated MLPs in parallel, fused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class FeatureGate(nnx.Module):
     """Weighs all inputs by ``2 σ(MLP(context))`` (section 3.2 of the paper).
 
     Args:
-      context: width of what the gate looks at; 0 is a learned vector as wide as the
-        inputs.
+      context: width of the gate's input; 0 takes a learned vector, as wide as the
+        inputs, instead.
       hidden: widths of the MLP's hidden layers.
-      width: of the inputs.
-      compute_dtype: of the matrix products' operands.
+      width: width of the inputs.
+      compute_dtype: dtype of the matrix products' operands.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -52,26 +52,26 @@ class FeatureGate(nnx.Module):
 class FinalMLP(nnx.Module):
     """FinalMLP: a two-stream MLP with feature gates and multi-head bilinear fusion.
 
-    Each stream is an MLP over all features, gated by a context of its own. With outputs
-    ``o1`` and ``o2``, cut into heads, the logit is ``b + w1·o1 + w2·o2 + Σ_h o1_h W_h
-    o2_h``. Paper: https://arxiv.org/abs/2304.00902; the default is its model without
-    gates, which ``gate`` and the contexts add.
+    Each stream is an MLP over all features, with a gate and a context of its own. With
+    outputs ``o1`` and ``o2``, cut into heads, the logit is ``b + w1·o1 + w2·o2 + Σ_h
+    o1_h W_h o2_h``. Paper: https://arxiv.org/abs/2304.00902; the default is its model
+    without gates. ``gate`` and the contexts add them.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       stream1, stream2: widths of the two MLPs, each layer with ReLU.
-      heads: of the fusion.
-      gate: widths of the hidden layers of each gate; () is no gates.
-      context1, context2: features that the gates look at; () is a learned vector.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the two MLPs, as ``layers.MLP`` has them.
+      heads: number of heads of the fusion.
+      gate: widths of the hidden layers of each gate; () means no gates.
+      context1, context2: features that the gates read; () means a learned vector.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for both MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if a feature is a sequence, a context names none, or heads do not
-        divide the last width of a stream.
+      ValueError: if a feature is a sequence, a context names no feature, or heads do
+        not divide the last width of a stream.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FinalMLP(nnx.Module):
         ]
         contexts = tuple(context1), tuple(context2)
         problems += [
-            f"context{number} has {name!r}, which is no feature"
+            f"context{number} has {name!r}, must be a feature"
             for number, names in enumerate(contexts, 1)
             for name in names
             if name not in dims
@@ -126,7 +126,7 @@ class FinalMLP(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         x = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
         outputs = []
         for number, stream in enumerate(self.streams):

@@ -1,4 +1,4 @@
-"""What a model takes of memory, found from shapes alone: nothing is allocated."""
+"""Finds a model's memory from shapes alone, without allocating anything."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from embark_jax.models.function import split
 
 
 class Footprint(NamedTuple):
-    """Attributes:
-    parameters: of all layers.
-    kept_bytes: of a sample, that backward needs of forward.
+    """The memory that a model needs.
+
+    Attributes:
+      parameters: number of parameters of all layers.
+      kept_bytes: bytes per sample that backward needs from forward.
     """
 
     parameters: int
@@ -30,14 +32,14 @@ def footprint(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
 ) -> Footprint:
-    """The footprint of the model that ``build`` makes; arguments and errors as
-    there."""
+    """The footprint of the model that ``build`` makes; arguments and errors are
+    the same."""
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )
     params, state, apply = split(model)
 
-    def backward(state, *inputs):  # a pytree of what it needs of forward
+    def backward(state, *inputs):  # a pytree of what it needs from forward
         def forward(params, dense, embeddings):
             return apply(params, state, dense, embeddings)
 
@@ -50,7 +52,7 @@ def footprint(
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    # What does not grow with the batch are the parameters themselves.
+    # Only the parameters themselves do not grow with the batch.
     return Footprint(parameters, kept_bytes(2) - kept_bytes(1))
 
 

@@ -1,4 +1,4 @@
-"""Models that are no Flax modules, and models with a loss of their own."""
+"""Models made of plain functions, and models with a loss of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Embeddings = Mapping[str, jax.Array]
 
 
 class Samples(Protocol):
-    """What a loss is given of a batch.
+    """The part of a batch that a loss receives.
 
     Attributes:
       dense: ``[batch, dense_features]`` float32.
@@ -44,10 +44,10 @@ class FunctionModel:
     Attributes:
       params: a pytree of float32 arrays, which training changes.
       apply: ``(params, dense, embeddings) -> logits [batch]``.
-      loss: ``(params, embeddings, batch) -> (loss, logits)``, what training makes
-        small: of each sample, ``[batch]``, or the mean of a batch, ``[]``. It is given
-        the whole batch, over all devices; of micro-batches a part. None is the
-        trainer's loss of what ``apply`` gives.
+      loss: ``(params, embeddings, batch) -> (loss, logits)``. Training minimizes the
+        loss, which is one per sample, ``[batch]``, or the mean of a batch, ``[]``. It
+        receives the whole batch, over all devices, or a micro-batch. None takes the
+        trainer's loss of what ``apply`` returns.
     """
 
     params: Any
@@ -60,21 +60,21 @@ class FunctionModel:
 
 
 class ModelWithLoss(nnx.Module, abc.ABC):
-    """A Flax module that says itself what training makes small."""
+    """A Flax module that defines its own loss."""
 
     @abc.abstractmethod
     def loss(
         self, embeddings: Embeddings, batch: Samples
     ) -> tuple[jax.Array, jax.Array]:
-        """``(loss, logits [batch])``, the loss as of ``FunctionModel``."""
+        """Returns ``(loss, logits [batch])``, the loss as in ``FunctionModel``."""
 
 
 Model = nnx.Module | FunctionModel
 
 
 def split(model: Model) -> tuple[Any, Any, Callable[..., jax.Array]]:
-    """What training changes of a model, its other arrays, and ``(params, state, dense,
-    embeddings) -> logits``."""
+    """Splits a model into the parameters that training changes, its other arrays, and
+    ``(params, state, dense, embeddings) -> logits``."""
     if isinstance(model, FunctionModel):
         apply = model.apply
         return model.params, (), lambda params, _, *inputs: apply(params, *inputs)

@@ -1,8 +1,8 @@
-"""What every model takes and gives, checked in one place.
+"""What every model takes and returns, checked in one place.
 
 A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
 dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
-hotness, dim]`` of a sequence, in any order, and returns logits ``[batch]`` float32. It
+hotness, dim]`` for a sequence, in any order. It returns logits ``[batch]`` float32, and
 raises ``ValueError`` if a feature is missing, unknown or of another shape.
 """
 
@@ -16,13 +16,14 @@ import jax
 def pooled_dims(
     embedding_shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[str, int], ...]:
-    """``(feature, dim)`` pairs, sorted by name.
+    """Returns ``(feature, dim)`` pairs, sorted by name.
 
-    Sorted, so that no reordering of a config can hand the weights that a checkpoint
-    holds for one feature to another.
+    They are sorted so that reordering a config cannot give the weights that a
+    checkpoint holds for one feature to another.
 
     Args:
-      embedding_shapes: each feature's output shape a sample: ``(dim,)`` where pooled.
+      embedding_shapes: each feature's output shape per sample: ``(dim,)`` if it is
+        pooled.
 
     Raises:
       ValueError: if a feature is not pooled.
@@ -47,7 +48,7 @@ def check_top(top: Sequence[int]) -> None:
 def in_order(
     embeddings: Mapping[str, jax.Array], dims: tuple[tuple[str, int], ...]
 ) -> list[jax.Array]:
-    """The embeddings in the order of ``dims``, whatever the order of the mapping.
+    """Returns the embeddings in the order of ``dims``, whatever the mapping's order.
 
     Raises:
       ValueError: if a feature is missing, unknown or not ``[batch, dim]``.
@@ -63,7 +64,7 @@ def check_embeddings(
 
     Args:
       embeddings: each ``[batch, *shape]``.
-      shapes: of each feature a sample.
+      shapes: each feature's shape per sample.
     """
     expected = {name: _batch_of(shape) for name, shape in shapes}
     given = {name: _batch_of(array.shape[1:]) for name, array in embeddings.items()}

@@ -1,11 +1,11 @@
 """The layers that the models share.
 
-Parameters are float32. ``compute_dtype`` is what the operands of a matrix product are
-rounded to; sums, and everything between the products, stay float32.
+Parameters are float32. The operands of a matrix product are rounded to
+``compute_dtype``; sums, and everything between the products, stay float32.
 
-A parameter that several devices may hold parts of names the axis to split it along, as
-``split`` in its metadata: products that follow each other are split by columns and rows
-in turn, so that only every second one ends in a sum over devices
+Several devices may each hold a part of a parameter; ``split`` in its metadata names the
+axis to split it along. Successive products are split by columns and by rows
+alternately, so that only every second one ends in a sum over devices
 (https://arxiv.org/abs/1909.08053).
 """
 
@@ -29,22 +29,22 @@ xavier_normal = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
 
 BATCH_NORM_MOMENTUM = 0.9
-"""Share of the running statistics that a step keeps: 1 less PyTorch's ``momentum``."""
+"""Share of the running statistics that a step keeps: 1 - PyTorch's ``momentum``."""
 
 
 def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     """``x @ w`` with operands in ``compute_dtype`` and sums in float32, backward too.
 
-    Left alone, autodiff multiplies the float32 gradient by a bf16 operand, which XLA
+    Without this, autodiff multiplies the float32 gradient by a bf16 operand, which XLA
     widens to a float32 product, and then rounds the gradient of ``w`` to bf16.
 
-    Inside ``shard_map`` with replicated ``w`` it needs ``check_vma=False``: the
+    Inside ``shard_map`` with replicated ``w`` this needs ``check_vma=False``: the
     gradient of ``w`` is this device's part of the sum.
 
     Args:
       x: ``[batch, inputs]`` float32.
       w: ``[inputs, outputs]`` float32.
-      compute_dtype: of the operands; it decides the speed and the rounding.
+      compute_dtype: dtype of the operands; it decides the speed and the rounding.
 
     Returns:
       ``[batch, outputs]`` float32.
@@ -78,10 +78,10 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def gradient_once(x: jax.Array) -> jax.Array:
-    """``x``, whose gradient is made once, in one array.
+    """Returns ``x``; its gradient is made once, in one array.
 
-    Left alone, XLA adds up what several layers give for ``x`` again and again: for each
-    of the embeddings that ``x`` was put together from, and for each check of them.
+    Without this, XLA adds up the gradients of several layers by ``x`` repeatedly: for
+    each of the embeddings that ``x`` was made from, and for each check of them.
     """
     return x
 
@@ -92,12 +92,12 @@ gradient_once.defvjp(
 
 
 class Linear(nnx.Module):
-    """``x @ w + b``: ``[batch, inputs]`` to ``[batch, outputs]``, both float32.
+    """``x @ w + b``, from ``[batch, inputs]`` to ``[batch, outputs]``, both float32.
 
     Args:
-      inputs, outputs: widths.
-      split: how parts of it may lie on several devices.
-      compute_dtype: of the matrix product's operands.
+      inputs, outputs: widths of input and output.
+      split: how to split its parameters over several devices.
+      compute_dtype: dtype of the matrix product's operands.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -137,12 +137,12 @@ class MLP(nnx.Module):
     Args:
       inputs: width of the input.
       widths: output width of each layer; none gives the identity.
-      last_relu: whether the last layer ends in ReLU too, else it is linear.
-      compute_dtype: of the matrix products' operands.
+      last_relu: whether the last layer ends in ReLU too; otherwise it is linear.
+      compute_dtype: dtype of the matrix products' operands.
       dropout: share of values that training sets to zero; the others grow to keep the
         mean.
-      batch_norm: whether values are normalized by mean and variance over the batch in
-        training, and over the past in evaluation, of which a step keeps 0.9
+      batch_norm: whether to normalize values by mean and variance: over the batch in
+        training, and by running statistics in evaluation, of which a step keeps 0.9
         (https://arxiv.org/abs/1502.03167).
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
     """
@@ -179,7 +179,7 @@ class MLP(nnx.Module):
         self.hidden = len(hidden)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """``[batch, inputs]`` to ``[batch, widths[-1]]``, both float32."""
+        """Maps ``[batch, inputs]`` to ``[batch, widths[-1]]``, both float32."""
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if i < self.hidden:
@@ -192,13 +192,13 @@ class MLP(nnx.Module):
 class LowRankCross(nnx.Module):
     """One cross layer of DCN-V2: ``x0 * (W (V x) + b) + x``.
 
-    It multiplies every pair of inputs at ``2 × width × rank`` weights instead of
+    It multiplies every pair of inputs, with ``2 × width × rank`` weights instead of
     ``width²`` (https://arxiv.org/abs/2008.13535).
 
     Args:
-      width: of its input and output.
-      rank: of the product ``W V``.
-      compute_dtype: of the matrix products' operands.
+      width: width of its input and output.
+      rank: rank of the product ``W V``.
+      compute_dtype: dtype of the matrix products' operands.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -211,7 +211,8 @@ class LowRankCross(nnx.Module):
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
-        """The model's input ``x0`` and the layer's, ``[batch, width]`` float32."""
+        """Takes the model's input ``x0`` and the layer's, ``[batch, width]``
+        float32."""
         low = matmul(x, self.v[...], self.compute_dtype)
         high = matmul(low, self.w[...], self.compute_dtype)
         return x0 * (high + self.b[...][None]) + x
@@ -223,8 +224,8 @@ class VectorCross(nnx.Module):
     Its weight is one vector (https://arxiv.org/abs/1708.05123).
 
     Args:
-      width: of its input and output.
-      compute_dtype: of the product's operands.
+      width: width of its input and output.
+      compute_dtype: dtype of the product's operands.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -234,17 +235,18 @@ class VectorCross(nnx.Module):
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
-        """The model's input ``x0`` and the layer's, ``[batch, width]`` float32."""
+        """Takes the model's input ``x0`` and the layer's, ``[batch, width]``
+        float32."""
         scale = matmul(x, self.w[...], self.compute_dtype)
         return x0 * scale + self.b[...][None] + x
 
 
 class FirstOrder(nnx.Module):
-    """A linear model whose weights of ids are the first columns of the embeddings.
+    """A linear model; the first columns of the embeddings are its weights of ids.
 
     Args:
-      dense_features: number of dense features, which it has weights of its own for.
-      compute_dtype: of the matrix product's operands.
+      dense_features: number of dense features, for which it has weights of its own.
+      compute_dtype: dtype of the matrix product's operands.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -256,7 +258,7 @@ class FirstOrder(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Sequence[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """The linear model's logits, and what of the embeddings is left.
+        """Returns the linear model's logits, and the rest of the embeddings.
 
         Args:
           dense: ``[batch, dense_features]`` float32.

@@ -23,22 +23,23 @@ _LEAST_SQUARED_NORM = 1e-12
 class TBSM(nnx.Module):
     """Time-based Sequence Model: a DLRM for each event, and attention over events.
 
-    An event is what a sample's features were at one time: past ones have the rows of
-    the sequence features in place of the candidate's. A small DLRM makes each event,
-    and the candidate, a vector of length one. Their similarities to the candidate
-    ``w``, ``h · (Aᵀ A w)``, go through an MLP over the places of the sequence that ends
-    in a sigmoid, and weigh the events into a context; context and candidate go through
-    the top MLP to the logit.
+    An event is the features of a sample at one time: a past event has rows of the
+    sequence features instead of the candidate's rows. A small DLRM turns each event,
+    and the candidate, into a vector of length one. The similarity of an event ``h`` to
+    the candidate ``w`` is ``h · (Aᵀ A w)``. An MLP over the positions of the sequence,
+    which ends in a sigmoid, turns similarities into weights, and the weighted events
+    add up to a context. Context and candidate go through the top MLP to the logit.
 
-    Paper: https://arxiv.org/abs/2008.11922. Of what its code offers
-    (https://github.com/facebookresearch/tbsm) this is its Taobao setting, with one
-    attention; the defaults are its widths. Here the dense features are those of the
-    sample, the same for all events. An empty place of a sequence, whose rows are zeros,
-    is no event: it adds nothing to the context.
+    Paper: https://arxiv.org/abs/2008.11922. Of the settings in its code
+    (https://github.com/facebookresearch/tbsm) this is the one for Taobao, with one
+    attention; the defaults are its widths. Here all events have the dense features of
+    the sample. Padding of a sequence, whose rows are zeros, is no event: it adds
+    nothing to the context.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, with the same dim for all:
-        ``(dim,)``, or ``(length, dim)`` of a sequence. Features are taken sorted by
+      embedding_shapes: each feature's output shape per sample, with the same dim for
+        all: ``(dim,)``, or ``(length, dim)`` for a sequence. Features are taken sorted
+          by
         name.
       dense_features: number of dense features.
       history: for each sequence feature the pooled feature whose past it is, such as
@@ -47,8 +48,8 @@ class TBSM(nnx.Module):
       event: widths of the MLP that makes an event's vector, each layer with ReLU.
       attention: widths of the hidden layers of the MLP over the similarities.
       top: widths of the top MLP, which ends in one linear logit.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -75,7 +76,7 @@ class TBSM(nnx.Module):
         dim = (dense_features, *bottom)[-1]
         length = _history_length(embedding_shapes, history, dim)
         self.shapes = tuple(sorted(embedding_shapes.items()))
-        # By the candidate's feature, the sequence of its past, if it has one.
+        # For the candidate's features, the sequences of their past, if they have any.
         past = {candidate: name for name, candidate in history.items()}
         pooled = {n: s for n, s in self.shapes if n not in history}
         self.fields = tuple((name, past.get(name)) for name, _ in pooled_dims(pooled))
@@ -94,7 +95,7 @@ class TBSM(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         check_embeddings(embeddings, self.shapes)
         vectors = self._event_vectors(dense, embeddings)
         past, candidate = vectors[:, :-1], vectors[:, -1]
@@ -111,7 +112,7 @@ class TBSM(nnx.Module):
     def _event_vectors(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """The vectors of the past events in order and then the candidate, ``[batch,
+        """The vectors of the past events in order, then of the candidate: ``[batch,
         length + 1, width]``, each of length one."""
         bottom = self.bottom(dense)
         events = self.length + 1
@@ -131,7 +132,7 @@ class TBSM(nnx.Module):
         return unit.reshape(dense.shape[0], events, -1)
 
     def _is_event(self, embeddings: Mapping[str, jax.Array]) -> jax.Array:
-        """``[batch, length]`` bool: the places where a sequence has a row."""
+        """``[batch, length]`` bool: where a sequence has an event."""
         sequences = [embeddings[past] for _, past in self.fields if past]
         return jnp.any(jnp.stack(sequences) != 0, axis=(0, 3))
 
@@ -141,12 +142,12 @@ def _history_length(
     history: Mapping[str, str],
     dim: int,
 ) -> int:
-    """Length of the sequences that ``history`` names.
+    """The length of the sequences that ``history`` names.
 
     Args:
-      embedding_shapes: each feature's output shape a sample.
+      embedding_shapes: each feature's output shape per sample.
       history: for each sequence feature the pooled feature whose past it is.
-      dim: that all features must have.
+      dim: the dim that all features must have.
 
     Raises:
       ValueError: unless each sequence feature is in ``history`` with a pooled feature
@@ -182,7 +183,7 @@ def _history_length(
             )
         elif candidates.count(candidate) > 1:
             problems.append(
-                f"history.{name} is {candidate!r}, must not be that of another sequence"
+                f"history.{name} is {candidate!r}, must not belong to another sequence"
             )
     if problems:
         raise ValueError("; ".join(problems))

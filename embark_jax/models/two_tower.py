@@ -15,42 +15,41 @@ from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP
 
 COUNTERS = 2**18
-"""Items share them by a hash where there are more."""
+"""Number of counters; if there are more items, they share counters by a hash."""
 _GOLDEN = 0x9E3779B1  # 2^32 / φ: Knuth's multiplicative hash
 _NEVER = -1e9
 _LEAST_SQUARED_NORM = 1e-12
 
 
 class Counts(nnx.Variable):
-    """How often items were met: state that no gradient is taken by."""
+    """Counts how often items occurred: state without a gradient."""
 
 
 class TwoTower(ModelWithLoss):
-    """Retrieval: a logit is the cosine of the two vectors, over a temperature.
+    """Retrieval: a logit is the cosine of the two vectors, divided by a temperature.
 
-    Each positive sample is to tell its item from those of all other samples of the
-    batch, which are drawn as often as they are popular; a logit is therefore lessened
-    by the log of how often its item is met. Items that are in a batch twice are no
-    negatives of each other. Labels are rewards: samples of label 0 teach nothing, but
-    that their item is another's negative. Paper:
-    https://doi.org/10.1145/3298689.3346996, whose frequencies are estimated from steps
-    between occurrences; here they are counted. With ``train.micro_batches`` the
-    negatives are those of the micro-batch.
+    Each positive sample learns to tell its item from the items of all other samples of
+    the batch. Popular items occur more often in a batch, so the log of an item's
+    frequency is subtracted from its logit. Equal items of a batch are no negatives of
+    each other. Labels are rewards: a sample of label 0 only provides its item as a
+    negative. Paper: https://doi.org/10.1145/3298689.3346996, which estimates
+    frequencies from the steps between occurrences; here they are counted. With
+    ``train.micro_batches`` the negatives are those of the micro-batch.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features, which the user's tower takes.
-      items: features of the item; the first one, of one id a sample, says which item it
-        is. All others are the user's.
-      tower: widths of both MLPs, each layer with ReLU but the last.
-      temperature: that cosines are divided by.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      items: features of the item; the first one, with one id per sample, identifies
+        the item. All others belong to the user.
+      tower: widths of both MLPs; each layer but the last has ReLU.
+      temperature: divides the cosines.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if a feature is a sequence, or a tower has none.
+      ValueError: if a feature is a sequence, or a tower has no feature.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class TwoTower(ModelWithLoss):
     ):
         self.dims = pooled_dims(embedding_shapes)
         if unknown := sorted(set(items) - embedding_shapes.keys()):
-            raise ValueError(f"items has {unknown[0]!r}, which is no feature")
+            raise ValueError(f"items has {unknown[0]!r}, must be a feature")
         self.item_features = tuple(sorted(items))
         self.user_features = tuple(n for n, _ in self.dims if n not in items)
         if not items or not self.user_features:
@@ -86,25 +85,25 @@ class TwoTower(ModelWithLoss):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits of each sample's user and item; see ``interface``."""
+        """Returns the logit of each sample's user and item; see ``interface``."""
         in_order(embeddings, self.dims)
         users, items = self.users(dense, embeddings), self.items(dense, embeddings)
         return jnp.sum(users * items, axis=1) / self.temperature
 
     def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
-        """``[batch, tower[-1]]`` vectors of length one."""
+        """Returns the users' vectors, ``[batch, tower[-1]]``, of length one."""
         inputs = [dense, *(embeddings[name] for name in self.user_features)]
         return _unit(self.user_tower(jnp.concatenate(inputs, axis=1)))
 
     def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
-        """The same of the items."""
+        """Returns the items' vectors, ``[batch, tower[-1]]``, of length one."""
         inputs = [embeddings[name] for name in self.item_features]
         return _unit(self.item_tower(jnp.concatenate(inputs, axis=1)))
 
     def loss(
         self, embeddings: Mapping[str, jax.Array], batch: Samples
     ) -> tuple[jax.Array, jax.Array]:
-        """Softmax cross entropy of each positive sample, ``[batch]``; and logits."""
+        """Returns the softmax cross entropy of each positive sample, and logits."""
         users = self.users(batch.dense, embeddings)
         items = self.items(batch.dense, embeddings)
         ids = batch.ids[self.item][:, 0]

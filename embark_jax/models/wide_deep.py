@@ -16,19 +16,19 @@ from embark_jax.models.layers import MLP, FirstOrder
 class WideDeep(nnx.Module):
     """Wide & Deep: the logit of a linear model plus that of an MLP.
 
-    The first column of each embedding is the weight that its id has in the linear
-    model; the others go into the MLP. So one lookup serves both, and a feature whose
-    table has dim 1, such as a crossed feature, is in the wide part alone. Paper:
-    https://arxiv.org/abs/1606.07792, whose MLP is the default; there the wide part has
-    an optimizer of its own, here a table has one.
+    The first column of each embedding is the weight of its id in the linear model; the
+    other columns go into the MLP. So one lookup serves both, and a feature whose table
+    has dim 1, such as a crossed feature, is in the wide part alone. Paper:
+    https://arxiv.org/abs/1606.07792; its MLP is the default. There the wide part has an
+    optimizer of its own; here a table has one optimizer.
 
     Args:
-      embedding_shapes: each feature's output shape a sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features; both parts read them.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
-      compute_dtype: of the matrix products' operands; parameters and sums are float32.
-      dropout, batch_norm: of the MLPs, as ``layers.MLP`` has them.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -56,6 +56,6 @@ class WideDeep(nnx.Module):
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Logits; see ``interface`` for shapes and errors."""
+        """Returns logits; see ``interface`` for shapes and errors."""
         wide, vectors = self.wide(dense, in_order(embeddings, self.dims))
         return wide + self.deep(jnp.concatenate([dense, *vectors], axis=1))[:, 0]

@@ -12,7 +12,7 @@ def focal(embedding_shapes, dense_features, width=16, gamma=1.0, *, rngs):
     """An MLP, trained by the focal loss (https://arxiv.org/abs/1708.02002).
 
     Args:
-      embedding_shapes: each feature's output shape a sample.
+      embedding_shapes: each feature's output shape per sample.
       dense_features: number of dense features.
       width: of the hidden layer.
       gamma: how much less samples count that are easily told.

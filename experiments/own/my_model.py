@@ -8,7 +8,7 @@ class Bilinear(nnx.Module):
     """``user · W · item`` plus a linear model of everything else.
 
     Args:
-      embedding_shapes: each feature's output shape a sample.
+      embedding_shapes: each feature's output shape per sample.
       dense_features: number of dense features.
       left, right: names of two pooled features, of any dims.
       rngs: its ``params`` stream draws the weights.

@@ -324,7 +324,7 @@ def test_tbsm_names_all_that_is_wrong_with_its_history():
         "feature 'b' has dim 4, must be 6, the last of bottom: the dot interaction "
         "pairs them; feature 't' has hotness 2, must be 3, as the longest sequence "
         "has; feature 'u' is a sequence, must be in history; history.s is 'a', must "
-        "not be that of another sequence; history.t is 'a', must not be that of "
+        "not belong to another sequence; history.t is 'a', must not belong to "
         "another sequence; history has 'b', must be a feature with pooling none; "
         "history.b is 's', must be a feature that is pooled"
     )
