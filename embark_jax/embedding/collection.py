@@ -389,9 +389,11 @@ def _make_cluster(
     if storage.cluster == "dp":
         return DataParallel(index, batch, wire.gradients, implementation)
     capacity = plan.capacities[storage.name]
-    exchange = FlatExchange(index.pieces)
+    exchange = FlatExchange(index.partial_sums)
     if storage.kind.hierarchical:
-        exchange = HierarchicalExchange(index.pieces, plan.nodes, plan.gpus_per_node)
+        exchange = HierarchicalExchange(
+            index.partial_sums, plan.nodes, plan.gpus_per_node
+        )
     if storage.cluster == "ub":
         ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
         return UniqueBased(index, exchange, ragged, capacity, wire, implementation)

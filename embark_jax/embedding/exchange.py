@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from embark_jax.embedding.pieces import Pieces, merge_in_nodes
+from embark_jax.embedding.partial_sums import PartialSums, merge_in_nodes
 from embark_jax.embedding.wire import decode, encode
 from embark_jax.planner import MESH_AXES
 from embark_jax.planner.request.wire import WireFormat
@@ -43,37 +43,37 @@ class Exchange(Protocol):
 
     def gradients_to_owners(self, gradients: jax.Array, wire: WireFormat) -> jax.Array:
         """Gradients ``[batch, outputs, width]`` of this device's batch, to those of its
-        pieces in the batches of all, ``[devices, batch, places, width]``."""
+        sums in the batches of all, ``[devices, batch, places, width]``."""
         ...
 
 
 class FlatExchange:
     """One all-to-all between all devices; see ``Exchange``."""
 
-    def __init__(self, pieces: Pieces):
-        self.pieces = pieces
+    def __init__(self, partial_sums: PartialSums):
+        self.partial_sums = partial_sums
 
     def swap(self, values, wire: WireFormat = "float32"):
         return _all_to_all(values, MESH_AXES, 0, wire)
 
     def sums_to_requesters(self, sums, wire):
-        return self.pieces.add_up(self.swap(sums, wire))
+        return self.partial_sums.add_up(self.swap(sums, wire))
 
     def gradients_to_owners(self, gradients, wire):
-        return self.swap(self.pieces.hand_out(gradients), wire)
+        return self.swap(self.partial_sums.hand_out(gradients), wire)
 
 
 class HierarchicalExchange:
     """An all-to-all inside each node, and one along each rail; see ``Exchange``.
 
     Sums are exchanged inside the node and then added, not reduce-scattered: so a device
-    sends its own pieces only, where it would send zeros for those of the other GPUs.
+    sends its own sums only, where it would send zeros for those of the other GPUs.
     """
 
-    def __init__(self, pieces: Pieces, nodes: int, gpus_per_node: int):
+    def __init__(self, partial_sums: PartialSums, nodes: int, gpus_per_node: int):
         self.shape = (nodes, gpus_per_node)
-        self.places = pieces.places
-        self.merging = merge_in_nodes(pieces, gpus_per_node)
+        self.places = partial_sums.places
+        self.merging = merge_in_nodes(partial_sums, gpus_per_node)
 
     def swap(self, values, wire: WireFormat = "float32"):
         staged = values.reshape(*self.shape, *values.shape[1:])
@@ -86,10 +86,10 @@ class HierarchicalExchange:
         # [node places, parts, nodes, batch, width]
         parts = staged.at[:, gpu, :, place].get(mode="fill", fill_value=0)
         merged = parts.sum(axis=1).transpose(1, 2, 0, 3)
-        return self.merging.pieces.add_up(_along_rail(merged, wire))
+        return self.merging.partial_sums.add_up(_along_rail(merged, wire))
 
     def gradients_to_owners(self, gradients, wire):
-        received = _along_rail(self.merging.pieces.hand_out(gradients), wire)
+        received = _along_rail(self.merging.partial_sums.hand_out(gradients), wire)
         place = _of_this_node(self.merging.place)
         # [nodes, batch, gpus, places, width]
         spread = received.at[:, :, place].get(mode="fill", fill_value=0)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.embedding.pieces import Pieces, number_pieces
+from embark_jax.embedding.partial_sums import PartialSums, number_sums
 from embark_jax.embedding.positions import find
 from embark_jax.planner import Storage
 from embark_jax.tables import PADDING_ID, FeatureSpec
@@ -75,9 +75,8 @@ class StorageIndex:
       output_begin, output_end: ``[outputs]`` the rows of the table that lie here; ids
         of its other rows count as padding.
       output_row_shards: ``[outputs]`` row shards of them.
-      output_first_shard: ``[outputs]`` where its shards begin in ``pieces`` and the
-        next array.
-      pieces: of all devices: one for each shard, output by output.
+      output_first_shard: ``[outputs]`` where its shards begin in the next two.
+      partial_sums: of all devices: one for each shard, output by output.
       shard_first_slot: ``[shards]`` where each shard begins in its owner's block.
       output_dim: ``[outputs]`` dim of the table.
     """
@@ -92,7 +91,7 @@ class StorageIndex:
     output_end: np.ndarray
     output_row_shards: np.ndarray
     output_first_shard: np.ndarray
-    pieces: Pieces
+    partial_sums: PartialSums
     shard_first_slot: np.ndarray
     output_dim: np.ndarray
 
@@ -154,7 +153,7 @@ class StorageIndex:
         """
         row_shards = self.output_row_shards[self.entry_output][None]
         shard = self.output_first_shard[self.entry_output][None]
-        shard_owner = self.pieces.owner
+        shard_owner = self.partial_sums.owner
         with jax.enable_x64(ids.dtype == jnp.int64):
             ids = ids[:, self.entry_column]
             if self.partial:
@@ -235,7 +234,9 @@ def index_storage(
         output_end=np.array([rows.end for rows in output_rows]),
         output_row_shards=row_shards,
         output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
-        pieces=number_pieces(shard_output, shard_owner, devices, len(output_tables)),
+        partial_sums=number_sums(
+            shard_output, shard_owner, devices, len(output_tables)
+        ),
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),
         output_dim=np.array([rows.table.dim for rows in output_rows], np.float32),
     )

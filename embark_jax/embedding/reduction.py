@@ -26,13 +26,13 @@ from embark_jax.embedding.sharded import (
     pick,
     sum_up,
 )
-from embark_jax.planner.request.wire import Wire, piece_blocks
+from embark_jax.planner.request.wire import Wire, sum_blocks
 
 
 class ReductionRoute(NamedTuple):
     """Attributes:
     received: ids of each requester: slots, ``slots`` where empty; bags are (sample,
-      piece), flattened.
+      partial sum), flattened.
     touched: the received slots grouped by row.
     position: ``[devices, capacity]`` entry behind each place that was sent.
     """
@@ -64,12 +64,12 @@ class ReductionBased:
     def route(self, ids, weights):
         index = self.index
         shard, owner, slot = index.expand(ids)
-        place = jnp.asarray(index.pieces.place)[shard]
+        place = jnp.asarray(index.partial_sums.place)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
-        bag, bags = sample * index.pieces.places + place, self._bags
-        # Entries of a sample come output by output, and so do the pieces of an owner:
+        bag, bags = sample * index.partial_sums.places + place, self._bags
+        # Entries of a sample come output by output, and so do the sums of an owner:
         # they are in order already, but where an owner pools an output in several.
-        keep = index.pieces.one_an_output
+        keep = index.partial_sums.one_an_output
         buckets = bucket_by_owner(
             owner.reshape(-1),
             index.devices,
@@ -97,7 +97,7 @@ class ReductionBased:
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
             return ids
-        blocks = self.index.pieces.places * piece_blocks(self.batch)
+        blocks = self.index.partial_sums.places * sum_blocks(self.batch)
         coded = self.exchange.swap(encode_ids(ids, self._bags, blocks))
         return decode_ids(coded, self._bags, blocks, ids.weight is not None)
 
@@ -158,4 +158,4 @@ class ReductionBased:
     @property
     def _bags(self) -> int:
         """Bags that a device pools for each device."""
-        return self.batch * self.index.pieces.places
+        return self.batch * self.index.partial_sums.places

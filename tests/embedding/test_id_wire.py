@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
 from embark_jax.planner.cost import traffic
-from embark_jax.planner.request.wire import piece_blocks
+from embark_jax.planner.request.wire import sum_blocks
 
 DEVICES = 3
 
@@ -16,14 +16,14 @@ DEVICES = 3
 @pytest.mark.parametrize("weighted", [False, True])
 @hypothesis.given(
     batch=st.sampled_from([1, 2, 255, 256, 257, 700]),
-    pieces=st.integers(1, 3),
+    sums=st.integers(1, 3),
     capacity=st.sampled_from([1, 5, 300]),
     seed=st.integers(0, 99),
 )
 @hypothesis.settings(max_examples=25)
-def test_ids_arrive_as_they_were(weighted, batch, pieces, capacity, seed):
+def test_ids_arrive_as_they_were(weighted, batch, sums, capacity, seed):
     rng = np.random.default_rng(seed)
-    bags = batch * pieces
+    bags = batch * sums
     # Few bags or all, so that some blocks are empty and some lines too.
     used = rng.choice(bags, rng.integers(1, bags + 1))
     bag = np.full((DEVICES, capacity), bags, np.int32)
@@ -33,10 +33,10 @@ def test_ids_arrive_as_they_were(weighted, batch, pieces, capacity, seed):
     weight = rng.normal(size=bag.shape).astype(np.float32) if weighted else None
     sent = PooledIds(slot, bag, weight)
 
-    blocks = pieces * piece_blocks(batch)
+    blocks = sums * sum_blocks(batch)
     coded = jax.jit(encode_ids, static_argnums=(1, 2))(sent, bags, blocks)
     planned = capacity * traffic.pooled_id_buffer_bytes(weighted, DEVICES)
-    planned += pieces * traffic.block_buffer_bytes(batch, DEVICES)
+    planned += sums * traffic.block_buffer_bytes(batch, DEVICES)
     assert coded.nbytes == planned
     found = jax.jit(decode_ids, static_argnums=(1, 2, 3))(coded, bags, blocks, weighted)
     jax.tree.map(np.testing.assert_array_equal, found, sent)

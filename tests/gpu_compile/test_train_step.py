@@ -43,7 +43,7 @@ def moved_bytes(planned) -> int:
             index = index_storage(storage, planned.features, planned.devices)
             places = (
                 planned.capacities[storage.name]
-                + index.pieces.places * BATCH_PER_DEVICE
+                + index.partial_sums.places * BATCH_PER_DEVICE
             )
             total += planned.devices * places * storage.width * 4
     return total

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from embark_jax.planner.request.wire import (
     SLOT_BYTES,
     WireFormat,
-    piece_blocks,
     pooled_id_bytes,
     row_bytes,
+    sum_blocks,
 )
 
 VALUE_BYTES = 4
@@ -107,7 +107,7 @@ def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
 
 def block_buffer_bytes(batch: int, devices: int) -> float:
     """The same, a partial sum: where each block of its bags ends among the ids."""
-    return float(SLOT_BYTES * piece_blocks(batch) * devices)
+    return float(SLOT_BYTES * sum_blocks(batch) * devices)
 
 
 def sum_buffer_bytes(

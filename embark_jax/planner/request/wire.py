@@ -57,7 +57,7 @@ BLOCK_BAGS = 256
 """In RB an id says with a single byte which bag of its block it is for."""
 
 
-def piece_blocks(batch: int) -> int:
+def sum_blocks(batch: int) -> int:
     """Blocks of the bags of one partial sum, one bag of each sample of a device."""
     return -(-batch // BLOCK_BAGS)
 
