@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker
     from embark_jax.data import MovieLens100K as MovieLens100K
+    from embark_jax.data import PreparedData as PreparedData
     from embark_jax.data import SyntheticClicks as SyntheticClicks
     from embark_jax.dataset import sample_accesses as sample_accesses
     from embark_jax.embedding.collection import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from embark_jax.planner.report import figures as figures
     from embark_jax.tables import FeatureSpec as FeatureSpec
     from embark_jax.tables import TableSpec as TableSpec
+    from embark_jax.train.checkpoint import Checkpointer as Checkpointer
     from embark_jax.train.metrics import evaluate as evaluate
     from embark_jax.train.trainer import Trainer as Trainer
 
@@ -55,6 +57,7 @@ _PLACES = {
     "Batch": "embark_jax.data:Batch",
     "BatchChecker": "embark_jax.data:BatchChecker",
     "MovieLens100K": "embark_jax.data:MovieLens100K",
+    "PreparedData": "embark_jax.data:PreparedData",
     "SyntheticClicks": "embark_jax.data:SyntheticClicks",
     "sample_accesses": "embark_jax.dataset:sample_accesses",
     "EmbeddingCollection": "embark_jax.embedding.collection:EmbeddingCollection",
@@ -71,6 +74,7 @@ _PLACES = {
     "read_table_list": "embark_jax.planner:read_table_list",
     "FeatureSpec": "embark_jax.tables:FeatureSpec",
     "TableSpec": "embark_jax.tables:TableSpec",
+    "Checkpointer": "embark_jax.train.checkpoint:Checkpointer",
     "evaluate": "embark_jax.train.metrics:evaluate",
     "Trainer": "embark_jax.train.trainer:Trainer",
 }

@@ -15,10 +15,12 @@ from flax import nnx
 
 from embark_jax import fleet, models
 from embark_jax.config import (
+    CODE,
     AnyModelConfig,
     ConfigError,
     ExperimentConfig,
     SyntheticConfig,
+    import_named,
     read_text,
     source_file,
 )
@@ -51,14 +53,11 @@ from embark_jax.tables import (
     embedding_width,
 )
 from embark_jax.train.dense_optimizers import state_values
-from embark_jax.train.losses import BinaryCrossEntropy
+from embark_jax.train.losses import BinaryCrossEntropy, Loss
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
-CODE = "code"
-"""Folder of a run with copies of the modules that its config names."""
-
 SCALE_SAMPLES = 4096
 """Training samples that are looked at for the scale of dense columns."""
 
@@ -145,7 +144,8 @@ class Experiment:
     def save_sources(self, workdir: Path) -> None:
         """Leaves the code that the config names, and, if the data were one's own files,
         what makes samples of raw rows."""
-        named = [s.kind for s in (self.config.model, self.config.data) if ":" in s.kind]
+        kinds = self.config.model.kind, self.config.data.kind, self.config.train.loss
+        named = [kind for kind in kinds if kind and ":" in kind]
         for file in filter(None, map(source_file, named)):
             (workdir / CODE).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, workdir / CODE / file.name)
@@ -206,13 +206,18 @@ class Experiment:
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
             overlap=config.train.overlap,
-            loss=BinaryCrossEntropy(
-                config.train.label_smoothing, config.train.embedding_l2
-            ),
+            loss=_loss(config),
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,
             scratch=config.embedding.scratch,
         )
+
+
+def _loss(config: ExperimentConfig) -> Loss:
+    options = config.train
+    if options.loss is None:
+        return BinaryCrossEntropy(options.label_smoothing, options.embedding_l2)
+    return import_named(options.loss)
 
 
 def _saved_model(config: AnyModelConfig) -> dict[str, Any]:

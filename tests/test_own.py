@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embark_jax import config_io, experiment
-from embark_jax.config import ConfigError
+from embark_jax.config import ConfigError, code_of, import_named
 from tests import runs
 from tests.runs import embark
 
@@ -54,8 +54,8 @@ def test_yaml_and_gin_say_the_same(tmp_path):
             "my_model has no class or function 'Bilinaer'",
         ),
         ("model.kind=my_modl:Bilinear", "no module 'my_modl' is installed, in PYTHON"),
-        ("model.width=3", "unexpected keyword argument 'width'; its parameters are"),
-        ("data.smaples=3", "unexpected keyword argument 'smaples'; its param"),
+        ("model.width=3", "unexpected keyword argument 'width'; known: "),
+        ("data.smaples=3", "argument 'smaples'; did you mean samples?; its param"),
         (
             "data.kind=my_model:nnx.Module",
             "data.kind: 'my_model:nnx.Module' given, String",
@@ -75,6 +75,37 @@ def test_a_model_must_be_one(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="make: gives a int, must give a Flax NNX"):
         experiment.build(load("model.kind=not_a_model:make"))
+
+
+def test_a_loss_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "my_loss.py").write_text(
+        "import optax\n"
+        "def half(logits, labels, embeddings):\n"
+        "    return optax.sigmoid_binary_cross_entropy(logits, labels) / 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    small = ("data.samples=300", "train.batch_size=32", "embedding.dim=4")
+    options = (*small, "train.steps=1", "train.epochs=null", "train.eval_every=null")
+    losses = []
+    for each in ((), ("train.loss=my_loss:half",)):
+        run = tmp_path / f"run{len(losses)}"
+        done = embark("train", OWN / "config.yaml", *options, *each, "--workdir", run)
+        assert (done.code, done.err) == (0, "")
+        losses.append(runs.losses(run)[1])
+    assert losses[1] == pytest.approx(losses[0] / 2, rel=1e-6)
+    assert (tmp_path / "run1/code/my_loss.py").exists()
+    both = "train.loss=my_loss:half", "train.label_smoothing=0.1"
+    with pytest.raises(ConfigError, match="label_smoothing is of binary cross entropy"):
+        load(*both)
+
+
+def test_code_is_found_beside_a_run(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/kept_with_the_run.py").write_text("def build(): return 3\n")
+    with pytest.raises(ConfigError, match="no module 'kept_with_the_run'"):
+        import_named("kept_with_the_run:build")
+    with code_of(tmp_path):
+        assert import_named("kept_with_the_run:build")() == 3
 
 
 @pytest.mark.slow
@@ -100,6 +131,7 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     )
     done = embark("export", cut, "--out", tmp_path / "export")
     assert (done.code, done.err) == (0, "")
+    assert (tmp_path / "export/code/my_model.py").exists()
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["model"]["kind"] == "my_model:Bilinear"
     swept = tmp_path / "swept"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import shutil
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def test_whatever_the_rows_are_in(trained, tmp_path):
     # Without label and time, integers as integers and lists as lists.
     scorer = ej.load_scorer(trained.workdir)
     np.testing.assert_allclose(scorer.predict(columns), expected, rtol=1e-6)
+    ages = [math.nan if age is None else float(age) for age in columns["age"]]
+    texts = ["" if age is None else str(age) for age in columns["age"]]
+    for age in (ages, texts):
+        found = scorer.predict(columns | {"age": age})
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(DataError, match="rows: are no table"):
+        scorer.predict(columns | {"age": ages[:-1]})
     table = pa.table(columns | {"genres": [g.split("|") for g in columns["genres"]]})
     pq.write_table(table, tmp_path / "rows.parquet")
     found = probabilities(

@@ -22,7 +22,7 @@ def export(
     """Export a trained model as safetensors, with scoring in NumPy and in JAX."""
     from embark_jax.export import export_run
 
-    export_run(
+    known = export_run(
         workdir,
         out,
         step,
@@ -30,4 +30,10 @@ def export(
             tables, "tables", console=console, transient=True, disable=len(tables) < 2
         ),
     )
-    say(f"model written to {out}; score.py there shows how to use it")
+    how = (
+        "score.py there shows how to use it"
+        if known
+        else "score.py does not know a model of your own: use scoring.jax, or "
+        "`embark predict`"
+    )
+    say(f"model written to {out}; {how}")

@@ -19,6 +19,8 @@ from embark_jax.launch.cluster import find_cluster, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
 from embark_jax.launch.worker import Worker
 
+CHECKPOINTS = "checkpoints"
+
 
 def train(
     config_file: ConfigFile,
@@ -121,12 +123,20 @@ def train(
 
 
 def evaluate(
-    config_file: ConfigFile,
-    checkpoint: Annotated[
+    config_file: Annotated[
         Path,
-        typer.Option(help="The checkpoints folder of a run, or one checkpoint in it."),
+        typer.Argument(
+            metavar="CONFIG|RUN", help="A YAML or gin file, or the folder of a run."
+        ),
     ],
     overrides: Overrides = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="The checkpoints folder of a run, or one checkpoint in it; those of "
+            "RUN by default."
+        ),
+    ] = None,
     group_by: Annotated[
         str | None,
         typer.Option(
@@ -141,6 +151,16 @@ def evaluate(
     ] = 10,
 ) -> None:
     """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
+    if config_file.is_dir():
+        checkpoint = checkpoint or config_file / CHECKPOINTS
+        config_file = config_file / "config.yaml"
+    elif checkpoint is None:
+        raise typer.BadParameter(
+            f"--checkpoint is missing: name a run's checkpoints, or give the folder "
+            f"of the run in place of {config_file}"
+        )
+    elif (checkpoint / CHECKPOINTS).is_dir():
+        checkpoint = checkpoint / CHECKPOINTS
     config = config_io.load(config_file, overrides or ())
     set_up_xla(say)
     from embark_jax import evaluation

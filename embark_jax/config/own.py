@@ -5,16 +5,17 @@ Such a config runs the code that it names, as Python's ``import`` does.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from embark_jax.config.base import Config, ConfigError
+from embark_jax.config.base import Config, ConfigError, nearest
 
 OWN_KIND = "MODULE:NAME"
 """Stands for all such kinds, in unions and messages."""
@@ -41,6 +42,21 @@ def kind_tag(section: Any) -> str | None:
     return OWN_KIND if ":" in str(kind) else kind
 
 
+CODE = "code"
+"""Folder in a run or an export with copies of the modules that its config names."""
+
+
+@contextlib.contextmanager
+def code_of(folder: Path) -> Iterator[None]:
+    """Modules are found in the folder's copies, too, after all other places."""
+    path = str((folder / CODE).absolute())
+    sys.path.append(path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
+
+
 def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
     """Calls what ``kind`` names.
 
@@ -60,8 +76,12 @@ def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
     try:
         signature.bind(*[None] * is_class, *arguments, **options)
     except TypeError as error:
-        known = ", ".join(list(signature.parameters)[is_class:])
-        raise ConfigError(f"{kind}: {error}; its parameters are {known}") from None
+        known = list(signature.parameters)[is_class:]
+        unknown = [name for name in options if name not in known]
+        hint = f"; {nearest(unknown[0], known)}" if unknown else ""
+        raise ConfigError(
+            f"{kind}: {error}{hint}; its parameters are {', '.join(known)}"
+        ) from None
     return named(*arguments, **options)
 
 

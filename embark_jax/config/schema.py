@@ -231,6 +231,10 @@ class TrainConfig(Config):
     epochs: PositiveFloat | None = None
     """Passes over the training data, in place of ``steps``; what is left of the last
     that fills no batch is not trained on."""
+    loss: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    """A loss of your own, such as `my_module:focal_loss`, which is called with logits,
+    labels and embeddings and returns a loss per sample; null is binary cross entropy.
+    A model may have its own loss instead."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Labels are trained as this much of 1/2 and the rest of themselves
     (https://arxiv.org/abs/1512.00567)."""
@@ -261,8 +265,14 @@ class TrainConfig(Config):
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 f"steps is {self.steps} and epochs {self.epochs}, must be one of the "
-                "two: leave the other out"
+                "two: leave the other out, or set it to null"
             )
+        for key in ("label_smoothing", "embedding_l2"):
+            if self.loss is not None and getattr(self, key):
+                raise ValueError(
+                    f"{key} is of binary cross entropy, but loss is {self.loss}: leave "
+                    "one of them out"
+                )
         if self.early_stopping is not None and self.eval_every is None:
             raise ValueError("early_stopping needs eval_every: set it too")
         if self.plateau is not None and self.eval_every is None:

@@ -177,9 +177,14 @@ def read(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
+        if not folder.exists():
+            raise DataError(
+                f"{folder}: no such folder, seen from the working directory; `embark "
+                "data prepare --out` makes one"
+            ) from None
         raise DataError(
-            f"{path}: no such file; `embark data prepare` makes such a folder, and "
-            "writes this file last: run it again to go on"
+            f"{path}: no such file; `embark data prepare` writes it last: if it was "
+            "stopped, run it again to go on"
         ) from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from embark_jax import config_io
+from embark_jax.config import CODE, code_of
 from embark_jax.data.prepare.raw_rows import copy_encoding
 from embark_jax.export import score
 from embark_jax.export.scoring import serialized_scoring
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.saved import SavedModel, best_step
+from embark_jax.train.saved import SavedModel, best_step, read_config
 
 VERSION = 1
 
@@ -31,14 +31,15 @@ def export_run(
     out: Path,
     step: int | None = None,
     progress: Callable[[Sequence[TableSpec]], Iterable[TableSpec]] = iter,
-) -> None:
+) -> bool:
     """Writes the trained model of a run as files that do not need this package.
 
     ``tables/NAME.safetensors`` holds the rows of one table, ``[rows, dim]`` float32 in
     the order of ids; ``dense.safetensors`` holds the other parameters by dotted path.
     ``model.json`` describes them and is written last, so that an export that has it is
-    complete. ``score.py`` scores with NumPy alone; ``scoring.jax`` holds
-    ``score(params, tables, dense, ids, weights)``, serialized by ``jax.export``.
+    complete. ``score.py`` scores models of this package with NumPy alone;
+    ``scoring.jax`` holds ``score(params, tables, dense, ids, weights)``, serialized by
+    ``jax.export``, of any model. ``code/`` holds the modules that the config names.
 
     One table at a time is in host memory. Neither mesh, plan nor data are needed.
 
@@ -49,6 +50,9 @@ def export_run(
         stopped early.
       progress: iterates over the tables, and may show how far it is.
 
+    Returns:
+      Whether ``score.py`` knows the model.
+
     Raises:
       ExportError: if ``out`` holds something.
       ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint.
@@ -56,10 +60,10 @@ def export_run(
     workdir, out = Path(workdir), Path(out)
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: is not empty, must be a new folder")
-    config = config_io.load(workdir / "config.yaml")
+    config = read_config(workdir)
     if step is None:
         step = best_step(workdir)
-    with SavedModel(workdir / "checkpoints", step) as saved:
+    with SavedModel(workdir / "checkpoints", step) as saved, code_of(workdir):
         model = (config.model, saved.tables, saved.features, saved.dense_features)
         scoring = serialized_scoring(*model)
         (out / "tables").mkdir(parents=True, exist_ok=True)
@@ -69,6 +73,8 @@ def export_run(
             _save({table.name: saved.table(table)}, out / _file(table))
         shutil.copyfile(score.__file__, out / "score.py")
         copy_encoding(workdir, out)
+        if (workdir / CODE).is_dir():
+            shutil.copytree(workdir / CODE, out / CODE)
         description = {
             "version": VERSION,
             "name": config.name,
@@ -85,6 +91,7 @@ def export_run(
             "dense": "dense.safetensors",
         }
     (out / "model.json").write_text(json.dumps(description, indent=1) + "\n", "utf-8")
+    return ":" not in config.model.kind
 
 
 def _save(arrays: dict[str, np.ndarray], path: Path) -> None:

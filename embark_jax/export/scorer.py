@@ -14,15 +14,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from embark_jax import config_io
-from embark_jax.config import AnyModelConfig, Config, ConfigError, ModelConfig
+from embark_jax.config import (
+    AnyModelConfig,
+    Config,
+    ConfigError,
+    ModelConfig,
+    code_of,
+)
 from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.export.score import embed, read_safetensors
 from embark_jax.export.scoring import dense_function
 from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
 from embark_jax.train.metrics import Metrics, evaluate
-from embark_jax.train.saved import SavedModel, best_step
+from embark_jax.train.saved import SavedModel, best_step, read_config
 from embark_jax.train.step import MATMUL_PRECISION
 
 BATCH = 4096
@@ -126,10 +131,10 @@ def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
     folder = Path(folder)
     rows = RowEncoder(folder)
     if not (folder / "model.json").exists():
-        config = config_io.load(folder / "config.yaml")
+        config = read_config(folder)
         if step is None:
             step = best_step(folder)
-        with SavedModel(folder / "checkpoints", step) as saved:
+        with SavedModel(folder / "checkpoints", step) as saved, code_of(folder):
             return Scorer(
                 rows,
                 config.model,
@@ -145,15 +150,17 @@ def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
         )
     known = json.loads((folder / "model.json").read_text("utf-8"))
     tables = known["tables"]
-    return Scorer(
-        rows,
-        _Model.model_validate({"model": known["model"]}).model,
-        tuple(TableSpec(n, each["rows"], each["dim"]) for n, each in tables.items()),
-        tuple(FeatureSpec(n, **each) for n, each in known["features"].items()),
-        known["dense_features"],
-        read_safetensors(folder / known["dense"]),
-        {n: read_safetensors(folder / each["file"])[n] for n, each in tables.items()},
-    )
+    arrays = {n: read_safetensors(folder / t["file"])[n] for n, t in tables.items()}
+    with code_of(folder):
+        return Scorer(
+            rows,
+            _Model.model_validate({"model": known["model"]}).model,
+            tuple(TableSpec(name, t["rows"], t["dim"]) for name, t in tables.items()),
+            tuple(FeatureSpec(name, **f) for name, f in known["features"].items()),
+            known["dense_features"],
+            read_safetensors(folder / known["dense"]),
+            arrays,
+        )
 
 
 class _Model(Config):

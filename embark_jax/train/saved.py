@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from embark_jax import config_io
+from embark_jax.config import ConfigError, ExperimentConfig
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.checkpoint import CheckpointError, chosen_steps
 from embark_jax.train.checkpoint.checkpointer import READING_BYTES
@@ -17,6 +19,17 @@ from embark_jax.train.checkpoint.errors import ForeignCheckpointError
 from embark_jax.train.checkpoint.folder import CheckpointFolder
 from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces
 from embark_jax.train.logs import LogError, read_metrics
+
+
+def read_config(workdir: Path) -> ExperimentConfig:
+    """The config of a run.
+
+    Raises:
+      ConfigError: if the folder is not one, or holds no usable config.
+    """
+    if not workdir.is_dir():
+        raise ConfigError(f"{workdir}: is not a folder, must be the folder of a run")
+    return config_io.load(workdir / "config.yaml")
 
 
 def best_step(workdir: Path) -> int | None:

@@ -130,7 +130,7 @@ RAW = [
     _prepare(
         "a folder made with other options",
         "csv --raw raw --out prepared --dense price --split random --min-count 2",
-        "prepared: was made with another min_count",
+        "prepared: was made with other options (min_count)",
     ),
     _prepare(
         "a value that is no count",
@@ -162,7 +162,7 @@ PREPARED = [
     _prepared(
         "a folder that is not there",
         lambda: shutil.rmtree("prepared"),
-        "prepared/manifest.json: no such file; `embark data prepare` makes such",
+        "prepared: no such folder, seen from the working directory; `embark data prep",
     ),
     _prepared(
         "half a manifest",

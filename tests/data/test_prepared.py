@@ -152,7 +152,7 @@ def edit(folder: Path, **changes) -> None:
     [
         (
             lambda f: (f / "manifest.json").unlink(),
-            r"manifest\.json: no such file; `embark data prepare` makes such",
+            r"manifest\.json: no such file; `embark data prepare` writes it last",
         ),
         (
             lambda f: (f / "manifest.json").write_text("{"),

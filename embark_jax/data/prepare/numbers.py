@@ -56,8 +56,9 @@ class FittedNumber(Config):
 
 
 class NumberSeen(Config):
-    """What the training samples have in a column of numbers."""
+    """What the training samples have in a column of numbers, before its transform."""
 
+    transform: str
     samples: int = 0
     missing: int = 0
     least: float = 0.0
@@ -118,9 +119,11 @@ class NumberFit:
         """For the report."""
         moments = self._raw
         if not moments.count:
-            return NumberSeen(samples=self._missing, missing=self._missing)
+            missing = {"samples": self._missing, "missing": self._missing}
+            return NumberSeen(transform=self._column.transform, **missing)
         sampled = np.concatenate(self._sampled)
         return NumberSeen(
+            transform=self._column.transform,
             samples=moments.count + self._missing,
             missing=self._missing,
             least=float(self._least),

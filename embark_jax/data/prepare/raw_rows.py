@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
@@ -92,8 +93,15 @@ class RowEncoder:
           DataError: if a column is missing or a value breaks a rule.
         """
         if not isinstance(rows, str | Path):
-            table = pa.table(rows)
+            try:
+                table = pa.table(rows)
+            except pa.ArrowInvalid as error:
+                raise DataError(f"rows: are no table ({error})") from None
             tables.check_there(self._columns.inputs, table.column_names, "rows")
+            for name in self._columns.dense:
+                place = table.column_names.index(name)
+                found = _missing_as_null(table[name])
+                table = table.set_column(place, name, found)
             yield self._batch(table, Path("rows"))
             return
         for file in tables.raw_rows(Path(rows), self._columns):
@@ -115,6 +123,18 @@ class RowEncoder:
         if has_label:
             records["label"] = tables.labels(table, self._columns, path)
         return Batch.of(records, f"{path}, row {{}}".format), has_label
+
+
+def _missing_as_null(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What stands for a missing number in files stands for it in Python, too."""
+    if pa.types.is_floating(numbers.type):
+        missing = pc.call_function("is_nan", [numbers])
+    elif pa.types.is_string(numbers.type):
+        known = pc.SetLookupOptions(value_set=pa.array(tables.MISSING))
+        missing = pc.call_function("is_in", [numbers], known)
+    else:
+        return numbers
+    return pc.call_function("if_else", [missing, pa.scalar(None), numbers])
 
 
 def _as_trained(values: pa.Array, is_text: bool, path: Path, name: str) -> pa.Array:

@@ -175,7 +175,11 @@ def _of_numbers(name: str, seen: NumberSeen) -> Iterator[str]:
         yield f"{share:.1%} of the training samples have no number"
     elif seen.least == seen.most:
         yield f"is always {seen.least:g}, which says nothing: leave it out"
-    elif seen.most - seen.median > _FAR * seen.deviation and seen.least >= 0:
+    elif (
+        seen.transform == "none"
+        and seen.least >= 0
+        and seen.most - seen.median > _FAR * seen.deviation
+    ):
         yield (
             f"has a median of {seen.median:g} and a most of {seen.most:g}: say --dense "
             f"{name}=log, or {name}=quantiles"

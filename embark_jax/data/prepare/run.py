@@ -170,8 +170,8 @@ def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | Non
         keys = sorted(earlier.keys() | made_from.keys())
         changed = [key for key in keys if earlier.get(key) != made_from.get(key)]
         raise DataError(
-            f"{out}: was made with another {', '.join(changed)}; take another --out, "
-            "or delete it"
+            f"{out}: was made with other options ({', '.join(changed)}); take another "
+            "--out, or delete it"
         )
     return finished
 

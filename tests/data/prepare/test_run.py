@@ -96,7 +96,9 @@ def test_finished_parts_are_not_read_again(raw, tmp_path, monkeypatch):
 def test_another_data_set_or_option_is_refused(raw, tmp_path):
     out = tmp_path / "out"
     prepare_in(raw, out)
-    with pytest.raises(DataError, match="out: was made with another min_count; take"):
+    with pytest.raises(
+        DataError, match=r"out: was made with other options \(min_count\)"
+    ):
         prepare(criteo.kaggle(raw), out, Options(split="time", min_count=3), {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "precious.txt").write_text("x")
