@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
-from embark_jax.embedding.positions import find
+from embark_jax.embedding.row_shards import find
 from embark_jax.planner import Storage
 from embark_jax.tables import PADDING_ID, FeatureSpec
 

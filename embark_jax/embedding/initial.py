@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from embark_jax.embedding.hot_keys import HotKeys
-from embark_jax.embedding.positions import ids_of
+from embark_jax.embedding.row_shards import ids_of
 from embark_jax.planner import MESH_AXES, Storage
 
 NOT_LISTED = -1

@@ -34,12 +34,12 @@ class ReductionRoute(NamedTuple):
     received: ids of each requester: slots, ``slots`` where empty; bags are (sample,
       partial sum), flattened.
     touched: the received slots grouped by row.
-    position: ``[devices, capacity]`` entry behind each place that was sent.
+    entry: ``[devices, capacity]`` the one behind each place that was sent.
     """
 
     received: PooledIds
     touched: RowGroups
-    position: jax.Array
+    entry: jax.Array
 
 
 class ReductionBased:
@@ -79,7 +79,7 @@ class ReductionBased:
         )
 
         def picked(entries, fill):
-            return pick(entries.reshape(-1), buckets.position, fill)
+            return pick(entries.reshape(-1), buckets.entry, fill)
 
         if weights is not None:
             weights = picked(weights[:, index.entry_column], 0)
@@ -92,7 +92,7 @@ class ReductionBased:
             most=index.most_rows(self.batch * index.devices),
             implementation=self.implementation,
         )
-        return ReductionRoute(received, touched, buckets.position), buckets.needed
+        return ReductionRoute(received, touched, buckets.entry), buckets.needed
 
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
@@ -142,16 +142,16 @@ class ReductionBased:
     def mean_square(self, rows, route):
         if not self.index.column_sharded:
             return None
-        places = jnp.arange(route.position.size, dtype=jnp.int32)
+        places = jnp.arange(route.entry.size, dtype=jnp.int32)
         entries = self.batch * self.index.entries
-        inverse = jnp.full(entries, route.position.size, jnp.int32)
-        inverse = inverse.at[route.position.reshape(-1)].set(places, mode="drop")
+        inverse = jnp.full(entries, route.entry.size, jnp.int32)
+        inverse = inverse.at[route.entry.reshape(-1)].set(places, mode="drop")
         return mean_square_over_column_shards(
             self.index,
             self.exchange,
             rows.gradient,
             route.touched,
-            route.position,
+            route.entry,
             inverse,
         )
 

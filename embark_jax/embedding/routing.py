@@ -17,7 +17,7 @@ class UniqueBuckets(NamedTuple):
 
     Attributes:
       slot: ``[devices, capacity]`` slot on the owner; ``slots`` where empty.
-      position: ``[devices, capacity]`` first entry that wants it; ``n`` where empty.
+      entry: ``[devices, capacity]`` the first that wants it; ``n`` where empty.
       inverse: ``[n]`` for each entry its place in the flattened buckets;
         ``devices * capacity`` where padded.
       count: ``[devices]`` unique slots for each owner; above capacity it overflowed.
@@ -25,7 +25,7 @@ class UniqueBuckets(NamedTuple):
     """
 
     slot: jax.Array
-    position: jax.Array
+    entry: jax.Array
     inverse: jax.Array
     count: jax.Array
     runs: Runs

@@ -11,9 +11,9 @@ from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 
 
-def pick(values: jax.Array, position: jax.Array, fill: float = 0) -> jax.Array:
-    """``values[position]``, with ``fill`` where the position is out of range."""
-    return values.at[position].get(mode="fill", fill_value=fill)
+def pick(values: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
+    """``values[index]``, with ``fill`` where the index is out of range."""
+    return values.at[index].get(mode="fill", fill_value=fill)
 
 
 def sum_up(summands: Summands, implementation: Implementation) -> jax.Array:
@@ -27,7 +27,7 @@ def mean_square_over_column_shards(
     exchange: Exchange,
     gradient: jax.Array,
     touched: RowGroups,
-    position: jax.Array,
+    sent_entry: jax.Array,
     inverse: jax.Array,
 ) -> jax.Array:
     """Mean of gradient² over whole rows whose column shards lie on several devices.
@@ -39,20 +39,20 @@ def mean_square_over_column_shards(
       index, exchange: of the storage.
       gradient: ``[rows, width]`` summed row gradients of this device.
       touched: the rows, grouped from what this device received.
-      position: ``[devices, capacity]`` entry of this device behind each place it sent.
+      sent_entry: ``[devices, capacity]`` this device's entry behind each place it sent.
       inverse: ``[batch * entries]`` place of each entry in what this device sent.
 
     Returns:
       ``[rows]``.
     """
-    part = pick((gradient**2).sum(axis=1), touched.group).reshape(position.shape)
+    part = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_entry.shape)
     returned = exchange.swap(part).reshape(-1)
     entry_part = pick(returned, inverse).reshape(-1, index.entries)
     columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
     columns = columns.at[:, index.entry_column].add(entry_part)
     dim = index.output_dim[index.entry_output][None]
     entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
-    mean = exchange.swap(pick(entry_mean, position)).reshape(-1)
+    mean = exchange.swap(pick(entry_mean, sent_entry)).reshape(-1)
     # Equal for all entries of a row, but zero for those nobody asked about.
     rows = jnp.zeros(gradient.shape[0], mean.dtype)
     return rows.at[touched.group].max(mean, mode="drop")

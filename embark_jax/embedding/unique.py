@@ -39,7 +39,7 @@ class UniqueRoute(NamedTuple):
     inverse: ``[batch, entries]`` place of each entry's row among those returned.
     returned: the entries grouped by those places.
     weight: ``[batch, entries]`` or None.
-    position: ``[devices, capacity]`` first entry behind each place that was sent.
+    entry: ``[devices, capacity]`` the first behind each place that was sent.
     filled: places that hold an id, or None where all places travel.
     """
 
@@ -48,7 +48,7 @@ class UniqueRoute(NamedTuple):
     inverse: jax.Array
     returned: RowGroups
     weight: jax.Array | None
-    position: jax.Array
+    entry: jax.Array
     filled: Filled | None
 
 
@@ -94,7 +94,7 @@ class UniqueBased:
         if self.ragged:
             filled = announce(jnp.minimum(buckets.count, self.capacity))
         received_slot = self._swap(buckets.slot, filled, empty=index.slots).reshape(-1)
-        implementation, places = self.implementation, buckets.position.size
+        implementation, places = self.implementation, buckets.entry.size
         route = UniqueRoute(
             received_slot,
             group_rows(
@@ -111,7 +111,7 @@ class UniqueBased:
                 implementation=implementation,
             ),
             None if weights is None else weights[:, index.entry_column],
-            buckets.position,
+            buckets.entry,
             filled,
         )
         return route, buckets.count.max()
@@ -179,6 +179,6 @@ class UniqueBased:
             self.exchange,
             rows.gradient,
             route.touched,
-            route.position,
+            route.entry,
             route.inverse.reshape(-1),
         )

@@ -230,12 +230,12 @@ class Buckets(NamedTuple):
     """Entries by owner, ready to be exchanged.
 
     Attributes:
-      position: ``[owners, capacity]`` int32 the entry at each place; ``n`` where empty.
+      entry: ``[owners, capacity]`` int32 which is at each place; ``n`` where empty.
       needed: ``[]`` int32 entries of the fullest bucket; above capacity, the last of
         them are lost.
     """
 
-    position: jax.Array
+    entry: jax.Array
     needed: jax.Array
 
 
@@ -268,8 +268,8 @@ def bucket_by_owner(
         start = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
     count = start[1:] - start[:-1]
     place = jnp.arange(capacity, dtype=jnp.int32)[None]
-    position = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
-    return Buckets(jnp.where(place < count[:, None], position, n), count.max())
+    entry = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
+    return Buckets(jnp.where(place < count[:, None], entry, n), count.max())
 
 
 class _Runs(NamedTuple):

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax import fleet
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.embedding.positions import ids_of
+from embark_jax.embedding.row_shards import ids_of
 from embark_jax.planner import (
     MESH_AXES,
     ForcedPlacement,

@@ -43,7 +43,7 @@ def test_unique_buckets(key, capacity):
         np.testing.assert_array_equal(found.slot[d], expected)
         for place, of_slot in enumerate(kept):
             first = np.flatnonzero((owner == d) & (slot == of_slot))[0]
-            assert found.position[d, place] == first
+            assert found.entry[d, place] == first
     flat = np.append(found.slot.reshape(-1), -1)
     for entry in range(n):
         place = int(found.inverse[entry])

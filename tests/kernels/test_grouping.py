@@ -149,7 +149,7 @@ def test_buckets_keep_the_order(owners, capacity):
     actual = bucket_by_owner(jnp.asarray(owner), 3, capacity)
     entries = [np.flatnonzero(owner == each) for each in range(3)]
     assert int(actual.needed) == max(map(len, entries))
-    for bucket, expected in zip(actual.position, entries, strict=True):
+    for bucket, expected in zip(actual.entry, entries, strict=True):
         kept = expected[:capacity]
         padding = [len(owner)] * (capacity - len(kept))
         np.testing.assert_array_equal(bucket, [*kept, *padding])
@@ -160,5 +160,5 @@ def test_buckets_in_an_order_of_their_own():
     owner, minor = jnp.array([1, 0, 1, 2, 1]), jnp.array([7, 2, 3, 0, 3])
     for minors in (8, 2**31 - 1):
         actual = bucket_by_owner(owner, 2, 3, minor=minor, minors=minors)
-        np.testing.assert_array_equal(actual.position, [[1, 5, 5], [2, 4, 0]])
+        np.testing.assert_array_equal(actual.entry, [[1, 5, 5], [2, 4, 0]])
         assert int(actual.needed) == 3
