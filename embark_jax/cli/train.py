@@ -15,7 +15,7 @@ from embark_jax.cli.errors import complain, fixable, show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError
-from embark_jax.launch.cluster import find_cluster, this_process_alone
+from embark_jax.launch.process_group import find_process_group, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
 from embark_jax.launch.worker import Worker
 
@@ -95,12 +95,12 @@ def train(
     worker = Worker.of_this_process()
     if supervised and worker is None:
         if distributed:
-            cluster = find_cluster(coordinator, processes, process_id)
+            group = find_process_group(coordinator, processes, process_id)
         else:
-            cluster = this_process_alone()
+            group = this_process_alone()
         name = f"{config.name} in {workdir}"
         command = [sys.executable, *sys.orig_argv[1:]]
-        supervisor = Supervisor(cluster, name, command, max_restarts, complain)
+        supervisor = Supervisor(group, name, command, max_restarts, complain)
         raise typer.Exit(supervisor.supervise())
 
     keep_freed_memory()

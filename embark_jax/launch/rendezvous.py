@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from embark_jax.launch.cluster import free_port
 from embark_jax.launch.messages import Failure, Peer
+from embark_jax.launch.process_group import free_port
 
 JOIN_TIMEOUT_S = 300
 """For all to come the first time: schedulers may start them minutes apart."""

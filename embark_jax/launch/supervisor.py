@@ -17,8 +17,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from embark_jax.launch.cluster import Cluster
 from embark_jax.launch.messages import REASON_BYTES, Failure, Peer
+from embark_jax.launch.process_group import ProcessGroup
 from embark_jax.launch.rendezvous import (
     JOIN_TIMEOUT_S,
     RETURN_TIMEOUT_S,
@@ -41,10 +41,10 @@ class _Outcome:
 
 
 class Supervisor:
-    """Runs a command in its place of a cluster, to the end of the run.
+    """Runs a command in its place in a process group, to the end of the run.
 
     Args:
-      cluster: of the run.
+      group: of the run.
       run: its name, the same for all its processes.
       command: makes the process that trains, which is a ``launch.Worker``.
       max_restarts: how often all processes start again after a failure of any.
@@ -53,13 +53,13 @@ class Supervisor:
 
     def __init__(
         self,
-        cluster: Cluster,
+        group: ProcessGroup,
         run: str,
         command: Sequence[str],
         max_restarts: int,
         say: Callable[[str], None],
     ):
-        self._cluster = cluster
+        self._group = group
         self._run = run
         self._command = command
         self._max_restarts = max_restarts
@@ -84,10 +84,10 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._pass_on_sigterm, task)
         loop.add_signal_handler(signal.SIGINT, self._interrupt, task)
-        if self._cluster.process_id != 0:
+        if self._group.process_id != 0:
             return await self._attempts()
-        rendezvous = Rendezvous(self._run, self._cluster.processes, self._max_restarts)
-        server = await rendezvous.listen(self._cluster.port)
+        rendezvous = Rendezvous(self._run, self._group.processes, self._max_restarts)
+        server = await rendezvous.listen(self._group.port)
         try:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(rendezvous.serve())
@@ -115,17 +115,17 @@ class Supervisor:
         raise AssertionError("the last attempt is not followed by another")
 
     async def _attempt(self, timeout_s: float) -> _Outcome:
-        cluster = self._cluster
-        where = f"{cluster.host}:{cluster.port}"
-        peer = await _reach(cluster, timeout_s)
+        group = self._group
+        where = f"{group.host}:{group.port}"
+        peer = await _reach(group, timeout_s)
         if peer is None:
             return _Outcome(f"no coordinator answered at {where} within {timeout_s} s")
         async with contextlib.aclosing(peer):
             peer.send(
                 "join",
                 run=self._run,
-                processes=cluster.processes,
-                process_id=cluster.process_id,
+                processes=group.processes,
+                process_id=group.process_id,
             )
             message = await peer.receive()
             if message is not None and message["kind"] == "start":
@@ -153,13 +153,13 @@ class Supervisor:
     @contextlib.asynccontextmanager
     async def _worker(self, attempt: int, port: int) -> AsyncIterator[socket.socket]:
         """Starts the process, and kills it at the end."""
-        cluster = self._cluster
+        group = self._group
         mine, theirs = socket.socketpair()
         with mine, theirs:
             options = WorkerOptions(
-                coordinator=f"{cluster.host}:{port}",
-                processes=cluster.processes,
-                process_id=cluster.process_id,
+                coordinator=f"{group.host}:{port}",
+                processes=group.processes,
+                process_id=group.process_id,
                 resume=attempt > 0,
                 link=theirs.fileno(),
             )
@@ -193,7 +193,7 @@ class Supervisor:
             return Failure(**json.loads(told))
         if status == 0:
             return None
-        name = f"process {self._cluster.process_id}"
+        name = f"process {self._group.process_id}"
         if status > 0:
             return Failure(f"{name} ended with exit status {status}")
         # JAX aborts a process whose coordinator is gone.
@@ -226,14 +226,12 @@ class Supervisor:
                 self._process.send_signal(signal.SIGTERM)
 
 
-async def _reach(cluster: Cluster, timeout_s: float) -> Peer | None:
+async def _reach(group: ProcessGroup, timeout_s: float) -> Peer | None:
     """A connection to the coordinator, which may not be there yet."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while True:
                 with contextlib.suppress(OSError):
-                    return Peer(
-                        *await asyncio.open_connection(cluster.host, cluster.port)
-                    )
+                    return Peer(*await asyncio.open_connection(group.host, group.port))
                 await asyncio.sleep(RETRY_S)
     return None

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from embark_jax.launch.cluster import free_port
+from embark_jax.launch.process_group import free_port
 
 HERE = Path(__file__).parent
 SIZES = (1, 4, 8)

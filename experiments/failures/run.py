@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embark_jax import config_io, experiment
-from embark_jax.launch.cluster import free_port
+from embark_jax.launch.process_group import free_port
 from embark_jax.train.checkpoint import Checkpointer
 
 HERE = Path(__file__).parent

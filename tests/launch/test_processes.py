@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from embark_jax.launch.cluster import free_port
+from embark_jax.launch.process_group import free_port
 
 PROCESS = """
 import sys

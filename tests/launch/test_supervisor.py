@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax.launch.cluster import free_port
+from embark_jax.launch.process_group import free_port
 
 SUPERVISE = """
 import sys
-from embark_jax.launch.cluster import Cluster
+from embark_jax.launch.process_group import ProcessGroup
 from embark_jax.launch.supervisor import Supervisor
 
 port, processes, process_id, restarts, run, program = sys.argv[1:]
-cluster = Cluster("localhost", int(port), int(processes), int(process_id))
+group = ProcessGroup("localhost", int(port), int(processes), int(process_id))
 command = [sys.executable, "-c", program]
 say = lambda text: print("says:", text, flush=True)
-sys.exit(Supervisor(cluster, run, command, int(restarts), say).supervise())
+sys.exit(Supervisor(group, run, command, int(restarts), say).supervise())
 """
 WORK = """
 import os, signal, sys, time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax.launch.cluster import free_port
+from embark_jax.launch.process_group import free_port
 from tests import runs
 
 CONFIG = """\

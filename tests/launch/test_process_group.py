@@ -7,7 +7,7 @@ import re
 import pytest
 
 from embark_jax.config import ConfigError
-from embark_jax.launch.cluster import Cluster, find_cluster
+from embark_jax.launch.process_group import ProcessGroup, find_process_group
 from tests.runs import embark, write_config
 
 SLURM = {
@@ -22,23 +22,23 @@ OTHERS = ("KUBERNETES_SERVICE_HOST", "OMPI_MCA_orte_hnp_uri", "TPU_SKIP_MDS_QUER
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Of a machine that belongs to no cluster."""
+    """Of a machine of which JAX knows no other processes."""
     for name in (*SLURM, *OTHERS):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
 def test_what_is_given_is_taken(environment):
-    assert find_cluster("a.b:7", 2, 1) == Cluster("a.b", 7, 2, 1)
-    assert find_cluster("[::1]:7", 2, 1).host == "::1"
+    assert find_process_group("a.b:7", 2, 1) == ProcessGroup("a.b", 7, 2, 1)
+    assert find_process_group("[::1]:7", 2, 1).host == "::1"
 
 
 def test_slurm_is_found(environment):
     for name, value in SLURM.items():
         environment.setenv(name, value)
-    found = find_cluster(None, None, None)
+    found = find_process_group(None, None, None)
     assert (found.host, found.processes, found.process_id) == ("gpu003", 24, 13)
-    assert find_cluster("other:7", None, None) == Cluster("other", 7, 24, 13)
+    assert find_process_group("other:7", None, None) == ProcessGroup("other", 7, 24, 13)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_slurm_is_found(environment):
     ],
     ids=str,
 )
-def test_what_makes_no_cluster(environment, given, message):
+def test_what_makes_no_process_group(environment, given, message):
     with pytest.raises(ConfigError, match=message):
-        find_cluster(*given)
+        find_process_group(*given)
 
 
 def test_options_of_the_command(environment, tmp_path):

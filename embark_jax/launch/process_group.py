@@ -9,7 +9,7 @@ from embark_jax.config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ProcessGroup:
     """The processes of a run, as one of them sees it.
 
     Attributes:
@@ -41,10 +41,10 @@ class Cluster:
             raise ConfigError("\n".join(problems))
 
 
-def find_cluster(
+def find_process_group(
     coordinator: str | None, processes: int | None, process_id: int | None
-) -> Cluster:
-    """The cluster that was given, or what JAX finds out from Slurm, Kubernetes or MPI.
+) -> ProcessGroup:
+    """The processes given, or what JAX finds out from Slurm, Kubernetes or MPI.
 
     Args:
       coordinator: HOST:PORT on the machine of process 0.
@@ -77,12 +77,12 @@ def find_cluster(
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--coordinator: is {coordinator!r}, must be HOST:PORT")
-    return Cluster(host.strip("[]"), int(port), processes, process_id)
+    return ProcessGroup(host.strip("[]"), int(port), processes, process_id)
 
 
-def this_process_alone() -> Cluster:
-    """A cluster of one process, on this machine."""
-    return Cluster("localhost", free_port(), processes=1, process_id=0)
+def this_process_alone() -> ProcessGroup:
+    """A group of one process, on this machine."""
+    return ProcessGroup("localhost", free_port(), processes=1, process_id=0)
 
 
 def free_port() -> int:
