@@ -1,4 +1,4 @@
-"""What the supervisors of a run tell each other: JSON objects, one a line."""
+"""Messages between the supervisors of a run: JSON objects, one per line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import sys
 from typing import Any
 
 DEAD_PEER_S = 10
-"""After this long without a sign of life, a machine counts as gone."""
+"""A machine counts as gone after this long without a sign of life."""
 _PROBES = 2
 REASON_BYTES = 8192
-"""Most bytes of a failure as JSON."""
+"""Largest number of bytes of a failure as JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Failure:
 
     Attributes:
       reason: in words.
-      symptom: whether the failure of another process may have caused it, as that of a
-        collective.
-      final: whether it would happen again, so that to start again is no use.
+      symptom: whether the failure of another process may have caused it, as for an
+        error of a collective.
+      final: whether it would happen again, so that a restart is no use.
     """
 
     reason: str
@@ -41,28 +41,28 @@ class Peer:
         _notice_death(writer.get_extra_info("socket"))
 
     def send(self, kind: str, **values: Any) -> None:
-        """Sends a message; a peer that is gone is noticed by ``receive``."""
+        """Sends a message; ``receive`` notices if the peer is gone."""
         self._writer.write(json.dumps({"kind": kind, **values}).encode() + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None once the peer is gone or talks nonsense."""
+        """Returns the next message, or None once the peer is gone or sends nonsense."""
         try:
             message = json.loads(await self._reader.readline())
-        except (OSError, ValueError):  # also of a line that is empty or too long
+        except (OSError, ValueError):  # also for a line that is empty or too long
             return None
         return message if isinstance(message, dict) and "kind" in message else None
 
     async def aclose(self) -> None:
-        """Sends what is to be sent, and ends the connection."""
+        """Sends what is still waiting, and ends the connection."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
 
 def _notice_death(connection: socket.socket) -> None:
-    """Has the kernel probe the other machine: one that lost power says no goodbye."""
+    """Has the kernel probe the other machine, which may lose power without a word."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":  # elsewhere after hours
+    if sys.platform == "linux":  # elsewhere it takes hours
         tcp, every_s = socket.IPPROTO_TCP, DEAD_PEER_S // (_PROBES + 1)
         connection.setsockopt(tcp, socket.TCP_KEEPIDLE, every_s)
         connection.setsockopt(tcp, socket.TCP_KEEPINTVL, every_s)

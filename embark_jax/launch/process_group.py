@@ -1,4 +1,4 @@
-"""Which process of a run this is, and where the others find each other."""
+"""Finds out which process of a run this is, and where the processes meet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ProcessGroup:
     """The processes of a run, as one of them sees it.
 
     Attributes:
-      host, port: where the supervisors meet; on the machine of process 0.
-      processes: how many there are.
-      process_id: of this one, from 0.
+      host, port: where the supervisors meet, on the machine of process 0.
+      processes: number of processes.
+      process_id: number of this process, from 0.
 
     Raises:
       ConfigError: if a number is out of range.
@@ -44,15 +44,15 @@ class ProcessGroup:
 def find_process_group(
     coordinator: str | None, processes: int | None, process_id: int | None
 ) -> ProcessGroup:
-    """The processes given, or what JAX finds out from Slurm, Kubernetes or MPI.
+    """The group that was given, or that JAX finds by Slurm, Kubernetes or MPI.
 
     Args:
       coordinator: HOST:PORT on the machine of process 0.
-      processes: how many there are.
-      process_id: of this one.
+      processes: number of processes.
+      process_id: number of this process.
 
     Raises:
-      ConfigError: if something is neither given nor found, or makes no sense.
+      ConfigError: if a value is neither given nor found, or is not valid.
     """
     if None in (coordinator, processes, process_id):
         # JAX has no public name for what jax.distributed.initialize() does first.
@@ -86,6 +86,6 @@ def this_process_alone() -> ProcessGroup:
 
 
 def free_port() -> int:
-    """A port that nothing listened on a moment ago."""
+    """A port on which nothing listened a moment ago."""
     with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]

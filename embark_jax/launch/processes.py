@@ -1,4 +1,4 @@
-"""What the processes of a run do together once JAX runs; alone, next to nothing."""
+"""What the processes of a run do together once JAX runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embark_jax.train.checkpoint import differences
 
 
 def join(options: WorkerOptions, config: ExperimentConfig) -> None:
-    """Makes this process one of several of JAX's, before it uses any device.
+    """Joins this process to the others of the run, before it uses any device.
 
     On CPU, collectives go through Gloo; on GPUs, through NCCL.
 
@@ -40,7 +40,7 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
                 f"mesh: has {devices} devices, the {processes} processes have "
                 f"{jax.device_count()}: a mesh must span them all"
             )
-        # Caches differ between hosts, and their programs must not.
+        # Caches differ between hosts, but their programs must not.
         tuning.use(of_process_0(tuning.winners()))
     mine = config.model_dump(mode="json")
     if found := differences(of_process_0(mine), mine, "for process 0"):
@@ -48,18 +48,18 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
 
 
 def of_process_0(value: Any) -> Any:
-    """The JSON-like value that process 0 gave, in all processes."""
+    """Returns, in all processes, the JSON-like value that process 0 gave."""
     if jax.process_count() == 1:
         return value
     mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(mine))))
-    # Only what process 0 gives is looked at, but all must give as much.
+    # Only the value of process 0 counts, but all must give as many bytes.
     text = multihost_utils.broadcast_one_to_all(np.resize(mine, size))
     return json.loads(np.asarray(text).tobytes())
 
 
 def total(counts: Mapping[str, int]) -> dict[str, int]:
-    """Sums over all processes, of counts with the same names."""
+    """Sums counts with the same names over all processes."""
     if jax.process_count() == 1:
         return dict(counts)
     with jax.enable_x64(True):

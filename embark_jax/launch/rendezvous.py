@@ -1,8 +1,8 @@
-"""Where the supervisors of a run meet, and decide together how it goes on.
+"""The supervisors of a run meet here, and decide together how it goes on.
 
-The supervisor of process 0 serves it. An attempt begins once all have joined, and ends
-when all are done, or when one tells of a failure or is gone: then all hear of the same
-first failure, and whether to join again.
+The supervisor of process 0 serves the rendezvous. An attempt begins once all have
+joined. It ends when all are done, or when one reports a failure or is gone: then all
+hear of the same first failure, and whether to join again.
 
     member → rendezvous   join, then done or failed
     rendezvous → member   start, then end or failed
@@ -17,11 +17,11 @@ from embark_jax.launch.messages import Failure, Peer
 from embark_jax.launch.process_group import free_port
 
 JOIN_TIMEOUT_S = 300
-"""For all to come the first time: schedulers may start them minutes apart."""
+"""Time for all to join the first time: schedulers may start them minutes apart."""
 RETURN_TIMEOUT_S = 15
-"""For all to come back after a failure; one that was lost as a new process."""
+"""Time for all to join again after a failure; a lost one as a new process."""
 SETTLE_S = 2
-"""For the cause of a failure that may be a symptom of another one."""
+"""Time to wait for the cause of a failure that may be a symptom."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Rendezvous:
     """The meeting point of a run's supervisors.
 
     Args:
-      run: names the run, so that one of another run that comes here is sent away.
-      processes: how many there are.
-      max_restarts: attempts after the first.
+      run: name of the run; members of other runs are refused.
+      processes: number of processes.
+      max_restarts: number of attempts after the first.
     """
 
     def __init__(self, run: str, processes: int, max_restarts: int):
@@ -48,7 +48,7 @@ class Rendezvous:
         self._new_attempt()
 
     def _new_attempt(self) -> None:
-        # What comes of connections of the last attempt is no longer looked at.
+        # Messages from connections of the last attempt no longer count.
         self._members: dict[int, Peer] = {}
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
 
@@ -57,7 +57,7 @@ class Rendezvous:
         return await asyncio.start_server(self._welcome, port=port)
 
     async def serve(self) -> None:
-        """Goes through the attempts, to the end of the run."""
+        """Serves all attempts, to the end of the run."""
         for attempt in range(self._max_restarts + 1):
             failure = await self._attempt(attempt)
             peers = list(self._members.values())
@@ -91,7 +91,7 @@ class Rendezvous:
                 f"{timeout_s} s"
             )
             return Failure(reason, final=True)
-        # Another port each time, as the last coordinator of JAX may linger.
+        # Another port each time, since JAX's last coordinator may linger.
         self._tell("start", attempt=attempt, port=free_port())
         while joined:
             event = await self._events.get()
@@ -101,7 +101,7 @@ class Rendezvous:
         return None
 
     async def _cause(self, first: Failure) -> Failure:
-        """The first failure, or what it is a symptom of, if one tells soon."""
+        """The first failure, or its cause, if a member reports it soon."""
         cause = first
         try:
             async with asyncio.timeout(SETTLE_S):
@@ -115,7 +115,7 @@ class Rendezvous:
     async def _welcome(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Listens to a member for as long as it is there."""
+        """Listens to a member until it is gone."""
         peer = Peer(reader, writer)
         message = await peer.receive()
         if message is None or message["kind"] != "join":
@@ -140,7 +140,7 @@ class Rendezvous:
         events.put_nowait(_Event(process_id, lost))
 
     def _refusal(self, message: dict) -> str | None:
-        """Why one that wants to join may not."""
+        """The reason why a member may not join, if there is one."""
         run, processes = message.get("run"), message.get("processes")
         if (run, processes) != (self._run, self._processes):
             return (

@@ -1,4 +1,4 @@
-"""How a run ends early and well: at Ctrl-C, or when SIGTERM announces the end of its
+"""Ends a run early and orderly: at Ctrl-C, or when SIGTERM announces the end of its
 machine."""
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Stop:
         self._several = jax.process_count() > 1
 
     def ask(self) -> bool:
-        """Asks this process; returns whether it is news."""
+        """Asks this process to stop; returns False if it was asked before."""
         news = not self._asked.is_set()
         self._asked.set()
         return news
 
     def before(self, step: int) -> bool:
-        """Whether to stop before this step, to be asked of each; all processes are told
-        to stop at the same one, whichever got the signal."""
-        if self._several:  # JAX handles the signal, since its initialization
+        """Returns whether to stop before this step. Call it for each step: all
+        processes stop at the same one, whichever got the signal."""
+        if self._several:  # JAX handles the signal since its initialization
             return multihost_utils.reached_preemption_sync_point(step)
         return self._asked.is_set()
 
     def during(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches of what need not come to its end, such as an evaluation.
+        """Yields the batches of work that may stay unfinished, such as an evaluation.
 
         Raises:
           StoppedError: once a run of one process is asked to end.
@@ -55,14 +55,14 @@ class Stop:
 
 @contextlib.contextmanager
 def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Lets a run end well at SIGTERM and Ctrl-C; a second Ctrl-C ends it at once.
+    """Ends a run orderly at SIGTERM and Ctrl-C; a second Ctrl-C ends it at once.
 
     Python runs signal handlers between two of its own instructions, which may be
-    minutes apart while XLA compiles. So a thread of its own is told of the signals. In
-    a run of several processes their supervisors pass Ctrl-C on as SIGTERM.
+    minutes apart while XLA compiles. So a separate thread receives the signals. In a
+    run of several processes, their supervisors pass Ctrl-C on as SIGTERM.
 
     Args:
-      say: shows a message to the user; is called by another thread.
+      say: shows a message to the user; another thread calls it.
     """
     stop = Stop()
     if jax.process_count() > 1:
@@ -71,7 +71,7 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
         return
 
     received, sent = socket.socketpair()
-    sent.setblocking(False)  # as the signal module demands
+    sent.setblocking(False)  # as the signal module requires
 
     def watch() -> None:
         interrupts = 0
@@ -101,6 +101,6 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
         signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler)
-        sent.close()  # which ends the thread
+        sent.close()  # this ends the thread
         watcher.join()
         received.close()

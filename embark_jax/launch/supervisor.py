@@ -1,8 +1,8 @@
-"""Watches over the process that trains: starts it, ends it, starts it again.
+"""Supervises the process that trains: starts it, ends it, starts it again.
 
 A process that waits in a collective cannot look after itself, so each has a supervisor:
-a small parent that uses no device and outlives it. As soon as one process fails, all
-supervisors end theirs and say why, so that nothing waits for a peer that is gone.
+a small parent process that uses no device and outlives it. As soon as one process
+fails, all supervisors end theirs and say why, so nothing waits for a lost peer.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from embark_jax.launch.rendezvous import (
 from embark_jax.launch.worker import ENVIRONMENT_VARIABLE, WorkerOptions
 
 GOODBYE_S = 5
-"""For all members to hear how the run ended."""
+"""Time for all members to hear how the run ended."""
 RETRY_S = 0.2
-"""Between calls at a coordinator that is not there yet."""
+"""Time between attempts to connect to a coordinator."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """How an attempt ended: well if there is no reason."""
+    """How an attempt ended; without a reason, it ended well."""
 
     reason: str | None = None
     restart: bool = False
 
 
 class Supervisor:
-    """Runs a command in its place in a process group, to the end of the run.
+    """Runs a command as one process of a group, to the end of the run.
 
     Args:
       group: of the run.
-      run: its name, the same for all its processes.
-      command: makes the process that trains, which is a ``launch.Worker``.
-      max_restarts: how often all processes start again after a failure of any.
+      run: name of the run, the same for all its processes.
+      command: starts the process that trains, which is a ``launch.Worker``.
+      max_restarts: how often all processes start again after one fails.
       say: shows a message to the user.
     """
 
@@ -71,11 +71,11 @@ class Supervisor:
         """Returns the exit status: 0 if all processes of the run ended well.
 
         Raises:
-          OSError: if the coordinator's port cannot be had.
+          OSError: if the coordinator's port is taken.
         """
         try:
             return asyncio.run(self._supervise())
-        except asyncio.CancelledError:  # a signal before there was a process
+        except asyncio.CancelledError:  # a signal came before the process started
             return 128 + (signal.SIGINT if self._interrupted else signal.SIGTERM)
 
     async def _supervise(self) -> int:
@@ -135,7 +135,7 @@ class Supervisor:
         return _Outcome(message.get("reason"), message.get("restart", False))
 
     async def _work(self, peer: Peer, attempt: int, port: int) -> dict | None:
-        """Has the work done; returns what the rendezvous says of it in the end."""
+        """Runs the process; returns how the rendezvous says that the attempt ended."""
         verdict = asyncio.create_task(peer.receive())
         async with self._worker(attempt, port) as link:
             ended = asyncio.create_task(self._failure(link))
@@ -163,8 +163,8 @@ class Supervisor:
                 resume=attempt > 0,
                 link=theirs.fileno(),
             )
-            # The process inherits the mask: it lets SIGTERM in when it can handle it,
-            # and never Ctrl-C, which a terminal sends to both, and which is ours.
+            # The process inherits the mask. It unblocks SIGTERM when it can handle it,
+            # and never Ctrl-C, which a terminal sends to both, and which we handle.
             held_back = {signal.SIGTERM, signal.SIGINT}
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
             try:
@@ -185,7 +185,7 @@ class Supervisor:
                 self._process = None
 
     async def _failure(self, link: socket.socket) -> Failure | None:
-        """Waits for the end of the process; why it failed, if it did."""
+        """Waits for the end of the process; returns why it failed, if it did."""
         assert self._process is not None
         status = await self._process.wait()
         told = link.recv(REASON_BYTES, socket.MSG_DONTWAIT)
@@ -203,7 +203,7 @@ class Supervisor:
         )
 
     def _interrupt(self, task: asyncio.Task) -> None:
-        """Has the run end with a checkpoint at Ctrl-C; ends at once at the second."""
+        """Ends the run with a checkpoint at Ctrl-C, and at once at the second one."""
         if self._interrupted:
             if self._process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -227,7 +227,7 @@ class Supervisor:
 
 
 async def _reach(group: ProcessGroup, timeout_s: float) -> Peer | None:
-    """A connection to the coordinator, which may not be there yet."""
+    """Connects to the coordinator, which may not be there yet."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while True:

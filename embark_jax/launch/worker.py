@@ -1,4 +1,4 @@
-"""The process that trains, below its supervisor."""
+"""The process that trains, a child of its supervisor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ENVIRONMENT_VARIABLE = "EMBARK_WORKER"
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """What a supervisor tells the process it starts.
+    """What a supervisor passes to the process that it starts.
 
     Attributes:
       coordinator: HOST:PORT of JAX's own coordinator.
-      processes: of the run.
-      process_id: of this one.
-      resume: whether it is to go on from the last checkpoint.
+      processes: number of processes of the run.
+      process_id: number of this process.
+      resume: whether to resume from the last checkpoint.
       link: file descriptor of a socket to the supervisor.
     """
 
@@ -39,7 +39,7 @@ class WorkerOptions:
 
 
 class Worker:
-    """This process, if a supervisor started it; ends when the supervisor does."""
+    """This process, if a supervisor started it. It ends when its supervisor does."""
 
     def __init__(self, options: WorkerOptions):
         self.options = options
@@ -48,21 +48,23 @@ class Worker:
 
     @classmethod
     def of_this_process(cls) -> Worker | None:
-        """None if no supervisor started it."""
+        """Returns this process, or None if no supervisor started it."""
         options = os.environ.pop(ENVIRONMENT_VARIABLE, None)
         return None if options is None else cls(WorkerOptions(**json.loads(options)))
 
     def _end_with_supervisor(self) -> None:
-        self._link.recv(1)  # it says nothing, so this returns when it is gone
+        self._link.recv(
+            1
+        )  # the supervisor sends nothing, so this returns when it is gone
         os._exit(1)
 
     @contextlib.contextmanager
     def reporting(
         self, show: Callable[[Exception], None], final: tuple[type[Exception], ...]
     ) -> Iterator[None]:
-        """Tells the supervisor of an exception, and ends the process at once.
+        """Reports an exception to the supervisor, and ends the process at once.
 
-        An orderly exit would wait for the others, who may be waiting for this one.
+        An orderly exit would wait for other processes, which may wait for this one.
 
         Args:
           show: shows an exception to the user.
@@ -83,7 +85,7 @@ class Worker:
 
 
 def _in_a_collective(error: BaseException | None) -> bool:
-    """Whether an error of JAX's runtime is behind it, as when a peer is gone."""
+    """Whether an error of JAX's runtime caused it, as when a peer is gone."""
     import jax
 
     while error is not None:
