@@ -1,4 +1,4 @@
-"""Simulates train steps on a fleet: when each device does what. Needs no JAX."""
+"""Simulates when each device of a fleet does what in a train step. Needs no JAX."""
 
 from embark_jax.planner.request.dense import DenseNetwork, dlrm, dlrm_dcnv2
 from embark_jax.simulator.job import Job, job_of_list

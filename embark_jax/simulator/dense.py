@@ -1,4 +1,4 @@
-"""How long the matrix products of the dense part take."""
+"""Predicts how long the matrix products of the dense layers take."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import Product
 
 DType = Literal["float32", "bfloat16", "float16"]
-"""That dense layers compute in."""
+"""The data types in which dense layers compute."""
 VALUE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 SLOWDOWN: dict[DType, int] = {"float32": 2, "bfloat16": 1, "float16": 1}
-"""float32 runs as TF32 (https://www.nvidia.com/en-us/data-center/h100/)."""
+"""Time relative to bfloat16: float32 runs as TF32 (https://www.nvidia.com/en-us/data-center/h100/)."""
 
 
 def product_ms(rates: Rates, batch: int, product: Product, dtype: DType) -> float:
-    """The time of one matrix product on one device; it is as long for each of the two
-    products of backward, in which the three sizes change places.
+    """The time of one matrix product on one device. Each of the two products of
+    backward, which have the same three sizes in another order, takes as long.
 
     Args:
-      rates: of the fleet.
-      batch: samples of the device.
-      product: the layer.
-      dtype: that it computes in.
+      rates: rates of the fleet.
+      batch: number of samples on the device.
+      product: the layer's product.
+      dtype: data type in which it computes.
     """
     inputs, outputs = product
     moved = batch * inputs + inputs * outputs + batch * outputs

@@ -1,7 +1,7 @@
-"""What each device does in a step of EMBark's system, counted from a placement.
+"""Counts what each device does in a step of EMBark's system, given a placement.
 
-Nothing is padded: messages are as long as what is in them. Ids are those of the
-expectation, so that devices differ by what they own alone.
+Nothing is padded: messages are as long as their content. Numbers of ids are expected
+values, so devices differ only in what they own.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from embark_jax.tables import FeatureSpec
 class Loads:
     """Counts of one step; arrays are ``[devices]`` unless they say otherwise.
 
-    "Values" are parameters: as many as a row, or a sum of rows, has columns.
+    "Values" are numbers of a row, or of a sum of rows: one for each column.
 
     Attributes:
-      ids: of RB that reach the owner.
-      id_values: values of their rows.
+      ids: RB ids that reach the owner.
+      id_values: values of the rows of these ids.
       bags: (sample, shard) pairs that the owner pools for.
-      sums: values of its partial sums.
-      filled: those of bags that have an id of the shard.
-      touched: values of its rows that the batch touches, of RB and UB.
-      node_sums: ``[nodes]`` values a sample of sums that leave the node, the partial
-        sums of its devices added up.
-      repeated_ids: of UB, that a requester makes unique.
-      unique_ids, unique_values: of UB, that it then sends to all owners.
-      received_ids, received_values: of UB, that an owner receives.
-      pooled_values: of UB, that every requester pools from the rows it got.
-      local_ids, local_values: of DP, that every device looks up.
-      replicated_values: of all DP tables.
-      outputs: values a sample of all pooled rows but those of DP.
+      sums: values of the owner's partial sums.
+      filled: values of those partial sums whose bag has an id of the shard.
+      touched: values of the owner's RB and UB rows that the batch touches.
+      node_sums: ``[nodes]`` values per sample of the sums that leave the node, after
+        the partial sums of its devices are added up.
+      repeated_ids: UB ids that a requester makes unique.
+      unique_ids, unique_values: UB ids that a requester then sends to all owners, and
+        values of their rows.
+      received_ids, received_values: UB ids that an owner receives, and values of their
+        rows.
+      pooled_values: values that every requester pools from the UB rows it received.
+      local_ids, local_values: DP ids that every device looks up, and values of their
+        rows.
+      replicated_values: values of all DP tables.
+      outputs: values per sample of all pooled rows but those of DP.
     """
 
     ids: np.ndarray
@@ -68,8 +71,8 @@ def count(
     """The loads of all tables together.
 
     Args:
-      placements: of every table, on the workload's devices.
-      features: of the model.
+      placements: placement of every table on the workload's devices.
+      features: features of the model.
       workload: fleet, batch and skew.
     """
     devices, gpus = workload.devices, workload.fleet.gpus_per_node

@@ -1,4 +1,4 @@
-"""Placements for EMBark's system: its baseline, and what the planner makes of it.
+"""Placements for EMBark's system: its baseline, and placements that the planner finds.
 
 With several nodes a table belongs to whole nodes, inside of which its rows are spread
 over all GPUs (HugeCTR, ``benchmarks/embedding_collection/hugectr/sharding``). The
@@ -33,12 +33,12 @@ from embark_jax.simulator.embark_step import (
 from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLE_BYTES = 60e9
-"""For tables on a GPU, at most (HugeCTR, ``benchmarks/embedding_collection``)."""
+"""Most bytes of tables on a GPU (HugeCTR, ``benchmarks/embedding_collection``)."""
 
 
 def table_row_wise(tables: Sequence[TableSpec], workload: Workload) -> list[Placement]:
-    """The baseline: tables go around the nodes, each with its rows over all GPUs of
-    one node, all in RB. A table too large for a node takes the next ones, too."""
+    """The baseline: tables go to nodes round robin, each with its rows over all GPUs of
+    one node, all in RB. A table too large for one node also takes the next nodes."""
     fleet = workload.fleet
     per_parameter = 1 + workload.state_values[0]
     placements = []
@@ -65,9 +65,9 @@ def planned(
     Args:
       tables, features: the model.
       workload: batch, skew and optimizer on the real fleet.
-      clusters: to choose among.
-      key_bytes: of an id.
-      forced: clusters of tables, by name, that are not to be chosen.
+      clusters: clusters to choose among.
+      key_bytes: bytes of an id.
+      forced: clusters of tables by name, which are fixed.
     """
     model = SystemModel(workload, clusters, key_bytes)
     instance = make_instance(
@@ -98,15 +98,15 @@ def over_gpus(placement: Placement, gpus: int) -> Placement:
 
 @dataclasses.dataclass(frozen=True)
 class SystemModel:
-    """A ``planner.cost.CostModel`` of EMBark's system, where nothing overlaps; it
-    counts as ``EmbarkStep`` does, without latencies.
+    """A ``planner.cost.CostModel`` of EMBark's system, in which nothing overlaps. It
+    counts like ``EmbarkStep``, without latencies.
 
     Tables are placed on *bins*: GPUs in a fleet of one node, else nodes.
 
     Attributes:
-      workload: on the real fleet.
-      clusters: that it may choose among.
-      key_bytes: of an id.
+      workload: the workload on the real fleet.
+      clusters: clusters that it may choose among.
+      key_bytes: bytes of an id.
     """
 
     workload: Workload
@@ -137,7 +137,7 @@ class SystemModel:
         return StoragePrice()
 
     def owner_ms(self, shapes: Shapes) -> np.ndarray:
-        """All in the last phase: nothing else is a barrier to this search."""
+        """All time is in the last phase: this search has no other barrier."""
         workload, width = self.workload, shapes.width[shapes.shape]
         if shapes.cluster == "dp":
             return np.zeros((len(OWNER_PHASES), len(shapes.shape)))
@@ -153,7 +153,7 @@ class SystemModel:
         else:
             ids = shapes.batch_ids
             bags = workload.batch_size * shapes.bags[shapes.shape]
-            # Each GPU of a node makes sums of its own, which are added up on their way.
+            # Each GPU of a node makes its own sums, which are added up on their way.
             sums_bytes = HALF_BYTES * bags * width
             sent_bytes = ids * self.key_bytes + bags * self.gpus * INDEX_BYTES
             moved_bytes += ids * width * (FLOAT_BYTES + HALF_BYTES)
@@ -191,11 +191,11 @@ class SystemModel:
                 return rates.memory_ms(moved_bytes) + rates.links_ms(sent)
 
     def _unique(self, shapes: Shapes) -> np.ndarray:
-        """``[shapes]`` ids of the table that a device sends, each once."""
+        """``[shapes]`` number of unique ids of the table that a device sends."""
         return shapes.expected_unique(self.workload.device_batch)
 
     def _sums_ms(self, sums_bytes: np.ndarray) -> np.ndarray:
-        """Sums there and gradients back: inside the node, then along rails."""
+        """Time to send sums and return gradients: inside the node, then along rails."""
         fleet, rates = self.workload.fleet, Rates(self.workload.fleet)
         inside = 2 * sums_bytes * (fleet.gpus_per_node - 1) / fleet.gpus_per_node
         between = 2 * sums_bytes / self.gpus * (fleet.nodes - 1) / fleet.nodes

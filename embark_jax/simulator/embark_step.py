@@ -1,6 +1,6 @@
 """A train step of EMBark's system, HugeCTR, as tasks.
 
-What follows what, and what a stage reads, writes and sends, is read from
+The order of the stages, and what each reads, writes and sends, follow the source of
 NVIDIA-Merlin/HugeCTR: ``HugeCTR/src/pybind/model_pipeline.cpp`` for the pipeline,
 ``HugeCTR/embedding`` for the stages. Rows and their states are float32; pooled rows,
 gradients and the dense layers are float16. Kernels are counted as they are launched.
@@ -20,20 +20,21 @@ from embark_jax.simulator.timeline import Task
 
 FLOAT_BYTES, HALF_BYTES, INDEX_BYTES = 4, 2, 4
 LABEL_BYTES = 4
-"""Bytes of the owner that an id is sorted by, and of an id's place in a bag."""
+"""Bytes of the owner by which an id is sorted, and of an id's position in a bag."""
 SORT_PASSES = 4
 """Passes of a radix sort, of eight bits each, over the 32 bits of an index."""
 REPLICATED, SHARDED = "look up replicated", "look up"
 
 
 def update_bytes(workload: Workload) -> int:
-    """In memory, of a parameter with its states: the gradient read, the rest read and
-    written."""
+    """Bytes of memory that updating a parameter moves: its gradient is read, it and its
+    states are read and written."""
     return FLOAT_BYTES * (3 + 2 * workload.state_values[0])
 
 
 def index_bytes(key_bytes: int) -> int:
-    """In memory, of an id: sorted by row together with its place, then grouped."""
+    """Bytes of memory that an id moves: it is sorted by row with its position, then
+    grouped."""
     pair = key_bytes + INDEX_BYTES
     return (2 * SORT_PASSES + 1) * pair + 6 * INDEX_BYTES
 
@@ -47,7 +48,7 @@ class EmbarkStep:
       workload: batch and optimizer.
       loads: what each device has to do for the embeddings.
       network: the dense layers.
-      key_bytes: of an id.
+      key_bytes: bytes of an id.
     """
 
     make: Tasks
@@ -57,9 +58,9 @@ class EmbarkStep:
     key_bytes: int
 
     def tasks(self) -> list[Task]:
-        """In the order in which they run where nothing overlaps; ``after`` holds what
-        they wait for in the overlapped pipeline, in which the ids that travel are those
-        of the next step."""
+        """The tasks in the order in which they run without overlap. ``after`` holds
+        what they wait for in the overlapped pipeline, which sends the ids of the next
+        step."""
         return [
             *self._ids(),
             *self._forward(),
@@ -75,17 +76,17 @@ class EmbarkStep:
         ]
 
     def _ids(self) -> list[Task]:
-        """Requesters sort the ids of their samples by owner, those of UB after making
-        them unique; owners put what they get in order. How many ids each bag has
-        travels ahead."""
+        """Requesters sort the ids of their samples by owner, UB ids after making them
+        unique. Owners put the ids that they receive in order. The number of ids of each
+        bag travels ahead."""
         loads, key = self.loads, self.key_bytes
         own_ids = loads.ids.sum() / self.workload.devices
-        # Labelled; sorted in one pass.
+        # Ids get a label and are sorted in one pass.
         sort_bytes = 4 * own_ids * (key + LABEL_BYTES)
-        # Into a hash table: the id, its place in the table, and the answer.
+        # A hash table takes the id, its position in the table, and the answer.
         sort_bytes += 3 * loads.repeated_ids * (key + INDEX_BYTES)
         sent = loads.ids * key + loads.bags * INDEX_BYTES + loads.received_ids * key
-        # From the order of requesters to that of tables; from ids to rows.
+        # Ids change from the order of requesters to that of tables, and become rows.
         arrange_bytes = 4 * key * (loads.ids + loads.received_ids)
         arrange_bytes += 6 * INDEX_BYTES * loads.bags
         return [
@@ -174,7 +175,7 @@ class EmbarkStep:
         per_parameter = update_bytes(self.workload)
         replicated_bytes = loads.replicated_values * FLOAT_BYTES
         local_bytes = loads.local_values * HALF_BYTES + replicated_bytes
-        # Gradients of bags arrive; each id reads that of its bag.
+        # Gradients of bags arrive; each id reads the gradient of its bag.
         reduce_bytes = HALF_BYTES * (loads.filled + loads.id_values)
         reduce_bytes += HALF_BYTES * loads.received_values + FLOAT_BYTES * loads.touched
         # The gradient is float16, and so is the copy for the next step.
@@ -210,8 +211,9 @@ class EmbarkStep:
         return self.workload.device_batch * self.loads.outputs * HALF_BYTES
 
     def _rail_bytes(self) -> tuple[np.ndarray, np.ndarray]:
-        """``[devices]`` sums that a device sends to those of its rank in all nodes, its
-        own included, and that it gets from them; in one node, from its neighbours."""
+        """``[devices]`` bytes of the sums that a device sends to the devices of its
+        rank in all nodes, its own included, and of those that it receives; in one node,
+        from its neighbours."""
         fleet, loads, batch = (
             self.workload.fleet,
             self.loads,
@@ -225,6 +227,6 @@ class EmbarkStep:
         return sent * HALF_BYTES, got * HALF_BYTES
 
     def _over_node(self, values: np.ndarray) -> np.ndarray:
-        """``[devices]`` an equal share of what the devices of its node have."""
+        """``[devices]`` each device's equal share of what its node has."""
         gpus = self.workload.fleet.gpus_per_node
         return np.repeat(values.reshape(-1, gpus).mean(axis=1), gpus)

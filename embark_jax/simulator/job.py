@@ -1,4 +1,4 @@
-"""What is trained, and on what."""
+"""Describes what is trained, and on which fleet."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from embark_jax.simulator.dense import DType
 from embark_jax.tables import FeatureSpec, TableSpec
 
 WIDE_ROWS = 2**32
-"""A table with more makes all ids of HugeCTR 64 bits wide: its ``i64_input_key``."""
+"""With a larger table, all ids of HugeCTR have 64 bits: its ``i64_input_key``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """All that a step's time depends on, but where the tables lie.
+    """Everything that a step's time depends on, except where the tables lie.
 
     Attributes:
-      tables, features: the model's.
+      tables, features: those of the model.
       workload: fleet, batch, skew and optimizer of the tables.
       network: the dense layers.
-      dtype: that this package computes them in; EMBark's system takes float16.
+      dtype: data type of the dense layers; EMBark's system uses float16.
       dense_optimizer: a key of ``planner.workload.STATE_VALUES``.
     """
 
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def embark_key_bytes(self) -> int:
-        """Bytes of an id in HugeCTR."""
+        """Number of bytes of an id in HugeCTR."""
         return 8 if any(table.rows > WIDE_ROWS for table in self.tables) else 4
 
 
@@ -49,7 +49,7 @@ def job_of_list(
     zipf_exponent: float | None = None,
     optimizer: str | None = None,
 ) -> Job:
-    """The model of a table list, with its dense layers in bfloat16.
+    """The job that trains a table list's model, with dense layers in bfloat16.
 
     Args:
       listed: the list.
@@ -57,7 +57,7 @@ def job_of_list(
       batch, zipf_exponent, optimizer: see ``TableList.workload``.
 
     Raises:
-      ConfigError: if the list says nothing of the dense layers.
+      ConfigError: if the list has no dense layers.
       ValueError: if the optimizer is unknown.
     """
     if listed.dense is None:

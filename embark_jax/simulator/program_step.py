@@ -1,9 +1,9 @@
 """The train step of this package, one XLA program, as tasks.
 
-What follows what is read from ``embark_jax/train/step.py`` and
-``embark_jax/embedding``; how long the parts for embeddings take is the planner's
-prediction, phase by phase. XLA runs kernels one after the other on one stream, and
-collectives beside them.
+The order of the tasks follows ``embark_jax/train/step.py`` and
+``embark_jax/embedding``. The planner predicts how long the embeddings' tasks take,
+phase by phase. XLA runs kernels one after the other on one stream, and collectives
+beside them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FLOAT_BYTES = 4
 CHECK, UPDATE = "capacity check", "update"
 DENSE, DENSE_GRADIENTS = "top backward", "bottom backward"
 APPLIED = "update dense"
-"""A step is applied as a whole or not at all: what it would make of the dense part must
-be known to be finite before rows are written."""
+"""A step is applied as a whole or not at all: the new dense parameters must be known to
+be finite before rows are written."""
 
-# Stages of a storage, in the order in which they run where nothing overlaps, and what
-# each waits for besides.
+# Stages of a storage, in the order in which they run without overlap, and what else
+# each one waits for.
 FORWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
     "dp": {
         "id exchange": (),
@@ -82,11 +82,11 @@ BACKWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
 
 
 ROUTING = {"sort of ids", "id exchange", "sort of slots"}
-"""Stages that depend on ids alone: with overlap they are those of the next batch, and
-nothing in the step waits for them."""
+"""Stages that depend on ids alone: with overlap they serve the next batch, and nothing
+in the step waits for them."""
 NEAR_FIRST: tuple[Reach, ...] = ("fleet", "node", "rail")
 FAR_FIRST: tuple[Reach, ...] = ("fleet", "rail", "node")
-"""The order of the stages of an exchange; gradients of sums go back the other way."""
+"""The order of the stages of an exchange; gradients of sums use the reverse order."""
 TRAVEL = {
     "fleet": "travel",
     "node": "travel inside nodes",
@@ -105,21 +105,22 @@ def program_tasks(
     """The tasks of a step, in an order in which they could run one after the other.
 
     Args:
-      placements: of all tables.
-      features: of the model.
+      placements: placements of all tables.
+      features: features of the model.
       workload: fleet, batch, skew and optimizer; whether the step makes the routes of
         the next batch; and how the dense layers lie on the devices.
       network: the dense layers.
-      dtype: that they compute in; their parameters and gradients are float32.
+      dtype: data type of the dense layers; their parameters and gradients are float32.
       dense_states: float32 values that their optimizer keeps for each parameter.
 
     Raises:
-      ValueError: if the dense layers are split inside nodes: not known here yet.
+      ValueError: if the dense layers are split inside nodes, which is not simulated
+        yet.
     """
     if workload.dense.parallelism == "tensor":
         raise ValueError(
-            "train.dense is 'tensor', whose sums inside nodes a simulated step has "
-            "not; simulate 'replicated' or 'zero1'"
+            "train.dense is 'tensor', whose sums inside nodes cannot be simulated; "
+            "simulate 'replicated' or 'zero1'"
         )
     model = ProgramModel(workload)
     found: dict[StorageKind, dict[str, list[Phase]]] = {}
@@ -151,7 +152,7 @@ def program_tasks(
             backward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
         if stages:
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
-    # One maximum over devices: of all capacities, and of the ids out of range.
+    # One maximum over devices, of all capacities and of the ids out of range.
     sorts = [f"{storage.name} sort of ids" for storage in sharded]
     needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
     routes.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
@@ -169,9 +170,9 @@ def program_tasks(
 def _update_dense(
     make: Tasks, workload: Workload, gradient_bytes: int, states: int
 ) -> list[Task]:
-    """Sums gradients over devices and updates; with ZeRO each device a part, which it
-    then sends to all."""
-    # Gradient read, parameter and states read and written.
+    """Sums gradients over devices and updates. With ZeRO each device updates a part,
+    which it then sends to all."""
+    # The gradient is read; the parameter and its states are read and written.
     update_bytes = gradient_bytes * (3 + 2 * states)
     summed = (gradient_bytes, [DENSE_GRADIENTS])
     if workload.dense.parallelism == "replicated":
@@ -198,9 +199,9 @@ def _stage(phase: Phase) -> str:
 def _stage_tasks(
     make: Tasks, storage: StorageKind, stage: str, parts: list[Phase], after: list[str]
 ) -> list[Task]:
-    """The tasks of a stage, in which a buffer that travels is written before and read
-    after; the last of them has the stage's name. What a hierarchical exchange adds up
-    between its two ways counts with what is written before and read after."""
+    """The tasks of a stage; the last one has the stage's name. A buffer is written
+    before it travels and read after. What a hierarchical exchange adds up between its
+    two parts counts as written before and read after."""
     name = f"{storage.name} {stage}"
     none = np.zeros(make.rates.fleet.devices)
     moved_bytes = sum((part.memory_bytes for part in parts), start=none)

@@ -1,4 +1,4 @@
-"""Simulations as a table for the terminal."""
+"""Shows simulations as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from embark_jax.simulator.simulation import Simulation
 
 
 def report(simulations: Sequence[Simulation]) -> Table:
-    """A column for each, a row for each figure and each phase.
+    """A table with a column for each simulation, and a row for each figure and phase.
 
     Args:
-      simulations: of the same model and batch; the first is what the others are
-        compared with.
+      simulations: simulations of the same model and batch; the others are compared
+        with the first one.
     """
     table = Table("a step", *(simulation.system for simulation in simulations))
     for column in table.columns[1:]:

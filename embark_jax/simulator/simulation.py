@@ -1,4 +1,4 @@
-"""Train steps of this package and of EMBark's system, simulated."""
+"""Simulates train steps of this package and of EMBark's system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHOICES: dict[str, list[tuple[Cluster, ...]]] = {
     "+ sharding": [("rb",)],
     "+ clusters": [("dp", "rb"), ("rb", "ub"), ("dp", "rb", "ub")],
 }
-"""The clusters that tables may be in, at each of EMBark's improvements."""
+"""The clusters that tables may be in, for each of EMBark's improvements."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Simulation:
     """A simulated step.
 
     Attributes:
-      system: what was simulated.
-      batch_size: samples a step, over all devices.
-      timeline: of the step.
+      system: name of the simulated system.
+      batch_size: samples per step, over all devices.
+      timeline: when each device does what.
     """
 
     system: str
@@ -53,7 +53,8 @@ class Simulation:
         return float(self.timeline.idle_ms().mean()) / self.timeline.step_ms
 
     def record(self) -> dict[str, Any]:
-        """For other programs; phases in ms of an average device and of the busiest."""
+        """A record for other programs; phases in ms, of an average and the busiest
+        device."""
         return {
             "system": self.system,
             "batch_size": self.batch_size,
@@ -69,11 +70,11 @@ class Simulation:
 
 
 def simulate_program(job: Job, placements: Sequence[Placement]) -> Simulation:
-    """A step of this package's train step, overlapped as far as XLA may.
+    """Simulates this package's train step, overlapped as far as XLA may.
 
     Args:
       job: what is trained.
-      placements: of all tables.
+      placements: placements of all tables.
     """
     tasks = program_tasks(
         placements,
@@ -92,12 +93,12 @@ def simulate_embark(
     placements: Sequence[Placement],
     arrange: Callable[[Sequence[Task]], Sequence[Task]] = tuple,
 ) -> Simulation:
-    """A step of EMBark's system.
+    """Simulates a step of EMBark's system.
 
     Args:
       system: its name in the result.
       job: what is trained.
-      placements: of all tables.
+      placements: placements of all tables.
       arrange: ``serial`` lets nothing overlap.
     """
     step = EmbarkStep(
@@ -112,9 +113,9 @@ def simulate_embark(
 
 
 def simulate_ablation(job: Job) -> Iterator[Simulation]:
-    """EMBark's baseline and its three steps of improvement: kernels overlap, tables are
-    sharded freely, tables choose a cluster. The last two offer more placements, of
-    which the fastest so far is kept.
+    """Simulates EMBark's baseline and its three improvements: kernels overlap, tables
+    are sharded freely, tables choose a cluster. The last two allow more placements, and
+    keep the fastest one so far.
 
     Args:
       job: what is trained.
@@ -136,12 +137,12 @@ def plan_embark(
     clusters: tuple[Cluster, ...],
     forced: Mapping[str, Cluster] | None = None,
 ) -> list[Placement]:
-    """Placements for EMBark's system.
+    """Plans placements for EMBark's system.
 
     Args:
       job: what is trained.
-      clusters: that tables may be in.
-      forced: clusters of tables, by name, that are not to be chosen.
+      clusters: clusters that tables may be in.
+      forced: clusters of tables by name, which are fixed.
     """
     return planned(
         job.tables,

@@ -1,4 +1,4 @@
-"""Makes tasks of bytes and operations."""
+"""Makes tasks from bytes and operations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TENSOR_CORES: frozenset[Resource] = frozenset({"tensor cores"})
 NODE_LINK: frozenset[Resource] = frozenset({"node link"})
 NETWORK: frozenset[Resource] = frozenset({"network"})
 Amount = float | np.ndarray
-"""An amount that is alike on every device, or ``[devices]``."""
+"""An amount that is the same on every device, or one for each, ``[devices]``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """Makes the tasks of a step on one fleet; a task without work takes no time and
+    """Makes the tasks of a step on one fleet. A task without work takes no time and
     keeps no device waiting.
 
     Attributes:
@@ -41,7 +41,7 @@ class Tasks:
         after: Iterable[str] = (),
         group: int = 1,
     ) -> Task:
-        """One that lasts ``ms``; the rest as in ``Task``."""
+        """Makes a task that lasts ``ms``; see ``Task`` for the other arguments."""
         ms = np.broadcast_to(np.asarray(ms, float), self.rates.fleet.devices)
         if not ms.any():
             resources, group = (), 1
@@ -55,7 +55,7 @@ class Tasks:
         after: Iterable[str] = (),
         kernels: int = 1,
     ) -> Task:
-        """Kernels that read and write so many bytes in all."""
+        """Kernels that read and write ``moved_bytes`` in all."""
         kernels = kernels if np.any(moved_bytes) else 0
         ms = self.rates.memory_ms(moved_bytes, kernels)
         return self.task(name, phase, MEMORY, ms, after)
@@ -68,8 +68,8 @@ class Tasks:
         after: Iterable[str],
         times: int = 1,
     ) -> Task:
-        """Messages between all devices, in ``times`` all-to-alls; ``message_bytes`` of
-        a device counts those to all, itself included."""
+        """Messages between all devices, in ``times`` all-to-alls. ``message_bytes`` of
+        a device counts its messages to all devices, itself included."""
         fleet = self.rates.fleet
         sent = traffic.LinkBytes(0.0, 0.0)
         if np.any(message_bytes):
@@ -86,8 +86,8 @@ class Tasks:
     def inside_nodes(
         self, name: str, phase: str, message_bytes: Amount, after: Iterable[str]
     ) -> Task:
-        """Messages between the devices of each node, stored into each other's memory;
-        what a device keeps counts in."""
+        """Messages between the devices of each node, written into each other's memory;
+        bytes include what a device keeps."""
         gpus = self.rates.fleet.gpus_per_node
         ms = self.rates.links_ms(
             traffic.LinkBytes(message_bytes * (gpus - 1) / gpus, 0.0)  # pyright: ignore
@@ -97,8 +97,8 @@ class Tasks:
     def along_rails(
         self, name: str, phase: str, message_bytes: Amount, after: Iterable[str]
     ) -> Task:
-        """Messages between the devices of equal rank in their nodes; what a device
-        keeps counts in."""
+        """Messages between the devices of equal rank in their nodes; bytes include what
+        a device keeps."""
         fleet = self.rates.fleet
         sent = traffic.LinkBytes(
             0.0,
@@ -121,7 +121,7 @@ class Tasks:
     def all_gather(
         self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
     ) -> Task:
-        """Parts of all devices to all; or, as long, sums of which each gets a part."""
+        """Sends the parts of all devices to all. A reduce-scatter takes as long."""
         fleet = self.rates.fleet
         sent = traffic.all_gather_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
         ms = self.rates.links_ms(sent, self.rates.reduce_us / 2)
@@ -140,11 +140,11 @@ class Tasks:
 
         Args:
           network: the layers.
-          batch: samples of a device.
-          dtype: of what flows between layers.
+          batch: samples on a device.
+          dtype: data type of the values between layers.
           bottom_after: what the bottom MLP waits for.
-          top_after: what the cross layers and the top MLP wait for besides it.
-          resources: that a dense layer occupies.
+          top_after: what else the cross layers and the top MLP wait for.
+          resources: resources that a dense layer occupies.
         """
 
         def products_ms(products):
@@ -152,8 +152,8 @@ class Tasks:
 
         bottom_ms = products_ms(network.bottom)
         top_ms = products_ms((*network.cross, *network.top))
-        # Joining what goes in. In each cross layer forward: both factors, the sum and
-        # the result; backward also the gradients of both factors.
+        # The inputs are joined. Each cross layer moves both factors, the sum and the
+        # result forward; backward also the gradients of both factors.
         joined_bytes = batch * network.width * VALUE_BYTES[dtype]
         cross, kernels = network.cross_layers, 1 + network.cross_layers
         forward_ms = self.rates.memory_ms((2 + 4 * cross) * joined_bytes, kernels)
@@ -172,7 +172,7 @@ class Tasks:
 
     @property
     def links(self) -> frozenset[Resource]:
-        """Those between all devices."""
+        """The links between all devices."""
         return LINKS if self.rates.fleet.nodes > 1 else NODE_LINK
 
     def _collective(

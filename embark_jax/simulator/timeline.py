@@ -1,9 +1,9 @@
-"""Lays tasks out in time, on the streams of every device.
+"""Schedules tasks in time, on the streams of every device.
 
-All devices run the same program, so a task is one object that lasts as long on each
-device as it has to do there. A task occupies resources; a resource of a device does one
-task at a time. A *collective* is a task of a group of devices: it begins when the last
-of them arrives and ends on all at once, after the longest of their times.
+All devices run the same program, so a task is one object. It lasts as long on each
+device as its work there takes. A task occupies resources; a resource of a device does
+one task at a time. A *collective* is a task of a group of devices: it begins when the
+last of them arrives, and ends on all at once, after the longest of their times.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Task:
     """Something that every device does once in a step.
 
     Attributes:
-      name: unique in its step.
-      phase: under which reports add it up.
-      resources: that it occupies while it runs.
+      name: its name, unique in the step.
+      phase: the phase to which reports add its time.
+      resources: resources that it occupies while it runs.
       ms: ``[devices]`` how long each device needs for it.
-      after: names of the tasks that must have ended.
-      group: devices, next to each other, that begin and end it together.
+      after: names of the tasks that must end before it.
+      group: number of neighbouring devices that begin and end it together.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Task:
         return self.resources <= LINKS
 
     def together(self, times: np.ndarray) -> np.ndarray:
-        """``[devices]`` the latest of each group."""
+        """``[devices]`` the latest time of each device's group."""
         latest = times.reshape(-1, self.group).max(axis=1)
         return np.repeat(latest, self.group)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Span:
-    """A task in its place; a collective begins when the last device arrives.
+    """A scheduled task; a collective begins when the last device arrives.
 
     Attributes:
       task: what is done.
@@ -66,11 +66,11 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """A step, laid out.
+    """A scheduled step.
 
     Attributes:
-      spans: of every task, in the order in which they were placed.
-      devices: in the fleet.
+      spans: the spans of all tasks, in the order in which they were scheduled.
+      devices: number of devices in the fleet.
     """
 
     spans: tuple[Span, ...]
@@ -78,7 +78,7 @@ class Timeline:
 
     @property
     def step_ms(self) -> float:
-        """Until the last device has ended."""
+        """Time until the last device has ended."""
         return max((float(span.end_ms.max()) for span in self.spans), default=0.0)
 
     def exposed_ms(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class Timeline:
         return np.array([_exposed(self._of(d)) for d in range(self.devices)])
 
     def idle_ms(self) -> np.ndarray:
-        """``[devices]`` time in which nothing works: waiting for slower devices."""
+        """``[devices]`` time in which nothing works, as the device waits for others."""
         busy = [
             _length(_union([(start, end) for _, start, end in self._of(d)]))
             for d in range(self.devices)
@@ -111,13 +111,14 @@ class Timeline:
 
 
 def schedule(tasks: Sequence[Task]) -> Timeline:
-    """List scheduling: of the tasks whose predecessors are placed, the one that can
-    begin first on all its devices is placed next; of several, the first in ``tasks``.
+    """List scheduling: among the tasks whose predecessors are scheduled, the one that
+    can begin first on all its devices comes next; among several, the first in
+    ``tasks``.
 
-    The order is the same on every device, as a collective needs it to be.
+    The order is the same on every device, as collectives require.
 
     Raises:
-      ValueError: if a task waits for one that is not there, or for itself.
+      ValueError: if a task waits for a task that does not exist, or for itself.
     """
     devices = len(tasks[0].ms) if tasks else 0
     free: dict[Resource, np.ndarray] = {}
@@ -127,7 +128,7 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
         ready = [task for task in waiting if all(name in placed for name in task.after)]
         if not ready:
             stuck = {task.name: task.after for task in waiting}
-            raise ValueError(f"tasks wait for what never comes: {stuck}")
+            raise ValueError(f"tasks wait for tasks that never end: {stuck}")
         starts = []
         for task in ready:
             start = np.zeros(devices)
@@ -147,7 +148,7 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
 
 
 def serial(tasks: Sequence[Task]) -> list[Task]:
-    """The same tasks, each after the one before it: nothing overlaps."""
+    """The same tasks, each after the one before it, so that nothing overlaps."""
     chained = []
     for before, task in zip([None, *tasks], tasks, strict=False):
         after = () if before is None else (before.name,)

@@ -1,4 +1,4 @@
-"""A timeline as Chrome trace events, which Perfetto (https://ui.perfetto.dev) shows.
+"""Writes a timeline as Chrome trace events, for Perfetto (https://ui.perfetto.dev).
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -15,11 +15,11 @@ STREAMS: tuple[Resource, ...] = get_args(Resource)
 
 def chrome_trace(timeline: Timeline) -> str:
     """A JSON object with an event for each task of each device, on each resource that
-    it occupies: a process is a device, a thread one of its resources, times are in
-    microseconds. Tasks without duration are left out.
+    it occupies. A process is a device, a thread is one of its resources, and times are
+    in microseconds. Tasks without duration are left out.
 
     Args:
-      timeline: of a step.
+      timeline: the timeline of a step.
     """
     events: list[dict[str, Any]] = []
     for device in range(timeline.devices):
@@ -28,7 +28,7 @@ def chrome_trace(timeline: Timeline) -> str:
             events.append(_name("thread_name", resource, device, stream))
     for span in timeline.spans:
         for device in range(timeline.devices):
-            # To whole nanoseconds, so that rounding lets no two tasks overlap.
+            # Times are whole nanoseconds, so that rounding makes no two tasks overlap.
             start_ns = round(1e6 * span.start_ms[device])
             end_ns = round(1e6 * span.end_ms[device])
             events += [
