@@ -1,4 +1,4 @@
-"""Batches: where they come from, how they are checked and brought in ahead of time."""
+"""Datasets, checks of their batches, and reading ahead."""
 
 from embark_jax.data.batch import Batch as Batch
 from embark_jax.data.batch import DataError as DataError

@@ -14,8 +14,9 @@ class BagCounter:
     """Counts the bags of one feature.
 
     Attributes:
-      samples, accesses, max_hotness: bags, ids in them all, and in the longest;
-        padding does not count.
+      samples: number of bags.
+      accesses: number of ids in all bags, without padding.
+      max_hotness: number of ids in the longest bag.
     """
 
     def __init__(self):
@@ -37,7 +38,7 @@ class BagCounter:
             self.counts()
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """``([rows seen] different ids, [rows seen] how often each was seen)``."""
+        """``([rows seen] unique ids, [rows seen] how often each was seen)``."""
         merged = merge(zip(self._ids, self._counts, strict=True))
         self._ids, self._counts = [merged[0]], [merged[1]]
         return merged
@@ -46,7 +47,7 @@ class BagCounter:
 def count_halves(
     batches: Iterable[Batch], features: Sequence[FeatureSpec]
 ) -> tuple[dict[str, BagCounter], dict[str, BagCounter]]:
-    """The bags of each feature in every second sample, and those in the others."""
+    """Counts each feature's bags in every second sample, and those in the others."""
     halves = (
         {f.name: BagCounter() for f in features},
         {f.name: BagCounter() for f in features},
@@ -61,7 +62,7 @@ def count_halves(
 def merge(
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One pair of different ids and their counts from several; ids may be in many."""
+    """Merges pairs of unique ids and their counts into one; pairs may share ids."""
     ids, counts = map(np.concatenate, zip(*parts, strict=True))
     ids, place = np.unique(ids, return_inverse=True)
     return ids, np.bincount(place, counts, len(ids)).astype(np.int64)

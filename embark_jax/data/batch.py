@@ -1,4 +1,4 @@
-"""What a dataset gives and a train step takes."""
+"""Batches, which datasets give and train steps take."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from embark_jax.tables import FeatureSpec
 
 
 class DataError(ValueError):
-    """Data that breaks a rule; the message says where, which value, and what to do."""
+    """Data that break a rule; the message says where, which value, and what to do."""
 
 
 def id_dtype(rows: int) -> np.dtype:
-    """The integers that ids of a table of ``rows`` rows are kept in."""
+    """The integer type for ids of a table of ``rows`` rows."""
     return np.dtype(np.int32 if rows <= 2**31 - 1 else np.int64)
 
 
@@ -30,15 +30,14 @@ class Batch:
       ids: for each feature ``[batch, hotness]`` integers, padded with -1.
       labels: ``[batch]`` float32, 0 or 1.
       weights: for each weighted feature ``[batch, hotness]`` float32.
-      hot: whether all ids, of all processes' parts of this batch, are promised to be of
-        hot rows, so that it may take the step that exchanges nothing for embeddings.
-      locate: names where a sample came from, for error messages: maps its index in
-        the batch to text such as ``"ml-100k.inter, line 81"``.
-      records: the arrays above as views of ``[batch]`` records of
-        ``data.records.layout``, if that is how they lie; ``dataclasses.replace`` drops
-        it.
-      checked_rows: for each feature the rows that its ids are known to be among, where
-        all of the batch was checked before; empty where nothing is known.
+      hot: whether all ids of this batch, in all processes' parts of it, are known to be
+        of hot rows, so that its step may exchange nothing for embeddings.
+      locate: says in error messages where a sample came from: maps its index in the
+        batch to text such as ``"ml-100k.inter, line 81"``.
+      records: ``[batch]`` records of ``data.records.layout``, if the arrays above are
+        views of them; ``dataclasses.replace`` drops it.
+      checked_rows: for each feature, a number of rows that its ids are known to be
+        below, if the whole batch was checked before; empty if nothing is known.
     """
 
     dense: np.ndarray
@@ -59,7 +58,7 @@ class Batch:
         locate: Callable[[int], str] = "sample {}".format,
         checked_rows: Mapping[str, int] | None = None,
     ) -> Batch:
-        """A batch of records, which are not copied."""
+        """Makes a batch of records, without copying them."""
         kinds = records.dtype.names or ()
         fields = {
             kind: {
@@ -83,10 +82,10 @@ class Batch:
         return len(self.labels)
 
     def to_records(self) -> np.ndarray:
-        """The batch as records: those it has, or else a copy of its arrays.
+        """Returns the batch as records: its own, or else a copy of its arrays.
 
         Raises:
-          ValueError: if an array has another shape or type than a checked batch has.
+          ValueError: if an array does not have the shape and type of a checked batch.
         """
         if self.records is not None:
             return self.records
@@ -126,22 +125,23 @@ class Dataset(Protocol):
 
     @property
     def table_rows(self) -> Mapping[str, int]:
-        """Rows that each table needs; config fills in dim and placement."""
+        """The number of rows that each table needs; the config gives dim and
+        placement."""
         ...
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """In the order that the model's config may rely on."""
+        """The features, in an order that the model's config may rely on."""
         ...
 
     @property
     def dense_features(self) -> int:
-        """Columns of ``Batch.dense``."""
+        """Number of columns of ``Batch.dense``."""
         ...
 
     @property
     def train_samples(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples of an epoch."""
         ...
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
@@ -149,8 +149,8 @@ class Dataset(Protocol):
         ...
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
-        """The whole validation set once; the last batch may be shorter. None if the
-        data have no such set."""
+        """The whole validation set once; the last batch may be shorter. Returns None if
+        the data have no such set."""
         ...
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
@@ -158,5 +158,5 @@ class Dataset(Protocol):
         ...
 
     def bayes_auc(self) -> float | None:
-        """The best AUC any model can reach on the test set, where it is known."""
+        """The best AUC that any model can reach on the test set, if it is known."""
         ...

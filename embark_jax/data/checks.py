@@ -16,18 +16,19 @@ from embark_jax.tables import PADDING_ID, FeatureSpec
 OnBadId = Literal["error", "drop", "hash"]
 
 MIN_SCALE, MAX_SCALE = 0.01, 10
-"""Sizes of dense values that models take well; logarithms of counts are up to 10."""
+"""Sizes of dense values that suit models; logarithms of counts are up to 10."""
 SCALES_SHOWN = 5
-"""Columns in a warning."""
+"""Number of columns in a warning."""
 
 
 class BatchChecker:
-    """Checks batches and brings them into the one form that the train step takes.
+    """Checks batches and converts them to the one form that the train step takes.
 
     In that form the ids of a feature are ``[batch, hotness]``, int32 unless the table
     needs int64; dense features, labels and weights are float32; the weight of padding
-    is 0. The arrays given are never written to. A batch that was checked against the
-    same tables when it was written, as prepared data are, is taken as it is.
+    is 0. The checker never writes to the given arrays. It returns a batch unchanged if
+    the batch was checked against the same tables when it was written, as prepared data
+    are.
 
     Args:
       features: all features of the model.
@@ -38,10 +39,10 @@ class BatchChecker:
         a hash; the latter two count it.
 
     Attributes:
-      bad_ids: for each feature the ids dropped or hashed so far.
+      bad_ids: for each feature, how many ids were dropped or hashed so far.
 
     Raises:
-      ValueError: if ``on_bad_id`` is none of these.
+      ValueError: if ``on_bad_id`` is another value.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class BatchChecker:
         self._on_bad_id = on_bad_id
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch in its final form.
+        """Returns the batch in its final form.
 
         Raises:
           DataError: if it breaks a rule; the message names the first such sample.
@@ -91,12 +92,12 @@ class BatchChecker:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a checked sample; without dense values until their number is
+        """Bytes of a checked sample, without dense values until their number is
         known."""
         return self._layout().itemsize
 
     def _was_checked(self, batch: Batch) -> bool:
-        """Whether the batch is in its final form, and known to be good."""
+        """Whether the batch is in its final form and was checked."""
         known = batch.checked_rows
         return (
             batch.records is not None
@@ -138,7 +139,7 @@ class BatchChecker:
         bad = (ids < PADDING_ID) | (ids >= rows)
         if self._on_bad_id == "error":
             rule = (
-                f"{self._id_rule(name)}; mend the data, or set on_bad_id to "
+                f"{self._id_rule(name)}; fix the data, or set on_bad_id to "
                 '"drop" or "hash"'
             )
             _fail(batch, f"ids of feature {name!r}", bad, ids, rule)
@@ -158,11 +159,11 @@ class BatchChecker:
         )
 
     def describe_bad_ids(self, batch: Batch, counts: Sequence[int]) -> list[str]:
-        """A line on each feature with ids out of range: how many, an example, the rule.
+        """Describes each feature with ids out of range: how many, an example, the rule.
 
         Args:
-          batch: with those ids.
-          counts: how many each feature has, in the order of the features.
+          batch: the batch with those ids.
+          counts: how many of them each feature has, in the order of the features.
         """
         lines = []
         for name, count in zip(self._features, counts, strict=True):
@@ -182,7 +183,7 @@ class BatchChecker:
 
 
 def feature_statistics(batch: Batch) -> list[str]:
-    """A line on each column of a batch, to find where a NaN came from."""
+    """Describes each column of a batch on a line, to find where a NaN came from."""
     columns = {"labels": batch.labels}
     columns |= {f"dense[{i}]": column for i, column in enumerate(batch.dense.T)}
     columns |= {f"weights of {name}": w for name, w in batch.weights.items()}
@@ -208,14 +209,14 @@ def feature_statistics(batch: Batch) -> list[str]:
 
 
 def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
-    """A warning about columns whose values are far larger or smaller than 1, if any.
+    """Warns of columns whose values are far larger or smaller than 1, if there are any.
 
-    Models add and multiply dense values as they are; layers of cross products even
-    square them, again and again.
+    Models add and multiply dense values as they are; cross layers even square them
+    repeatedly.
 
     Args:
       dense: ``[samples, columns]``.
-      names: of the columns.
+      names: names of the columns.
     """
     typical = np.sqrt(np.mean(np.square(dense, dtype=np.float64), axis=0))
     largest = np.abs(dense).max(axis=0, initial=0)

@@ -1,4 +1,4 @@
-"""Fetches public data sets, each checked by its SHA-256."""
+"""Fetches public data sets, and checks each by its SHA-256."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embark_jax.data.batch import DataError
 
-# MovieLens-100k, whole, ships as an example inside this wheel.
+# This wheel contains the whole of MovieLens-100k as an example.
 _REQUIREMENT = "recbole==1.2.1"
 _WHEEL_NAME = "recbole-1.2.1-py3-none-any.whl"
 _WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
@@ -25,7 +25,7 @@ _FILE_SHA256 = {
 
 
 def movielens_100k_folder() -> Path:
-    """Where MovieLens-100k is kept: ``$EMBARK_DATA/ml-100k``, by default under
+    """The folder of MovieLens-100k: ``$EMBARK_DATA/ml-100k``, by default under
     ``~/.cache/embark_jax``."""
     cache = os.environ.get("EMBARK_DATA") or Path.home() / ".cache" / "embark_jax"
     return Path(cache) / "ml-100k"
@@ -45,13 +45,13 @@ def fetch_movielens_100k(
       The folder.
 
     Raises:
-      DataError: if the wheel cannot be had, or is not the one of the known SHA-256.
+      DataError: if the wheel cannot be fetched, or its SHA-256 is not the known one.
     """
     destination = Path(destination or movielens_100k_folder())
     if all(_sha256(destination / name) == sha for name, sha in _FILE_SHA256.items()):
         return destination
     destination.mkdir(parents=True, exist_ok=True)
-    # On the same file system, so that each file appears whole or not at all.
+    # The same file system, so that each file appears whole or not at all.
     with tempfile.TemporaryDirectory(dir=destination, prefix=".fetch-") as scratch:
         wheel = Path(wheel) if wheel else _download(Path(scratch))
         if (found := _sha256(wheel)) != _WHEEL_SHA256:
@@ -69,7 +69,11 @@ def fetch_movielens_100k(
 
 def _download(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", _REQUIREMENT, "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(folder)]  # a source would run code
+    command += [
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+    ]  # a source distribution would run code
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise DataError(
@@ -81,7 +85,7 @@ def _download(folder: Path) -> Path:
 
 
 def _sha256(path: Path) -> str | None:
-    """In hexadecimal; None if there is no such file."""
+    """The SHA-256 in hexadecimal; None if there is no such file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

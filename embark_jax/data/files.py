@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Writes files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes ``path`` when the block ends well."""
+    """Gives a path to write to, which becomes ``path`` when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.part")
     yield scratch
@@ -36,12 +36,12 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 
 def read_arrow(path: Path) -> pa.Table:
-    """The whole of an Arrow IPC file, mapped into memory."""
+    """Reads the whole of an Arrow IPC file, mapped into memory."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all().combine_chunks()
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal."""
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

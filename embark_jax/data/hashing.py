@@ -1,4 +1,4 @@
-"""A counter-based hash: random bits that need no state and no table."""
+"""A counter-based hash gives random bits without a state or a table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 def splitmix64(counters: np.ndarray) -> np.ndarray:
     """The splitmix64 output for each counter; a bijection of the 64-bit integers.
 
-    Constants from https://prng.di.unimi.it/splitmix64.c, whose i-th output from seed
-    s this is at counter ``s + i * 0x9E3779B97F4A7C15``, i from 1.
+    The constants are those of https://prng.di.unimi.it/splitmix64.c: its i-th output
+    from seed s is the output at counter ``s + i * 0x9E3779B97F4A7C15``, i from 1.
 
     Args:
       counters: uint64, any shape.

@@ -1,9 +1,9 @@
-"""Sorts samples into all-hot batches and mixed ones, a window of a stream at a time.
+"""Sorts samples into hot batches and mixed ones, one window of a stream at a time.
 
 A sample is all-hot if all of its ids are of hot rows; a batch of such samples needs no
 exchange of embeddings (FAE, https://arxiv.org/abs/2103.00686). FAE sorts the whole
-training set beforehand; here a window of batches is sorted as it comes, so that nothing
-is written and a batch stays a pure function of the step.
+training set beforehand. Here a window of batches is sorted as it comes, so nothing is
+written, and a batch stays a pure function of the step.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from embark_jax.data.batch import Batch, DataError, Dataset
 from embark_jax.tables import FeatureSpec
 
 WINDOW_BATCHES = 32
-"""Batches that are sorted together. Up to a batch of all-hot samples is left for mixed
-ones in each window, and so up to 3 % of all."""
+"""Number of batches that are sorted together. In each window, up to one batch of
+all-hot samples goes into mixed batches: up to 3 % of all samples."""
 
 
 class _Window(NamedTuple):
     """Batches in their new order.
 
     Attributes:
-      number: of the window.
-      batches: as the dataset gave them.
-      order: ``[batches, batch size]`` samples, numbered through all of them.
-      hot: ``[batches]`` whether each is all-hot.
+      number: number of the window.
+      batches: the batches as the dataset gave them.
+      order: ``[batches, batch size]`` the samples of the new batches, numbered through
+        the window.
+      hot: ``[batches]`` whether each new batch is all-hot.
     """
 
     number: int
@@ -41,15 +42,16 @@ class _Window(NamedTuple):
 class HotBatches:
     """A dataset with its training samples in another order; see ``data.Dataset``.
 
-    Each sample is in the same window as before, once. Batches of both kinds are spread
+    Each sample stays in its window and occurs once. Batches of both kinds are spread
     evenly over a window.
 
     Args:
-      dataset: where samples come from.
-      hot_rows: for each feature how many of its table's first rows are hot, or which.
-      batch_size: global, samples a step: whether a batch is all-hot, all processes must
-        answer alike.
-      window: batches that are sorted together.
+      dataset: the dataset that gives the samples.
+      hot_rows: for each feature, how many of its table's first rows are hot, or which
+        rows are.
+      batch_size: global batch size: all processes must agree on which batches are
+        all-hot.
+      window: number of batches that are sorted together.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class HotBatches:
         return self._dataset.train_samples
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        """As of ``Dataset``; a process reads the whole window for its part of it."""
+        """See ``Dataset``; each process reads the whole window for its part of it."""
         parts, rest = divmod(self._batch_size, batch_size)
         if rest:
             raise DataError(
@@ -112,7 +114,8 @@ class HotBatches:
         all_hot = np.concatenate([self._is_all_hot(batch) for batch in batches])
         samples = np.flatnonzero(all_hot)
         full = len(samples) // size
-        # Batch i is all-hot where its share of them reaches the next whole one.
+        # Batch i is all-hot if the share of all-hot batches up to it reaches the next
+        # whole number.
         hot = np.diff(np.arange(count + 1) * full // count) > 0
         order = np.empty((count, size), np.int64)
         order[hot] = samples[: full * size].reshape(full, size)
@@ -122,7 +125,8 @@ class HotBatches:
         return _Window(number, batches, order, hot)
 
     def _is_all_hot(self, batch: Batch) -> np.ndarray:
-        """``[batch]`` whether no id of a sample is of another row; padding is none."""
+        """``[batch]`` whether all ids of a sample are of hot rows; padding counts as
+        hot."""
         cold = []
         for name, ids in batch.ids.items():
             hot = self._hot_rows[name]

@@ -1,11 +1,12 @@
-"""The manifest of prepared data: what is in a folder that `embark data prepare` made.
+"""The manifest describes a folder of prepared data, which `embark data prepare` made.
 
-Such a folder holds ``manifest.json`` and, for each split, files of records
-(``data/records.py``) that are read by memory mapping; ``numpy.load`` reads them, too. A
-block is ``block_rows`` samples of a file. ``vocabulary/`` says which value each id is.
+The folder holds ``manifest.json`` and, for each split, files of records
+(``data/records.py``). Training reads them by memory mapping; ``numpy.load`` reads them,
+too. A block is ``block_rows`` samples of a file. ``vocabulary/`` says which value each
+id stands for.
 
-Samples are checked when they are written; a checksum for each block then says that they
-are what was checked.
+Samples are checked when they are written; afterwards a checksum for each block shows
+that they have not changed.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ FILE_NAME = "manifest.json"
 VERSION = 3
 LABEL = "label"
 VOCABULARY = "vocabulary"
-"""Folder of the vocabularies."""
+"""Name of the folder of the vocabularies."""
 SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
-"""Bytes of samples that are read and shuffled as one; a disk reads so much at full
+"""Bytes of samples that are read and shuffled together; a disk reads this much at full
 speed."""
 MEND = "prepare the data again, in another folder"
 
 
 class File(Config):
-    """One file: its place below the folder, and what must be in it."""
+    """One file: its path in the folder, and what it must hold."""
 
     file: str
     bytes: PositiveInt
@@ -54,25 +55,25 @@ class Part(File):
     """A file of samples.
 
     Attributes:
-      rows: samples.
-      xxh3: of the records of each block, in CHECKSUM_DIGITS digits, one after the
-        other.
+      rows: number of samples.
+      xxh3: checksums of the records of each block, in CHECKSUM_DIGITS digits, one after
+        the other.
     """
 
     rows: PositiveInt
     xxh3: str = Field(pattern=f"^([0-9a-f]{{{CHECKSUM_DIGITS}}})*$")
 
     def checksums(self) -> list[str]:
-        """One of each block."""
+        """The checksum of each block."""
         starts = range(0, len(self.xxh3), CHECKSUM_DIGITS)
         return [self.xxh3[start : start + CHECKSUM_DIGITS] for start in starts]
 
 
 class PreparedFeature(Config):
-    """A feature, as ``FeatureSpec``.
+    """A feature, like ``FeatureSpec``.
 
-    With ``bags_of_one_id`` the files hold one id a sample, and the bag is made of it
-    when it is read (``data/multi_hot.py``).
+    With ``bags_of_one_id`` the files hold one id per sample, and reading makes the bag
+    from it (``data/multi_hot.py``).
     """
 
     table: str
@@ -94,16 +95,16 @@ class Manifest(Config):
     Attributes:
       made_from: data set, options and raw files, as given.
       dense: names of the dense features.
-      features: by name, in order.
-      table_rows: rows of each table.
-      block_rows: samples of each record batch but the last of a file.
+      features: the features by name, in order.
+      table_rows: number of rows of each table.
+      block_rows: number of samples of each block but the last of a file.
       parts: files of each split, in order.
-      skipped_lines: bad lines of the raw files that are not in the samples.
-      missing_dense: for each dense column how many values the raw files lack, if any;
+      skipped_lines: number of bad lines of the raw files, which are left out.
+      missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
-      vocabularies: files that say which value each id is.
-      numbers: transforms of columns of numbers, dense ones and those that are features.
-      columns: of one's own files, for raw rows that are like them.
+      vocabularies: files that say which value each id stands for.
+      numbers: transforms of columns of numbers, for dense columns and features.
+      columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
     """
 
@@ -130,12 +131,12 @@ class Manifest(Config):
         return manifest.model_copy(update={"block_rows": rows})
 
     def digest(self) -> str:
-        """Names the samples: of other files it is another."""
+        """Identifies the samples: it differs if the files differ."""
         hashes = "".join(part.sha256 for part in all_parts(self))
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     def rows(self, split: str) -> int:
-        """Samples of a split."""
+        """Number of samples of a split."""
         return sum(part.rows for part in self.parts[split])
 
     def layout(self) -> np.dtype:
@@ -147,7 +148,7 @@ class Manifest(Config):
         return records_.layout(len(self.dense), ids)
 
     def checked_rows(self) -> dict[str, int]:
-        """For each feature the rows of its table, among which its ids are."""
+        """For each feature the number of rows of its table, which its ids are below."""
         return {name: self.table_rows[f.table] for name, f in self.features.items()}
 
     def save(self, folder: Path) -> None:
@@ -156,7 +157,7 @@ class Manifest(Config):
 
 
 def load(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, and looks whether its files are whole by size.
+    """Reads the manifest of a folder, and checks the sizes of its files.
 
     Raises:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
@@ -168,7 +169,7 @@ def load(folder: Path) -> Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, and looks at no other file.
+    """Reads the manifest of a folder, but no other file.
 
     Raises:
       DataError: if the folder is not, or not wholly, prepared.
@@ -193,7 +194,7 @@ def read(folder: Path) -> Manifest:
 
 
 def check_size(folder: Path, file: File) -> None:
-    """Raises ``DataError`` if a file is not whole."""
+    """Raises ``DataError`` if a file does not have its size."""
     path = folder / file.file
     size = path.stat().st_size if path.is_file() else None
     if size != file.bytes:
@@ -212,10 +213,10 @@ def write_part(
     """Checks samples, and writes them as a part, whole or not at all.
 
     Args:
-      folder: of the manifest.
-      file: its place there.
-      records: of the manifest's layout.
-      manifest: complete but for the files.
+      folder: the manifest's folder.
+      file: path of the part in the folder.
+      records: records of the manifest's layout.
+      manifest: the manifest, complete but for the files.
 
     Raises:
       DataError: if a sample breaks a rule of ``data.BatchChecker``.
@@ -235,7 +236,7 @@ def write_part(
 
 
 def vocabularies(folder: Path) -> tuple[File, ...]:
-    """The files that say which value each id is, as they are now."""
+    """The vocabulary files, as they are now."""
     paths = sorted((folder / VOCABULARY).glob("*.arrow"))
     return tuple(file_of(folder, f"{VOCABULARY}/{path.name}") for path in paths)
 

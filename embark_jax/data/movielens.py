@@ -1,7 +1,7 @@
 """MovieLens-100k as a click problem: did this user give this film 4 stars or more?
 
 The data: F. M. Harper and J. A. Konstan, https://doi.org/10.1145/2827872; its terms
-of use: https://grouplens.org/datasets/movielens/100k. Read here in the form that
+of use: https://grouplens.org/datasets/movielens/100k. It is read in the form that
 RecBole gives it (https://recbole.io/docs/user_guide/data/atomic_files.html).
 """
 
@@ -38,32 +38,33 @@ RATING_HEADER = ("user_id:token", "item_id:token", "rating:float", "timestamp:fl
 _REMEDY = "`embark data movielens-100k` fetches a good copy"
 _SPLIT_SEED = 0
 _LIKED_STARS = 4
-_TITLE_WORD_MIN_ITEMS = 2  # a word of one title says what the item's id says already
+_TITLE_WORD_MIN_ITEMS = 2  # a word of a single title tells no more than the item's id
 
 
 class MovieLens100K:
     """A ``Dataset`` of 100,000 ratings that 943 users gave 1,682 films.
 
-    Single-id features: user, item, age, gender, occupation, zip_code, release_year.
-    Bags, mean-pooled: genres, and title_words, the lower-case words that more than one
-    title has. Each reads the table of its own name. Dense: the user's age and the time
-    of the rating, standardized by the training samples. The label is 1 from 4 stars.
-    On request a sequence, earlier_items, reads the table of item: the films that the
-    user rated last before this rating, whatever the stars, the latest at the end.
+    Features with a single id are user, item, age, gender, occupation, zip_code and
+    release_year. Mean-pooled bags are genres, and title_words, the lower-case words
+    that occur in more than one title. Each feature reads the table of its own name.
+    Dense features are the user's age and the time of the rating, standardized by the
+    training samples. The label is 1 from 4 stars on. On request, the sequence
+    earlier_items reads the table of item: the films that the user rated last before
+    this rating, whatever the stars, the latest at the end.
 
     The ratings are split at random 8:1:1 into training, validation and test samples,
     in the same way for every seed, so that runs with different seeds compare.
 
     Args:
-      folder: has ml-100k.inter, ml-100k.user and ml-100k.item; None is where
-        ``fetch_movielens_100k`` puts them.
-      seed: orders the training samples, anew in each epoch.
+      folder: has ml-100k.inter, ml-100k.user and ml-100k.item; None takes the folder
+        of ``fetch_movielens_100k``.
+      seed: determines the order of the training samples, anew in each epoch.
       earlier_items: length of that sequence; 0 leaves the feature out.
-      ratings: how many ml-100k.inter must have: nothing else would show that it was
-        cut between two lines.
+      ratings: number of ratings that ml-100k.inter must have: nothing else would show
+        that it was cut between two lines.
 
     Attributes:
-      titles: of each row of table "item".
+      titles: title of each row of table "item".
 
     Raises:
       DataError: if a file is missing or any row of it breaks a rule; no row is skipped.
@@ -115,7 +116,8 @@ class MovieLens100K:
             "genres": (item, [g.split() for g in items.column("class:token_seq")]),
             "title_words": (item, _title_words(items.column("movie_title:token_seq"))),
         }
-        # For each feature the user or item of each rating, and the bag of each one.
+        # For each feature: the user or item of each rating, and the bag of each of
+        # them.
         self._bags = {
             name: (owner, _encode(texts)) for name, (owner, texts) in bags.items()
         }
@@ -137,7 +139,7 @@ class MovieLens100K:
             feature = FeatureSpec("earlier_items", "item", earlier_items, "none")
             self.features = (*self.features, feature)
         self.dense_features = dense.shape[1]
-        # Ids follow the order of the file, in which no item is there twice.
+        # Ids follow the order of the file, in which each item occurs once.
         self.titles = tuple(items.column("movie_title:token_seq"))
         self.train_samples = len(self._train)
         # An epoch is shuffled once, not at each of its batches.
@@ -159,7 +161,7 @@ class MovieLens100K:
         return self._in_order(self._test, batch_size)
 
     def bayes_auc(self) -> None:
-        """Not known for real data."""
+        """Returns None: it is not known for real data."""
         return None
 
     def _shuffled(self, epoch: int) -> np.ndarray:
@@ -184,14 +186,15 @@ def _singles(texts: Sequence[str]) -> list[list[str]]:
 
 
 def _title_words(titles: Sequence[str]) -> list[list[str]]:
-    """The words of each title that stand in enough titles."""
+    """The words of each title that occur in enough titles."""
     words = [re.findall(r"[\w']+", title.lower()) for title in titles]
     counts = Counter(word for title in words for word in set(title))
     return [[w for w in title if counts[w] >= _TITLE_WORD_MIN_ITEMS] for title in words]
 
 
 def _encode(bags: Sequence[Sequence[str]]) -> np.ndarray:
-    """Ids in order of first appearance, int32 ``[bags, hotness]``, padded with -1."""
+    """Numbers values in order of first appearance: int32 ``[bags, hotness]`` ids,
+    padded with -1."""
     vocabulary: dict[str, int] = {}
     ids = np.full((len(bags), max(1, *map(len, bags))), PADDING_ID, np.int32)
     for row, bag in enumerate(bags):
@@ -203,8 +206,8 @@ def _encode(bags: Sequence[Sequence[str]]) -> np.ndarray:
 def _earlier(
     user: np.ndarray, time: np.ndarray, ids: np.ndarray, length: int
 ) -> np.ndarray:
-    """For each rating the ids of the user's last ones at an earlier time, the latest at
-    the end: int32 ``[ratings, length]``, padded with -1 in front."""
+    """For each rating, the ids that the user rated last at an earlier time, the latest
+    at the end: int32 ``[ratings, length]``, padded with -1 in front."""
     earlier = np.full((len(ids), length), PADDING_ID, np.int32)
     order = np.lexsort([time, user])
     for mine in np.split(order, np.flatnonzero(np.diff(user[order])) + 1):

@@ -1,4 +1,4 @@
-"""Makes the next batches while the devices work on this one."""
+"""Makes the next batches while the devices work on the current one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def in_order(
 ) -> Iterator[T]:
     """Yields ``function(item)`` for each item, in order.
 
-    ``workers`` threads stay up to ``depth`` items ahead of the consumer, and no further
-    item is taken. An exception of ``function`` is raised where its result would have
-    come, and so is one of ``items``. Closing the generator waits for what is in the
-    making and ends the threads.
+    ``workers`` threads stay up to ``depth`` items ahead of the consumer, and take no
+    further item. An exception of ``function`` is raised where its result would have
+    come, and so is one of ``items``. Closing the generator waits for unfinished calls
+    and ends the threads.
     """
     source = iter(items)
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="prefetch")

@@ -18,7 +18,7 @@ from embark_jax.data.manifest import MEND, SPLITS, Manifest, Part
 from embark_jax.data.multi_hot import bags_of
 
 WINDOW_BLOCKS = 64
-"""Blocks that are shuffled together: 64 MiB in memory, from all over the epoch."""
+"""Number of blocks that are shuffled together: 64 MiB, from all over the epoch."""
 MOST_THREADS = 16
 _OPEN_FILES = 1024
 _OPEN_WINDOWS = 8
@@ -27,22 +27,23 @@ _OPEN_WINDOWS = 8
 class PreparedData:
     """A ``Dataset`` that `embark data prepare` or `embark data synth` made.
 
-    The order of an epoch is a function of seed and epoch alone. Blocks are shuffled
-    over the epoch, and samples within windows of WINDOW_BLOCKS of these blocks: files
-    are read in pieces of a megabyte, and any batch is found without reading those
-    before it.
+    The order of an epoch depends on seed and epoch alone. Blocks are shuffled over the
+    epoch, and samples within windows of WINDOW_BLOCKS of these blocks. So files are
+    read in blocks of a megabyte, and any batch is found without reading those before
+    it.
 
-    A block's checksum is looked at when it is read for the first time. A record is then
-    copied once, from the file's memory to its place in the batch.
+    A block's checksum is verified when it is read for the first time. A record is then
+    copied once, from the file's memory into the batch.
 
     Args:
-      folder: with a ``manifest.json``.
-      seed: orders the training samples, anew in each epoch.
-      threads: that gather a batch together; None is one a core, up to MOST_THREADS.
+      folder: a folder with a ``manifest.json``.
+      seed: determines the order of the training samples, anew in each epoch.
+      threads: number of threads that gather a batch together; None takes one per core,
+        up to MOST_THREADS.
 
     Raises:
-      DataError: if the folder is not wholly prepared, or was damaged since; so does
-        what reads samples.
+      DataError: if the folder is not wholly prepared, or was damaged since. Methods
+        that read samples raise it, too.
     """
 
     def __init__(self, folder: Path, *, seed: int = 0, threads: int | None = None):
@@ -61,7 +62,7 @@ class PreparedData:
         self._checked_rows = self.manifest.checked_rows()
         self._splits = {split: _blocks(self.manifest, split) for split in SPLITS}
         self._blocks = self._splits["train"]
-        # One of each is in use at a time; a batch may meet several windows.
+        # One of each is in use at a time; a batch may span several windows.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self._window = functools.lru_cache(maxsize=_OPEN_WINDOWS)(self._make_window)
         self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_part)
@@ -100,7 +101,7 @@ class PreparedData:
         return self.in_file_order("test", batch_size)
 
     def in_file_order(self, split: str, batch_size: int) -> Iterator[Batch]:
-        """A split once, as its files have it; the last batch may be shorter."""
+        """A split once, in the order of its files; the last batch may be shorter."""
         blocks, total = self._splits[split], self.manifest.rows(split)
         held, block = np.empty(0, self._layout), 0
         for first in range(0, total, batch_size):
@@ -117,11 +118,11 @@ class PreparedData:
             yield self._batch(records[:size], split, first.__add__)
 
     def bayes_auc(self) -> float | None:
-        """Known for synthetic data only."""
+        """The best AUC, which is known for synthetic data only."""
         return self.manifest.bayes_auc
 
     def _find(self, position: int) -> tuple[_Window, int]:
-        """The window of a training sample, and its place there."""
+        """The window of a training sample, and its position there."""
         epoch, place = divmod(position, self.train_samples)
         starts = self._order(epoch).starts
         number = int(np.searchsorted(starts, place, side="right")) - 1
@@ -147,7 +148,7 @@ class PreparedData:
         return _Window(blocks, starts, places)
 
     def _gather(self, pieces: Sequence[_Piece], target: np.ndarray) -> None:
-        """Copies samples from the files' memory to their places in a batch."""
+        """Copies samples from the files' memory to their positions in a batch."""
         jobs = [
             (piece, number)
             for piece in pieces
@@ -167,11 +168,11 @@ class PreparedData:
                 target[places + (shift - start)] = samples
 
         shares = [jobs[i :: self._threads] for i in range(self._threads)]
-        for _ in self._pool.map(copy, shares):  # raises what a thread did
+        for _ in self._pool.map(copy, shares):  # raises a thread's exception
             pass
 
     def _read(self, blocks: _Blocks, block: int) -> np.ndarray:
-        """A block as it lies in the file, of records as wholes: nothing is copied."""
+        """A block of whole records as it lies in the file, without copying."""
         part, first = blocks.parts[blocks.part[block]], int(blocks.first[block])
         size, file = int(blocks.rows[block]), part.file
         try:
@@ -194,7 +195,7 @@ class PreparedData:
     def _batch(
         self, records: np.ndarray, split: str, row: Callable[[int], int]
     ) -> Batch:
-        """A batch of records, whose rows in the split ``row`` tells."""
+        """Makes a batch of records; ``row`` gives their rows in the split."""
 
         def locate(sample: int) -> str:
             found = row(sample)
@@ -218,16 +219,16 @@ class PreparedData:
 
 
 class _Order(NamedTuple):
-    """Blocks of an epoch in order, and the position where each window starts; the last
-    start is the end of the epoch."""
+    """The blocks of an epoch in order, and the position where each window starts; the
+    last start is the end of the epoch."""
 
     blocks: np.ndarray
     starts: np.ndarray
 
 
 class _Window(NamedTuple):
-    """Blocks that are shuffled together, where the samples of each start and the last
-    ends, and for each sample its place in the window's order."""
+    """Blocks that are shuffled together; where the samples of each start, and where the
+    last ends; and for each sample its position in the window's order."""
 
     blocks: np.ndarray
     starts: np.ndarray
@@ -235,8 +236,8 @@ class _Window(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A batch's part of a window: places ``start`` to ``stop`` of its order, to lie
-    from sample ``shift`` of the batch on."""
+    """A batch's part of a window: positions ``start`` to ``stop`` of its order, which
+    go to the batch from sample ``shift`` on."""
 
     window: _Window
     start: int
@@ -246,7 +247,7 @@ class _Piece(NamedTuple):
 
 class _Blocks(NamedTuple):
     """For each block of a split: its part, its first row there, its rows, its checksum,
-    and whether that was looked at; and the parts, with the first row of each in the
+    and whether that was verified; and the parts, with the first row of each in the
     split."""
 
     parts: Sequence[Part]
@@ -258,7 +259,7 @@ class _Blocks(NamedTuple):
     checked: np.ndarray
 
     def first_row(self, block: int) -> int:
-        """In the split."""
+        """The first row of a block, counted in the split."""
         return int(self.part_starts[self.part[block]] + self.first[block])
 
 

@@ -1,9 +1,9 @@
-"""How a sample lies in memory: as one record, alike on disk, on hosts and on devices.
+"""Stores a sample as one record, in the same form on disk, on hosts and on devices.
 
 A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
 ``dense``, ``ids`` with a field for each feature, and ``weights`` with one for each
-weighted feature, if there are any. So a batch is gathered, and copied to a device, in
-one piece, and its columns are views.
+weighted feature, if there are any. So a batch is gathered, and copied to a device, as
+a whole, and its columns are views.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def layout(
     ids: tuple[tuple[str, int, np.dtype], ...],
     weights: tuple[tuple[str, int], ...] = (),
 ) -> np.dtype:
-    """The type of a record.
+    """The dtype of a record.
 
     Args:
-      dense: columns of dense values.
-      ids: for each feature its name, its hotness and the type of its ids.
-      weights: for each weighted feature its name and hotness.
+      dense: number of dense columns.
+      ids: for each feature: name, hotness, and dtype of its ids.
+      weights: for each weighted feature: name and hotness.
     """
     fields = [
         ("label", "<f4"),
@@ -44,7 +44,7 @@ def layout(
 
 
 def whole(records: np.ndarray) -> np.ndarray:
-    """A view of records as values without fields, which NumPy moves as they are."""
+    """A view of records as values without fields, which NumPy moves as a whole."""
     return records.view(f"V{records.dtype.itemsize}")
 
 
@@ -60,12 +60,12 @@ def write(path: Path, records: np.ndarray) -> None:
 
 
 def read(path: Path, layout: np.dtype, rows: int) -> np.ndarray:
-    """The records of a file of ``write``, mapped into memory.
+    """Maps the records of a file that ``write`` wrote into memory.
 
-    They end the file; what is before them is for readers that know less of it.
+    The records end the file; the header before them is for other readers.
 
     Raises:
-      OSError, ValueError: if it is not there or too short.
+      OSError, ValueError: if the file is missing or too short.
     """
     header_bytes = path.stat().st_size - rows * layout.itemsize
     if header_bytes < 0:

@@ -1,6 +1,6 @@
-"""Clicks with power-law ids, labelled by a planted teacher.
+"""Clicks with power-law ids, labelled by a known teacher model.
 
-Any table size costs the same: ids come from an inverse CDF and the teacher's row
+Any table size costs the same: ids come from an inverse CDF, and the teacher's row
 effects from a hash, so nothing here is as large as a table.
 """
 
@@ -20,31 +20,36 @@ from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.tables import FeatureSpec, TableSpec, check_model
 
 BLOCK = 1024
-"""Samples are made in blocks, each with its own random stream, so that a sample
-depends on its position and not on the batch size."""
+"""Samples per block. Each block has its own random stream, so a sample depends on its
+position and not on the batch size."""
 
 CALIBRATION_SAMPLES = 4 * BLOCK
 BYTES_AN_ID = 40
-"""Bytes of memory, at most, while the ids of a feature are drawn and the teacher looks
-at them, as tracemalloc counts it."""
+"""Most bytes of memory per id while ids of a feature are drawn and labelled, as
+tracemalloc counts them."""
 
 _TRAIN, _TEST, _CALIBRATION = range(3)
 
 # Normal logits with this mean and deviation give a click rate of 0.27 and let the best
 # model reach an AUC of 0.80 (solved numerically).
 _LOGIT_MEAN, _LOGIT_STD = -1.333, 1.367
-_DENSE_SHARE, _ROW_SHARE, _PAIR_SHARE = 0.25, 0.55, 0.20  # of the logit's variance
+_DENSE_SHARE, _ROW_SHARE, _PAIR_SHARE = (
+    0.25,
+    0.55,
+    0.20,
+)  # shares of the logit's variance
 _PAIRS = 4
 
-# A hash of 64 bits is cut in four, and each quarter picks a standard normal.
+# A hash of 64 bits is cut in four; each quarter picks a standard normal value.
 _NORMALS = ndtri((np.arange(2**16) + 0.5) / 2**16).astype(np.float32)
 
 
 def power_law_ids(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:
     """Ids ``0 .. rows - 1`` whose frequency falls as ``(id + 1) ** -exponent``.
 
-    The inverse CDF of the continuous power law on ``[1, rows + 1)``, rounded down: id k
-    has the probability of the interval ``[k + 1, k + 2)``. Id 0 is the hottest.
+    They are the inverse CDF of the continuous power law on ``[1, rows + 1)``, rounded
+    down: id k has the probability of the interval ``[k + 1, k + 2)``. Id 0 is the
+    hottest.
 
     Args:
       uniform: float64 in [0, 1), any shape.
@@ -77,13 +82,14 @@ class SyntheticClicks:
     scaled so that about 27 % of the labels are 1 and the best AUC is about 0.80.
 
     Args:
-      tables: their ``rows`` bound the ids.
-      features: what to generate.
+      tables: the tables, whose ``rows`` bound the ids.
+      features: the features to generate.
       dense_features: number of dense features, at least 1.
-      zipf_exponent: of all tables; 0 is uniform. Real data has 1.05 to 1.2.
-      train_samples: samples before training wraps around.
-      test_samples: samples of the test set, drawn from a stream of its own.
-      seed: changes samples and teacher.
+      zipf_exponent: Zipf exponent of the ids of all tables; 0 is uniform. Real data
+        have 1.05 to 1.2.
+      train_samples: number of samples of an epoch.
+      test_samples: number of samples of the test set, drawn from its own stream.
+      seed: determines samples and teacher.
 
     Raises:
       ValueError: if tables and features do not fit, or a number breaks its rule.
@@ -117,7 +123,7 @@ class SyntheticClicks:
         self.test_samples = test_samples
         self._zipf_exponent = zipf_exponent
         self._seed = seed
-        # Batches smaller than a block meet the same block several times in a row.
+        # Batches smaller than a block need the same block several times in a row.
         self._block = functools.lru_cache(maxsize=1)(self._make_block)
         self._plant_teacher()
 
@@ -128,7 +134,7 @@ class SyntheticClicks:
         return batch
 
     def validation_batches(self, batch_size: int) -> None:
-        """None: samples of one stream are as good as those of another."""
+        """Returns None: one stream's samples serve as well as another's."""
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
         """The whole test set once; the last batch may be shorter."""
@@ -181,7 +187,7 @@ class SyntheticClicks:
     def _make_block(self, split: int, number: int) -> tuple[np.ndarray, ...]:
         """Dense, labels, logits, ids of each feature, weights of each weighted one.
 
-        Flat, so that blocks are cut and joined without looking at what they hold.
+        The tuple is flat, so that blocks can be cut and joined whatever they hold.
         """
         rng = np.random.default_rng([self._seed, split, number])
         dense, ids, weights = self._draw_inputs(rng, BLOCK)
@@ -207,7 +213,7 @@ class SyntheticClicks:
         return dense, ids, weights
 
     def _plant_teacher(self) -> None:
-        """Scales the terms by what they do on samples that belong to no split."""
+        """Scales the teacher's terms on samples that belong to no split."""
         keys = np.random.default_rng([self._seed]).integers(
             2**64, size=len(self.table_rows), dtype=np.uint64
         )
@@ -225,7 +231,7 @@ class SyntheticClicks:
                 )
             ]
         )
-        # A table of one row has a constant term: rounding alone must not be scaled up.
+        # A table of one row has a constant term, whose rounding must not be scaled up.
         scales /= np.maximum(terms.std(axis=0), 1e-3)
         logits = terms @ scales
         self._teacher_weights = scales * (_LOGIT_STD / logits.std())
@@ -237,7 +243,7 @@ class SyntheticClicks:
         ids: Mapping[str, np.ndarray],
         weights: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        """What the logit is a linear function of, ``[samples, terms]``."""
+        """``[samples, terms]`` terms of which the logit is a linear function."""
         pooled = [
             self._pooled_effects(f.table, ids[f.name], weights.get(f.name))
             for f in self.features
@@ -249,7 +255,7 @@ class SyntheticClicks:
     def _pooled_effects(
         self, table: str, ids: np.ndarray, weights: np.ndarray | None
     ) -> np.ndarray:
-        """Mean over each bag of four hidden normals a row, ``[samples, 4]``."""
+        """``[samples, 4]`` mean over each bag of four hidden normal values per row."""
         counters = ids.astype(np.uint64) * GOLDEN_GAMMA + self._table_keys[table]
         quarters = splitmix64(counters).view(np.uint16).reshape(*ids.shape, 4)
         if weights is None:

@@ -1,4 +1,4 @@
-"""Tab-separated files whose every value is accounted for."""
+"""Reads tab-separated files, and checks every value."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class TabSeparated:
     Args:
       path: the file. Each of its lines ends with a newline, also the last.
       header: the names that the first line must hold.
-      remedy: ends the message of an error that a new copy of the file would mend.
+      remedy: ends the message of an error that a new copy of the file would fix.
 
     Raises:
-      DataError: if the file cannot be read, is no UTF-8 or has another header, or if a
+      DataError: if the file cannot be read, is not UTF-8 or has another header, or if a
         row has too few or too many columns, an empty one, or is cut off.
     """
 
@@ -58,7 +58,7 @@ class TabSeparated:
         return len(self.rows)
 
     def locate(self, row: int) -> str:
-        """Where row ``row`` (from 0) stands, such as ``"data/a.tsv, line 2"``."""
+        """The location of row ``row`` (from 0), such as ``"data/a.tsv, line 2"``."""
         return f"{self.path}, line {row + 2}"
 
     def column(self, name: str) -> list[str]:
@@ -70,7 +70,7 @@ class TabSeparated:
         """A column of numbers, float64 ``[rows]``.
 
         Raises:
-          DataError: if a value is no number, not finite or out of [least, most].
+          DataError: if a value is not a finite number in [least, most].
         """
         numbers = np.empty(len(self))
         rule = f"must be a number from {least:g} to {most:g}"
@@ -84,10 +84,10 @@ class TabSeparated:
         return numbers
 
     def keys(self, name: str) -> dict[str, int]:
-        """A column of distinct values: the row of each.
+        """The row of each value of a column of unique values.
 
         Raises:
-          DataError: if a value is there twice.
+          DataError: if a value occurs twice.
         """
         rows: dict[str, int] = {}
         for row, text in enumerate(self.column(name)):
@@ -100,7 +100,7 @@ class TabSeparated:
         return rows
 
     def lookups(self, name: str, keys: Mapping[str, int], source: Path) -> np.ndarray:
-        """A column that names rows of another file: those rows, int64 ``[rows]``.
+        """The rows of another file that a column names, int64 ``[rows]``.
 
         Raises:
           DataError: if a value is not among the ``keys`` of ``source``.

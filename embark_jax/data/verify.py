@@ -1,4 +1,4 @@
-"""Looks whether prepared data are as they were written."""
+"""Checks that prepared data are as they were written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from embark_jax.data.manifest import MEND, File
 
 
 class Verified(NamedTuple):
-    """What was found to be whole.
+    """What was verified.
 
     Attributes:
-      files, bytes: that were read.
+      files, bytes: how much was read.
     """
 
     files: int
@@ -29,11 +29,11 @@ def verify(
     """Reads every file of a folder, and compares its hash with the manifest's.
 
     Args:
-      folder: with a ``manifest.json``.
-      progress: is told how many bytes are read, of how many.
+      folder: a folder with a ``manifest.json``.
+      progress: called with how many bytes were read, of how many.
 
     Raises:
-      DataError: naming every file that is missing or damaged.
+      DataError: if files are missing or damaged; the message names each.
     """
     manifest = manifests.read(folder)
     files = [*manifests.all_parts(manifest), *manifest.vocabularies]
