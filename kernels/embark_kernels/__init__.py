@@ -1,4 +1,4 @@
-"""Kernels for embedding tables, for GPU and CPU. Knows nothing of embark_jax."""
+"""Kernels for embedding tables on GPU and CPU, independent of embark_jax."""
 
 from embark_kernels._implementation import Implementation as Implementation
 from embark_kernels._implementation import availability as availability

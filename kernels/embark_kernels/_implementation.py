@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: plain XLA or the Mosaic GPU kernel."""
+"""Chooses the implementation of an operation: plain XLA or the Mosaic GPU kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Implementation = Literal["xla", "mosaic_gpu"]
 
 
 def availability() -> dict[str, str]:
-    """For each implementation why it cannot run here; "" if it can.
+    """Returns for each implementation why it cannot run here, or "" if it can.
 
     "xla" is plain XLA and runs everywhere. "mosaic_gpu" is written in Pallas for
     Hopper GPUs (compute capability 9.0) and newer.
@@ -24,14 +24,14 @@ def choose(
     width: int = 8,
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> Implementation:
-    """The implementation to run for a table.
+    """Chooses the implementation to run for a table.
 
-    An explicit one is taken at its word, also where it cannot run: that is how a
-    kernel is compiled for a GPU that is not there.
+    An explicit one is returned even if it cannot run here: this allows compiling a
+    kernel for a GPU that this machine lacks.
 
     Args:
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      width, dtype: of the table; any that the kernel can handle where there is none.
+      width, dtype: those of the table; without a table, any that the kernel supports.
 
     Raises:
       ValueError: if the name is unknown, or the kernel cannot handle the table.

@@ -1,9 +1,9 @@
 """The Mosaic GPU kernel of sums of rows.
 
-A block sums a few consecutive bags, which are one stretch of entries. It walks the
-stretch in chunks: reads the row numbers of a chunk, then its rows, all of them before
-the first is added up, and writes a bag out when its last entry is behind. So rows in
-flight do not depend on how long bags are, and an empty bag is just written out.
+A block sums a few consecutive bags, whose entries are consecutive, too. It reads these
+entries in chunks: first the row numbers of a chunk, then all its rows, before it adds
+up the first one. It writes a bag after its last entry. So the number of rows in flight
+does not depend on the lengths of bags, and an empty bag is simply written.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def sum_stretches_mosaic_gpu(
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig,
 ) -> jax.Array:
-    """As ``lookup.sum_stretches``; the table has rows, and there are entries."""
+    """See ``lookup.sum_stretches``; neither the table nor the entries may be empty."""
     (num_rows, width), entries = table.shape, rows.shape[0]
     lines, bags = offsets.shape[0], offsets.shape[1] - 1
-    blocks = pl.cdiv(bags, config.bags_per_block)  # of a line
+    blocks = pl.cdiv(bags, config.bags_per_block)  # per line
     chunk = config.rows_in_flight
     row_access = Rows(width)
 
@@ -47,7 +47,7 @@ def sum_stretches_mosaic_gpu(
         zeros = row_access.zeros()
 
         def write_bags_before(entry, state):
-            """Writes out all bags that end at ``entry`` or before."""
+            """Writes all bags that end at ``entry`` or before."""
 
             def write(state):
                 bag, _, total = state

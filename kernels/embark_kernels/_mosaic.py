@@ -1,8 +1,9 @@
-"""What the Mosaic GPU kernels share: rows in registers, launching, the interpreter.
+"""Code that the Mosaic GPU kernels share: rows in registers, launching, the
+interpreter.
 
 A block is one warpgroup, 128 threads that run as one: scalars are the same in all
-threads, a row is spread over them. Rows are read with a scalar run-time index, straight
-into registers; several independent reads one after the other keep memory busy.
+threads, and a row is spread over them. Rows are read straight into registers, with a
+scalar run-time index; several independent reads in a row keep memory busy.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ COMPILER_PARAMS = plgpu.CompilerParams(
 WARPGROUP = 128  # threads
 WARP = 32  # threads
 SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
-PAIR = 2  # neighbours that a thread reads at once: 4 bytes of bfloat16
+PAIR = 2  # neighbours that a thread reads at once: 4 bytes in bfloat16
 
-_plgpu: Any = plgpu  # for names and parameters that only some versions of JAX have
+_plgpu: Any = plgpu  # some names and parameters exist only in some versions of JAX
 # In jax 0.10, plgpu.load takes an index, and a plain store suits any layout.
 _load_takes_index = "idx" in inspect.signature(plgpu.load).parameters
 _interpreted = False
@@ -35,7 +36,7 @@ _interpreted = False
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
-    """Kernels traced inside run in Pallas' interpreter, on CPU. For tests: slow."""
+    """Runs kernels that are traced inside in Pallas' interpreter, on CPU: for tests."""
     global _interpreted
     _interpreted = True
     try:
@@ -45,7 +46,7 @@ def interpreted() -> Iterator[None]:
 
 
 def launch_options() -> dict[str, Any]:
-    """Keyword arguments for ``plgpu.kernel`` and ``pl.kernel``."""
+    """Returns keyword arguments for ``plgpu.kernel`` and ``pl.kernel``."""
     if not _interpreted:
         return {"compiler_params": COMPILER_PARAMS}
     if hasattr(plgpu, "InterpretGPUParams"):
@@ -58,8 +59,8 @@ def launch_options() -> dict[str, Any]:
 
 
 def moves(reads_bytes: int, writes_bytes: int) -> Any:
-    """A scope that says in a kernel's name what it moves in device memory, where every
-    entry is used: nothing else of it is to be seen in a compiled program."""
+    """A scope that puts into a kernel's name what it moves in device memory if every
+    entry is used. A compiled program shows nothing else of a kernel."""
     return jax.named_scope(f"reads {reads_bytes} writes {writes_bytes} bytes")
 
 
@@ -67,7 +68,7 @@ class Rows:
     """Reads and writes rows of width ``width``, in one layout for all dtypes.
 
     A multiple of 128 is spread over the warpgroup. Any other width is spread over one
-    warp, and all four warps do the same work: the rows still come from memory once.
+    warp, and all four warps do the same work; rows are still read from memory once.
     """
 
     def __init__(self, width: int):
@@ -109,20 +110,22 @@ class Rows:
         return zeros if self._layout is None else plgpu.layout_cast(zeros, self._layout)
 
     def fill(self, scalar: jax.Array) -> jax.Array:
-        """``[width]`` copies of a scalar; Mosaic broadcasts nothing implicitly."""
+        """``[width]`` copies of a scalar; Mosaic does not broadcast implicitly."""
         return jnp.broadcast_to(scalar, (self.width,))
 
 
 def all_have_read() -> None:
-    """No thread of the block goes on before all have read what they read before this:
-    what follows may write there. A scalar is read by every thread, and its store waits
+    """Makes all threads of the block wait until all have finished their reads, so that
+    what follows may write there. Every thread reads a scalar, and a store of it waits
     for none of them."""
     plgpu.commit_smem()  # a barrier
 
 
 def sqrt(x: jax.Array) -> jax.Array:
-    """Square root of numbers >= 0; Mosaic has none for warpgroups."""
-    return x * lax.rsqrt(jnp.maximum(x, SMALLEST_NORMAL))  # 0 of 0, not 0 times inf
+    """The square root of numbers >= 0; Mosaic has none for warpgroups."""
+    return x * lax.rsqrt(
+        jnp.maximum(x, SMALLEST_NORMAL)
+    )  # gives 0 for 0, not 0 times inf
 
 
 def run_in_place(
@@ -133,7 +136,7 @@ def run_in_place(
 ) -> list[jax.Array]:
     """Runs ``body(updated refs, *read refs)`` in each block, and returns ``updated``.
 
-    Donated arrays are updated where they lie, others are copied first.
+    Donated arrays are updated in place, others are copied first.
     """
     refs = [jax.new_ref(array, memory_space=plgpu.GMEM) for array in updated]
     mesh = plgpu.Mesh(grid=(blocks,), grid_names=("block",))

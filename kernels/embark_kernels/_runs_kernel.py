@@ -1,13 +1,14 @@
-"""The Mosaic GPU kernel of sums over runs: of sorted entries with equal keys.
+"""The Mosaic GPU kernel of sums over runs. A run is consecutive sorted entries with
+equal keys.
 
-A block has ``PART`` entries of the sorted ones. It walks them in chunks: reads the keys
-of a chunk and what they add up, and what their rows hold, all of it before the first is
-used, and finishes a run behind its last entry. So nothing but the sort has to be known
-of the entries: no list of rows, no offsets, no ranks.
+A block has ``PART`` of the sorted entries. It processes them in chunks: it reads the
+keys of a chunk, the values to add up, and the rows, before it uses the first of them,
+and finishes a run after its last entry. So the kernel needs only the sort: no list of
+rows, no offsets, no ranks.
 
-A run that goes on in the next blocks is finished by the block in which it begins. What
-it has in the others is summed before, by a kernel of its own: one row for each block
-that begins inside a run. No atomics, and always in the same order.
+The block in which a run begins finishes it, even if the run goes on in the next blocks.
+Another kernel sums its entries of those blocks before: one row for each block that
+begins inside a run. There are no atomics, and the order is always the same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 PART = 256
-"""Entries of a block, so that a very hot row keeps many blocks busy instead of one."""
+"""Entries per block, so that a very hot row keeps many blocks busy instead of one."""
 
 Load = Callable[[Sequence[Any], jax.Array], Any]
 Finish = Callable[[Sequence[Any], jax.Array, jax.Array, Any, Sequence[Any]], None]
@@ -46,8 +47,8 @@ def sum_runs(
     source: jax.Array,
     weights: jax.Array | None,
 ) -> jax.Array:
-    """Writes the sum of each run to its row of ``sums``; arguments as of
-    ``_finish_runs``."""
+    """Writes the sum of each run to its row of ``sums``; see ``_finish_runs`` for the
+    arguments."""
     rows = Rows(sums.shape[1])
 
     def finish(updated_refs, row, total, _, __):
@@ -66,8 +67,8 @@ def update_runs(
     factors: tuple[jax.Array, ...],
     optimizer: RowOptimizer,
 ) -> tuple[jax.Array, States]:
-    """Updates rows from the sums of their runs; arguments as of ``_finish_runs``, and
-    ``factors`` of the step."""
+    """Updates rows from the sums of their runs; see ``_finish_runs`` for the arguments.
+    ``factors`` are those of the step."""
     rows = Rows(table.shape[1])
     math = RowMath(sqrt, rows.fill)
     names = list(states)
@@ -106,18 +107,19 @@ def _finish_runs(
     finish: Finish,
     read: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Sums ``values`` over runs, and does something with each sum.
+    """Sums ``values`` over runs, and passes each sum to ``finish``.
 
     Args:
-      values: ``[m, width]`` float32 or bfloat16, what is summed.
-      key: ``[n]`` int32 row of ``updated`` of each sorted entry, equal ones one after
-        the other; out of range for no row.
-      source: ``[n]`` int32 of each sorted entry, its row of ``values``; out of range
-        where it adds nothing.
+      values: ``[m, width]`` float32 or bfloat16 values to sum.
+      key: ``[n]`` int32 row of ``updated`` for each sorted entry; equal keys are
+        consecutive, and a key out of range means no row.
+      source: ``[n]`` int32 row of ``values`` for each sorted entry; out of range if it
+        adds nothing.
       weights: ``[n]`` float32 factors of the sorted entries, or None.
-      updated: arrays of equally many rows, updated in place.
+      updated: arrays with the same number of rows, updated in place.
       load: ``(refs of updated, row)`` reads what ``finish`` needs of a row, or None.
-      finish: ``(refs of updated, row, sum, what load read, refs of read)`` writes it.
+      finish: ``(refs of updated, row, sum, what load read, refs of read)`` writes the
+        row.
       read: small arrays that ``finish`` reads.
 
     Returns:
@@ -204,8 +206,8 @@ def _finish_runs(
 def _sum_begun_before(
     entries: list[jax.Array], num_rows: int, rows: Rows, chunk: int
 ) -> jax.Array:
-    """``[blocks, width]`` float32 sums of what each block has of the run that began
-    before it; anything where none did."""
+    """``[blocks, width]`` float32 sums of each block's entries of the run that began
+    before the block; undefined if none did."""
     n = entries[0].shape[0]
     blocks = pl.cdiv(n, PART)
 
@@ -241,13 +243,13 @@ def _sum_begun_before(
         grid_names=("block",),
         **launch_options(),
     )
-    # Where no id comes twice, two keys of each block are all that is looked at.
+    # If no id occurs twice, this reads only two keys of each block.
     with moves(8 * blocks, 0):
         return kernel(*entries)
 
 
 def _block(key_ref: Any, n: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """First entry of this block, its end, and the key before it, or -1."""
+    """The first entry of this block, its end, and the key before it, or -1."""
     first = lax.axis_index("block") * PART
     before = jnp.where(first > 0, key_ref[jnp.maximum(first - 1, 0)], -1)
     return first, jnp.minimum(first + PART, n), before
@@ -260,8 +262,8 @@ def _load_values(
     used: list[jax.Array],
     n: int,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """What each entry adds, times its weight, and whether it adds anything: it is used
-    and has a source; if not, the value is none of it."""
+    """The value of each entry times its weight, and whether it adds anything: it must
+    be used and have a source; otherwise the value is undefined."""
     _, source_ref, values_ref, *weights_refs = refs
     place = [jnp.minimum(each, n - 1) for each in entry]
     source = [source_ref[each] for each in place]

@@ -1,8 +1,8 @@
 """The Mosaic GPU kernel of ``update_rows``: table and states are updated in place.
 
-A block updates a few of the listed rows, in chunks: reads the rows, states and
-gradients of a chunk, all before the first is used, then applies the rule and writes
-row by row. Rows are listed once, so no two blocks meet.
+A block updates a few of the listed rows, in chunks: it reads all rows, states and
+gradients of a chunk, then applies the rule and writes row by row. Each row is listed
+once, so no two blocks update the same row.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def update_rows_mosaic_gpu(
     optimizer: RowOptimizer,
     config: UpdateConfig,
 ) -> tuple[jax.Array, States]:
-    """As ``update.update_rows``; the table has rows, and some are listed.
+    """See ``update.update_rows``; the table has rows, and some are listed.
 
     Args:
       mean_square: ``[listed]`` for a row-wise rule.
-      factors: of the step.
+      factors: factors of the step.
     """
     (num_rows, width), listed = table.shape, rows.shape[0]
     chunk = config.rows_in_flight
@@ -51,7 +51,7 @@ def update_rows_mosaic_gpu(
         end = jnp.minimum(first + config.rows_per_block, listed)
 
         def update_chunk(place, listed_row, used):
-            # What is not used is read from row 0, which is harmless.
+            # Unused entries read row 0, which is harmless.
             row = [
                 jnp.where(use, each, 0)
                 for use, each in zip(used, listed_row, strict=True)
@@ -90,7 +90,7 @@ def update_rows_mosaic_gpu(
                 (place[i] < end) & (row >= 0) & (row < num_rows)
                 for i, row in enumerate(listed_row)
             ]
-            # Most of what is listed may be unused, and then one after the other.
+            # Most listed rows may be unused, and then they are consecutive.
             any_used = reduce(operator.or_, used)
             pl.when(any_used)(lambda: update_chunk(inside, listed_row, used))
 

@@ -1,10 +1,10 @@
-"""What plain XLA does for the operations of this package.
+"""The operations of this package in plain XLA.
 
-Where compilers differ, so does the program. On CPU a fresh array costs more than the
-arithmetic on it, so sums are made a piece at a time, in loops whose working set stays
-in the cache, and no ``[entries, width]`` array is made. A GPU would pay for the launch
-of every turn of such a loop: there it is a few gathers that XLA fuses with their sums.
-One gather of all rows of long bags it would write out first.
+The program differs where compilers differ. On CPU a fresh array costs more than the
+arithmetic on it, so loops make sums in parts that stay in the cache, and no ``[entries,
+width]`` array is made. A GPU would pay a launch for every iteration of such a loop, so
+there it is a few gathers, which XLA fuses with their sums. A single gather of all rows
+of long bags would be written to memory first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from jax import lax
 T = TypeVar("T")
 
 COLUMNS_AT_ONCE = 16
-"""Rows of a bag that a turn of a loop on CPU adds, or one gather elsewhere; their sum
-stays in registers."""
+"""Rows of a bag that an iteration of a loop on CPU adds, or one gather elsewhere; their
+sum stays in registers."""
 COLUMNS_ALONE = 512
-"""Columns up to which each bag has an expression of its own on CPU, so that its sum is
-made where it is used. With more, bags of a length share one, lest programs grow."""
+"""Up to this many columns, each bag has its own expression on CPU, so that its sum is
+made where it is used. With more columns, bags of equal length share one, to keep
+programs small."""
 ENTRIES_AT_ONCE = 2048
-"""That a turn of a loop on CPU adds; 512 KiB of rows of width 64."""
+"""Entries that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 
 
 def sum_columns(
@@ -107,9 +108,9 @@ def add_rows(
     Args:
       sums: ``[size, width]`` float32.
       values: ``[m, width]``.
-      source, target: ``[n]`` int32; what is out of range on either side adds nothing.
+      source, target: ``[n]`` int32; entries out of range on either side add nothing.
       weights: ``[n]`` float32 or None.
-      ascending: whether targets that are in range ascend.
+      ascending: whether the targets in range ascend.
 
     Returns:
       The new sums.
@@ -125,7 +126,7 @@ def add_rows(
         return sums.at[target].add(rows, mode="drop")
 
     def add_in_order(sums, values, source, target, weights):
-        # Nothing is dropped: what adds nothing adds zeros, so that targets ascend.
+        # Nothing is dropped: unused entries add zeros, so that targets ascend.
         used = target < size
         rows = take(values, jnp.where(used, source, -1))
         if weights is not None:
@@ -157,33 +158,33 @@ def add_rows(
 
 
 def zeros_after(values: T, shape: tuple[int, ...]) -> tuple[T, jax.Array]:
-    """Zeros to add values to, which are not there before the values are.
+    """Zeros to add values to, which are made only when the values exist.
 
-    Left alone, XLA may make them early in a program, and hold them through all of a
+    Without this, XLA may make them early in a program, and hold them through all of a
     model's forward and backward.
 
     Args:
-      values: an array, or a tree of them.
-      shape: of the zeros.
+      values: an array, or a tree of arrays.
+      shape: shape of the zeros.
 
     Returns:
-      The values as they are, and float32 zeros.
+      The unchanged values, and float32 zeros.
     """
     values, zero = lax.optimization_barrier((values, jnp.zeros((), jnp.float32)))
     return values, jnp.broadcast_to(zero, shape)
 
 
 def take(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """``[..., width]`` float32 rows, zeros where out of range."""
+    """Returns ``[..., width]`` float32 rows, zeros where out of range."""
     rows = beyond(rows, table.shape[0])
     return table.at[rows].get(mode="fill", fill_value=0).astype(jnp.float32)
 
 
 def is_inside(index: jax.Array, size: int) -> jax.Array:
-    """Whether each index is in ``[0, size)``."""
+    """Returns whether each index is in ``[0, size)``."""
     return (index >= 0) & (index < size)
 
 
 def beyond(index: jax.Array, size: int) -> jax.Array:
-    """Negative indices moved beyond the end, where JAX drops or fills them."""
+    """Moves negative indices beyond the end, where JAX drops or fills them."""
     return jnp.where(index < 0, size, index)

@@ -1,4 +1,4 @@
-"""How the kernels are cut into blocks: by a heuristic, or as a tuner found best."""
+"""Block sizes of the kernels, from a heuristic or a tuner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LookupConfig:
 
     @classmethod
     def heuristic(cls, width: int, entries: int, bags: int) -> LookupConfig:
-        """Some 128 entries a block, and some 16 values a thread in flight."""
+        """Takes some 128 entries per block, and some 16 values per thread in flight."""
         entries_per_bag = max(1, entries // max(1, bags))
         return cls(max(1, min(64, 128 // entries_per_bag)), _rows_in_flight(width, 16))
 
@@ -50,7 +50,7 @@ class UpdateConfig:
 
     @classmethod
     def heuristic(cls, width: int) -> UpdateConfig:
-        """Fewer rows in flight than in a lookup: each has a gradient and states."""
+        """Takes fewer rows in flight than a lookup: each has a gradient and states."""
         rows = _rows_in_flight(width, 8)
         return cls(4 * rows, rows)
 

@@ -1,9 +1,9 @@
 """Integer work on ids: sorting, making unique, grouping by row, bucketing by owner.
 
-Nothing here depends on parameters, so it can be done a step ahead. On CPU each sort
-packs key and position into one unsigned integer: a one-operand sort is several times
-faster there than sorting pairs. A GPU sorts by digits, so there keys are as narrow as
-can be, and positions come along.
+Nothing here depends on parameters, so it can be done a step ahead. An *entry* is an
+element of a flat array of ids. On CPU each sort packs key and position into one
+unsigned integer: a one-operand sort is several times faster there than sorting pairs. A
+GPU sorts by digits, so keys there are as narrow as possible, and positions come along.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from embark_kernels._implementation import choose
 
 KEY_TYPES = (jnp.uint16, jnp.uint32, jnp.uint64)
 MARKS_PER_ENTRY = 32
-"""Rows a table may have for each entry of a batch to be marked instead of sorted: then
-the marks of all rows take less memory than the sums of the entries."""
+"""Rows are marked instead of sorted if a table has at most this many rows for each
+entry of a batch: then the marks of all rows take less memory than the sums of the
+entries."""
 
 
 def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array]:
-    """Stable sort of small integers.
+    """Sorts small integers stably.
 
     Args:
       keys: ``[n]`` integers in ``[0, num_keys)``; uint64 if they need it.
       num_keys: static bound of the keys.
 
     Returns:
-      ``(sorted keys, order)``: ``[n]`` each, the keys as they came, order int32 such
-      that ``keys[order]`` is sorted.
+      ``(sorted keys, order)``: ``[n]`` each, the keys in their own dtype, order int32
+      such that ``keys[order]`` is sorted.
 
     Raises:
       ValueError: if key and position together need more than 64 bits.
@@ -62,14 +63,15 @@ def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array
 
 
 class Unique(NamedTuple):
-    """Ids, each once.
+    """Unique ids.
 
     Attributes:
       ids: ``[capacity]`` int32 ascending; ``num_ids`` where unused.
       counts: ``[capacity]`` int32 how often each occurs.
-      inverse: ``[n]`` int32 place of each entry's id above; ``capacity`` where padded
-        or lost.
-      needed: ``[]`` int32 different ids; above ``capacity``, the largest are lost.
+      inverse: ``[n]`` int32 index of each entry's id in ``ids``; ``capacity`` where
+        padded or lost.
+      needed: ``[]`` int32 number of unique ids; above ``capacity``, the largest ids are
+        lost.
     """
 
     ids: jax.Array
@@ -84,12 +86,12 @@ def unique(ids: jax.Array, num_ids: int, capacity: int) -> Unique:
     Args:
       ids: ``[n]`` int32; outside ``[0, num_ids)`` where padded.
       num_ids: static bound of the ids.
-      capacity: static places for different ids.
+      capacity: static number of unique ids to hold.
     """
     runs = _sort_into_runs(ids, num_ids)
     present = runs.key < num_ids
     place = jnp.where(present & (runs.run < capacity), runs.run, capacity)
-    # Positions of one run are one after the other: its last place + 1 is its end.
+    # Positions of one run are consecutive: its last one + 1 is its end.
     edges = jnp.arange(capacity + 1, dtype=jnp.int32)
     offsets = jnp.searchsorted(place, edges).astype(jnp.int32)
     filled = jnp.full(capacity, num_ids, jnp.int32)
@@ -103,7 +105,7 @@ def unique(ids: jax.Array, num_ids: int, capacity: int) -> Unique:
 
 
 class Runs(NamedTuple):
-    """Entries, those of a group one after the other, for the kernel.
+    """Entries ordered by group, for the kernel.
 
     Attributes:
       order: ``[n]`` entries in that order.
@@ -118,9 +120,9 @@ class RowGroups(NamedTuple):
     """Entries grouped by the row they touch, for ``update.sum_groups``.
 
     Attributes:
-      row: ``[groups]`` row of each group, each once; different ones at or beyond the
-        number of rows where unused.
-      entry_group: ``[n]`` for each entry the group of its row; None for the kernel.
+      row: ``[groups]`` row of each group, each once; where unused, unique values at or
+        beyond the number of rows.
+      entry_group: ``[n]`` group of each entry's row; None for the kernel.
       runs: what the kernel needs; None for plain XLA.
     """
 
@@ -130,7 +132,7 @@ class RowGroups(NamedTuple):
 
     @property
     def group(self) -> jax.Array:
-        """``[n]`` for each entry the group of its row; ``groups`` where padded."""
+        """``[n]`` group of each entry's row; ``groups`` where padded."""
         if self.runs is None:
             assert self.entry_group is not None
             return self.entry_group
@@ -150,8 +152,9 @@ def group_rows(
     Args:
       rows: ``[n]`` int32; outside ``[0, num_rows)`` where padded.
       num_rows: static number of rows.
-      most: how many different ones there can be, if that is known.
-      implementation: that will sum the groups; as of ``update.sum_groups``.
+      most: largest possible number of unique rows, if known.
+      implementation: the implementation that will sum the groups; see
+        ``update.sum_groups``.
     """
     if choose(implementation) == "mosaic_gpu":
         return _group_sorted(rows, num_rows)
@@ -178,13 +181,15 @@ def group_targets(
     runs: Runs | None = None,
     implementation: str | None = None,
 ) -> RowGroups:
-    """As ``group_rows``, with a group for every row, in order: to sum into an array.
+    """Groups like ``group_rows``, with a group for every row, in order, to sum into an
+    array.
 
     Args:
       target: ``[n]`` int32; outside ``[0, size)`` where padded.
       size: static size of the array.
-      runs: the entries by target, if that is known; else the kernel's are sorted.
-      implementation: that will sum the groups; as of ``update.sum_groups``.
+      runs: the entries by target, if known; otherwise they are sorted for the kernel.
+      implementation: the implementation that will sum the groups; see
+        ``update.sum_groups``.
     """
     row = jnp.arange(size, dtype=jnp.int32)
     group = jnp.where((target >= 0) & (target < size), target, size)
@@ -197,8 +202,9 @@ def group_targets(
 
 
 def _group_marked(rows: jax.Array, num_rows: int, groups: int) -> RowGroups:
-    """Without sorting: each row is marked with its first entry. Groups are numbered as
-    their rows come, so that sums into them walk through memory as entries do."""
+    """Groups without sorting: marks each row with its first entry. Groups are numbered
+    in the order of their rows' first entries, so sums into them pass through memory in
+    order."""
     n = rows.shape[0]
     position = jnp.arange(n, dtype=jnp.int32)
     present = (rows >= 0) & (rows < num_rows)
@@ -212,8 +218,8 @@ def _group_marked(rows: jax.Array, num_rows: int, groups: int) -> RowGroups:
 
 
 def _group_sorted(rows: jax.Array, num_rows: int) -> RowGroups:
-    """The first of the sorted entries of a row is the number of its group, so that
-    nothing need be counted."""
+    """Groups by sorting: a group's number is the first sorted entry of its row, so that
+    nothing must be counted."""
     n = rows.shape[0]
     runs = _sort_into_runs(rows, num_rows)
     position = jnp.arange(n, dtype=jnp.int32)
@@ -230,9 +236,9 @@ class Buckets(NamedTuple):
     """Entries by owner, ready to be exchanged.
 
     Attributes:
-      entry: ``[owners, capacity]`` int32 which is at each place; ``n`` where empty.
-      needed: ``[]`` int32 entries of the fullest bucket; above capacity, the last of
-        them are lost.
+      entry: ``[owners, capacity]`` int32 entry at each place; ``n`` where empty.
+      needed: ``[]`` int32 number of entries of the fullest bucket; above capacity, the
+        last entries are lost.
     """
 
     entry: jax.Array
@@ -247,12 +253,12 @@ def bucket_by_owner(
     minor: jax.Array | None = None,
     minors: int = 1,
 ) -> Buckets:
-    """Sorts entries into one bucket for each owner, there by ``minor``, then as given.
+    """Sorts entries into one bucket per owner, there by ``minor``, then as given.
 
     Args:
       owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
-      owners: how many there are.
-      capacity: places in a bucket.
+      owners: number of owners.
+      capacity: static size of a bucket.
       minor: ``[n]`` int32 in ``[0, minors)``, or None to keep the order.
       minors: static bound of ``minor``.
     """

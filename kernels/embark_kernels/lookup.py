@@ -1,10 +1,10 @@
 """Sums of table rows, bag by bag.
 
-Two forms, one kernel. ``pooled_lookup`` takes a matrix of ids with static bag lengths:
-what a requester has. ``sum_bags`` takes entries that lie bag after bag, each with its
-bag: what an owner has after an exchange.
+Two functions share one kernel. ``pooled_lookup`` takes what a requester has: a matrix
+of ids with static bag lengths. ``sum_bags`` takes what an owner has after an exchange:
+entries that lie bag after bag, each with its bag.
 
-Rows outside the table, -1 among them, are padding: they cost no row traffic and add
+Row numbers outside the table, such as -1, are padding: they cost no row traffic and add
 nothing. Sums are float32.
 """
 
@@ -36,9 +36,9 @@ def pooled_lookup(
     implementation: str | None = None,
     config: LookupConfig | None = None,
 ) -> jax.Array:
-    """Sum or mean of the rows of each bag; differentiable in table and weights.
+    """The sum or mean of the rows of each bag; differentiable in table and weights.
 
-    The gradient by the table is as large as the table: to train a large one, use
+    The gradient by the table is as large as the table; to train a large table, use
     ``update_from_bags``.
 
     Args:
@@ -46,18 +46,19 @@ def pooled_lookup(
       ids: ``[batch, columns]`` int32, -1 where padded.
       weights: ``[batch, columns]`` float32 factors of the rows; a mean is then the
         weighted sum over the total weight.
-      hotness: lengths of the bags that follow each other in a line of ids; their sum
-        is ``columns``. None means one bag a line.
-      pooling: an empty bag, or one of total weight zero, has mean zero.
+      hotness: lengths of the consecutive bags in a line of ids; their sum is
+        ``columns``. None means one bag per line.
+      pooling: "sum" or "mean"; an empty bag, or one of total weight zero, has mean
+        zero.
       out_dtype: float32 or bfloat16.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      config: of the kernel; None for the tuned one, or else its heuristic.
+      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
       ``[batch, len(hotness), width]``; ``[batch, width]`` if ``hotness`` is None.
 
     Raises:
-      ValueError: if shapes disagree, or pooling or implementation cannot be.
+      ValueError: if shapes disagree, or pooling or implementation is not possible.
     """
     lengths = (ids.shape[1],) if hotness is None else tuple(map(int, hotness))
     if sum(lengths) != ids.shape[1] or min(lengths, default=0) < 1:
@@ -84,17 +85,17 @@ def sum_bags(
     implementation: str | None = None,
     config: LookupConfig | None = None,
 ) -> jax.Array:
-    """Sums of the rows of bags that lie one after the other, in several lines.
+    """The sums of the rows of consecutive bags, in several lines.
 
     Args:
       table: ``[rows, width]`` float32 or bfloat16.
       rows: ``[lines, entries]`` int32; out of range where padded.
       bag: ``[lines, entries]`` int32 bag of each entry, ascending along a line; at its
-        end ``bags`` for entries that lie in none.
+        end ``bags`` for entries in no bag.
       bags: static number of bags in a line.
       weights: ``[lines, entries]`` float32 factors of the rows.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      config: of the kernel; None for the tuned one, or else its heuristic.
+      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
       ``[lines, bags, width]`` float32; zeros for an empty bag.
@@ -120,11 +121,12 @@ def sum_bags(
 
 def bag_offsets(bag: jax.Array, bags: int) -> jax.Array:
     """``[bags + 1]`` offsets of bags, from the ascending ``[entries]`` bag of each
-    entry; entries of bag ``bags`` and beyond lie in none."""
+    entry; entries of bag ``bags`` and beyond are in no bag."""
     bag = jnp.minimum(bag, bags)
     position = jnp.arange(bag.shape[0], dtype=jnp.int32)
     is_first = jnp.concatenate([jnp.ones(1, bool), bag[1:] != bag[:-1]])[: bag.size]
-    # All entries of a bag write the same; an empty bag begins where the next one does.
+    # All entries of a bag write the same value; an empty bag begins where the next
+    # does.
     first = lax.cummax(jnp.where(is_first, position, 0))
     begins = jnp.full(bags + 1, bag.shape[0], jnp.int32)
     begins = begins.at[bag].set(first, indices_are_sorted=True)
@@ -145,11 +147,11 @@ def sum_stretches(
       table: ``[rows, width]``.
       rows: ``[entries]``.
       offsets: ``[lines, bags + 1]``, ascending along a line: bag ``b`` is the entries
-        from ``offsets[line, b]`` to before ``offsets[line, b + 1]``; what lies between
-        lines is not looked at.
+        from ``offsets[line, b]`` to before ``offsets[line, b + 1]``; entries between
+        lines are ignored.
       weights: ``[entries]`` or None.
       out_dtype: float32 or bfloat16.
-      config: of the kernel; None for the tuned one, or else its heuristic.
+      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
       ``[lines, bags, width]``.
@@ -158,7 +160,7 @@ def sum_stretches(
     (num_rows, width), entries = table.shape, rows.shape[0]
     if lines * bags == 0 or entries == 0 or num_rows == 0:
         return jnp.zeros((lines, bags, width), out_dtype)
-    # Imported here: what runs in plain XLA must not need Mosaic.
+    # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._lookup_kernel import sum_stretches_mosaic_gpu
 
     if config is None:
@@ -211,7 +213,7 @@ def _mean_weights(
     weights: jax.Array | None,
     lengths: tuple[int, ...],
 ) -> jax.Array:
-    """``[batch, columns]`` weights that make a sum a mean."""
+    """``[batch, columns]`` weights that turn a sum into a mean."""
     present = ((ids >= 0) & (ids < num_rows)).astype(jnp.float32)
     present = present if weights is None else present * weights
     bag = np.repeat(np.arange(len(lengths)), lengths)

@@ -1,11 +1,11 @@
 """Optimizers of table rows, written once for plain XLA and for the kernel.
 
-A rule turns the states and the summed gradient of a row into new states and the change
-that is to be subtracted from the row, in float32. It is applied once to each touched
-row. It does not see the row, so that plain XLA need not read it before it writes; a
-rule with weight decay says which share of the row stays.
-Plain XLA calls it with all rows, ``[rows, width]``; the kernel with one row ``[width]``
-and, where XLA has ``[rows, 1]``, a scalar.
+A rule turns the states and the summed gradient of a row into new states and a change to
+subtract from the row, in float32. It is applied once to each touched row. It does not
+see the row, so plain XLA need not read the row before writing it; a rule with weight
+decay says which share of the row stays.
+Plain XLA calls a rule with all rows, ``[rows, width]``; the kernel with one row
+``[width]`` and, where XLA has ``[rows, 1]``, a scalar.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ States = dict[str, jax.Array]
 
 
 class RowMath(NamedTuple):
-    """What plain XLA and the kernel do differently.
+    """Operations that differ between plain XLA and the kernel.
 
     Attributes:
-      sqrt: square root of numbers >= 0.
-      fill: one number a row, as wide as the row.
+      sqrt: the square root of numbers >= 0.
+      fill: spreads one number per row over the row's width.
     """
 
     sqrt: Callable[[jax.Array], jax.Array]
@@ -35,7 +35,7 @@ class RowMath(NamedTuple):
 class RowOptimizer(Protocol):
     """A rule for touched rows.
 
-    ``row_wise`` rules take the mean of gradient² over the *whole* row, also where its
+    ``row_wise`` rules take the mean of gradient² over the *whole* row, even if its
     columns lie in several tables.
     """
 
@@ -47,20 +47,21 @@ class RowOptimizer(Protocol):
 
     @property
     def initial_state(self) -> float:
-        """Value that all states start from."""
+        """The initial value of all states."""
         ...
 
     def state_widths(self, width: int) -> dict[str, int]:
-        """Values kept for a row of ``width`` parameters, by name of the state."""
+        """Returns how many values each state keeps for a row of ``width``
+        parameters."""
         ...
 
     def step_factors(self, step: jax.Array) -> tuple[jax.Array, ...]:
-        """``[]`` float32 numbers that depend on the step alone."""
+        """Returns ``[]`` float32 numbers that depend on the step alone."""
         ...
 
     def kept(self, factors: tuple[jax.Array, ...]) -> jax.Array | None:
-        """``[]`` share of a touched row that the change is subtracted from; None is
-        all of it."""
+        """Returns the ``[]`` share of a touched row that stays before the change is
+        subtracted; None means all of it."""
         ...
 
     def update(
@@ -71,7 +72,7 @@ class RowOptimizer(Protocol):
         factors: tuple[jax.Array, ...],
         math: RowMath,
     ) -> tuple[jax.Array, States]:
-        """What to subtract from the row, and the new states."""
+        """Returns the change to subtract from the row, and the new states."""
         ...
 
 
@@ -100,8 +101,8 @@ class SGD:
 class Adagrad:
     """``accumulator += gradient²; row -= lr * gradient / (sqrt(accumulator) + eps)``.
 
-    https://jmlr.org/papers/v12/duchi11a.html, with eps where PyTorch and the MLPerf
-    reference have it.
+    Source: https://jmlr.org/papers/v12/duchi11a.html, with eps where PyTorch and the
+    MLPerf reference have it.
     """
 
     learning_rate: float
@@ -130,9 +131,9 @@ class Adagrad:
 
 @dataclasses.dataclass(frozen=True)
 class RowwiseAdagrad:
-    """Adagrad with one accumulator a row, of the mean square over the row.
+    """Adagrad with one accumulator per row, for the mean square over the row.
 
-    As FBGEMM's EXACT_ROWWISE_ADAGRAD (https://github.com/pytorch/FBGEMM).
+    It equals FBGEMM's EXACT_ROWWISE_ADAGRAD (https://github.com/pytorch/FBGEMM).
     """
 
     learning_rate: float
@@ -161,10 +162,11 @@ class RowwiseAdagrad:
 
 @dataclasses.dataclass(frozen=True)
 class LazyAdam:
-    """Adam (https://arxiv.org/abs/1412.6980) whose moments decay only when touched.
+    """Adam (https://arxiv.org/abs/1412.6980), in which only touched rows' moments
+    decay.
 
-    The bias correction counts steps of the run, not touches of the row, as
-    TensorFlow Addons' LazyAdam does.
+    The bias correction counts steps of the run, not touches of the row, like
+    TensorFlow Addons' LazyAdam.
     """
 
     learning_rate: float
@@ -201,14 +203,15 @@ class LazyAdam:
 class Scheduled:
     """A rule whose learning rate follows a schedule, and whose touched rows decay.
 
-    ``row = (1 - rate * weight_decay) * row - change`` with ``rate`` that of the step:
-    decoupled from the gradient as in AdamW (https://arxiv.org/abs/1711.05101), but
-    lazy: rows that a batch does not touch stay as they are.
+    It computes ``row = (1 - rate * weight_decay) * row - change``, with the step's
+    ``rate``. The decay is decoupled from the gradient as in AdamW
+    (https://arxiv.org/abs/1711.05101), but lazy: rows that a batch does not touch stay
+    as they are.
 
     Args:
-      rule: whose change is in proportion to its learning rate, as all of these are.
-      schedule: factor of its learning rate, by the ``[]`` float32 number of steps
-        before.
+      rule: a rule whose change is proportional to its learning rate, like all of these.
+      schedule: maps the ``[]`` float32 number of earlier steps to a factor of the
+        learning rate.
       weight_decay: 0 or more.
     """
 

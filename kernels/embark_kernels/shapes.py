@@ -1,7 +1,8 @@
 """Named shapes of lookups of published models, for tests, tuning and benchmarks.
 
-Those of ``configs/models``, with their tables of one width as one: what a device looks
-up that holds all of them. DLRM-DCNv2 is cut for 8 devices, the others for 128.
+They are the models of ``configs/models``, with all tables of one width as one table:
+what a device looks up that holds all of them. DLRM-DCNv2 is cut for 8 devices, the
+others for 128.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ GLOBAL_BATCH = 65_536
 
 @dataclasses.dataclass(frozen=True)
 class LookupShape:
-    """Arguments of ``pooled_lookup``, and of the update that belongs to it.
+    """Sizes for ``pooled_lookup``, and for the corresponding update.
 
     Attributes:
-      rows, width: of the table.
-      batch: lines of ids.
+      rows, width: size of the table.
+      batch: number of lines of ids.
       hotness: lengths of the bags of a line.
     """
 
@@ -31,14 +32,15 @@ class LookupShape:
         return self.batch * sum(self.hotness)
 
     def within(self, table_bytes: int, entries: int) -> LookupShape:
-        """With no more rows of float32 than bytes allow, and no more ids in a batch."""
+        """The shape, cut to so many bytes of float32 rows and so many ids in a
+        batch."""
         rows = min(self.rows, max(1, table_bytes // (4 * self.width)))
         batch = min(self.batch, max(1, entries // sum(self.hotness)))
         return dataclasses.replace(self, rows=rows, batch=batch)
 
 
 def _shape(rows: int, width: int, devices: int, *bags: tuple[int, int]) -> LookupShape:
-    """A shape of ``(count, hotness)`` in the order of the model's tables."""
+    """A shape from ``(count, hotness)`` pairs in the order of the model's tables."""
     hotness = tuple(length for count, length in bags for _ in range(count))
     return LookupShape(rows, width, GLOBAL_BATCH // devices, hotness)
 
@@ -98,4 +100,4 @@ SHAPES = {
     "t7 128": _shape(2_010_000_000, 128, 128, (1, 20), (2, 1)),
     "t7 256": _shape(10_000_000, 256, 128, (1, 80)),
 }
-"""By model and width."""
+"""The shapes by model and width."""

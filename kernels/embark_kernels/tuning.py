@@ -1,8 +1,8 @@
-"""The best way found to cut a kernel into blocks, kept for each kind of GPU.
+"""Finds the best block sizes of the kernels, and keeps them for each kind of GPU.
 
 Winners lie in a JSON file, ``tuned.json`` in ``$EMBARK_KERNELS_CACHE``, by default
-``~/.cache/embark_kernels``. The file is only a cache: where it says nothing of a shape,
-or is damaged, the heuristic's config is taken. No config changes a result.
+``~/.cache/embark_kernels``. The file is only a cache: if it lacks a shape or is
+damaged, the heuristic's config is used. No config changes a result.
 
 The processes of one program must agree: ``use`` gives all of them what one has read.
 """
@@ -28,7 +28,7 @@ from embark_kernels.config import LookupConfig, UpdateConfig
 Config = TypeVar("Config", LookupConfig, UpdateConfig)
 ROUNDS, CALLS = 5, 10
 Winners = Mapping[str, Mapping[str, int]]
-"""Configs by key."""
+"""The configs of winners by key."""
 _given: Winners | None = None
 
 
@@ -38,8 +38,8 @@ def cache_file() -> Path:
 
 
 def lookup_key(width: int, dtype: Any, entries: int, bags: int) -> str:
-    """The key of ``sum_bags`` and ``pooled_lookup``; mean bag lengths to a power of
-    two."""
+    """The key of ``sum_bags`` and ``pooled_lookup``; it rounds mean bag lengths to
+    powers of two."""
     length = max(1, round(entries / max(1, bags)))
     return f"lookup {jax.numpy.dtype(dtype)} {width} {1 << (length - 1).bit_length()}"
 
@@ -65,7 +65,7 @@ def tuned(key: str, heuristic: Config) -> Config:
 
 
 def winners() -> Winners:
-    """All that the file says of this machine's kind of device."""
+    """All winners of the file for this machine's kind of device."""
     path = cache_file()
     if not path.exists():
         return {}
@@ -74,7 +74,7 @@ def winners() -> Winners:
 
 
 def use(given: Winners | None) -> None:
-    """From now on takes these instead of what the file says; None takes the file's."""
+    """Uses these winners from now on instead of the file's; None uses the file's."""
     global _given
     _given = given
 
@@ -87,9 +87,9 @@ def tune(
     """Times candidates on this machine's device and keeps the fastest.
 
     Args:
-      key: of ``lookup_key`` or ``update_key``.
-      candidates: to try.
-      run: of a candidate makes what is called without arguments and timed.
+      key: a key of ``lookup_key`` or ``update_key``.
+      candidates: the configs to try.
+      run: turns a candidate into a function without arguments, which is timed.
 
     Returns:
       The winner, and the median seconds of each.
@@ -112,7 +112,8 @@ def _median_seconds(call: Callable[[], Any]) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> dict[str, dict[str, Any]]:
-    """``{device kind: {key: config}}``; ``changed`` makes a new file be read anew."""
+    """Reads ``{device kind: {key: config}}``; a new ``changed`` reads the file
+    again."""
     try:
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or not all(
@@ -126,7 +127,7 @@ def _read(path: Path, changed: int) -> dict[str, dict[str, Any]]:
 
 
 def _keep(path: Path, kind: str, key: str, config: dict[str, int]) -> None:
-    """Written as a whole or not at all: other processes may read or write it."""
+    """Writes the file as a whole or not at all: other processes may use it, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     found = dict(_read(path, path.stat().st_mtime_ns)) if path.exists() else {}
     found[kind] = {**found.get(kind, {}), key: config}

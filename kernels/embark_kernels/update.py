@@ -1,12 +1,12 @@
 """Sparse updates: from gradients to updated rows, each touched row once, in place.
 
-Three steps that can be used alone. ``grouping.group_rows`` groups the entries of a
-batch by row and needs no gradient. ``sum_groups`` sums the gradients of equal rows.
-``update_rows`` applies the optimizer. ``sum_and_update`` is the last two, in one kernel
-on a GPU; ``update_from_bags`` is all three.
+The update has three steps, each of which can be used alone. ``grouping.group_rows``
+groups the entries of a batch by row and needs no gradient. ``sum_groups`` sums the
+gradients of equal rows. ``update_rows`` applies the optimizer. ``sum_and_update`` does
+the last two, in one kernel on a GPU; ``update_from_bags`` does all three.
 
-On a GPU the kernels use no atomics and add in a fixed order: the result is the same in
-every run.
+On a GPU the kernels use no atomics and add in a fixed order, so the result is the same
+in every run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embark_kernels.tuning import tuned, update_key
 
 XLA_MATH = RowMath(jnp.sqrt, lambda column: column)
 ROWS_AT_ONCE = 8192
-"""That a turn of a loop on CPU updates: see ``_xla``."""
+"""Rows that an iteration of a loop on CPU updates: see ``_xla``."""
 
 
 def update_rows(
@@ -43,19 +43,19 @@ def update_rows(
     implementation: str | None = None,
     config: UpdateConfig | None = None,
 ) -> tuple[jax.Array, States]:
-    """Applies the optimizer to listed rows; in place where arguments are donated.
+    """Applies the optimizer to listed rows; in place if arguments are donated.
 
     Args:
       table: ``[rows, width]`` float32 or bfloat16.
       states: ``[rows, state width]`` float32, by name; see ``init_states``.
-      rows: ``[listed]`` int32, each row once; out of range where nothing is to be done.
+      rows: ``[listed]`` int32, each row once; out of range where unused.
       gradients: ``[listed, width]`` float32, summed over the batch.
       optimizer: the rule.
       step: ``[]`` number of this step, from 1.
       mean_square: ``[listed]`` mean of gradient² over whole rows, for a row-wise rule
-        whose rows go on elsewhere; None means that the table has whole rows.
+        whose rows continue in other tables; None means that the table has whole rows.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
-      config: of the kernel; None for the tuned one, or else its heuristic.
+      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
       The new table and states.
@@ -68,7 +68,7 @@ def update_rows(
         return table, dict(states)
     factors = optimizer.step_factors(jnp.asarray(step))
     if implementation == "mosaic_gpu":
-        # Imported here: what runs in plain XLA must not need Mosaic.
+        # Imported here, so that plain XLA does not need Mosaic.
         from embark_kernels._update_kernel import update_rows_mosaic_gpu
 
         mean_square = _mean_square(optimizer, gradients, mean_square)
@@ -89,7 +89,7 @@ def update_rows(
             factors,
             XLA_MATH,
         )
-        # All different, as the stores below are told, also where out of range.
+        # All are unique, as the stores below assume, also those out of range.
         unused = table.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
         rows = jnp.where(is_inside(rows, table.shape[0]), rows, unused)
 
@@ -99,7 +99,7 @@ def update_rows(
 
         kept = optimizer.kept(factors)
         if kept is None and table.dtype == jnp.float32:
-            # Makes no array of the old rows.
+            # This makes no array of the old rows.
             table = table.at[rows].add(-change, mode="drop", unique_indices=True)
         else:  # the change itself must not be rounded
             old = take(table, rows)
@@ -114,7 +114,8 @@ def update_rows(
         end = jnp.max(jnp.where(used, position + 1, 0))
 
         def update_block(i, updated):
-            # The last block begins early: what it shares with the one before is done.
+            # The last block begins early; the rows it shares with the one before are
+            # done.
             first = jnp.minimum(i * count, listed - count)
             cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=count)
             table, states = updated
@@ -147,8 +148,8 @@ def sum_groups(
 
     Args:
       values: ``[m, width]`` float32 or bfloat16, such as the gradients of bags.
-      groups: of ``n`` entries, by ``group_rows`` or ``group_targets``.
-      source: ``[n]`` int32 for each entry its place in ``values``; out of range where
+      groups: groups of ``n`` entries, from ``group_rows`` or ``group_targets``.
+      source: ``[n]`` int32 index of each entry in ``values``; out of range where
         padded.
       weights: ``[n]`` float32 factors, or None.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
@@ -158,7 +159,7 @@ def sum_groups(
 
     Raises:
       ValueError: if the implementation is unknown or cannot handle the values, or the
-        groups were made for another.
+        groups were made for another implementation.
     """
     implementation = choose(implementation, values.shape[1], values.dtype)
     if implementation == "xla":
@@ -173,7 +174,7 @@ def sum_groups(
     sums = jnp.zeros((groups.row.shape[0], values.shape[1]), jnp.float32)
     if runs.order.shape[0] == 0 or values.shape[0] == 0 or sums.shape[0] == 0:
         return sums
-    # Imported here: what runs in plain XLA must not need Mosaic.
+    # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._runs_kernel import sum_runs
 
     in_order = _in_order(runs, source, weights)
@@ -193,13 +194,13 @@ def sum_and_update(
     step: jax.typing.ArrayLike = 1,
     implementation: str | None = None,
 ) -> tuple[jax.Array, States]:
-    """``update_rows`` with the sums of ``sum_groups``, which the kernel does not write
-    to memory. The table must have whole rows, if the rule is row-wise.
+    """Applies ``update_rows`` to the sums of ``sum_groups``, which the kernel does not
+    write to memory. The table must have whole rows if the rule is row-wise.
 
     Args:
-      table, states, optimizer, step: as of ``update_rows``.
-      groups: of ``table``'s rows, by ``group_rows``.
-      values, source, weights: as of ``sum_groups``.
+      table, states, optimizer, step: as in ``update_rows``.
+      groups: groups of ``table``'s rows, from ``group_rows``.
+      values, source, weights: as in ``sum_groups``.
       apply: ``[]`` bool; if false, nothing changes.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
 
@@ -207,7 +208,7 @@ def sum_and_update(
       The new table and states.
 
     Raises:
-      ValueError: as ``update_rows`` and ``sum_groups``.
+      ValueError: as in ``update_rows`` and ``sum_groups``.
     """
     implementation = choose(implementation, table.shape[1], table.dtype)
     runs = groups.runs
@@ -243,7 +244,7 @@ def sum_and_update(
 def _in_order(
     runs: Runs, source: jax.Array, weights: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Source and weight of the sorted entries."""
+    """The source and the weight of the sorted entries."""
     order = runs.order
     return source[order], None if weights is None else weights[order]
 
@@ -263,10 +264,10 @@ def update_from_bags(
     """Updates the rows that ``pooled_lookup`` summed, from the gradient of its sums.
 
     Args:
-      table, states, optimizer, step: as of ``update_rows``.
-      ids, weights, hotness: as of ``pooled_lookup``.
-      gradient: of the loss by the pooled sums, ``[batch, len(hotness), width]``;
-        ``[batch, width]`` if ``hotness`` is None.
+      table, states, optimizer, step: as in ``update_rows``.
+      ids, weights, hotness: as in ``pooled_lookup``.
+      gradient: gradient of the loss by the pooled sums, ``[batch, len(hotness),
+        width]``; ``[batch, width]`` if ``hotness`` is None.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
 
     Returns:
@@ -296,7 +297,7 @@ def update_from_bags(
 
 
 def init_states(optimizer: RowOptimizer, table: jax.Array) -> States:
-    """``[rows, state width]`` float32 states, by name."""
+    """Returns ``[rows, state width]`` float32 states, by name."""
     rows, width = table.shape
     return {
         name: jnp.full((rows, state_width), optimizer.initial_state, jnp.float32)
