@@ -23,7 +23,16 @@ MODELS = {
     "dlrm_dcnv2": CONFIGS / "movielens_100k.yaml",
     **{
         name: CONFIGS / "experiments" / "movielens_100k" / f"{name}.yaml"
-        for name in ("dlrm", "dcn", "wide_deep", "deepfm", "tbsm")
+        for name in (
+            "dlrm",
+            "dcn",
+            "wide_deep",
+            "deepfm",
+            "autoint",
+            "finalmlp",
+            "tbsm",
+            "din",
+        )
     },
 }
 MESHES = {"1x1": (1, 1), "2x4": (2, 4)}
