@@ -64,7 +64,7 @@ def read_dataset(
             with blaming("embedding"):
                 tables, features = _declared_model(config)
                 check_drawing_memory(features)
-                dataset = SyntheticClicks(tables, features, **options)
+                dataset = SyntheticClicks(_drawn(config, tables), features, **options)
         case MovieLens100KConfig():
             dataset = MovieLens100K(
                 config.data.path,
@@ -171,7 +171,7 @@ def batch_checker(
     """Checks the dataset's batches against the tables."""
     return BatchChecker(
         features,
-        {table.name: table.rows for table in tables},
+        {table.name: table.keys for table in tables},
         dataset.dense_features,
         config.embedding.on_bad_id,
     )
@@ -272,6 +272,19 @@ def _declared_model(
     return tables, features
 
 
+def _drawn(
+    config: ExperimentConfig, tables: Sequence[TableSpec]
+) -> tuple[TableSpec, ...]:
+    """The tables, of which dynamic ones have as many rows as ids are drawn."""
+    rows = {name: table.rows for name, table in config.embedding.tables.items()}
+    return tuple(
+        TableSpec(table.name, rows[table.name] or 0, table.dim)
+        if table.is_dynamic
+        else table
+        for table in tables
+    )
+
+
 def _merged_model(
     config: ExperimentConfig, dataset: Dataset
 ) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
@@ -319,10 +332,28 @@ def _merged_model(
 
 def _table(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
     """What the config says of a table, and what is known without it."""
+    slots = None if mine.slots == "auto" else mine.slots
+    if mine.max_slots is not None:
+        if slots is None or mine.tier is not None:
+            raise ValueError(
+                f"table {name!r}: max_slots makes it dynamic; give slots as a number, "
+                "and evicted, not tier"
+            )
+        return TableSpec.dynamic(
+            *(name, mine.dim or dim, slots, mine.max_slots),
+            init_scale=mine.init_scale,
+            evict=mine.evict or "lru",
+            evicted=mine.evicted or "host",
+        )
+    if mine.evicted is not None:
+        raise ValueError(
+            f"table {name!r}: evicted is {mine.evicted!r}, but only rows of a dynamic "
+            "table are evicted to somewhere; set max_slots, or tier"
+        )
     return TableSpec(
         *(name, mine.rows or rows, mine.dim or dim, mine.init_scale),
         tier=mine.tier or "device",
-        slots=None if mine.slots == "auto" else mine.slots,
+        slots=slots,
         evict=mine.evict or "lru",
     )
 

@@ -49,8 +49,7 @@ def evaluate_checkpoint(
     setup = experiment.build(config)
     trainer = setup.trainer()
     with Checkpointer(folder, setup.identity, keep=None) as checkpoints:
-        state, _ = checkpoints.restore(trainer.whole_state(), trainer.embeddings, step)
-    trainer.restore(state)
+        trainer.load(checkpoints, step)
     record = on_test_set(setup, trainer)
     if group_by is not None:
         record |= _ranked(setup, trainer, group_by, k)

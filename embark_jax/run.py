@@ -143,10 +143,7 @@ def _run(
                 if early.ended:
                     say(console, f"{early}: training ends at step {last:,}")
                 if early.best_step not in (None, last):
-                    state, _ = checkpoints.restore(
-                        trainer.whole_state(), trainer.embeddings, early.best_step
-                    )
-                    trainer.restore(state)
+                    trainer.load(checkpoints, early.best_step)
                 record = {"final": True, **on_test_set(setup, trainer, stop.during)}
             except StoppedError:
                 where = workdir / "checkpoints" / str(checkpoints.steps[-1])
@@ -208,8 +205,7 @@ def _resume(
     if of_process_0(checkpoints.steps):
         if main:
             changed = history.changes(workdir, setup.config)
-        state, bad_ids = checkpoints.restore(trainer.whole_state(), trainer.embeddings)
-        trainer.restore(state)
+        bad_ids = trainer.load(checkpoints)
         if main:  # which goes on counting for all
             check.bad_ids = bad_ids
     say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")

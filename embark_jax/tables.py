@@ -16,7 +16,10 @@ from typing import Any, Literal, get_args
 Pooling = Literal["sum", "mean", "none"]
 Tier = Literal["device", "host", "disk"]
 Evict = Literal["lru", "lfu"]
+Evicted = Literal["host", "disk", "discard"]
 
+DYNAMIC_KEYS = 2**63 - 1
+"""Keys that a dynamic table may be asked for: any id that is not negative."""
 PADDING_ID = -1
 """Marks an unused place of a bag; it costs no lookup."""
 
@@ -38,6 +41,11 @@ class TableSpec:
         planner.
       evict: whose rows leave the slots of a cached table first: those that were asked
         for longest ago, "lru", or by the fewest batches since they came, "lfu".
+      max_slots: makes a *dynamic* table, which ``TableSpec.dynamic`` writes down: any
+        id that is not negative is a key, and gets the next row when it is first seen.
+        ``rows`` and ``slots`` are those that there is room for, and grow.
+      discard: of a dynamic table, whether a row that leaves the slots is forgotten: it
+        is as new when its key is seen again.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -50,6 +58,51 @@ class TableSpec:
     tier: Tier = "device"
     slots: int | None = None
     evict: Evict = "lru"
+    max_slots: int | None = None
+    discard: bool = False
+
+    @classmethod
+    def dynamic(
+        cls,
+        name: str,
+        dim: int,
+        slots: int,
+        max_slots: int,
+        *,
+        init_scale: float | None = None,
+        evict: Evict = "lru",
+        evicted: Evicted = "host",
+    ) -> TableSpec:
+        """A table whose rows are made when their key is first seen.
+
+        Args:
+          name, dim, evict: as of any cached table.
+          slots: to begin with, on all devices together; at least one a device. They
+            double whenever there are more keys.
+          max_slots: where that ends. Rows that are too many then leave.
+          init_scale: ``None`` takes ``max_slots ** -0.5``.
+          evicted: where rows are that have left: in memory, "host", in a scratch file,
+            "disk", or nowhere, "discard".
+
+        Raises:
+          ValueError: if a value breaks its rule.
+        """
+        if evicted not in get_args(Evicted):
+            raise ValueError(
+                f"table {name!r}: evicted is {evicted!r}, must be one of "
+                f"{', '.join(get_args(Evicted))}"
+            )
+        return cls(
+            name,
+            rows=whole(f"table {name!r}: slots", slots),
+            dim=dim,
+            init_scale=init_scale,
+            tier="host" if evicted == "discard" else evicted,
+            slots=slots,
+            evict=evict,
+            max_slots=max_slots,
+            discard=evicted == "discard",
+        )
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name or "/" in self.name:
@@ -68,6 +121,7 @@ class TableSpec:
                 "number >= 0"
             )
         self._check_tier()
+        self._check_dynamic()
 
     def _check_tier(self) -> None:
         for key, allowed in (("tier", get_args(Tier)), ("evict", get_args(Evict))):
@@ -93,6 +147,37 @@ class TableSpec:
             )
         object.__setattr__(self, "slots", slots)
 
+    def _check_dynamic(self) -> None:
+        if self.max_slots is None:
+            if self.discard:
+                raise ValueError(
+                    f"table {self.name!r}: discard is true, which only a dynamic table "
+                    "may do; give it max_slots"
+                )
+            return
+        most = whole(f"table {self.name!r}: max_slots", self.max_slots)
+        object.__setattr__(self, "max_slots", most)
+        if self.slots is None or self.slots > most:
+            raise ValueError(
+                f"table {self.name!r}: slots is {self.slots}, must be at most its "
+                f"max_slots {most}"
+            )
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether rows are made when their key is first seen."""
+        return self.max_slots is not None
+
+    @property
+    def keys(self) -> int:
+        """Ids run from 0 to this, exclusive."""
+        return DYNAMIC_KEYS if self.is_dynamic else self.rows
+
+    def with_room(self, rows: int) -> TableSpec:
+        """A dynamic table for so many keys, with as many slots as it may have."""
+        assert self.max_slots is not None
+        return dataclasses.replace(self, rows=rows, slots=min(rows, self.max_slots))
+
     @property
     def cached(self) -> bool:
         """Whether device memory has fewer slots than the table has rows."""
@@ -100,7 +185,8 @@ class TableSpec:
 
     @property
     def scale(self) -> float:
-        return self.rows**-0.5 if self.init_scale is None else self.init_scale
+        rows = self.max_slots or self.rows
+        return rows**-0.5 if self.init_scale is None else self.init_scale
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,6 +110,14 @@ class TableConfig(Config):
     slots: PositiveInt | Literal["auto"] | None = None
     """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``,
     or None, is as many as the planner finds memory for."""
+    max_slots: PositiveInt | None = None
+    """Makes a dynamic table: any id that is not negative is a key, and gets a row when
+    it is first seen. There are ``slots`` to begin with, at least one a device, and they
+    double up to this number; then rows leave. ``rows`` is for synthetic data alone: as
+    many different ids are drawn."""
+    evicted: Literal["host", "disk", "discard"] | None = None
+    """Where rows of a dynamic table are that have left: in host memory, which None is
+    too, on ``disk``, or nowhere, so that their keys are as new when seen again."""
     evict: Literal["lru", "lfu"] | None = None
     """Whose rows leave slots first: those asked for longest ago, which None is too, or
     by the fewest batches. The latter suits ids whose frequencies stay as they are."""
@@ -364,8 +372,9 @@ class ExperimentConfig(Config):
         for table in data["embedding"]["tables"].values():
             if "rows" in table:
                 table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
-            if isinstance(table.get("slots"), int):
-                table["slots"] = max(min(10, table["slots"]), share(table["slots"]))
+            for key in ("slots", "max_slots"):
+                if isinstance(table.get(key), int):
+                    table[key] = max(min(10, table[key]), share(table[key]))
         for key in ("train_samples", "test_samples"):
             data["data"][key] = share(data["data"][key])
         data["train"]["batch_size"] = share(self.train.batch_size // devices) * devices

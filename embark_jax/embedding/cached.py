@@ -28,15 +28,18 @@ from embark_jax.embedding.collection import (
     Storages,
 )
 from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
+from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.key_index import (
     KeyIndex,
     Moves,
     Resolved,
+    default_buckets,
     empty_index,
     rehash,
     resolve,
 )
 from embark_jax.embedding.sharded import pick
+from embark_jax.planner import Storage
 
 WORDS = 1
 """Of a key, which numbers a row of a block."""
@@ -56,6 +59,21 @@ class Demand(NamedTuple):
     moves: Moves
     most: jax.Array
     rows: jax.Array
+
+
+class Incoming(NamedTuple):
+    """What comes into the slots of one cached storage.
+
+    Attributes:
+      rows: ``[devices * n, values]`` float32 as of ``row_values``.
+      fresh: ``[devices * n]`` bool, which have their initial value instead.
+      words: ``[devices * n, 2]`` uint32 low and high bits of the keys of a dynamic
+        table.
+    """
+
+    rows: jax.Array
+    fresh: jax.Array
+    words: jax.Array
 
 
 def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
@@ -93,6 +111,45 @@ def grow_directories(
         grown, left = jax.jit(mapped)(grown)
         homeless = bool(np.asarray(left).any())
     return grown
+
+
+def grow_slots(
+    collection: EmbeddingCollection,
+    indexes: Mapping[str, KeyIndex],
+    storages: Storages,
+    state: OptimizerState,
+) -> tuple[dict[str, KeyIndex], Storages, OptimizerState]:
+    """The same rows in the same slots of arrays that may have more of them.
+
+    Args:
+      collection: of the plan with more slots.
+      indexes, storages, state: of the plan before, for the same mesh.
+    """
+    cached = collection.cached
+
+    def grow(indexes, storages, state):
+        more = {n: cached[n].slots_per_device - i.slots for n, i in indexes.items()}
+        left = [jnp.zeros(1, jnp.int32)]
+
+        def padded(array, name):
+            return jnp.pad(array, ((0, more[name]), (0, 0)))
+
+        for name in filter(more.get, more):
+            slots, old = cached[name].slots_per_device, indexes[name]
+            buckets = max(len(old.way_keys), default_buckets(slots))
+            indexes[name], homeless = rehash(old, slots, buckets)
+            left.append(homeless)
+            storages[name] = padded(storages[name], name)
+            state[name] = {n: padded(each, name) for n, each in state[name].items()}
+        return indexes, storages, state, largest_over_devices(jnp.concatenate(left))
+
+    specs = (BATCH,) * 3
+    mapped = jax.jit(collection.map(grow, specs, (*specs, PartitionSpec())))
+    some = {n: storages[n] for n in cached}, {n: state[n] for n in cached}
+    grown, *arrays, left = mapped(dict(indexes), *some)
+    if np.asarray(left).any():
+        grown = grow_directories(collection, grown)
+    return grown, {**storages, **arrays[0]}, {**state, **arrays[1]}
 
 
 def resolve_routes(
@@ -168,23 +225,54 @@ def row_values(optimizer: RowOptimizer, width: int) -> dict[str, slice]:
     return found
 
 
-def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
-    """A jitted ``(storages, state, slots, rows) -> (storages, state, rows)`` that puts
-    rows into slots and gives those that were there; storages and state are donated.
+def initial_values(
+    collection: EmbeddingCollection,
+    storage: Storage,
+    optimizer: RowOptimizer,
+    key: jax.Array,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """From numbers in a device's block, ``[n]`` int32, and ``words`` as of
+    ``Incoming``, to all values of rows that no batch has asked for yet; inside
+    ``shard_map``. ``key`` is that of ``EmbeddingCollection.init``."""
+    rows_of = initial_rows(storage, key, collection.hot_keys)
+    states = sum(optimizer.state_widths(storage.width).values())
 
-    ``slots`` are those of ``Moves``; ``rows``, by storage name ``[devices * n,
-    values]`` float32 as of ``row_values``, have room for those that move.
+    def values(numbers, words):
+        rows = rows_of(numbers, words if storage.kind.table else None)
+        state = jnp.full((len(rows), states), optimizer.initial_state)
+        return jnp.concatenate([rows, state], axis=1)
+
+    return values
+
+
+def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
+    """A jitted ``(storages, state, key, moves, incoming) -> (storages, state, rows)``
+    that puts rows into slots and gives those that were there; storages and state are
+    donated.
+
+    ``key`` is that of ``EmbeddingCollection.init``; ``moves`` and ``incoming`` are by
+    storage name, and the latter has room for those that move.
     """
 
-    def swap(storages, state, slots, rows):
+    def swap(storages, state, key, moves, incoming):
         outgoing = {}
-        for name, slot in slots.items():
+        for name, (slot, numbers, *_) in moves.items():
             values = row_values(optimizer, storages[name].shape[1])
             arrays = {"": storages[name], **state[name]}
-            slot = slot[: len(rows[name])]
+            rows, fresh, words = incoming[name]
+            slot, numbers = slot[: len(rows)], numbers[: len(rows), 0]
+            initial = initial_values(collection, cached[name], optimizer, key)
+            rows = lax.cond(
+                fresh.any(),
+                lambda rows, fresh, numbers, words, initial=initial: jnp.where(
+                    fresh[:, None], initial(numbers.astype(jnp.int32), words), rows
+                ),
+                lambda rows, *_: rows,
+                *(rows, fresh, numbers, words),
+            )
             taken = jnp.concatenate([pick(arrays[n], slot) for n in values], axis=1)
             # Rows leave before others come, in one and the same array.
-            outgoing[name], come = lax.optimization_barrier((taken, rows[name]))
+            outgoing[name], come = lax.optimization_barrier((taken, rows))
             arrays = {
                 n: arrays[n].at[slot].set(come[:, part], mode="drop")
                 for n, part in values.items()
@@ -193,12 +281,13 @@ def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Calla
             state[name] = arrays
         return storages, state, outgoing
 
-    names = list(collection.cached)
-    mapped = collection.map(swap, (BATCH,) * 4, BATCH)
+    cached = collection.cached
+    names, everywhere = list(cached), PartitionSpec()
+    mapped = collection.map(swap, (BATCH, BATCH, everywhere, BATCH, BATCH), BATCH)
 
-    def swap_cached(storages: Storages, state: OptimizerState, slots, rows):
+    def swap_cached(storages: Storages, state: OptimizerState, key, moves, incoming):
         some = {n: storages[n] for n in names}, {n: state[n] for n in names}
-        moved, moved_state, outgoing = mapped(*some, slots, rows)
+        moved, moved_state, outgoing = mapped(*some, key, moves, incoming)
         return {**storages, **moved}, {**state, **moved_state}, outgoing
 
     shardings = collection.shardings, collection.state_shardings(optimizer)

@@ -29,11 +29,11 @@ def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Ar
     """
     slots, width = storage.rows_per_device, storage.width
     block_slots = min(INIT_BLOCK_SLOTS, slots)
-    rows_from = initial_rows(storage, key, hot_keys, block_slots)
+    rows_of = initial_rows(storage, key, hot_keys)
 
     def fill(i, block):
         first = jnp.minimum(i * block_slots, slots - block_slots)
-        values = rows_from(first)
+        values = rows_of(first + jnp.arange(block_slots, dtype=jnp.int32))
         return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
 
     blocks = -(-slots // block_slots)
@@ -44,18 +44,18 @@ def initial_rows(
     storage: Storage,
     key: jax.Array,
     hot_keys: HotKeys,
-    count: int,
-) -> Callable[[jax.Array], jax.Array]:
-    """Initial rows of this device's block, inside ``shard_map``: from the first of them
-    to ``[count, width]``.
+) -> Callable[..., jax.Array]:
+    """Initial rows of this device's block, inside ``shard_map``: from ``[n]`` int32
+    slots, if each row had one, to ``[n, width]``. Of a dynamic table what the rows are
+    called is to be given, too: the low and high 32 bits of keys, ``[n, 2]`` uint32.
 
-    A value depends on the key, its table, row and column alone, never on the plan.
+    A value depends on the random key, its table, row (or key) and column alone, never
+    on the plan.
 
     Args:
       storage: the storage.
       key: a JAX random key.
       hot_keys: of the plan.
-      count: of rows.
     """
     shards = _ShardsByDevice(storage, hot_keys)
 
@@ -67,14 +67,15 @@ def initial_rows(
     by_column = jax.vmap(value, in_axes=(None, None, 0, None, None))
     by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0))
 
-    def rows_from(first):
-        slot = first + jnp.arange(count, dtype=jnp.int32)
+    def rows_of(slot, words=None):
         row_low, row_high, column, seed, scale = shards.locate(slot)
+        if words is not None:
+            row_low, row_high = words.T
         columns = jnp.arange(storage.width, dtype=jnp.int32)
         columns = column[:, None] + columns[None]
         return by_row(row_low, row_high, columns, seed, scale)
 
-    return rows_from
+    return rows_of
 
 
 class _ShardsByDevice:

@@ -22,6 +22,7 @@ READING_THREADS = 16
 """Threads that read a file: a page that is not in memory holds up its reader alone."""
 ROWS_PER_READ = 256
 """Rows that a thread reads at a time."""
+ROWS_PER_COPY = 8192
 
 
 class StoreError(Exception):
@@ -32,13 +33,15 @@ class RowStore:
     """Rows of float32 values.
 
     Args:
-      rows: number of rows; their values are undefined until they are written.
+      rows: number of rows; none is written yet.
       values: number of values of a row.
       tier: "host" or "disk".
       folder: folder of the file; None takes the system's folder for temporary files.
 
     Attributes:
       data: ``[rows, values]``, read and written like any array.
+      written: ``[rows]`` bool, whether a row was written; other rows have no defined
+        values.
 
     Raises:
       StoreError: if memory or disk have no room.
@@ -47,9 +50,10 @@ class RowStore:
     def __init__(self, rows: int, values: int, tier: Tier, folder: Path | None = None):
         size = 4 * rows * values
         self._pool = None
+        self.written = np.zeros(rows, bool)
         try:
-            if tier == "host":
-                self.data = np.empty((rows, values), np.float32)
+            if tier == "host":  # pages take memory when they are first written
+                self.data = np.zeros((rows, values), np.float32)
                 return
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -86,3 +90,15 @@ class RowStore:
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Overwrites rows with ``[n, values]``; each number must occur once."""
         self.data[numbers] = rows
+        self.written[numbers] = True
+
+    def forget(self, numbers: np.ndarray) -> None:
+        """Rows of these numbers are as if they had never been written."""
+        self.written[numbers] = False
+
+    def copy_to(self, larger: RowStore) -> None:
+        """Gives another store, of more rows, all of its own."""
+        for begin in range(0, len(self.data), ROWS_PER_COPY):
+            part = slice(begin, begin + ROWS_PER_COPY)
+            held = np.flatnonzero(self.written[part]) + begin
+            larger.write(held, self.data[held])

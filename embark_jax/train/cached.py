@@ -21,31 +21,26 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from embark_kernels import RowOptimizer
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cached import (
     Demand,
+    Incoming,
     grow_directories,
+    grow_slots,
     init_indexes,
     make_swap,
     resolve_routes,
     row_values,
 )
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
-from embark_jax.embedding.initial import initial_rows
-from embark_jax.embedding.key_index import EMPTY
-from embark_jax.stores import RowStore, StoreError
+from embark_jax.embedding.collection import EmbeddingCollection, Routes
+from embark_jax.stores import StoreError
 from embark_jax.train.checkpoint.stored import StoredArray
 from embark_jax.train.checkpoint.writing import free_memory_bytes
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.gradients import route
+from embark_jax.train.numbering import Numbering
 from embark_jax.train.step import TrainState
-
-LEAST_ROWS = 64
-"""That a swap has room for; above, it is a power of two, so that few are compiled."""
-ROWS_AT_ONCE = 8192
-"""Of each device, where all of a storage's rows go through host memory."""
+from embark_jax.train.stored_rows import KEY, StoredRows
 
 
 class TooFewSlotsError(StoreError):
@@ -59,13 +54,13 @@ class _Asked(NamedTuple):
       batch: as the devices have it.
       routes: to slots.
       demands: by storage.
-      rows: by storage those that come, ``[devices * n, values]``, once they are read.
+      rows: by storage those that come, once they are read.
     """
 
     batch: DeviceBatch
     routes: Routes
     demands: dict[str, Demand]
-    rows: Future[dict[str, jax.Array]]
+    rows: Future[dict[str, Incoming]]
 
 
 class CachedRows:
@@ -75,6 +70,7 @@ class CachedRows:
       collection: the embedding tables.
       optimizer: of their rows.
       key: a JAX random key, of the initial rows.
+      numbering: of the keys of dynamic tables.
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
     Raises:
@@ -86,37 +82,50 @@ class CachedRows:
         collection: EmbeddingCollection,
         optimizer: RowOptimizer,
         key: jax.Array,
+        numbering: Numbering,
         scratch: Path | None = None,
     ):
-        self._optimizer = optimizer
-        self._mesh = collection.mesh
-        self._storages = collection.cached
+        self._optimizer, self._key, self._numbering = optimizer, key, numbering
+        cached = collection.cached
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._ahead: _Asked | None = None
         self._written: Future | None = None
         self._values = {
-            name: row_values(optimizer, each.width)
-            for name, each in self._storages.items()
+            name: row_values(optimizer, each.width) for name, each in cached.items()
         }
-        self._stores: dict[str, dict[Any, RowStore]] = {
-            name: {
-                device: RowStore(
-                    each.rows_per_device, self._width(name), each.kind.tier, scratch
-                )
-                for device in self._mesh.local_devices
-            }
-            for name, each in self._storages.items()
-        }
-        self._asked = dict.fromkeys(self._storages, 0)
-        self._missed = dict.fromkeys(self._storages, 0)
-        self._late: list[bool] = []
+        self._stores: dict[str, StoredRows] = {}
         self.use(collection)
-        self._fill(key)
+        self._check_memory()
+        for name, each in cached.items():
+            keys = (
+                functools.partial(numbering.keys, table)
+                if (table := each.kind.table)
+                else None
+            )
+            self._stores[name] = StoredRows(
+                each, collection.mesh, self._values[name], scratch, keys
+            )
+        self._asked = dict.fromkeys(cached, 0)
+        self._missed = dict.fromkeys(cached, 0)
+        self._late: list[bool] = []
         self._indexes = init_indexes(collection)
+
+    def grow(self, state: TrainState, collection: EmbeddingCollection) -> TrainState:
+        """The state with more slots, for a plan in which dynamic tables have more room,
+        and which is to be used next."""
+        state = self.settle(state)
+        self._wait_for_writes()
+        for name, storage in collection.cached.items():
+            if storage.rows_per_device > self._storages[name].rows_per_device:
+                self._stores[name].grow(storage)
+        self._indexes, storages, states = grow_slots(
+            collection, self._indexes, state.storages, state.embedding_state
+        )
+        return state._replace(storages=storages, embedding_state=states)
 
     def use(self, collection: EmbeddingCollection) -> None:
         """Goes on with a plan of other capacities."""
-        self._collection = collection
+        self._collection, self._storages = collection, collection.cached
         self._swap = make_swap(collection, self._optimizer)
 
         @functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
@@ -169,20 +178,18 @@ class CachedRows:
         brought up to date; of a state that ``settle`` gave. It is good until the next
         batch."""
         self._wait_for_writes()
-        for name, stores in self._stores.items():
-            index, arrays = self._indexes[name], self._arrays(state, name)
-            for device, store in stores.items():
-                all_keys = np.asarray(_on(device, index.slot_keys))[:, 0]
-                parts = [_on(device, each) for each in arrays]
-                count = min(ROWS_AT_ONCE, len(all_keys))
-                for begin in range(0, len(all_keys), count):
-                    first = min(begin, len(all_keys) - count)
-                    keys = all_keys[first : first + count]
-                    rows = [_rows(each, np.int32(first), count) for each in parts]
-                    rows = np.concatenate(rows, axis=1)
-                    held = np.flatnonzero(keys != EMPTY)
-                    store.write(keys[held], rows[held])
-        return self._with_arrays(state, self._stored_array)
+        for name, store in self._stores.items():
+            arrays = {"": state.storages[name], **state.embedding_state[name]}
+            in_order = [arrays[value] for value in self._values[name]]
+            store.take_slots(self._indexes[name].slot_keys, in_order)
+            store.fill(self._collection, self._optimizer, self._key)
+        return self._as_stored(state, blank=False)
+
+    def unfilled(self, state: TrainState) -> TrainState:
+        """Like ``stored``, but with any values and no keys: what a checkpoint is
+        restored into."""
+        self._wait_for_writes()
+        return self._as_stored(state, blank=True)
 
     def figures(self) -> dict[str, float]:
         """Of training since the last call: by storage the share of the rows asked for
@@ -209,10 +216,27 @@ class CachedRows:
         """
         self._ahead = None
         self._indexes = init_indexes(self._collection)
+        for name, store in self._stores.items():
+            if table := self._storages[name].kind.table:
+                array: Any = state.embedding_state[name][KEY]
+                self._numbering.restore(table, store.keys_in(array))
+            store.overwritten()
         slots = into.storages, into.embedding_state
         return self._with_arrays(
             state, lambda name, value: (slots[1][name] | {"": slots[0][name]})[value]
         )
+
+    def _as_stored(self, state: TrainState, blank: bool) -> TrainState:
+        def array(name: str, value: str) -> StoredArray:
+            return self._stores[name].array(value, blank)
+
+        state = self._with_arrays(state, array)
+        keys = {
+            name: {**state.embedding_state[name], KEY: array(name, KEY)}
+            for name, storage in self._storages.items()
+            if storage.kind.table
+        }
+        return state._replace(embedding_state={**state.embedding_state, **keys})
 
     def _with_arrays(
         self, state: TrainState, array: Callable[[str, str], Any]
@@ -224,53 +248,21 @@ class CachedRows:
             states[name] = {value: array(name, value) for value in values if value}
         return state._replace(storages=storages, embedding_state=states)
 
-    def _stored_array(self, name: str, value: str) -> StoredArray:
-        stores, part = self._stores[name], self._values[name][value]
-        rows = self._storages[name].rows_per_device * self._mesh.size
-        return StoredArray(
-            (rows, part.stop - part.start),
-            NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names, None)),
-            {device: store.data[:, part] for device, store in stores.items()},
-        )
-
-    def _width(self, name: str) -> int:
-        return max(part.stop for part in self._values[name].values())
-
-    def _arrays(self, state: TrainState, name: str) -> list[jax.Array]:
-        """Those of a storage, in the order of a row's values."""
-        arrays = {"": state.storages[name], **state.embedding_state[name]}
-        return [arrays[value] for value in self._values[name]]
-
-    def _fill(self, key: jax.Array) -> None:
-        """Puts the initial rows into the stores."""
+    def _check_memory(self) -> None:
+        """Raises ``StoreError`` if the rows of tier host cannot all be in memory."""
+        values = {
+            n: max(v.stop for v in each.values()) for n, each in self._values.items()
+        }
         host_bytes = sum(
-            store.data.nbytes
-            for name, stores in self._stores.items()
-            for store in stores.values()
-            if self._storages[name].kind.tier == "host"
-        )
+            4 * storage.rows_per_device * values[name]
+            for name, storage in self._storages.items()
+            if storage.kind.tier == "host"
+        ) * len(self._collection.mesh.local_devices)
         if host_bytes > (free := free_memory_bytes()):
             raise StoreError(
                 f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
                 f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
             )
-        for name, storage in self._storages.items():
-            count = min(ROWS_AT_ONCE, storage.rows_per_device)
-            hot_keys = self._collection.hot_keys
-
-            def create(key, first, storage=storage, count=count, hot_keys=hot_keys):
-                return initial_rows(storage, key, hot_keys, count)(first)
-
-            specs = PartitionSpec(), PartitionSpec()
-            rows_from = jax.jit(self._collection.map(create, specs, BATCH))
-            width = storage.width
-            for begin in range(0, storage.rows_per_device, count):
-                first = min(begin, storage.rows_per_device - count)
-                rows = rows_from(key, np.int32(first))
-                for device, store in self._stores[name].items():
-                    part = store.data[first : first + count]
-                    part[:, :width] = np.asarray(_on(device, rows))
-                    part[:, width:] = self._optimizer.initial_state
 
     def _ask(self, batch: DeviceBatch, micro_batches: int) -> _Asked:
         """Has the route of a batch made, and waits for nothing."""
@@ -287,30 +279,13 @@ class CachedRows:
             try:
                 if written is not None:
                     written.result()  # or raises why not
-                asked.rows.set_result(self._rows_of(asked.demands))
+                demands = asked.demands.items()
+                found = {n: self._stores[n].incoming(each) for n, each in demands}
+                asked.rows.set_result(found)
             except BaseException as error:
                 asked.rows.set_exception(error)
 
         self._worker.submit(read)
-
-    def _rows_of(self, demands: dict[str, Demand]) -> dict[str, jax.Array]:
-        found = {}
-        for name, demand in demands.items():
-            most, *_ = np.asarray(demand.most).tolist()
-            room = demand.moves.slot.shape[0] // self._mesh.size
-            size = min(room, max(LEAST_ROWS, 1 << (most - 1).bit_length()))
-            parts = []
-            for device, store in self._stores[name].items():
-                keys = _moving(device, demand, demand.moves.incoming)
-                rows = np.zeros((size, self._width(name)), np.float32)
-                rows[: len(keys)] = store.read(keys)
-                parts.append(jax.device_put(rows, device))
-            found[name] = jax.make_array_from_single_device_arrays(
-                (size * self._mesh.size, self._width(name)),
-                NamedSharding(self._mesh, BATCH),
-                parts,
-            )
-        return found
 
     def _check(self, asked: _Asked) -> None:
         """Raises ``TooFewSlotsError``. Rows that do fit come with the next batch."""
@@ -319,10 +294,11 @@ class CachedRows:
             _, needed, _ = np.asarray(demand.most).tolist()
             if needed > storage.slots_per_device:
                 tables = ", ".join(each.table.name for each in storage.ranges)
+                key = "max_slots" if storage.kind.table else "slots"
                 raise TooFewSlotsError(
                     f"a batch asks for {needed:,} rows of one device's share of the "
                     f"cached tables {tables}, which have {storage.slots_per_device:,} "
-                    "slots there; raise their slots, or lower the batch size"
+                    f"slots there; raise their {key}, or lower the batch size"
                 )
 
     def _come(
@@ -337,9 +313,9 @@ class CachedRows:
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
             self._ahead = self._ask(following, micro_batches)
-        slots = {name: each.moves.slot for name, each in asked.demands.items()}
+        moves = {name: each.moves for name, each in asked.demands.items()}
         storages, states, outgoing = self._swap(
-            state.storages, state.embedding_state, slots, rows
+            state.storages, state.embedding_state, self._key, moves, rows
         )
         self._written = self._worker.submit(self._write, asked.demands, outgoing)
         if self._ahead is not None:
@@ -351,10 +327,7 @@ class CachedRows:
         self, demands: dict[str, Demand], outgoing: dict[str, jax.Array]
     ) -> None:
         for name, rows in outgoing.items():
-            for device, store in self._stores[name].items():
-                keys = _moving(device, demands[name], demands[name].moves.outgoing)
-                left = np.flatnonzero(keys != EMPTY)
-                store.write(keys[left], np.asarray(_on(device, rows))[left])
+            self._stores[name].take_back(demands[name], rows)
 
     def _count(self, asked: _Asked, state: TrainState) -> None:
         """Once the rows are there; of the state before their step."""
@@ -368,20 +341,3 @@ class CachedRows:
     def _wait_for_writes(self) -> None:
         if self._written is not None:
             self._written.result()
-
-
-def _on(device: Any, array: jax.Array) -> jax.Array:
-    """What a device has of an array."""
-    (data,) = (each.data for each in array.addressable_shards if each.device == device)
-    return data
-
-
-def _moving(device: Any, demand: Demand, keys: jax.Array) -> np.ndarray:
-    """Those of a device's keys in ``moves`` that mean something."""
-    count = int(np.asarray(_on(device, demand.moves.count))[0])
-    return np.asarray(_on(device, keys))[:count, 0]
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
-    return lax.dynamic_slice_in_dim(array, first, count)

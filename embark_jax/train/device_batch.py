@@ -75,10 +75,12 @@ def _field(group: np.dtype, name: str) -> tuple[Any, int]:
 
 
 class PlacedBatch(NamedTuple):
-    """A batch on the host, and what the devices have of it."""
+    """A batch on the host, what the devices have of it, and of each dynamic table how
+    many keys have a number by then."""
 
     batch: Batch
     on_devices: DeviceBatch
+    keys: Mapping[str, int]
 
 
 def abstract_batch(

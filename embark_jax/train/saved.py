@@ -70,6 +70,12 @@ class SavedModel:
         except CheckpointError as error:
             raise self._damaged(error) from None
         identity = self._saved.manifest.identity
+        dynamic = [n for n, each in identity["tables"].items() if each["rows"] is None]
+        if dynamic:
+            raise CheckpointError(
+                f"{self._folder}: table {dynamic[0]!r} is dynamic; such models are "
+                "evaluated with `embark evaluate`, but not exported yet"
+            )
         self.tables = tuple(
             TableSpec(name, **shape) for name, shape in identity["tables"].items()
         )

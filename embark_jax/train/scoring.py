@@ -10,19 +10,25 @@ import jax
 from embark_jax.data import Batch, BatchChecker
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, own_part, put_batch
+from embark_jax.train.numbering import Numbering
 from embark_jax.train.report import Flight
 from embark_jax.train.results import refuse_bad_ids
 
 
 def placing_part(
-    check: BatchChecker, embeddings: EmbeddingCollection
+    check: BatchChecker,
+    numbering: Numbering,
+    embeddings: EmbeddingCollection,
 ) -> Callable[[Batch], PlacedBatch]:
-    """Checks a batch, and brings this process's part of it to the devices."""
+    """Checks a batch, and brings this process's part of it to the devices, with its
+    keys numbered."""
     size, mesh = embeddings.plan.batch_size, embeddings.mesh
+    room = {table.name: table.rows for table in embeddings.plan.tables}
 
     def place(batch: Batch) -> PlacedBatch:
         batch = check(batch)
-        return PlacedBatch(batch, put_batch(own_part(batch, size), mesh, size))
+        part = own_part(numbering.find(batch, room), size)
+        return PlacedBatch(batch, put_batch(part, mesh, size), {})
 
     return place
 
@@ -54,7 +60,7 @@ def score_all(
             if numbers.any_bad:
                 refuse_bad_ids(flight.batch, flight.report.bad_ids, check)
             make_room(numbers.needed)
-            flight = start(PlacedBatch(flight.batch, on_devices))
+            flight = start(PlacedBatch(flight.batch, on_devices, {}))
         return flight.batch, flight.report.logits
 
     for placed in batches:

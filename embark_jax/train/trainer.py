@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +24,22 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models.function import Model
 from embark_jax.planner import grow
 from embark_jax.planner.request.dense import DenseParallelism
-from embark_jax.stores import StoreError
 from embark_jax.train.cached import CachedRows
+from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, put_batch
 from embark_jax.train.feeding import batches_ahead, feed, read_ahead
 from embark_jax.train.flax_model import CALL
 from embark_jax.train.function_model import step_model
+from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.metrics import EvalAccumulator, Metrics
+from embark_jax.train.numbering import Numbering
 from embark_jax.train.programs import Programs
 from embark_jax.train.progress import step_progress
-from embark_jax.train.report import Flight, StepReport
-from embark_jax.train.results import (
-    BadIdError,
-    NonFiniteLossError,
-    StepResult,
-    refuse_bad_ids,
-    refuse_non_finite,
-)
+from embark_jax.train.report import Flight, Numbers, StepReport
+from embark_jax.train.results import StepResult, refuse_bad_ids, refuse_non_finite
 from embark_jax.train.scoring import placing_part, score_all
 from embark_jax.train.step import TrainState, clear_halt, init_state
-
-STEPS_IN_FLIGHT = 2
-"""Steps dispatched before the oldest is looked at: the host stays ahead of devices."""
 
 
 class Trainer:
@@ -106,7 +98,8 @@ class Trainer:
         self.step = 0
         optimizers, key = (dense_optimizer, embedding_optimizer), jax.random.key(seed)
         self.state = init_state(self._model, embeddings, *optimizers, key, dense)
-        rows = embedding_optimizer, key, scratch
+        self._numbering = Numbering(embeddings.plan)
+        rows = embedding_optimizer, key, self._numbering, scratch
         self.cached = CachedRows(embeddings, *rows) if embeddings.cached else None
         self._make_programs = functools.partial(
             Programs,
@@ -139,6 +132,15 @@ class Trainer:
         if capacities != plan.capacities:
             plan = dataclasses.replace(plan, capacities=capacities)
             self._use(self.embeddings.with_plan(plan))
+            self.recompilations += 1
+
+    def _grow_tables(self, keys: Mapping[str, int]) -> None:
+        """Makes room for so many keys of dynamic tables."""
+        plan = self.embeddings.plan.with_room(keys)
+        if self.cached is not None and plan is not self.embeddings.plan:
+            larger = self.embeddings.with_plan(plan)
+            self.state = self.cached.grow(self.state, larger)
+            self._use(larger)
             self.recompilations += 1
 
     def fit(
@@ -223,7 +225,8 @@ class Trainer:
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
         depth = batches_ahead(size * self._checker().sample_bytes)
-        return self._apply_all(feed(make_batch, wanted, self._place, depth))
+        batches = feed(make_batch, wanted, self._place, depth)
+        return self._in_flight().apply(batches)
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Trains like ``train``, and yields each step once it is certain.
@@ -242,41 +245,20 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is that
             before it.
         """
-        return self._apply_all(map(self._place, map(self.check, batches)))
+        return self._in_flight().apply(map(self._place, map(self.check, batches)))
 
     def _place(self, batch: Batch) -> PlacedBatch:
-        return PlacedBatch(
-            batch, put_batch(batch, self.embeddings.mesh, self.batch_size)
-        )
+        numbered, keys = self._numbering.number(batch)
+        on_devices = put_batch(numbered, self.embeddings.mesh, self.batch_size)
+        return PlacedBatch(batch, on_devices, keys)
 
-    def _apply_all(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
-        """Applies checked batches that are on the devices."""
-        waiting: deque[PlacedBatch] = deque()
-        flying: deque[Flight] = deque()
-        try:
-            for batch in batches:
-                waiting.append(batch)
-                if len(waiting) > self._overlap:
-                    flying.append(self._dispatch(waiting))
-                if len(flying) > STEPS_IN_FLIGHT:
-                    yield self._land(flying)
-            while waiting:
-                flying.append(self._dispatch(waiting))
-            while flying:
-                yield self._land(flying)
-        except (NonFiniteLossError, BadIdError, StoreError):
-            waiting.clear()
-            raise
-        finally:
-            while waiting:
-                flying.append(self._dispatch(waiting))
-            while flying:
-                self._land(flying)
+    def _in_flight(self) -> StepsInFlight:
+        kept_back = int(self._overlap)
+        return StepsInFlight(self._dispatch, self._mend, self._land, kept_back)
 
-    def _dispatch(self, waiting: deque[PlacedBatch]) -> Flight:
-        """Starts the step of the first that waits, and asks for its numbers."""
-        batch, on_devices = waiting.popleft()
-        following = waiting[0] if waiting else None
+    def _dispatch(self, placed: PlacedBatch, following: PlacedBatch | None) -> Flight:
+        batch, on_devices, _ = placed
+        self._grow_tables((following or placed).keys)
         report = self.apply(on_devices, batch.hot, following)
         return Flight.of(batch, report, self._programs.capacities(batch.hot))
 
@@ -295,24 +277,23 @@ class Trainer:
         self.state, report = self._programs.train(self.state, batch, hot, following)
         return report
 
-    def _land(self, flying: deque[Flight]) -> StepResult:
-        """Waits for the oldest step; replays it and those behind it if refused."""
-        while not (numbers := flying[0].numbers()).applied:
-            batches = [flight.batch for flight in flying]
-            _, report, capacities = flying[0]
-            flying.clear()
-            self.state = clear_halt(self.state)
-            if numbers.any_bad:
-                refuse_bad_ids(batches[0], report.bad_ids, self._checker())
-            if not numbers.overflow(capacities):
-                refuse_non_finite(batches[0], numbers.loss, self.step + 1)
-            # One that is not of hot rows, as was said, takes the ordinary step.
-            batches[0] = dataclasses.replace(batches[0], hot=False)
-            self._make_room(numbers.needed)
-            again = deque(map(self._place, batches))
-            while again:
-                flying.append(self._dispatch(again))
-        _, report, capacities = flying.popleft()
+    def _mend(
+        self, flights: Sequence[Flight], numbers: Numbers
+    ) -> Iterable[PlacedBatch]:
+        """Makes room for the first of steps that were refused; gives their batches."""
+        batches, (_, report, capacities) = [f.batch for f in flights], flights[0]
+        self.state = clear_halt(self.state)
+        if numbers.any_bad:
+            refuse_bad_ids(batches[0], report.bad_ids, self._checker())
+        if not numbers.overflow(capacities):
+            refuse_non_finite(batches[0], numbers.loss, self.step + 1)
+        # One that is not of hot rows, as was said, takes the ordinary step.
+        batches[0] = dataclasses.replace(batches[0], hot=False)
+        self._make_room(numbers.needed)
+        return map(self._place, batches)
+
+    def _land(self, flight: Flight, numbers: Numbers) -> StepResult:
+        _, report, capacities = flight
         self.step += 1
         return StepResult(
             step=self.step,
@@ -347,7 +328,8 @@ class Trainer:
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
-        place = placing_part(check or self._checker(), self.embeddings)
+        check = check or self._checker()
+        place = placing_part(check, self._numbering, self.embeddings)
         for batch, logits in self._score_all(map(place, batches), 0, method):
             yield batch, logits[: len(batch)]
 
@@ -360,7 +342,8 @@ class Trainer:
         """
         check = check or self._checker()
         depth = batches_ahead(self.embeddings.plan.batch_size * check.sample_bytes)
-        placed = read_ahead(batches, placing_part(check, self.embeddings), depth)
+        place = placing_part(check, self._numbering, self.embeddings)
+        placed = read_ahead(batches, place, depth)
         scores = EvalAccumulator()
         for batch, logits in self._score_all(placed, STEPS_IN_FLIGHT):
             scores.add(batch.labels, logits, len(batch))
@@ -378,7 +361,7 @@ class Trainer:
 
     def _checker(self) -> BatchChecker:
         plan = self.embeddings.plan
-        rows = {table.name: table.rows for table in plan.tables}
+        rows = {table.name: table.keys for table in plan.tables}
         return BatchChecker(plan.features, rows, on_bad_id=self._on_bad_id)
 
     def whole_state(self) -> TrainState:
@@ -388,6 +371,23 @@ class Trainer:
             return self.state
         self.state = self.cached.settle(self.state)
         return self.cached.stored(self.state)
+
+    def load(
+        self, checkpoints: Checkpointer, step: int | None = None
+    ) -> dict[str, int]:
+        """Takes over the state of a checkpoint; arguments, errors and what it returns
+        as of ``Checkpointer.restore``."""
+
+        def make_room(rows: Mapping[str, int]):
+            self._grow_tables(rows)
+            if self.cached is None:
+                return self.state, self.embeddings
+            self.state = self.cached.settle(self.state)
+            return self.cached.unfilled(self.state), self.embeddings
+
+        state, bad_ids = checkpoints.restore(*make_room({}), step, make_room)
+        self.restore(state)
+        return bad_ids
 
     def restore(self, state: TrainState) -> None:
         """Takes over a state, of a checkpoint say, shaped like ``whole_state``."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.results import StepResult
-from embark_jax.train.trainer import STEPS_IN_FLIGHT
 from embark_jax.train.training_auc import TrainingAuc
 
 MIN_TIMED_STEPS = 10

@@ -11,8 +11,8 @@ import pytest
 
 from embark_jax.planner import Wire
 from embark_jax.train.device_batch import put_batch
+from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.results import NonFiniteLossError
-from embark_jax.train.trainer import STEPS_IN_FLIGHT
 from tests.train.trainers import (
     AMPLE,
     BATCH,

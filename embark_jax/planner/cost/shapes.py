@@ -121,6 +121,7 @@ class Shapes:
                 self.exchange,
                 use.tier,
                 use.evict,
+                use.dynamic,
             )
             for table, columns in each
             for use in [self.uses[table]]

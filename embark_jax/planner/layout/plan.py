@@ -123,6 +123,25 @@ class Plan:
         if differences:
             raise ValueError("plan is for another model: " + "; ".join(differences))
 
+    def with_room(self, keys: Mapping[str, int]) -> Plan:
+        """The same plan, with room for so many keys of dynamic tables: where there is
+        too little, it is doubled.
+
+        Args:
+          keys: by table, how many there are.
+        """
+        placements = []
+        for each in self.placements:
+            rows = each.table.rows
+            while rows < keys.get(each.table.name, 0):
+                rows *= 2
+            if rows != each.table.rows:
+                each = dataclasses.replace(each, table=each.table.with_room(rows))
+            placements.append(each)
+        if all(a is b for a, b in zip(placements, self.placements, strict=True)):
+            return self
+        return dataclasses.replace(self, placements=tuple(placements))
+
     def make_mesh(self) -> jax.sharding.Mesh:
         """A ``("node", "gpu")`` mesh over the first devices of this process group.
 

@@ -13,68 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 
+from embark_jax.planner.layout.kind import StorageKind, storage_kind
 from embark_jax.planner.request.forced import Cluster, Exchange
-from embark_jax.tables import Evict, FeatureSpec, TableSpec, Tier
-
-
-class StorageKind(NamedTuple):
-    """What the shards of one storage have in common.
-
-    Attributes:
-      cluster: of their tables.
-      width: columns of a shard.
-      split: whether their tables are split by columns. Each of their rows then lies on
-        several devices, and optimizers of whole rows need an exchange that other
-        storages do not.
-      weighted: whether weights travel with their ids: in RB, where owners pool.
-      hierarchical: whether what travels does so inside nodes first, then between GPUs
-        of equal rank, or directly between any two devices.
-      tier, evict: where all their rows have room, and which leave slots first, as in
-        ``TableSpec``.
-    """
-
-    cluster: Cluster
-    width: int
-    split: bool = False
-    weighted: bool = False
-    hierarchical: bool = False
-    tier: Tier = "device"
-    evict: Evict = "lru"
-
-    @property
-    def name(self) -> str:
-        """Such as "rb_128", "rb_64_split" or "ub_128_host"."""
-        name = f"{self.cluster}_{self.width}"
-        name += "_split" * self.split + "_weighted" * self.weighted
-        name += "_hierarchical" * self.hierarchical
-        name += f"_{self.tier}" * (self.tier != "device")
-        return name + f"_{self.evict}" * (self.evict != "lru")
-
-
-def storage_kind(
-    cluster: Cluster,
-    dim: int,
-    column_shards: int,
-    weighted: bool,
-    exchange: Exchange,
-    tier: Tier = "device",
-    evict: Evict = "lru",
-) -> StorageKind:
-    """The kind of storage of a table of ``dim`` columns; ``weighted`` if some of its
-    ids have weights."""
-    return StorageKind(
-        cluster,
-        dim // column_shards,
-        split=column_shards > 1,
-        weighted=weighted and cluster == "rb",
-        hierarchical=exchange == "hierarchical",
-        tier="device" if cluster == "dp" else tier,
-        evict="lru" if cluster == "dp" or tier == "device" else evict,
-    )
+from embark_jax.tables import FeatureSpec, TableSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +157,16 @@ class Placement:
                 f"{name}: exchange is {self.exchange!r}, must be one of "
                 f"{', '.join(get_args(Exchange))}"
             )
+        if self.table.is_dynamic and (
+            self.cluster == "dp"
+            or self.column_shards > 1
+            or self.hot_rows
+            or len(set(self.devices)) < len(self.devices)
+        ):
+            found.append(
+                f"{name}: is dynamic, must be in rb or ub, without hot_rows or "
+                "column_shards, with one row shard a device at most"
+            )
         if self.cluster == "dp":
             if self.exchange != "flat":
                 found.append(f"{name}: cluster dp is replicated, takes no exchange")
@@ -316,6 +271,7 @@ def lay_out(
             rows.exchange,
             rows.table.tier,
             rows.table.evict,
+            rows.table.name if rows.table.is_dynamic else "",
         )
         groups.setdefault(kind, []).append(rows)
     storages = []

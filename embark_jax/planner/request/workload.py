@@ -103,6 +103,7 @@ class TableUse:
         which is not sent.
       skew: how the ids are distributed over its rows.
       tier, slots, evict: as in ``TableSpec``.
+      dynamic: the name of a dynamic table, which is like no other.
     """
 
     rows: int
@@ -115,6 +116,7 @@ class TableUse:
     tier: Tier = "device"
     slots: int | None = None
     evict: Evict = "lru"
+    dynamic: str = ""
 
     def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
         """What is asked of rows ``[begin, end)`` alone: to them the ids of all other
@@ -161,6 +163,7 @@ def table_uses(
                 tier=table.tier,
                 slots=table.slots,
                 evict=table.evict,
+                dynamic=table.name if table.is_dynamic else "",
             )
         )
     return found

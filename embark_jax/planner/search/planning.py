@@ -21,6 +21,7 @@ from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.certify import certify
+from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
 from embark_jax.planner.search.instance import (
     MIN_WIDTH,
     forced_problems,
@@ -95,6 +96,8 @@ def plan_for(
     """As ``plan``, for all that a workload knows: of the dense layers, too."""
     check_model(tables, features)
     forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
+    begun, tables = tables, fully_grown(tables)
+    forced |= spread(tables, forced, workload.devices)
     _check_request(tables, forced, fleet, batch)
     tables = choose_slots(
         tables,
@@ -120,10 +123,12 @@ def plan_for(
     found = solve(instance)
     if certify_s:
         found = certify(instance, found, certify_s)
-    return _as_plan(found, features)
+    return _as_plan(found, begun, features)
 
 
-def _as_plan(found: Found, features: Sequence[FeatureSpec]) -> Plan:
+def _as_plan(
+    found: Found, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+) -> Plan:
     assignment, instance = found.assignment, found.assignment.instance
     workload, model = instance.workload, instance.model
     step_ms = assignment.step_ms()
@@ -135,7 +140,7 @@ def _as_plan(found: Found, features: Sequence[FeatureSpec]) -> Plan:
     placements = assignment.placements(reasons(assignment))
     return Plan(
         features=tuple(features),
-        placements=placements,
+        placements=with_tables(placements, tables),
         nodes=workload.fleet.nodes,
         gpus_per_node=workload.fleet.gpus_per_node,
         batch_size=workload.batch_size,

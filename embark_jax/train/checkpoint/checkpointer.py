@@ -43,6 +43,7 @@ from embark_jax.train.checkpoint.manifest import (
 )
 from embark_jax.train.checkpoint.reading import SavedCheckpoint
 from embark_jax.train.checkpoint.restoring import restore_array, restore_tables
+from embark_jax.train.checkpoint.stored import StoredArray
 from embark_jax.train.checkpoint.writing import (
     GIGABYTE,
     StateWriter,
@@ -53,6 +54,9 @@ from embark_jax.train.step import TrainState
 PLAN_NAME = "plan.json"
 READING_BYTES = 256 << 20
 """Bytes of memory that reading takes at most: more makes it no faster."""
+
+
+MakeRoom = Callable[[Mapping[str, int]], tuple[TrainState, EmbeddingCollection]]
 
 
 class Checkpointer:
@@ -194,6 +198,7 @@ class Checkpointer:
         state: TrainState,
         embeddings: EmbeddingCollection,
         step: int | None = None,
+        make_room: MakeRoom | None = None,
     ) -> tuple[TrainState, dict[str, int]]:
         """Reads a checkpoint into a state of this model, whatever plan wrote it.
 
@@ -201,6 +206,8 @@ class Checkpointer:
           state: a trainer's ``whole_state``, for structure and shardings; consumed.
           embeddings: the collection that the state belongs to.
           step: of the checkpoint; None takes the newest that is not damaged.
+          make_room: gives state and collection anew, with room for so many rows of
+            each table: dynamic ones may have grown.
 
         Returns:
           The state, and the ``bad_ids`` that were saved with it.
@@ -222,8 +229,14 @@ class Checkpointer:
             try:
                 with SavedCheckpoint(folder, memory) as saved:
                     self._check_identity(saved)
+                    if make_room is not None:
+                        state, embeddings = make_room(saved.manifest.table_rows)
                     check_whole(state, embeddings)
-                    tables = tables or named_arrays(state, tables=True)
+                    tables = named_arrays(state, tables=True) | {
+                        name: array  # one that was begun to be overwritten
+                        for name, array in tables.items()
+                        if not isinstance(array, StoredArray)
+                    }
                     places = table_layouts(embeddings.plan.storages)
                     restore_tables(saved, tables, places)
                     restored = _state(saved, state, tables, embeddings)

@@ -71,6 +71,11 @@ class Manifest:
     arrays: Mapping[str, SavedArray]
     tables: Mapping[str, TableLayout]
 
+    @property
+    def table_rows(self) -> dict[str, int]:
+        """Of each table, by name."""
+        return {name: layout[-1].end for name, layout in self.tables.items()}
+
     def to_json(self) -> str:
         """``from_json`` is its inverse."""
         value = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}

@@ -277,5 +277,7 @@ def _copy_rows(
 
     if mine:
         row_bytes = blocks.row_bytes * here.column_shards
-        all_rows = pieces(here.span, row_bytes)
+        end = saved.manifest.table_rows[table]  # a dynamic table may have more here
+        span = range(here.span.start, min(here.span.stop, end))
+        all_rows = pieces(span, row_bytes)
         _put_all(saved, saved.in_threads(read, all_rows), blocks)

@@ -36,7 +36,10 @@ class StoredArray:
     shape: tuple[int, int]
     sharding: Sharding
     blocks: Mapping[Any, np.ndarray]
-    dtype = np.dtype(np.float32)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return next(iter(self.blocks.values())).dtype
 
     @property
     def addressable_shards(self) -> list[StoredShard]:

@@ -1,0 +1,100 @@
+"""Numbers of keys, in the order in which they were first seen.
+
+Rows of a dynamic table have a number each, by which devices know them. A hash table
+with linear probing leads from keys to numbers; whole batches go through it at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embark_jax.data.hashing import splitmix64
+
+UNKNOWN = -1
+"""In the place of a number, of a key that has none."""
+LEAST_PLACES = 1024
+PLACES_PER_KEY = 2
+
+
+class KeyNumbers:
+    """See above.
+
+    Args:
+      keys: ``[n]`` int64, different ones, which get the numbers 0 to n - 1.
+    """
+
+    def __init__(self, keys: np.ndarray | None = None):
+        self._keys = np.empty(0, np.int64)
+        self._places = np.full(LEAST_PLACES, UNKNOWN, np.int32)
+        self._count = 0
+        if keys is not None:
+            self._append(np.asarray(keys, np.int64))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def keys(self) -> np.ndarray:
+        """``[n]`` int64 keys by their numbers; not to be written to."""
+        return self._keys[: self._count]
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """``[n]`` int32 numbers of ``[n]`` int64 keys; ``UNKNOWN`` of those that have
+        none."""
+        numbers = np.full(len(keys), UNKNOWN, np.int32)
+        left, place = np.arange(len(keys)), self._first_places(keys)
+        while len(left):
+            number = self._places[place]
+            held = number != UNKNOWN
+            left, place, number = left[held], place[held], number[held]
+            same = self._keys[number] == keys[left]
+            numbers[left[same]] = number[same]
+            left, place = left[~same], self._next(place[~same])
+        return numbers
+
+    def number(self, keys: np.ndarray) -> np.ndarray:
+        """As ``find``; keys that have no number get the next ones, in their order."""
+        numbers = self.find(keys)
+        absent = np.flatnonzero(numbers == UNKNOWN)
+        if len(absent):
+            new, first, which = np.unique(
+                keys[absent], return_index=True, return_inverse=True
+            )
+            order = np.argsort(first)
+            rank = np.empty(len(order), np.int32)
+            rank[order] = np.arange(len(order))
+            numbers[absent] = self._count + rank[which]
+            self._append(new[order])
+        return numbers
+
+    def _append(self, keys: np.ndarray) -> None:
+        count = self._count + len(keys)
+        if count > len(self._keys):
+            more = np.empty(max(count, 2 * len(self._keys)), np.int64)
+            more[: self._count] = self.keys
+            self._keys = more
+        self._keys[self._count : count] = keys
+        numbers = np.arange(self._count, count, dtype=np.int32)
+        self._count = count
+        if PLACES_PER_KEY * count > len(self._places):
+            places = 1 << (PLACES_PER_KEY * count).bit_length()
+            self._places = np.full(places, UNKNOWN, np.int32)
+            numbers = np.arange(count, dtype=np.int32)
+        self._place(numbers)
+
+    def _place(self, numbers: np.ndarray) -> None:
+        """Enters keys that are not there yet."""
+        left, place = numbers, self._first_places(self._keys[numbers])
+        while len(left):
+            free = self._places[place] == UNKNOWN
+            # Of those that want the same place one has it in the end.
+            self._places[place[free]] = left[free]
+            without = self._places[place] != left
+            left, place = left[without], self._next(place[without])
+
+    def _first_places(self, keys: np.ndarray) -> np.ndarray:
+        bits = splitmix64(keys.astype(np.int64).view(np.uint64))
+        return (bits & np.uint64(len(self._places) - 1)).astype(np.int64)
+
+    def _next(self, place: np.ndarray) -> np.ndarray:
+        return (place + 1) & (len(self._places) - 1)

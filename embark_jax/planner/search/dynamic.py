@@ -1,0 +1,49 @@
+"""Dynamic tables are planned for as large as they may grow, and begin smaller."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from embark_jax.planner.layout.storage import Placement
+from embark_jax.planner.request.forced import FREE, ForcedPlacement
+from embark_jax.tables import TableSpec
+
+
+def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
+    """The tables, dynamic ones with room for as many keys as they may have slots."""
+    return tuple(
+        table.with_room(max(table.rows, table.max_slots)) if table.max_slots else table
+        for table in tables
+    )
+
+
+def spread(
+    tables: Iterable[TableSpec], forced: Mapping[str, ForcedPlacement], devices: int
+) -> dict[str, ForcedPlacement]:
+    """Dynamic tables have a row shard on each device, so that no row changes its place
+    when they grow; what else is forced of them is left as it is."""
+    return {
+        table.name: dataclasses.replace(
+            forced.get(table.name, FREE),
+            row_shards=devices,
+            column_shards=1,
+            devices=tuple(range(devices)),
+            hot_rows=0,
+        )
+        for table in tables
+        if table.is_dynamic
+    }
+
+
+def with_tables(
+    placements: Iterable[Placement], tables: Sequence[TableSpec]
+) -> tuple[Placement, ...]:
+    """The placements, of tables of the same names."""
+    named = {table.name: table for table in tables}
+    return tuple(
+        dataclasses.replace(each, table=named[each.table.name])
+        if each.table.is_dynamic
+        else each
+        for each in placements
+    )

@@ -1,0 +1,243 @@
+"""All rows of one cached storage, on the devices of this process, in row stores.
+
+A row that was never written has its initial value, which is computed when it is asked
+for: what a run has never seen takes neither time nor memory nor disk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from embark_kernels import RowOptimizer
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embark_jax.embedding.cached import Demand, Incoming, initial_values
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.key_index import EMPTY
+from embark_jax.planner import Storage
+from embark_jax.stores import RowStore
+from embark_jax.train.checkpoint.stored import StoredArray
+
+LEAST_ROWS = 64
+"""That a swap has room for; above, it is a power of two, so that few are compiled."""
+ROWS_AT_ONCE = 8192
+"""Of each device, where all of a storage's rows go through host memory."""
+KEY = "key"
+"""Beside the states of a dynamic table's rows in a checkpoint: the key of each."""
+NO_KEY = -1
+
+
+class StoredRows:
+    """See above.
+
+    Args:
+      storage: the storage.
+      mesh: whose devices own its blocks.
+      values: which values of a row are its parameters and states, as of ``row_values``.
+      scratch: folder for rows of tier "disk"; None takes the system's for temporary
+        files.
+      keys: of a dynamic table, gives ``[numbers]`` int64 keys by number.
+
+    Raises:
+      StoreError: if they have no room.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        mesh: Mesh,
+        values: dict[str, slice],
+        scratch: Path | None,
+        keys: Callable[[], np.ndarray] | None,
+    ):
+        self.storage = storage
+        self._values = values
+        self._width = max(part.stop for part in values.values())
+        self._mesh, self._scratch, self._keys = mesh, scratch, keys
+        self._discards = any(each.table.discard for each in storage.ranges)
+        self._stores: dict[Any, RowStore] = {
+            device: self._new_store() for device in mesh.local_devices
+        }
+
+    def _new_store(self) -> RowStore:
+        storage = self.storage
+        size = storage.rows_per_device, self._width
+        return RowStore(*size, storage.kind.tier, self._scratch)
+
+    def grow(self, storage: Storage) -> None:
+        """Makes room for the rows of a storage that has more of them."""
+        self.storage = storage
+        for device, store in self._stores.items():
+            self._stores[device] = larger = self._new_store()
+            store.copy_to(larger)
+
+    def incoming(self, demand: Demand) -> Incoming:
+        """What is to come into slots, on the devices."""
+        most, *_ = np.asarray(demand.most).tolist()
+        room = demand.moves.slot.shape[0] // self._mesh.size
+        size = min(room, max(LEAST_ROWS, 1 << (most - 1).bit_length()))
+        parts = []
+        for device, store in self._stores.items():
+            numbers = _moving(device, demand, demand.moves.incoming)
+            rows = np.zeros((size, self._width), np.float32)
+            rows[: len(numbers)] = store.read(numbers)
+            fresh = np.zeros(size, bool)
+            fresh[: len(numbers)] = ~store.written[numbers]
+            words = np.zeros((size, 2), np.uint32)
+            words[: len(numbers)] = self._words(device, numbers)
+            parts.append(Incoming(*jax.device_put((rows, fresh, words), device)))
+        return jax.tree.map(self._whole, *parts)
+
+    def take_back(self, demand: Demand, rows: jax.Array) -> None:
+        """Stores the rows that left slots, or forgets them."""
+        for device, store in self._stores.items():
+            numbers = _moving(device, demand, demand.moves.outgoing)
+            left = np.flatnonzero(numbers != EMPTY)
+            if self._discards:
+                store.forget(numbers[left])
+            else:
+                store.write(numbers[left], np.asarray(on_device(device, rows))[left])
+
+    def take_slots(self, slot_keys: jax.Array, arrays: list[jax.Array]) -> None:
+        """Stores a copy of all rows that have a slot.
+
+        Args:
+          slot_keys: of the key index.
+          arrays: the storage and its states, in the order of a row's values.
+        """
+        for device, store in self._stores.items():
+            all_numbers = np.asarray(on_device(device, slot_keys))[:, 0]
+            parts = [on_device(device, each) for each in arrays]
+            count = min(ROWS_AT_ONCE, len(all_numbers))
+            for begin in range(0, len(all_numbers), count):
+                first = min(begin, len(all_numbers) - count)
+                numbers = all_numbers[first : first + count]
+                rows = [_rows(each, np.int32(first), count) for each in parts]
+                rows = np.concatenate(rows, axis=1)
+                held = np.flatnonzero(numbers != EMPTY)
+                store.write(numbers[held], rows[held])
+
+    def fill(
+        self, collection: EmbeddingCollection, optimizer: RowOptimizer, key: jax.Array
+    ) -> None:
+        """Stores the initial rows of all that were never written; arguments as of
+        ``initial_values``."""
+        storage, count = self.storage, min(ROWS_AT_ONCE, self.storage.rows_per_device)
+
+        def initial(key, first, words):
+            values = initial_values(collection, storage, optimizer, key)
+            return values(first + jnp.arange(count, dtype=jnp.int32), words)
+
+        specs = PartitionSpec(), PartitionSpec(), BATCH
+        compute = jax.jit(collection.map(initial, specs, BATCH))
+        for begin in range(0, storage.rows_per_device, count):
+            first = min(begin, storage.rows_per_device - count)
+            numbers = np.arange(first, first + count)
+            lacking = {
+                device: self._named(device, numbers[~store.written[numbers]])
+                for device, store in self._stores.items()
+            }
+            if any(map(len, lacking.values())):
+                words = [jax.device_put(self._words(d, numbers), d) for d in lacking]
+                rows = compute(key, np.int32(first), self._whole(*words))
+                for device, mine in lacking.items():
+                    found = np.asarray(on_device(device, rows))[mine - first]
+                    self._stores[device].write(mine, found)
+
+    def array(self, value: str, blank: bool = False) -> StoredArray:
+        """All that the stores have of a value of rows, in place; ``KEY`` copies what
+        the rows of a dynamic table are called, or, ``blank``, has no keys."""
+        if value == KEY:
+            parts = {device: self._block_keys(device, blank) for device in self._stores}
+        else:
+            part = self._values[value]
+            parts = {d: store.data[:, part] for d, store in self._stores.items()}
+        (width,) = {each.shape[1] for each in parts.values()}
+        return StoredArray(
+            (self.storage.rows_per_device * self._mesh.size, width),
+            NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names, None)),
+            parts,
+        )
+
+    def overwritten(self) -> None:
+        """Says that all rows have been written into the arrays: of a dynamic table
+        those that have keys."""
+        for device, store in self._stores.items():
+            store.written[:] = self._keys is None
+            store.written[self._named(device, np.arange(len(store.written)))] = True
+
+    def keys_in(self, array: StoredArray) -> np.ndarray:
+        """``[keys]`` int64 by number, of an array as ``array(KEY)`` gives it."""
+        shards = len(self.storage.ranges[0].devices)
+        rows = self.storage.rows_per_device
+        found = np.full(shards * rows, NO_KEY, np.int64)
+        for device, keys in array.blocks.items():
+            if (shard := self._shard(device)) is not None:
+                found[shard::shards] = keys[:, 0]
+        return found[: np.count_nonzero(found != NO_KEY)]
+
+    def _whole(self, *parts: jax.Array) -> jax.Array:
+        """An array of the parts of this process's devices."""
+        rows, *others = parts[0].shape
+        return jax.make_array_from_single_device_arrays(
+            (rows * self._mesh.size, *others),
+            NamedSharding(self._mesh, BATCH),
+            list(parts),
+        )
+
+    def _shard(self, device: Any) -> int | None:
+        """The row shard of a dynamic table that a device has, if it has one."""
+        devices = self.storage.ranges[0].devices
+        number = list(self._mesh.devices.flat).index(device)
+        return devices.index(number) if number in devices else None
+
+    def _block_keys(self, device: Any, blank: bool = False) -> np.ndarray:
+        """``[rows_per_device, 1]`` int64 what the rows of a block are called."""
+        found = np.full((self.storage.rows_per_device, 1), NO_KEY, np.int64)
+        shard = self._shard(device)
+        if self._keys is not None and shard is not None and not blank:
+            mine = self._keys()[shard :: len(self.storage.ranges[0].devices)]
+            found[: len(mine), 0] = mine[: len(found)]
+        return found
+
+    def _named(self, device: Any, numbers: np.ndarray) -> np.ndarray:
+        """Those of the rows of a block that have a key, if they need one."""
+        if self._keys is None:
+            return numbers
+        return numbers[self._block_keys(device)[numbers, 0] != NO_KEY]
+
+    def _words(self, device: Any, numbers: np.ndarray) -> np.ndarray:
+        """``[n, 2]`` uint32 the low and high bits of the keys of rows of a block; zeros
+        where the table is not dynamic."""
+        shard = self._shard(device)
+        if self._keys is None or shard is None:
+            return np.zeros((len(numbers), 2), np.uint32)
+        keys = self._keys()
+        whose = shard + len(self.storage.ranges[0].devices) * numbers.astype(np.int64)
+        found = keys[np.minimum(whose, len(keys) - 1)].view(np.uint64)
+        low, high = found & np.uint64(0xFFFFFFFF), found >> np.uint64(32)
+        return np.stack([low, high], axis=1).astype(np.uint32)
+
+
+def on_device(device: Any, array: jax.Array) -> jax.Array:
+    """What a device has of an array."""
+    (data,) = (each.data for each in array.addressable_shards if each.device == device)
+    return data
+
+
+def _moving(device: Any, demand: Demand, keys: jax.Array) -> np.ndarray:
+    """Those of a device's keys in ``moves`` that mean something."""
+    count = int(np.asarray(on_device(device, demand.moves.count))[0])
+    return np.asarray(on_device(device, keys))[:count, 0]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(array, first, count)

@@ -1,0 +1,284 @@
+"""Dynamic tables train as tables that had all their rows from the start."""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from embark_kernels import SGD, Adagrad, RowwiseAdagrad
+
+from embark_jax.data import Batch
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.models import FunctionModel
+from embark_jax.planner import Placement, Plan, lay_out
+from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.train.cached import TooFewSlotsError
+from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.train.trainer import Trainer
+from tests.train.trainers import losses
+
+BATCH, DIM, STEPS, SCALE = 16, 4, 8, 0.3
+FEATURES = (
+    FeatureSpec("user", hotness=3),
+    FeatureSpec("friends", "user", pooling="mean", hotness=2),
+    FeatureSpec("item"),
+)
+USERS, ITEMS = 400, 20
+FAR = 2**62 + 2**33 + 5
+"""Added to ids, makes keys of them that need 63 bits."""
+
+
+def batches(first: int, last: int, far: int = 0):
+    """Other users every few steps, some of whom come back."""
+    for step in range(first, last):
+        rng = np.random.default_rng([step])
+        ids = {}
+        for feature in FEATURES[:2]:
+            drawn = rng.integers(0, 40, (BATCH, feature.hotness)) + step % 5 * 37
+            ids[feature.name] = np.where(rng.random(drawn.shape) < 0.2, -1, drawn + far)
+        ids["item"] = rng.integers(0, ITEMS, (BATCH, 1))
+        yield Batch(
+            dense=np.zeros((BATCH, 1), np.float32),
+            ids=ids,
+            labels=rng.integers(0, 2, BATCH).astype(np.float32),
+        )
+
+
+def logits_of(params, dense, embeddings):
+    """What each embedding has, times the weights of its feature."""
+    return sum(each @ params[name] for name, each in embeddings.items())
+
+
+WEIGHTS = {
+    f.name: np.linspace(0.5, 1, DIM, dtype=np.float32) * (i + 1)
+    for i, f in enumerate(FEATURES)
+}
+
+
+def make_trainer(
+    users: TableSpec,
+    mesh=(1, 1),
+    cluster="ub",
+    optimizer=None,
+    dense_rate=0.1,
+    capacity=200,
+    **options,
+) -> Trainer:
+    devices = mesh[0] * mesh[1]
+    placed = (
+        Placement(users, cluster, devices, 1, tuple(range(devices))),
+        Placement(TableSpec("item", ITEMS, DIM, SCALE), "ub", 1, 1, (0,)),
+    )
+    micro_batches = options.get("micro_batches", 1)
+    names = [s.name for s in lay_out(placed, FEATURES, devices) if not s.replicated]
+    capacities = dict.fromkeys(names, capacity)
+    plan = Plan(FEATURES, placed, *mesh, BATCH // micro_batches, capacities)
+    return Trainer(
+        FunctionModel({n: jnp.asarray(w) for n, w in WEIGHTS.items()}, logits_of),
+        EmbeddingCollection(plan, plan.make_mesh()),
+        dense_optimizer=optax.sgd(dense_rate),
+        embedding_optimizer=optimizer or Adagrad(0.5),
+        seed=1,
+        **options,
+    )
+
+
+def fixed() -> TableSpec:
+    return TableSpec("user", USERS, DIM, SCALE)
+
+
+def dynamic(slots=20, max_slots=1000, **options) -> TableSpec:
+    return TableSpec.dynamic("user", DIM, slots, max_slots, init_scale=SCALE, **options)
+
+
+def first_samples(batch: Batch, trainer: Trainer) -> Batch:
+    """As many as a plan takes at once."""
+    size = trainer.embeddings.plan.batch_size
+    ids = {name: each[:size] for name, each in batch.ids.items()}
+    return Batch(batch.dense[:size], ids, batch.labels[:size])
+
+
+def rows_by_key(trainer: Trainer) -> dict[int, np.ndarray]:
+    """Rows and states of the dynamic table, one after the other."""
+    state = trainer.whole_state()
+    (name,) = (n for n in state.storages if n.endswith("_user"))
+    states = dict(state.embedding_state[name])
+    keys = states.pop("key")
+    arrays = [state.storages[name], *states.values()]
+    found = {}
+    shards = (each.addressable_shards for each in (keys, *arrays))
+    for shard, *parts in zip(*shards, strict=True):
+        rows = np.concatenate([each.data for each in parts], axis=1)
+        known = shard.data[:, 0] >= 0
+        found |= dict(zip(shard.data[known, 0].tolist(), rows[known], strict=True))
+    return found
+
+
+def initial_row(key: int) -> np.ndarray:
+    """Of a user, said the long way."""
+    cell = jax.random.fold_in(jax.random.key(1), zlib.crc32(b"user") >> 1)
+    cell = jax.random.fold_in(jax.random.fold_in(cell, key & 0xFFFFFFFF), key >> 32)
+    return np.array(
+        [
+            jax.random.uniform(jax.random.fold_in(cell, i), minval=-1.0) * SCALE
+            for i in range(DIM)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cluster", "optimizer", "options", "trainer_options"),
+    [
+        ((1, 2), "ub", Adagrad(0.5), {"max_slots": 60}, {"overlap": True}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ((1, 1), "ub", SGD(0.5), {}, {}),
+                ((2, 4), "rb", RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
+                (
+                    *((2, 4), "ub", Adagrad(0.5)),
+                    {"max_slots": 70, "evict": "lfu", "evicted": "disk"},
+                    {"overlap": True, "micro_batches": 2, "capacity": 2},
+                ),
+            )
+        ),
+    ],
+)
+def test_growth_and_rows_that_leave_and_return_change_no_bit(
+    mesh, cluster, optimizer, options, trainer_options
+):
+    same = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer, **trainer_options}
+    expected = make_trainer(fixed(), **same)
+    found = make_trainer(dynamic(**options), **same)
+    assert losses(found.iterate_batches(batches(0, STEPS))) == losses(
+        expected.iterate_batches(batches(0, STEPS))
+    )
+    assert found.recompilations > 0
+    (table, _) = found.embeddings.plan.tables
+    keys = len(rows_by_key(found))
+    assert table.rows // 2 < keys <= table.rows
+    assert table.slots == min(table.rows, options.get("max_slots", 1000))
+    tried = [first_samples(each, found) for each in batches(0, 2)]
+    # In RB owners add up, and other numbers have other owners.
+    assert found.evaluate(tried).log_loss == pytest.approx(
+        expected.evaluate(tried).log_loss, rel=1e-7 if cluster == "rb" else 0
+    )
+    # Keys that were never trained are padding, and are not remembered.
+    (never,) = batches(0, 1, far=FAR)
+    assert found.evaluate([first_samples(never, found)]).log_loss != pytest.approx(
+        expected.evaluate(tried[:1]).log_loss
+    )
+    assert len(rows_by_key(found)) == keys
+
+
+@pytest.mark.parametrize("discard", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rows_beside_a_dictionary(discard):
+    """SGD in float64; keys of 63 bits; slots for less than all keys."""
+    evicted = "discard" if discard else "host"
+    table = dynamic(max_slots=80, evicted=evicted)
+    trainer = make_trainer(table, optimizer=SGD(1.0), dense_rate=0.0)
+    item = np.asarray(trainer.whole_state().storages["ub_4"], np.float64)
+    rows: dict[int, np.ndarray] = {}
+    lost = 0
+    for batch in batches(0, 6, FAR):
+        (result,) = trainer.iterate_batches([batch])
+        logits = np.zeros(BATCH)
+        pooled = []
+        for feature in FEATURES[:2]:
+            for sample, bag in enumerate(batch.ids[feature.name]):
+                keys = [int(key) for key in bag if key >= 0]
+                for key in keys:
+                    rows.setdefault(key, initial_row(key).astype(np.float64))
+                    factor = 1 if feature.pooling == "sum" else 1 / len(keys)
+                    weight = WEIGHTS[feature.name] * factor
+                    logits[sample] += rows[key] @ weight
+                    pooled.append((key, sample, weight))
+        logits += item[batch.ids["item"][:, 0]] @ WEIGHTS["item"]
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
+        slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
+        for key, sample, weight in pooled:
+            rows[key] = rows[key] - slope[sample] * weight
+        for sample, (number,) in enumerate(batch.ids["item"]):
+            item[number] = item[number] - slope[sample] * WEIGHTS["item"]
+        if discard:  # whatever has no slot any more is forgotten
+            held = set(slot_keys(trainer))
+            lost += len(rows.keys() - held)
+            rows = {key: row for key, row in rows.items() if key in held}
+    assert (lost > 0) == discard
+    found = rows_by_key(trainer)
+    assert set(rows) <= set(found)
+    for key, row in found.items():
+        expected = rows[key] if key in rows else initial_row(key)
+        np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-5)
+
+
+def slot_keys(trainer: Trainer) -> list[int]:
+    """Keys whose rows have a slot, on one device."""
+    assert trainer.cached is not None
+    ((_, index),) = trainer.cached._indexes.items()
+    numbers = np.asarray(index.slot_keys)[: int(index.filled[0]), 0]
+    return trainer._numbering.keys("user")[numbers].tolist()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
+    table = dynamic(max_slots=80)
+    one = make_trainer(table, mesh=(2, 2))
+    whole = losses(one.iterate_batches(batches(0, STEPS)))
+    one = make_trainer(table, mesh=(2, 2))
+    first = losses(one.iterate_batches(batches(0, 5)))
+    with Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
+        checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
+        saved = rows_by_key(one)
+        again = make_trainer(table, mesh=(2, 2))
+        again.load(checkpoints)
+        other = make_trainer(dynamic(slots=10, max_slots=100), (1, 2), "rb")
+        list(other.iterate_batches(batches(3, 8, FAR)))  # there are other keys
+        other.load(checkpoints)
+    assert again.step == other.step == 5
+    for each in (again, other):
+        found = rows_by_key(each)
+        assert found.keys() == saved.keys()
+        for key, row in saved.items():
+            np.testing.assert_array_equal(found[key], row)
+    assert first + losses(again.iterate_batches(batches(5, STEPS))) == whole
+    assert losses(other.iterate_batches(batches(5, STEPS))) == pytest.approx(
+        whole[5:], rel=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_a_batch_that_needs_more_than_the_most_slots_is_refused():
+    trainer = make_trainer(dynamic(slots=10, max_slots=12))
+    with pytest.raises(
+        TooFewSlotsError, match=r"tables user, .* raise their max_slots"
+    ):
+        list(trainer.iterate_batches(batches(0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_slots": 10}, "slots is 20, must be at most its max_slots 10"),
+        ({"slots": 0}, "slots is 0, must be a whole number >= 1"),
+        ({"max_slots": "many"}, "max_slots is 'many', must be a whole number >= 1"),
+        ({"evicted": "gpu"}, "evicted is 'gpu', must be one of host, disk, discard"),
+    ],
+)
+def test_dynamic_tables_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        dynamic(**options)
+
+
+def test_dynamic_tables_lie_on_each_device_once():
+    for placement in (
+        Placement(dynamic(), "dp"),
+        Placement(dynamic(), "ub", 2, 1, (0, 0)),
+        Placement(dynamic(), "ub", 1, 2, (0, 1)),
+        Placement(dynamic(), "ub", 1, 1, (0,), hot_rows=3),
+    ):
+        assert "table 'user': is dynamic" in placement.problems(2)[0]
