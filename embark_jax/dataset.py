@@ -216,6 +216,7 @@ def sample_accesses(
                 ],
             )
             for table in tables
+            if not table.is_dynamic
         },
     )
 

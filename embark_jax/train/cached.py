@@ -111,13 +111,18 @@ class CachedRows:
         self._indexes = init_indexes(collection)
 
     def grow(self, state: TrainState, collection: EmbeddingCollection) -> TrainState:
-        """The state with more slots, for a plan in which dynamic tables have more room,
-        and which is to be used next."""
-        state = self.settle(state)
+        """The state, which ``settle`` gave, with more slots: for a plan with more room
+        for dynamic tables, which is to be used next.
+
+        Raises:
+          StoreError: if there is no more room; all is as it was.
+        """
         self._wait_for_writes()
-        for name, storage in collection.cached.items():
-            if storage.rows_per_device > self._storages[name].rows_per_device:
-                self._stores[name].grow(storage)
+        self._stores |= {
+            name: self._stores[name].grown(storage)
+            for name, storage in collection.cached.items()
+            if storage.rows_per_device > self._storages[name].rows_per_device
+        }
         self._indexes, storages, states = grow_slots(
             collection, self._indexes, state.storages, state.embedding_state
         )

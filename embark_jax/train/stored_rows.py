@@ -62,21 +62,20 @@ class StoredRows:
         self._width = max(part.stop for part in values.values())
         self._mesh, self._scratch, self._keys = mesh, scratch, keys
         self._discards = any(each.table.discard for each in storage.ranges)
+        size = storage.rows_per_device, self._width
         self._stores: dict[Any, RowStore] = {
-            device: self._new_store() for device in mesh.local_devices
+            device: RowStore(*size, storage.kind.tier, scratch)
+            for device in mesh.local_devices
         }
 
-    def _new_store(self) -> RowStore:
-        storage = self.storage
-        size = storage.rows_per_device, self._width
-        return RowStore(*size, storage.kind.tier, self._scratch)
-
-    def grow(self, storage: Storage) -> None:
-        """Makes room for the rows of a storage that has more of them."""
-        self.storage = storage
+    def grown(self, storage: Storage) -> StoredRows:
+        """A copy with room for the rows of a storage that has more of them."""
+        larger = StoredRows(
+            storage, self._mesh, self._values, self._scratch, self._keys
+        )
         for device, store in self._stores.items():
-            self._stores[device] = larger = self._new_store()
-            store.copy_to(larger)
+            store.copy_to(larger._stores[device])
+        return larger
 
     def incoming(self, demand: Demand) -> Incoming:
         """What is to come into slots, on the devices."""
@@ -86,10 +85,14 @@ class StoredRows:
         parts = []
         for device, store in self._stores.items():
             numbers = _moving(device, demand, demand.moves.incoming)
-            rows = np.zeros((size, self._width), np.float32)
-            rows[: len(numbers)] = store.read(numbers)
-            fresh = np.zeros(size, bool)
-            fresh[: len(numbers)] = ~store.written[numbers]
+            rows, fresh = (
+                np.zeros((size, self._width), np.float32),
+                np.zeros(size, bool),
+            )
+            there = np.flatnonzero(store.written[numbers])
+            rows[there] = store.read(numbers[there])
+            fresh[: len(numbers)] = True
+            fresh[there] = False
             words = np.zeros((size, 2), np.uint32)
             words[: len(numbers)] = self._words(device, numbers)
             parts.append(Incoming(*jax.device_put((rows, fresh, words), device)))

@@ -139,6 +139,7 @@ class Trainer:
         plan = self.embeddings.plan.with_room(keys)
         if self.cached is not None and plan is not self.embeddings.plan:
             larger = self.embeddings.with_plan(plan)
+            self.state = self.cached.settle(self.state)
             self.state = self.cached.grow(self.state, larger)
             self._use(larger)
             self.recompilations += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 TABLES, HOTNESS, DIM, DENSE, BATCH = 8, 3, 128, 13, 2048
 ZIPF = 1.1
 BOTTOM, TOP = (512, 256, DIM), (512, 256, 1)
+CGROUP = Path("/sys/fs/cgroup/memory/beyond_memory")
 WAYS = {
     "in memory": {"tier": "device", "overlap": False},
     "in memory, routes ahead": {"tier": "device", "overlap": True},
@@ -85,15 +87,42 @@ def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
     )
 
 
+def write_all(trainer: Any) -> None:
+    """Writes all rows below device memory, as restoring a checkpoint does: else those
+    that no batch has asked for yet would be computed, not read."""
+    state = trainer.cached.unfilled(trainer.state)
+    rows = np.random.default_rng(0).uniform(-0.01, 0.01, (8192, DIM))
+    rows = rows.astype(np.float32)
+    for name in state.storages:
+        values = [(state.storages[name], rows)]
+        values += [(s, rows[:, :1] ** 2) for s in state.embedding_state[name].values()]
+        for begin in range(0, state.storages[name].shape[0], len(rows)):
+            for array, new in values:
+                (block,) = array.blocks.values()
+                block[begin : begin + len(new)] = new[: len(block) - begin]
+    trainer.restore(state)
+    os.sync()
+
+
+def capped(command: list[str], gigabytes: float) -> list[str]:
+    """The command in a memory cgroup of its own, which counts its page cache, too."""
+    CGROUP.mkdir(exist_ok=True)
+    (CGROUP / "memory.limit_in_bytes").write_text(str(int(gigabytes * 1e9)))
+    return ["sh", "-c", f'echo $$ > {CGROUP}/cgroup.procs; exec "$@"', "sh", *command]
+
+
 def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> dict:
     """Samples/s of the steps after those to warm up, and what the cache did in them."""
     began = time.perf_counter()
     trainer = make_trainer(rows, share, way, given.scratch)
+    if given.written and trainer.cached is not None:
+        write_all(trainer)
     made_s = time.perf_counter() - began
     drawn = list(batches(rows, given.warm + given.steps))
     losses = [r.loss for r in trainer.iterate_batches(drawn[: given.warm])]
     if trainer.cached is not None:
         trainer.cached.figures()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     began, waited = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     losses += [r.loss for r in trainer.iterate_batches(drawn[given.warm :])]
     took_s, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
@@ -102,6 +131,7 @@ def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> di
         "cpu_s_a_step": (used.ru_utime + used.ru_stime) / given.steps
         - (waited.ru_utime + waited.ru_stime) / given.steps,
         "made_s": made_s,
+        "pages_from_disk_a_step": (used.ru_majflt - faults) / given.steps,
         "peak_gb": used.ru_maxrss * 1024 / 1e9,
         "last_loss": losses[-1],
     }
@@ -113,25 +143,39 @@ def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="of each table")
+    parser.add_argument("--rows-in-memory", type=int, help="of ways without a store")
     parser.add_argument("--share", type=float, default=0.1, help="of rows in slots")
     parser.add_argument("--warm", type=int, default=30)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scratch", type=Path, default=None)
+    parser.add_argument("--written", action="store_true", help="write all rows first")
+    parser.add_argument("--cap", type=float, help="GB of memory, as a v1 cgroup")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--one", choices=WAYS, help="in this process")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.rows, given.share, WAYS[given.one], given)))
+        way, rows = WAYS[given.one], given.rows
+        if way["tier"] == "device":
+            rows = given.rows_in_memory or rows
+        print(json.dumps(measure(rows, given.share, way, given)))
         return
     runs: dict[str, list[dict]] = {name: [] for name in given.ways}
     for _ in range(given.rounds):
         for name in given.ways:
             command = [sys.executable, __file__, *sys.argv[1:], "--one", name]
+            if given.cap:
+                command = capped(command, given.cap)
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(name, runs[name][-1], flush=True)
-    settings = vars(given) | {"scratch": None, "batch": BATCH, "dim": DIM}
+    settings = vars(given) | {
+        "scratch": None,
+        "out": given.out.name,
+        "batch": BATCH,
+        "dim": DIM,
+    }
     row_bytes = 4 * (DIM + 1)
     settings |= {"tables": TABLES, "hotness": HOTNESS, "zipf": ZIPF}
     settings["gigabytes"] = TABLES * given.rows * row_bytes / 1e9
@@ -139,9 +183,9 @@ def main() -> None:
         name: {key: statistics.median(run[key] for run in each) for key in each[0]}
         for name, each in runs.items()
     }
-    out = HERE / "results.json"
+
     result = {"settings": settings, "medians": medians, "runs": runs}
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

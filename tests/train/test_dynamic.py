@@ -133,21 +133,17 @@ def initial_row(key: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("mesh", "cluster", "optimizer", "options", "trainer_options"),
     [
+        ((1, 1), "ub", SGD(0.5), {}, {}),
         ((1, 2), "ub", Adagrad(0.5), {"max_slots": 60}, {"overlap": True}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ((1, 1), "ub", SGD(0.5), {}, {}),
-                ((2, 4), "rb", RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
-                (
-                    *((2, 4), "ub", Adagrad(0.5)),
-                    {"max_slots": 70, "evict": "lfu", "evicted": "disk"},
-                    {"overlap": True, "micro_batches": 2, "capacity": 2},
-                ),
-            )
+        ((2, 4), "rb", RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
+        (
+            *((2, 4), "ub", Adagrad(0.5)),
+            {"max_slots": 70, "evict": "lfu", "evicted": "disk"},
+            {"overlap": True, "micro_batches": 2, "capacity": 2},
         ),
     ],
 )
+@pytest.mark.slow
 def test_growth_and_rows_that_leave_and_return_change_no_bit(
     mesh, cluster, optimizer, options, trainer_options
 ):
@@ -175,16 +171,23 @@ def test_growth_and_rows_that_leave_and_return_change_no_bit(
     assert len(rows_by_key(found)) == keys
 
 
-@pytest.mark.parametrize("discard", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_rows_beside_a_dictionary(discard):
+@pytest.mark.parametrize(
+    ("evicted", "steps"),
+    [
+        ("host", 2),
+        pytest.param("host", 6, marks=pytest.mark.slow),
+        pytest.param("discard", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_beside_a_dictionary(evicted, steps):
     """SGD in float64; keys of 63 bits; slots for less than all keys."""
-    evicted = "discard" if discard else "host"
-    table = dynamic(max_slots=80, evicted=evicted)
+    discard = evicted == "discard"
+    table = dynamic(50, 50, evicted=evicted)
     trainer = make_trainer(table, optimizer=SGD(1.0), dense_rate=0.0)
     item = np.asarray(trainer.whole_state().storages["ub_4"], np.float64)
     rows: dict[int, np.ndarray] = {}
     lost = 0
-    for batch in batches(0, 6, FAR):
+    for batch in batches(0, steps, FAR):
         (result,) = trainer.iterate_batches([batch])
         logits = np.zeros(BATCH)
         pooled = []
