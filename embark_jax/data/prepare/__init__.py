@@ -1,1 +1,1 @@
-"""Data sets as users download them, to the form that training reads."""
+"""Prepares data sets, as users download them, for training."""

@@ -1,4 +1,4 @@
-"""Avazu's click data of ten days: an hour, and 21 categories
+"""Reads Avazu's click data of ten days: an hour, and 21 categories
 (https://www.kaggle.com/c/avazu-ctr-prediction/data, 40.4 million samples)."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CATEGORIES = tuple(column.name for column in LAYOUT.columns[3:])
 
 
 def avazu(raw: Path) -> Recipe:
-    """Dense: the hour of the day, from 0 to 1. The file is in order of time; by time,
-    the last tenth is held out."""
+    """The dense feature is the hour of the day, from 0 to 1. The file is in the order
+    of time; a split by time holds out the last tenth."""
     return Recipe(
         raw=[DelimitedFile(find(raw, "train.csv", "train"), LAYOUT)],
         dense=("hour",),

@@ -1,4 +1,4 @@
-"""Text files, plain or gzip, in chunks of whole lines."""
+"""Reads text files, plain or gzip, in chunks of whole lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import BinaryIO, cast
 from embark_jax.data.batch import DataError
 
 CHUNK_BYTES = 64 * 2**20
-"""Bytes of text in a chunk. Memory follows it: some four times as much for each
-worker."""
+"""Bytes of text in a chunk. Each worker needs about four times as much memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +21,11 @@ class Chunk:
     """Some whole lines of a file.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       text: the lines, each with its newline; only the last of a file may lack it.
       start: offset of ``text`` in the file, in bytes after decompression.
       first_line: number of its first line in the file, from 1.
-      disk_position: bytes of the file on disk that were read up to its end.
+      disk_position: bytes of the file on disk that were read up to the chunk's end.
     """
 
     path: Path
@@ -45,11 +44,11 @@ class Chunk:
 
 
 def read_chunks(path: Path, start: int, first_line: int, size: int) -> Iterator[Chunk]:
-    """The chunks of a file from an offset on, which begins a line.
+    """Yields the chunks of a file from an offset on, at which a line begins.
 
     Raises:
-      DataError: if the file cannot be read, is UTF-16 text, or its compressed data are
-        cut or damaged.
+      DataError: if the file cannot be read or is UTF-16 text, or its compressed data
+        are cut or damaged.
     """
     chunk = Chunk(path, b"", start, first_line)
     try:
@@ -63,21 +62,21 @@ def read_chunks(path: Path, start: int, first_line: int, size: int) -> Iterator[
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}, after line {chunk.next_line - 1}: the compressed data are cut or "
-            f"damaged ({error}); bring a new copy of the file"
+            f"damaged ({error}); get a new copy of the file"
         ) from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
 
 
 def _decompressed(disk: BinaryIO) -> BinaryIO:
-    """The file itself or what is in it: names do not always tell."""
+    """The file, decompressed if it is gzip; its name does not always tell."""
     compressed = disk.read(2) == b"\x1f\x8b"
     disk.seek(0)
     return cast(BinaryIO, gzip.GzipFile(fileobj=disk)) if compressed else disk
 
 
 def _text_start(file: BinaryIO, path: Path) -> int:
-    """The offset behind the byte order mark that some programs write."""
+    """The offset after the byte order mark that some programs write."""
     mark = file.read(3)
     if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}, line 1: is UTF-16 text, must be UTF-8: convert it")

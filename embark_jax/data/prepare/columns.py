@@ -1,4 +1,4 @@
-"""What the columns of one's own files are: a YAML file, or options of the command."""
+"""Describes the columns of a user's own files, by YAML or by options."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from embark_jax.config import Config, nearest
 from embark_jax.data.batch import DataError
 
 LIST_SEPARATOR = "|"
-"""Between the values of a list in text, unless another is named."""
+"""The default separator between the values of a list in text."""
 
 
 class NumberColumn(Config):
-    """A column of numbers. What is fitted is fitted to the training samples."""
+    """A column of numbers. Transforms are fitted to the training samples."""
 
     transform: Literal["none", "log", "standardize", "quantiles"] = "none"
     """``log`` is log(1 + x), with 0 for numbers below 0. ``standardize`` gives mean 0
-    and standard deviation 1. ``quantiles`` makes a feature of it, whose categories are
+    and standard deviation 1. ``quantiles`` makes it a feature, whose categories are
     ranges with equally many samples."""
     quantiles: Annotated[int, Field(ge=2)] = 32
-    """Ranges of that transform; fewer where many samples have the same number."""
+    """Number of ranges of ``quantiles``; fewer if many samples have the same number."""
     missing: Literal["zero", "mean"] = "zero"
     """What a missing number becomes after the transform. With ``quantiles`` missing
     numbers are a category of their own."""
@@ -32,38 +32,42 @@ class CategoryColumn(Config):
     """A column of categories, integers or text, alone or in lists."""
 
     table: str | None = None
-    """That it reads, with other columns of the same values; None is its own."""
+    """The table that it reads, with other columns of the same values; None takes its
+    own table."""
     separator: str | None = None
-    """Between the values of a list in text; None is one value. Parquet has lists of
-    its own."""
+    """The separator between the values of a list in text; None means a single value.
+    Parquet has its own lists."""
     sequence: bool = False
-    """Whether the order of a list counts, the latest last; else its embeddings are
+    """Whether the order of a list counts, the latest last; otherwise its embeddings are
     averaged."""
     longest: PositiveInt | None = None
-    """Longer lists are cut: sequences keep their last values, others their first."""
+    """The most values to keep: sequences keep their last ones, other lists their
+    first."""
 
 
 class Columns(Config):
-    """What the columns are."""
+    """The columns of a user's own files."""
 
     label: str = "label"
-    """A number from 0 to 1."""
+    """The column of the label, a number from 0 to 1."""
     positive_from: float | None = None
-    """The label is any number, and becomes 1 from this one on, and else 0."""
+    """If set, the label may be any number; it becomes 1 from this one on, otherwise
+    0."""
     dense: Mapping[str, NumberColumn] = {}
     features: Mapping[str, CategoryColumn] = {}
     others: bool = True
-    """Whether columns that are named nowhere are features, too, of one value each; in
-    Parquet also of lists."""
+    """Whether columns that are not named are features, too, with one value each; in
+    Parquet also with lists."""
     ignore: tuple[str, ...] = ()
-    """Columns that are not used."""
+    """Columns to leave out."""
     time: str | None = None
-    """A number, or a date such as 2024-05-31 12:30:00, of each sample: the latest are
-    held out."""
+    """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
+    the latest samples are held out."""
     split: str | None = None
     """A column that says train, validation or test."""
     separator: str | None = None
-    """Between the columns of text; None is a tab in .tsv files, else a comma."""
+    """The separator between columns of text; None takes a tab in .tsv files, and a
+    comma in others."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -73,15 +77,15 @@ class Columns(Config):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Columns that a prediction is made from."""
+        """Columns that a prediction needs."""
         return *self.dense, *self.features
 
     def completed(self, names: Sequence[str], where: str) -> Columns:
-        """With all features, for a file of these columns.
+        """Adds all features of a file with these columns.
 
         Raises:
-          DataError: if a column is not there or is two things at once, or none is left
-            for features.
+          DataError: if a column is missing or is used twice, or none is left for
+            features.
         """
         check_there((*self.named, *self.ignore), names, where)
         if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -100,7 +104,7 @@ class Columns(Config):
 
 
 def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None:
-    """Raises ``DataError`` if a column that is wanted is not among those of a file."""
+    """Raises ``DataError`` if a file lacks a wanted column."""
     for name in wanted:
         if name not in names:
             hint = nearest(name, names)

@@ -1,5 +1,5 @@
-"""Second stage: what the training samples have, from which vocabularies are made and
-transforms of numbers fitted."""
+"""Second stage: counts the values of the training samples, makes vocabularies, and fits
+transforms of numbers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from embark_jax.data.prepare.vocabulary import FIRST_ID, ValueCounter, count_val
 
 
 class PlacedPart(NamedTuple):
-    """A part, the position of its first sample among all, and the split of each of its
-    samples when called with them."""
+    """A part, the position of its first sample among all, and a function that returns
+    the split of each of its samples."""
 
     part: SamplePart
     start: int
@@ -32,13 +32,13 @@ class PlacedPart(NamedTuple):
 
 
 class Counted(Config):
-    """What encoding goes by.
+    """What encoding needs.
 
     Attributes:
-      table_rows: of each table.
-      hotness: of each feature: its longest bag, or the longest that is kept.
-      numbers: transforms, by column.
-      report: for a person.
+      table_rows: number of rows of each table.
+      hotness: hotness of each feature: its longest bag, as far as bags are kept.
+      numbers: transforms by column.
+      report: the report that a user reads.
     """
 
     table_rows: Mapping[str, int]
@@ -48,8 +48,8 @@ class Counted(Config):
 
 
 class _CountedPart(NamedTuple):
-    """What a part has: labels and numbers of its training samples, the values of each
-    feature where they are counted, and its bags."""
+    """The counts of a part: labels and numbers of its training samples, the values of
+    each feature whose values are counted, and its bags."""
 
     labels: np.ndarray
     numbers: dict[str, pa.Array]
@@ -71,14 +71,14 @@ def count(
     """Counts the values of the training samples; writes the vocabularies.
 
     Args:
-      recipe: of the data set.
-      parts: of the data set.
-      folder: gets a vocabulary for each table that is not hashed.
-      min_count: samples that a value must have for a row of its own.
-      max_rows: a table with more values is hashed to so many rows.
-      hashed: whether every table is.
-      workers: parts at once.
-      progress: is told the parts that are done.
+      recipe: the recipe of the data set.
+      parts: the parts of the data set.
+      folder: folder for a vocabulary of each table that is not hashed.
+      min_count: number of samples that a value needs for a row of its own.
+      max_rows: most rows of a table; a table with more values is hashed to them.
+      hashed: whether every table is hashed.
+      workers: number of parts processed at once.
+      progress: called with the number of finished parts.
     """
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
     features = [f for f in recipe.features if f.name not in ranges]
@@ -107,7 +107,7 @@ def count(
                 longest=int(everywhere[0].max(initial=1)),
                 cut=everywhere[1],
             )
-            # What a history repeats was counted where it was met.
+            # Values that a history repeats were counted where they occurred.
             repeats = recipe.history and name in recipe.history.sequences
             if not (hashed or repeats or counters[feature.table].too_many):
                 values[name] = count_values(train[name].combine_chunks())

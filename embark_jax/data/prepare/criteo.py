@@ -1,4 +1,4 @@
-"""Criteo's click logs: 13 counts and 26 hashed categories, tab-separated.
+"""Reads Criteo's click logs: 13 counts and 26 hashed categories, tab-separated.
 
 Kaggle's display advertising challenge (``train.txt``, 45.8 million samples, 7 days) and
 the terabyte of 24 days (``day_0`` … ``day_23``, 4.4 billion;
@@ -48,8 +48,8 @@ MULTI_HOT = (
 
 
 def kaggle(raw: Path) -> Recipe:
-    """The Kaggle data; by time, six days are for training and the last is halved, as
-    in DLRM."""
+    """The Kaggle data. A split by time trains on six days and halves the last, as in
+    DLRM."""
     return Recipe(
         raw=[DelimitedFile(find(raw, "train.txt"), LAYOUT)],
         dense=COUNTS,
@@ -60,12 +60,12 @@ def kaggle(raw: Path) -> Recipe:
 
 
 def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
-    """The days that are there, from day_0 on; by time, the last is halved into
+    """The days in the folder, from day_0 on. A split by time halves the last one into
     validation and test set, as in MLPerf.
 
     Args:
       raw: folder of day_0, day_1, …, plain or gzip.
-      multi_hot: makes bags of MLPerf's hotness when the data are read.
+      multi_hot: whether reading the data makes bags of MLPerf's hotness.
 
     Raises:
       DataError: if a day is missing between others, or there are fewer than two.

@@ -12,12 +12,12 @@ from embark_jax.data.prepare.tables import Columns
 
 
 class Request(NamedTuple):
-    """What a recipe is made for.
+    """What a user asks of a recipe.
 
     Attributes:
       raw: folder of the files.
-      columns: of one's own tables.
-      multi_hot: whether Criteo's terabyte is made multi-hot.
+      columns: columns of the user's own files.
+      multi_hot: whether to make Criteo's terabyte multi-hot.
     """
 
     raw: Path
@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A data set: its recipe, and the split that is usual for it."""
+    """A data set: its recipe, and its usual split."""
 
     recipe: Callable[[Request], Recipe]
     split: Literal["time", "random"] = "random"

@@ -1,4 +1,4 @@
-"""Delimited text to typed columns; lines that break a rule are found and named."""
+"""Parses delimited text into typed columns, and names lines that break a rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embark_jax.data.prepare.chunks import Chunk
 
 OnBadLine = Literal["error", "skip"]
 MOST_SHOWN = 80
-"""Characters of a line that a message quotes."""
+"""Most characters of a line that a message quotes."""
 
 _TYPES = {
     "integer": (pa.int64(), "a whole number"),
@@ -31,10 +31,10 @@ class Column:
     """A column of a text file.
 
     Attributes:
-      name: of the column.
-      kind: what its values are; "hex" ones become uint32.
-      required: whether a value must be there.
-      bounds: least and most that a number may be.
+      name: name of the column.
+      kind: kind of its values; "hex" values become uint32.
+      required: whether every line needs a value.
+      bounds: smallest and largest number allowed.
     """
 
     name: str
@@ -53,15 +53,16 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the lines of a text file are made.
+    """The form of the lines of a text file.
 
     Attributes:
-      columns: in their order; at least one is required, so that no empty line passes.
-      separator: between them: one byte, such as a tab, or "::".
-      header: what the first line must say; () is no such line.
+      columns: the columns in order; at least one is required, so that no empty line
+        passes.
+      separator: separator of the columns: one byte, such as a tab, or "::".
+      header: names that the first line must hold; () means that there is no header.
       quotes: whether a value may be in double quotes.
-      encoding: of the text.
-      missing: how a value that is not there is written.
+      encoding: encoding of the text.
+      missing: texts that stand for a missing value.
     """
 
     columns: tuple[Column, ...]
@@ -73,13 +74,13 @@ class Layout:
 
 
 def with_header(columns: Sequence[Column], separator: str, **options) -> Layout:
-    """A layout whose header is the names of its columns."""
+    """A layout whose header has the names of its columns."""
     names = tuple(column.name for column in columns)
     return Layout(tuple(columns), separator, names, **options)
 
 
 class BadLine(NamedTuple):
-    """A line that breaks a rule: its place in the chunk (from 0), and the reason."""
+    """A line that breaks a rule: its position in the chunk (from 0), and the reason."""
 
     place: int
     reason: str
@@ -118,12 +119,12 @@ def parse(chunk: Chunk, layout: Layout, on_bad_line: OnBadLine = "error") -> Par
 
 
 def describe(chunk: Chunk, bad: BadLine) -> str:
-    """Where a bad line is, and why it is bad."""
+    """Says where a bad line is, and why it is bad."""
     return f"{chunk.path}, line {chunk.first_line + bad.place}: {bad.reason}"
 
 
 def check_header(line: bytes, layout: Layout) -> str | None:
-    """What is wrong with the first line of a file that has a header."""
+    """Says what is wrong with the first line of a file that has a header."""
     found = line.decode(layout.encoding, "replace").rstrip("\r\n")
     expected = list(layout.header)
     names = [name.strip().strip('"') for name in found.split(layout.separator)]
@@ -135,10 +136,10 @@ def check_header(line: bytes, layout: Layout) -> str | None:
 def _search(
     text: bytes, parse: Callable[[bytes], pa.Table], place: int = 0
 ) -> Iterator[pa.Table | BadLine]:
-    """Tables of the good lines and the bad ones between, in order.
+    """Returns tables of the good lines, and the bad lines between them, in order.
 
-    Text that does not parse is halved until the lines at fault stand alone: good text
-    is read at full speed, and one set of rules says what is good.
+    Text that does not parse is halved until the bad lines stand alone. So good text is
+    read at full speed, and one set of rules says what is good.
     """
     try:
         yield parse(text)
@@ -156,11 +157,11 @@ def _search(
 
 
 def _parse(text: bytes, layout: Layout) -> pa.Table:
-    """Typed columns of lines that are all good.
+    """Parses lines into typed columns.
 
     Raises:
-      ValueError, pa.ArrowInvalid: if one is not; for a single line, the reason in
-        full.
+      ValueError, pa.ArrowInvalid: if a line is bad; for a single line, with the full
+        reason.
     """
     columns = layout.columns
     if not text:
@@ -195,7 +196,7 @@ def _read(text: bytes, layout: Layout) -> pa.Table:
         pyarrow.csv.ReadOptions(
             column_names=[column.name for column in columns],
             use_threads=False,
-            block_size=len(text) + 1,  # in one piece
+            block_size=len(text) + 1,  # as one block
         ),
         pyarrow.csv.ParseOptions(
             delimiter=layout.separator,
@@ -211,7 +212,7 @@ def _read(text: bytes, layout: Layout) -> pa.Table:
 
 
 def _explain(error: str, line: bytes, layout: Layout) -> str:
-    """An error of the CSV reader about a single line, in our words."""
+    """Rewords an error of the CSV reader about a single line."""
     if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
         return f"has {found[2]} columns, must have {found[1]}: {shown(line)}"
     if found := re.search(r"column #(\d+)", error):
@@ -224,7 +225,7 @@ def _explain(error: str, line: bytes, layout: Layout) -> str:
 
 
 def shown(text: bytes) -> str:
-    """Text of a file as a message quotes it: escaped, and cut to MOST_SHOWN."""
+    """Text of a file for a message: escaped, and cut to MOST_SHOWN characters."""
     whole = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
     cut = whole if len(whole) <= MOST_SHOWN else f"{whole[: MOST_SHOWN - 3]}..."
     escaped = (

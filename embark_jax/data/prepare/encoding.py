@@ -1,4 +1,4 @@
-"""Third stage: values become ids, numbers are transformed, samples become records."""
+"""Third stage: turns values into ids, transforms numbers, and writes records."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embark_jax.data.prepare.vocabulary import Vocabulary, flat, padded
 
 
 class SampleEncoder:
-    """Makes records of samples.
+    """Turns samples into records.
 
     Args:
-      manifest: says what records are made of.
-      vocabularies: folder with those of its tables that are not hashed.
+      manifest: describes the records.
+      vocabularies: folder with the vocabularies of tables that are not hashed.
     """
 
     def __init__(self, manifest: Manifest, vocabularies: Path):
@@ -36,7 +36,7 @@ class SampleEncoder:
             self._ids_of[table] = Vocabulary(keys, rows).ids
 
     def __call__(self, samples: pa.Table) -> np.ndarray:
-        """``[samples]`` records; the label is 0 where samples have none."""
+        """Returns ``[samples]`` records; the label is 0 if samples have none."""
         manifest = self._manifest
         records = np.empty(len(samples), self._layout)
         has_label = LABEL in samples.column_names
@@ -68,16 +68,16 @@ def encode(
     workers: int,
     progress: Callable[[int], None],
 ) -> Iterator[dict[str, Part]]:
-    """For each part the files that it becomes, by split.
+    """Writes the files of each part, and returns them by split.
 
     Args:
-      parts: of the data set.
-      out: gets the files.
-      work: keeps what is known of files that are finished.
+      parts: the parts of the data set.
+      out: folder for the files.
+      work: folder that keeps what is known of finished files.
       vocabularies: folder that ``count`` filled.
-      manifest: complete but for the files.
-      workers: parts at once.
-      progress: is told the parts that are done.
+      manifest: the manifest, complete but for the files.
+      workers: number of parts processed at once.
+      progress: called with the number of finished parts.
     """
     records_of = SampleEncoder(manifest, vocabularies)
 

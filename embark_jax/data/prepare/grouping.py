@@ -1,5 +1,5 @@
-"""Between the first stage and the second, for data with histories: all samples of a
-user come into one part, so that a sequence is a matter of this part alone."""
+"""Groups data with histories between the first stage and the second: all samples of a
+user go into one part, so that a sequence depends on this part alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from embark_jax.data.prepare.history import History
 from embark_jax.data.prepare.parsing import SamplePart
 
 PART_SAMPLES = 2**18
-"""Samples of a part, about; a worker needs some hundred bytes for each and its
-sequences."""
+"""About how many samples a part has; a worker needs some hundred bytes for each sample
+and its sequences."""
 
 
 def with_histories(
@@ -26,14 +26,15 @@ def with_histories(
     workers: int,
     progress: Callable[[int, int], None],
 ) -> Iterator[SamplePart]:
-    """Parts with the same samples and their sequences; those in the folder are kept.
+    """Makes parts with the same samples and their sequences, unless the folder has
+    them.
 
     Args:
-      history: which sequences.
-      parts: with samples of any users, as ``History.by_hash`` orders them.
-      folder: of the parts that are made.
-      workers: parts at once.
-      progress: is told the parts that are done, and how many there will be.
+      history: which sequences to make.
+      parts: parts with samples of any users, as ``History.by_hash`` orders them.
+      folder: folder for the new parts.
+      workers: number of parts processed at once.
+      progress: called with the number of finished parts, and of all parts.
     """
     count = -(-sum(part.rows for part in parts) // PART_SAMPLES)
     hashes = (np.arange(1, count) / count * 2.0**64).astype(np.uint64)

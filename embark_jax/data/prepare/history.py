@@ -1,4 +1,4 @@
-"""Sequences of what a user met before each sample."""
+"""Makes sequences of what a user met before each sample."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class History:
     Attributes:
       user: a column of whole numbers; a sequence has samples of one user.
       time: a column of numbers; a sequence has samples of earlier times only, not of
-        the same.
-      sequences: for each sequence the column whose past it is.
-      length: most events of a sequence.
+        the same time.
+      sequences: for each sequence, the column whose past it is.
+      length: largest number of events of a sequence.
     """
 
     user: str
@@ -29,16 +29,16 @@ class History:
     length: int
 
     def hashes(self, samples: pa.Table) -> np.ndarray:
-        """uint64 of the user of each sample."""
+        """The uint64 hash of the user of each sample."""
         users = samples[self.user].to_numpy().astype(np.int64).view(np.uint64)
         return splitmix64(users * GOLDEN_GAMMA)
 
     def by_hash(self, samples: pa.Table) -> pa.Table:
-        """Samples in the order of their users' hashes, and else in their own."""
+        """Orders samples by their users' hashes; those of a user keep their order."""
         return samples.take(np.argsort(self.hashes(samples), kind="stable"))
 
     def add_to(self, samples: pa.Table) -> pa.Table:
-        """All samples of some users, by user and time, with their sequences.
+        """Orders all samples of some users by user and time, and adds their sequences.
 
         A sequence is a list, the latest event at its end. Samples of one user and time
         keep their order.
@@ -62,5 +62,5 @@ class History:
 
 
 def _latest(marks: np.ndarray) -> np.ndarray:
-    """For each place the last one up to it that is marked; the first is."""
+    """For each position, the last marked one up to it; the first one is marked."""
     return np.maximum.accumulate(np.where(marks, np.arange(len(marks)), 0))

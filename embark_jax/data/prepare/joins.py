@@ -1,4 +1,4 @@
-"""Tables that fit in memory, joined to samples by key."""
+"""Joins tables that fit in memory to samples by key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from embark_jax.data.prepare.recipe import DelimitedFile, Position
 
 
 class SideTable:
-    """What is known of each user, say.
+    """A table of facts by key, such as what is known of each user.
 
     Args:
-      path: text, whose bad lines are errors.
-      layout: of it.
-      key: a column whose values are different.
+      path: a text file, whose bad lines are errors.
+      layout: layout of the file.
+      key: a column of unique values.
 
     Raises:
       DataError: if the file cannot be read or a line is bad, or two have one key.
@@ -37,10 +37,10 @@ class SideTable:
                 raise DataError(f"{path}: {key} {value.as_py()!r} has {count} lines")
 
     def rows_of(self, keys: pa.ChunkedArray, *, required: bool) -> pa.Table:
-        """The row of each key; nothing where there is none, unless required.
+        """The row of each key; null if there is none, unless required.
 
         Raises:
-          DataError: if a required key is not there.
+          DataError: if a required key is missing.
         """
         options = pc.SetLookupOptions(self.table[self._key].combine_chunks())
         places = pc.call_function("index_in", [keys], options)

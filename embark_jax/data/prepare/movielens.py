@@ -1,4 +1,4 @@
-"""MovieLens-100k and MovieLens-1M as click problems: were there 4 stars or more?
+"""Reads MovieLens-100k and MovieLens-1M as click problems: 4 stars or more?
 
 F. M. Harper and J. A. Konstan, https://doi.org/10.1145/2827872; files as
 https://grouplens.org/datasets/movielens has them, and those of 100k also as RecBole has
@@ -22,7 +22,7 @@ from embark_jax.tables import FeatureSpec
 LIKED_STARS = 4
 SINGLES = ("user", "item", "age", "gender", "occupation", "zip_code", "release_year")
 _YEAR_S = 365.25 * 86_400
-_START_S = 788_918_400  # 1995, when MovieLens was not yet there
+_START_S = 788_918_400  # 1995, before MovieLens
 
 _USER = Column("user", required=True)
 _ITEM = Column("item", required=True)
@@ -43,7 +43,7 @@ GENRES_100K = (
 
 
 def movielens_100k(raw: Path) -> Recipe:
-    """From u.data, u.user and u.item, or else from RecBole's ml-100k.* files."""
+    """Reads u.data, u.user and u.item, or else RecBole's ml-100k.* files."""
     if (raw / "ml-100k.inter").is_file():
         return _recbole_100k(raw)
     flags = (
@@ -71,7 +71,7 @@ def movielens_100k(raw: Path) -> Recipe:
 
 
 def movielens_1m(raw: Path) -> Recipe:
-    """From ratings.dat, users.dat and movies.dat."""
+    """Reads ratings.dat, users.dat and movies.dat."""
     gender, *others = _ABOUT
     users = SideTable(
         find(raw, "users.dat"),
@@ -107,14 +107,14 @@ def _recbole_100k(raw: Path) -> Recipe:
 
 
 def _describe_items(items: SideTable, genres: list, years: list) -> None:
-    """Leaves of each item its genres and its year."""
+    """Keeps only the genres and the year of each item."""
     columns = {"item": items.table["item"], "release_year": pa.array(years)}
     columns["genres"] = pa.array(genres, pa.list_(pa.string()))
     items.table = pa.table(columns)
 
 
 def _recipe(ratings: DelimitedFile, users: SideTable, items: SideTable) -> Recipe:
-    """Dense: age in centuries, and years since 1995."""
+    """Dense features are the age in centuries and the years since 1995."""
 
     def samples(columns: pa.Table, file: int) -> pa.Table:
         user = users.rows_of(columns["user"], required=True)

@@ -1,4 +1,4 @@
-"""Columns of numbers: what training samples say of them, and how they are transformed.
+"""Fits and applies transforms of columns of numbers.
 
 A transform is fitted once, kept in the manifest, and applied alike to the samples of
 all splits and to raw rows that are scored later.
@@ -15,17 +15,19 @@ from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID
 
 SAMPLED = 2**17
-"""Numbers of a column that quantiles are found from, a megabyte: all of smaller data,
-and else a sample, whose quantiles are off by about a thousandth of the samples."""
+"""How many numbers of a column quantiles are computed from, a megabyte: all of smaller
+data, otherwise a sample, whose quantiles are off by about a thousandth of the
+samples."""
 
 
 class FittedNumber(Config):
-    """A transform that was fitted.
+    """A fitted transform.
 
     Attributes:
-      column: what was asked for.
-      mean, deviation: of the training samples' numbers, after ``log``.
-      edges: of ``quantiles``: the first number of each range but the lowest.
+      column: the column as the user described it.
+      mean, deviation: mean and standard deviation of the training samples' numbers,
+        after ``log``.
+      edges: for ``quantiles``, the first number of each range but the lowest.
     """
 
     column: NumberColumn = NumberColumn()
@@ -35,28 +37,28 @@ class FittedNumber(Config):
 
     @property
     def rows(self) -> int:
-        """Of the table that ranges read."""
+        """Number of rows of the table that ranges read."""
         return FIRST_ID + len(self.edges) + 1
 
     def values(self, numbers: pa.Array) -> np.ndarray:
-        """float32 ``[samples]``."""
+        """Returns the transformed numbers, float32 ``[samples]``."""
         values, missing = _present(numbers)
         values = transformed(self.column, values)
         filling = self.mean if self.column.missing == "mean" else 0.0
         if self.column.transform == "standardize":
             values = (values - self.mean) / self.deviation
-            filling = 0.0  # which is the mean, too
+            filling = 0.0  # 0 is the mean, too
         return np.where(missing, filling, values).astype(np.float32)
 
     def ranges(self, numbers: pa.Array) -> np.ndarray:
-        """Ids of the ranges: int64 ``[samples]``."""
+        """Returns the ids of the ranges, int64 ``[samples]``."""
         values, missing = _present(numbers)
         found = FIRST_ID + np.searchsorted(self.edges, values, side="right")
         return np.where(missing, MISSING_ID, found)
 
 
 class NumberSeen(Config):
-    """What the training samples have in a column of numbers, before its transform."""
+    """Statistics of a column of numbers in the training samples, before its transform."""
 
     transform: str
     samples: int = 0
@@ -69,10 +71,10 @@ class NumberSeen(Config):
 
 
 class NumberFit:
-    """Goes through the numbers of a column, in any pieces.
+    """Fits a transform to the numbers of a column, which come in parts of any size.
 
     Args:
-      column: what is asked for.
+      column: the column as the user described it.
     """
 
     def __init__(self, column: NumberColumn):
@@ -86,8 +88,8 @@ class NumberFit:
         """Adds numbers of training samples.
 
         Args:
-          numbers: of the samples.
-          sampled: which of them are of the sample that quantiles are found from.
+          numbers: the samples' numbers.
+          sampled: which of them belong to the sample for quantiles.
         """
         values, missing = _present(numbers)
         self._missing += int(missing.sum())
@@ -100,7 +102,7 @@ class NumberFit:
             self._most = max(self._most, values.max())
 
     def fitted(self) -> FittedNumber:
-        """The transform."""
+        """Returns the fitted transform."""
         moments, edges = self._transformed, ()
         if self._column.transform == "quantiles":
             shares = np.arange(1, self._column.quantiles) / self._column.quantiles
@@ -111,12 +113,12 @@ class NumberFit:
         return FittedNumber(
             column=self._column,
             mean=moments.mean,
-            deviation=moments.deviation or 1.0,  # of a constant, which becomes 0
+            deviation=moments.deviation or 1.0,  # a constant becomes 0
             edges=edges,
         )
 
     def seen(self) -> NumberSeen:
-        """For the report."""
+        """Returns the statistics for the report."""
         moments = self._raw
         if not moments.count:
             missing = {"samples": self._missing, "missing": self._missing}
@@ -135,9 +137,9 @@ class NumberFit:
 
 
 class Moments:
-    """Mean and standard deviation of numbers that come in pieces.
+    """Mean and standard deviation of numbers that come in parts.
 
-    Pieces are merged as in Chan, Golub and LeVeque, https://doi.org/10.2307/2683386,
+    Parts are merged as in Chan, Golub and LeVeque, https://doi.org/10.2307/2683386,
     so that numbers far from 0 lose no digits.
     """
 
@@ -155,20 +157,20 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """Of the population: 0 of no numbers, and of equal ones."""
+        """The population's standard deviation; 0 for no numbers and for equal ones."""
         return float(np.sqrt(self._squares / self.count)) if self.count else 0.0
 
 
 def transformed(column: NumberColumn, values: np.ndarray) -> np.ndarray:
-    """What is standardized, or averaged where it is missing."""
+    """The numbers that are standardized, or averaged for missing ones."""
     if column.transform == "log":
         return np.log1p(np.maximum(values, 0))
     return values
 
 
 def in_sample(start: int, count: int, total: int) -> np.ndarray:
-    """Which samples from a position on are among some SAMPLED of all: bool
-    ``[count]``, the same whatever pieces they are read in."""
+    """Says which samples from a position on are among about SAMPLED of all: bool
+    ``[count]``, the same whatever the parts they come in."""
     if total <= SAMPLED:
         return np.ones(count, bool)
     positions = np.arange(start, start + count, dtype=np.uint64)
@@ -176,7 +178,7 @@ def in_sample(start: int, count: int, total: int) -> np.ndarray:
 
 
 def _present(numbers: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """float64 numbers, and which are missing."""
+    """Returns the numbers as float64, and which of them are missing."""
     missing = numbers.is_null().to_numpy(zero_copy_only=False)
     values = numbers.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
     return values, missing

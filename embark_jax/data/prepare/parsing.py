@@ -1,4 +1,5 @@
-"""First stage: raw files become typed samples, a part for each piece of a file."""
+"""First stage: parses raw files into typed samples, one part for each piece of a
+file."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from embark_jax.data.prepare.delimited import OnBadLine
 from embark_jax.data.prepare.recipe import Piece, Position, Recipe
 
 _EXAMPLES = 3
-"""Bad lines of each part that are kept in words."""
+"""How many bad lines of each part are kept in words."""
 _META = b"embark"
 
 
@@ -26,9 +27,9 @@ class SamplePart:
     """Typed samples.
 
     Attributes:
-      path: of the Arrow file that holds them.
+      path: path of the Arrow file that holds them.
       file: number of the raw file.
-      rows: samples.
+      rows: number of samples.
     """
 
     path: Path
@@ -36,7 +37,7 @@ class SamplePart:
     rows: int
 
     def read(self) -> pa.Table:
-        """The samples: label, dense features, values of the features."""
+        """Reads the samples: label, dense features, values of the features."""
         return read_arrow(self.path)
 
 
@@ -47,9 +48,9 @@ class ParsedPart(SamplePart):
     Attributes:
       after: where the next piece of the raw file begins.
       progress: bytes of the raw file on disk up to there.
-      skipped: bad lines that are left out.
-      examples: some of them, in words.
-      missing: for each dense feature how many values are not there.
+      skipped: number of bad lines that are left out.
+      examples: some of these, in words.
+      missing: for each dense feature, how many values are missing.
     """
 
     after: Position
@@ -66,17 +67,17 @@ def parse(
     workers: int,
     progress: Callable[[int], None],
 ) -> Iterator[ParsedPart]:
-    """All parts of a data set in order; those that are in the folder are kept.
+    """Makes all parts of a data set, in order, unless the folder has them.
 
     Args:
-      recipe: of the data set.
-      folder: of the parts.
-      on_bad_line: what to do with one.
-      workers: pieces at once.
-      progress: is told the bytes of raw files on disk that are done.
+      recipe: the recipe of the data set.
+      folder: folder of the parts.
+      on_bad_line: what to do with a bad line.
+      workers: number of pieces processed at once.
+      progress: called with the bytes of raw files on disk that are done.
 
     Raises:
-      DataError: if a raw file cannot be read, or a line is bad and must not be.
+      DataError: if a raw file cannot be read, or a line is bad and is not skipped.
     """
     before = 0
     for number, raw in enumerate(recipe.raw):

@@ -1,7 +1,7 @@
-"""Raw rows to batches, as the training samples of one's own files became them.
+"""Makes batches from raw rows, as training made them from a user's own files.
 
-What that takes is a folder, ``encoding/``, with the manifest of the data and their
-vocabularies. It travels with a run and with its export.
+The folder ``encoding/`` of a run or an export holds what this needs: the manifest of
+the data and their vocabularies.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FOLDER = "encoding"
 
 
 def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
-    """Puts what encodes raw rows into a folder; vocabularies are linked where files
-    can be, as none is ever changed in place.
+    """Writes what encodes raw rows to a folder. Vocabularies are hard links where
+    possible, since they never change in place.
 
     Args:
       prepared: folder of the data.
-      manifest: of it.
+      manifest: manifest of the data.
       out: the folder to fill.
     """
     (out / VOCABULARY).mkdir(parents=True, exist_ok=True)
@@ -47,25 +47,25 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
 
 
 def copy_encoding(run: Path, out: Path) -> None:
-    """Passes on what a run has, if it has it."""
+    """Copies a run's encoding, if it has one."""
     if (run / FOLDER / manifests.FILE_NAME).exists():
         save_encoding(run / FOLDER, manifests.read(run / FOLDER), out / FOLDER)
 
 
 class RowEncoder:
-    """Makes batches of raw rows.
+    """Makes batches from raw rows.
 
-    Values that no training sample had share a row of their table, as rare ones do;
-    lists that are longer than any that was trained on are cut as in training.
+    Values that no training sample had share a row of their table, like rare ones.
+    Lists that are longer than those in training are cut as in training.
 
     Args:
-      folder: of a run or an export.
+      folder: folder of a run or an export.
 
     Attributes:
-      cut: for each feature the values that were left out, as lists were too long.
+      cut: for each feature, how many values of too long lists were left out.
 
     Raises:
-      DataError: if it has no encoding: the data were not one's own files.
+      DataError: if the folder has no encoding: its data were not a user's own files.
     """
 
     def __init__(self, folder: Path):
@@ -77,13 +77,14 @@ class RowEncoder:
             )
         self._manifest = manifests.read(encoding)
         if self._manifest.columns is None:
-            raise DataError(f"{encoding}: does not say what the columns of rows are")
+            raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = self._manifest.columns
         self._records_of = SampleEncoder(self._manifest, encoding / VOCABULARY)
         self.cut = dict.fromkeys(self._manifest.features, 0)
 
     def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
-        """Batches of any size, in the order of the rows, and whether they have labels.
+        """Returns batches of any size, in the order of the rows, and whether they have
+        labels.
 
         Args:
           rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
@@ -138,7 +139,7 @@ def _missing_as_null(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _as_trained(values: pa.Array, is_text: bool, path: Path, name: str) -> pa.Array:
-    """The values in the type that they had in training: text, or whole numbers."""
+    """Converts values to the type that they had in training: text, or whole numbers."""
     kind = pa.string() if is_text else pa.int64()
     if pa.types.is_list(values.type):
         kind = pa.list_(kind)

@@ -1,4 +1,4 @@
-"""What there is to say of a data set: its raw files, and how they become samples."""
+"""A recipe describes a data set: its raw files, and how they become samples."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ from embark_jax.data.prepare.history import History
 from embark_jax.tables import FeatureSpec
 
 SPLIT = "split"
-"""A column of samples whose data set says itself in which split each one is."""
+"""A column of samples with the split of each one, if the data set gives splits."""
 TRAIN, VALIDATION, TEST = range(len(SPLITS))
 TIME = "time of the sample"
-"""A column of samples whose data set says when each one was: a number."""
+"""A column of samples with the time of each one, a number, if the data set has
+times."""
 
 
 class Extent(NamedTuple):
-    """All samples, and the position of the first of the last file."""
+    """The number of all samples, and the position of the last file's first sample."""
 
     total: int
     last_file: int
 
 
 Split = Callable[[pa.Table, int, Extent], np.ndarray]
-"""The split of each row, uint8, of a table of samples from a position on."""
+"""Returns the split of each row, uint8, of a table of samples from a position on."""
 
 
 class Position(NamedTuple):
-    """How far a raw file was read: where to go on, and the next line."""
+    """How far a raw file was read: where to continue, and the next line's number."""
 
     start: int = 0
     line: int = 1
@@ -57,7 +58,7 @@ class Piece(NamedTuple):
     """A piece of a raw file, read when called.
 
     Attributes:
-      read: gives its typed columns and where its bad lines are.
+      read: returns its typed columns and the positions of its bad lines.
       after: where the next piece begins.
       progress: bytes of the file on disk up to there.
     """
@@ -74,13 +75,13 @@ class RawFile(Protocol):
     def path(self) -> Path: ...
 
     def pieces(self, after: Position) -> Iterator[Piece]:
-        """From a position on."""
+        """Yields the pieces from a position on."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class DelimitedFile:
-    """Text, plain or gzip."""
+    """A text file, plain or gzip."""
 
     path: Path
     layout: Layout
@@ -109,7 +110,7 @@ class _Reader:
 
 @dataclasses.dataclass(frozen=True)
 class ParquetFile:
-    """Parquet; each row group is a piece."""
+    """A Parquet file; each row group is a piece."""
 
     path: Path
     columns: tuple[str, ...]
@@ -139,21 +140,22 @@ class Recipe:
     """How a data set becomes samples.
 
     Attributes:
-      raw: its files, in the order of the samples.
+      raw: the raw files, in the order of the samples.
       dense: names of the dense features.
-      features: in order; a bag's hotness is found in the data, if it is more than
-        here.
-      samples: from the columns of a piece and the number of its file to the label, the
-        dense features (float32), and for each feature its values: uint32, int64, text,
-        or lists of these. Missing values are null; dense ones are counted. It may also
-        give SPLIT, TIME, and what the history needs.
+      features: the features in order; if the data have longer bags than a feature's
+        hotness here, its hotness grows.
+      samples: makes samples from the columns of a piece and the number of its file: the
+        label, the dense features (float32), and for each feature its values: uint32,
+        int64, text, or lists of these. Missing values are null; dense ones are counted.
+        It may also return SPLIT, TIME, and what the history needs.
       time_split: holds out the latest samples; None if the data set is in no order, or
-        TIME says it.
-      bags_of_one_id: hotness of features that are made multi-hot when read.
-      history: makes features of what a user met before.
-      numbers: how columns of numbers are transformed, those of dense features and those
-        that features are made of; others are taken as they are.
-      columns: of one's own files, which raw rows to be scored then have, too.
+        has TIME.
+      bags_of_one_id: hotness of features that reading makes multi-hot.
+      history: makes features from what a user met before.
+      numbers: transforms of columns of numbers, for dense features and for features;
+        other columns are taken as they are.
+      columns: the columns of a user's own files, which raw rows to score must have,
+        too.
     """
 
     raw: Sequence[RawFile]
@@ -168,12 +170,12 @@ class Recipe:
 
     @property
     def all_numbers(self) -> dict[str, NumberColumn]:
-        """Every column of numbers, and what is asked for of it."""
+        """Every column of numbers, and its transform."""
         return dict.fromkeys(self.dense, NumberColumn()) | dict(self.numbers)
 
     @property
     def says_split(self) -> bool:
-        """Whether the data set says itself when samples were or in which split."""
+        """Whether the data set itself gives the times or the splits of samples."""
         timed = self.columns is not None and self.columns.time is not None
         return timed or self.time_split is given_split
 
@@ -187,7 +189,7 @@ class Recipe:
 
 
 def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-    """8:1:1, by a hash of the position: the same for every run and machine."""
+    """Splits 8:1:1 by a hash of the position, equal for every run and machine."""
     del extent
     positions = np.arange(start, start + len(table), dtype=np.uint64)
     tenth = splitmix64(positions) % np.uint64(10)
@@ -195,8 +197,8 @@ def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
 
 
 def last_part(parts: int) -> Split:
-    """Holds out the last of so many equal parts: its first half is the test set, the
-    second the validation set."""
+    """Holds out the last of ``parts`` equal parts: its first half is the test set, its
+    second half the validation set."""
 
     def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
         held_out = extent.total // parts
@@ -207,15 +209,15 @@ def last_part(parts: int) -> Split:
 
 
 def last_file(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-    """Holds out the last file: its first half is the validation set, the second the
-    test set."""
+    """Holds out the last file: its first half is the validation set, its second half
+    the test set."""
     middle = (extent.last_file + extent.total + 1) // 2
     return _halved(table, start, extent.last_file, middle, (VALIDATION, TEST))
 
 
 def after_times(validation: float, test: float) -> Split:
-    """By TIME: from ``validation`` on in the validation set, from ``test`` on in the
-    test set."""
+    """Splits by TIME: the validation set begins at ``validation``, the test set at
+    ``test``."""
 
     def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
         del start, extent
@@ -227,7 +229,7 @@ def after_times(validation: float, test: float) -> Split:
 
 
 def given_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-    """The split that the samples say themselves."""
+    """Takes the splits that the samples give themselves."""
     del start, extent
     return table[SPLIT].to_numpy()
 
@@ -241,24 +243,22 @@ def _halved(
 
 
 def missing_where(raw: pa.ChunkedArray, values: np.ndarray) -> pa.Array:
-    """Values that were made of a raw column, and are missing where its are."""
+    """Values made from a raw column, which are missing where its values are."""
     return pa.array(values, mask=raw.is_null().to_numpy())
 
 
 def check_folder(raw: Path) -> None:
-    """Raises ``DataError`` if this is no folder."""
+    """Raises ``DataError`` if this is not a folder."""
     if not raw.is_dir():
         found = "is a file" if raw.exists() else "no such folder"
-        raise DataError(
-            f"{raw}: {found}; --raw is the folder of the files as they were downloaded"
-        )
+        raise DataError(f"{raw}: {found}; --raw is the folder of the downloaded files")
 
 
 def find(folder: Path, *names: str) -> Path:
-    """The first of these files that is there, plain or gzip.
+    """The first of these files that exists, plain or gzip.
 
     Raises:
-      DataError: if none is, or the folder is none.
+      DataError: if none exists, or there is no such folder.
     """
     check_folder(folder)
     for name in names:

@@ -1,4 +1,4 @@
-"""What preparing saw of the data, and what a person would say of it."""
+"""Reports what the data hold, and warns of probable mistakes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _FEW_VALUES = 10
 _MANY_VALUES = 100
 _HALF = 0.5
 _FAR = 20
-"""Deviations from the median to the most, of a column with few very large numbers."""
+"""A column has few very large numbers if its maximum is this many standard deviations
+above its median."""
 
 
 class ValuesSeen(Config):
-    """The different values of a table, of all features that read it.
+    """The unique values of a table, over all features that read it.
 
     Attributes:
-      values: how many there are in the training samples.
-      once: those that only one training sample has.
-      hottest: share of all occurrences that the most frequent hundredth takes.
-      separator: that nearly all values have in them.
-      decimal: whether nearly all are numbers with a decimal point.
+      values: how many values the training samples have.
+      once: how many of these only one training sample has.
+      hottest: share of all occurrences that the most frequent 1 % of the values take.
+      separator: a separator that nearly all values contain.
+      decimal: whether nearly all values are numbers with a decimal point.
     """
 
     values: int
@@ -45,12 +46,12 @@ class FeatureSeen(Config):
     """The bags of a feature.
 
     Attributes:
-      table: that it reads.
-      samples: training samples.
-      empty: those without a value.
-      ids: all values of all of them.
-      longest: of all splits, before lists are cut.
-      cut: values of all splits that are left out, as lists are too long.
+      table: the table that it reads.
+      samples: number of training samples.
+      empty: number of training samples without a value.
+      ids: number of values of all training samples.
+      longest: length of the longest list of all splits, before lists are cut.
+      cut: number of values of all splits that are left out of too long lists.
     """
 
     table: str
@@ -62,12 +63,12 @@ class FeatureSeen(Config):
 
 
 class Report(Config):
-    """What preparing saw, column by column.
+    """What the data hold, column by column.
 
     Attributes:
       positive: mean label of the training samples.
-      features, numbers: by column.
-      tables: by name; hashed ones are not there.
+      features, numbers: statistics by column.
+      tables: statistics by table, for tables that are not hashed.
     """
 
     positive: float
@@ -76,7 +77,7 @@ class Report(Config):
     numbers: Mapping[str, NumberSeen]
 
     def warnings(self) -> list[str]:
-        """What is probably not as it was meant, and what to do about it."""
+        """Yields what is probably a mistake, and what to do about it."""
         return [
             *_of_labels(self.positive),
             *(
@@ -93,7 +94,7 @@ class Report(Config):
 
 
 def values_seen(counted: pa.Table) -> ValuesSeen:
-    """Of ``key`` and ``count`` of all values of a table, the most frequent first."""
+    """Statistics from ``key`` and ``count`` of all values, the most frequent first."""
     counts = counted["count"].to_numpy()
     top = math.ceil(len(counts) / 100)
     separator, decimal = None, False
@@ -113,7 +114,7 @@ def values_seen(counted: pa.Table) -> ValuesSeen:
 
 
 def bags_seen(values: pa.Array, longest: int | None) -> tuple[np.ndarray, int]:
-    """Ids in each bag, and how many are beyond the longest that a bag may be."""
+    """Number of ids in each bag, and how many exceed the longest allowed bag."""
     if pa.types.is_list(values.type):
         lengths = values.value_lengths().fill_null(0).to_numpy()
     else:
@@ -151,17 +152,17 @@ def _of_feature(
     if seen.separator:
         yield (
             f"nearly all of its {seen.values:,} values contain {seen.separator!r}: if "
-            f"they are lists, say --list '{name}={seen.separator}'"
+            f"they are lists, use --list '{name}={seen.separator}'"
         )
     elif seen.decimal and seen.values > _MANY_VALUES:
         yield (
-            f"its {seen.values:,} values are numbers: say --dense {name}, or --dense "
-            f"{name}=quantiles for ranges of them"
+            f"its {seen.values:,} values are numbers: use --dense {name}, or --dense "
+            f"{name}=quantiles to split them into ranges"
         )
     elif seen.values == 1:
-        yield "has one value, which says nothing: leave it out"
+        yield "has one value, which tells nothing: leave it out"
     elif seen.values > _MANY_VALUES and seen.once == feature.samples:
-        yield "every sample has a value of its own, as an id of samples: leave it out"
+        yield "differs in every sample, like an id of samples: leave it out"
     elif seen.values > _MANY_VALUES and seen.once >= _HALF * seen.values:
         yield (
             f"{seen.once:,} of its {seen.values:,} values are in one training sample "
@@ -174,13 +175,13 @@ def _of_numbers(name: str, seen: NumberSeen) -> Iterator[str]:
         share = seen.missing / max(seen.samples, 1)
         yield f"{share:.1%} of the training samples have no number"
     elif seen.least == seen.most:
-        yield f"is always {seen.least:g}, which says nothing: leave it out"
+        yield f"is always {seen.least:g}, which tells nothing: leave it out"
     elif (
         seen.transform == "none"
         and seen.least >= 0
         and seen.most - seen.median > _FAR * seen.deviation
     ):
         yield (
-            f"has a median of {seen.median:g} and a most of {seen.most:g}: say --dense "
+            f"has median {seen.median:g} and maximum {seen.most:g}: use --dense "
             f"{name}=log, or {name}=quantiles"
         )

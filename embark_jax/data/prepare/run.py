@@ -1,8 +1,9 @@
-"""Raw files to prepared data, out of core and in stages: parse, group if samples have a
-history, count, encode.
+"""Turns raw files into prepared data, out of core and in stages: parse, group if
+samples have a history, count, encode.
 
-What is finished is on disk, whole or not at all, and is not done again: a run that was
-stopped goes on. Memory follows a piece of a file and the vocabularies, not the data.
+Finished work is on disk, whole or not at all, and is not repeated: a command that was
+stopped resumes. Memory grows with a piece of a file and the vocabularies, not with the
+data.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from embark_jax.data.prepare.recipe import (
 from embark_jax.data.prepare.report import Report
 
 Progress = Callable[[str, int, int], None]
-"""Is told the stage, how far it is, and where it ends."""
+"""Called with the stage, how far it is, and where it ends."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may choose.
+    """The options that a user may choose.
 
     Attributes:
       split: "time" holds out the latest samples, "random" a fifth of all.
-      min_count: training samples that a value must have for a row of its own.
-      max_rows: a table with more values is hashed to so many rows.
-      hashed: whether every table is.
-      on_bad_line: "error" stops at the first, "skip" leaves bad lines out and counts
-        them.
+      min_count: number of training samples that a value needs for a row of its own.
+      max_rows: most rows of a table; a table with more values is hashed to them.
+      hashed: whether every table is hashed.
+      on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
+        counts them.
     """
 
     split: Literal["time", "random"] = "random"
@@ -66,11 +67,11 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What a run made.
+    """The result of preparing.
 
     Attributes:
-      manifest: of the folder.
-      report: what the data are like.
+      manifest: the folder's manifest.
+      report: what the data hold.
       skipped: some of the bad lines that are left out, in words.
     """
 
@@ -88,15 +89,16 @@ def prepare(
     workers: int | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Prepared:
-    """Prepares a data set in the folder ``out``, or goes on with it.
+    """Prepares a data set in the folder ``out``, or resumes there.
 
     Args:
-      recipe: of the data set.
-      out: new, or left by a run with the same data set and options.
-      options: of the user.
-      made_from: what else makes the samples what they are; kept in the manifest.
-      workers: pieces of files at once; None is one a core.
-      progress: is told how far it is.
+      recipe: the recipe of the data set.
+      out: a new folder, or one from an earlier command with the same data set and
+        options.
+      options: the user's options.
+      made_from: what else determines the samples; it is kept in the manifest.
+      workers: number of pieces processed at once; None takes one per core.
+      progress: called with how far the work is.
 
     Raises:
       DataError: if a raw file is bad, or ``out`` holds something else.
@@ -148,13 +150,13 @@ def prepare(
 
 
 def _read_report(out: Path) -> Report | None:
-    """That of data that are prepared; None where they were before there were any."""
+    """The report of prepared data; None for data of versions without reports."""
     path = out / reports.FILE_NAME
     return Report.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | None:
-    """Takes the folder for this data set; gives its manifest if it is finished."""
+    """Claims the folder for this data set; returns its manifest if it is finished."""
     made_from, started = json.loads(json.dumps(made_from)), work / "made_from.json"
     finished = None
     if (out / manifests.FILE_NAME).exists():
@@ -179,10 +181,10 @@ def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | Non
 def _placed(
     recipe: Recipe, options: Options, parts: Sequence[SamplePart]
 ) -> list[PlacedPart]:
-    """Parts with what says in which split each of their samples is.
+    """Parts with the function that splits their samples.
 
     Raises:
-      DataError: if there are no samples, or their order says nothing of time.
+      DataError: if there are no samples, or they are not in the order of time.
     """
     total = sum(part.rows for part in parts)
     if not total:
@@ -193,7 +195,7 @@ def _placed(
     if options.split == "time" and recipe.columns and recipe.columns.time:
         split = _by_time(parts, total)
     if split is None:
-        raise DataError("these data are in no order of time; take --split random")
+        raise DataError("these data are not in the order of time; take --split random")
 
     def splits(samples: pa.Table, start: int):
         return split(samples, start, extent)
@@ -226,7 +228,7 @@ def _count_once(
     workers: int,
     progress: Progress,
 ) -> Counted:
-    """What ``count`` finds, now or in an earlier run."""
+    """What ``count`` found, now or in an earlier command."""
     done = work / "counted.json"
     if not done.exists():
         counted = count(
@@ -249,7 +251,7 @@ def _manifest(
     made_from: Mapping[str, Any],
     parsed: Sequence[ParsedPart],
 ) -> Manifest:
-    """All but the files."""
+    """The manifest, complete but for the files."""
     bags = recipe.bags_of_one_id
     with_zeros = [n for n, c in recipe.all_numbers.items() if c.missing == "zero"]
     features = {

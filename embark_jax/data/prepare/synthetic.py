@@ -1,4 +1,5 @@
-"""Synthetic clicks as prepared data, to time and test input without real data."""
+"""Writes synthetic clicks as prepared data, to time and test input without real
+data."""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ def write(
     workers: int | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Manifest:
-    """Writes all samples of a synthetic data set, or goes on with that.
+    """Writes all samples of a synthetic data set, or resumes.
 
     Args:
-      data: without weights, which the files do not hold.
-      out: new, or left by a run with the same ``made_from``.
-      made_from: what makes the samples what they are; kept in the manifest.
-      workers: parts at once; None is one a core.
-      progress: is told the parts that are done.
+      data: the data set, without weights, which the files do not hold.
+      out: a new folder, or one from an earlier command with the same ``made_from``.
+      made_from: what determines the samples; it is kept in the manifest.
+      workers: number of parts processed at once; None takes one per core.
+      progress: called with the number of finished parts.
 
     Raises:
       DataError: if ``out`` holds something else.

@@ -1,4 +1,4 @@
-"""Tables of one's own: CSV or Parquet files whose columns the user names."""
+"""Reads a user's own CSV or Parquet files, whose columns the user names."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from embark_jax.data.prepare.recipe import (
 from embark_jax.tables import FeatureSpec
 
 HELD_OUT_PARTS = 10
-"""By time, one of so many is held out; files are in the order of their names."""
+"""A split by time holds out one of this many parts; files are in the order of names."""
 TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
 PARQUET_FILES = ("*.parquet",)
 MISSING = ("", "NULL", "null", "NaN", "nan", "\\N")
-"""What stands in text for a value that is not there."""
+"""The texts that stand for a missing value."""
 _TEXT_KINDS = pa.types.is_string, pa.types.is_large_string, pa.types.is_null
 _SPLIT_NAMES = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
-"""How the names of splits begin, in files' names and in columns."""
+"""The beginnings of the names of splits, in names of files and in columns."""
 
 
 def csv(raw: Path, columns: Columns) -> Recipe:
-    """A .csv or .tsv file, plain or gzip, or all of a folder, with the same header."""
+    """Reads a .csv or .tsv file, plain or gzip, or all of a folder, with one header."""
     paths = _paths(raw, *TEXT_FILES)
     names = _header(paths[0], _separator(paths[0], columns))
     columns = columns.completed(names, str(paths[0]))
@@ -48,18 +48,18 @@ def csv(raw: Path, columns: Columns) -> Recipe:
 
 
 def parquet(raw: Path, columns: Columns) -> Recipe:
-    """A .parquet file, or all of a folder, with the same columns."""
+    """Reads a .parquet file, or all of a folder, with the same columns."""
     paths = _paths(raw, *PARQUET_FILES)
     columns = columns.completed(_parquet_names(paths[0]), str(paths[0]))
     return _recipe([ParquetFile(path, columns.named) for path in paths], columns)
 
 
 def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
-    """Files like those that were prepared, whose rows are to be scored: the label may
-    be there, and time and split need not.
+    """Reads files with rows to score. They have the columns of the prepared files;
+    label, time and split are optional.
 
     Raises:
-      DataError: if there are none, or a column is missing.
+      DataError: if there are no files, or a column is missing.
     """
     patterns = PARQUET_FILES if path.suffix == ".parquet" else TEXT_FILES
     if path.is_dir() and any(path.glob(PARQUET_FILES[0])):
@@ -133,7 +133,7 @@ def _recipe(raw: Sequence[RawFile], columns: Columns) -> Recipe:
 
 
 def inputs(table: pa.Table, columns: Columns, path: Path) -> pa.Table:
-    """Numbers and values of features, of the columns of a file.
+    """Numbers and values of features, from the columns of a file.
 
     Raises:
       DataError: if a value breaks a rule.
@@ -150,7 +150,7 @@ def labels(table: pa.Table, columns: Columns, path: Path) -> np.ndarray:
     """float32 ``[samples]``, each from 0 to 1.
 
     Raises:
-      DataError: if one is missing, or another number.
+      DataError: if a label is missing or out of range.
     """
     found = _numbers(table, columns.label, path)
     if found.null_count:
@@ -161,19 +161,19 @@ def labels(table: pa.Table, columns: Columns, path: Path) -> np.ndarray:
     if len(bad := label[(label < 0) | (label > 1)]):
         raise DataError(
             f"{path}: column {columns.label}: value is {bad[0]:g}, must be from 0 to "
-            "1; if it is a rating, say from which one on it is positive"
+            "1; for ratings, give the lowest positive one: --positive-from"
         )
     return label
 
 
 def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
-    # Pooled by their mean: a single id's mean is itself.
+    # Bags are pooled by their mean; the mean of a single id's row is that row.
     pooling = "none" if column.sequence else "mean"
     return FeatureSpec(name, column.table or name, pooling=pooling)
 
 
 def _numbers(table: pa.Table, name: str, path: Path) -> pa.Array:
-    """float32, with nulls where a number is missing."""
+    """A column as float32, with nulls for missing numbers."""
     try:
         column = table[name].cast(pa.float64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -187,7 +187,7 @@ def _numbers(table: pa.Table, name: str, path: Path) -> pa.Array:
 def _values(
     values: pa.ChunkedArray, name: str, column: CategoryColumn, path: Path
 ) -> pa.ChunkedArray:
-    """Integers as int64 and text as it is, alone or in lists."""
+    """Integers as int64, and text as it is, alone or in lists."""
     is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
     kind = values.type.value_type if is_list else values.type
     if pa.types.is_dictionary(kind):
@@ -210,7 +210,7 @@ def _values(
 
 
 def _whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Integers that data frames made floating-point numbers, as some are missing."""
+    """Integers that a data frame turned into floats, since some are missing."""
     try:
         return values.cast(pa.int64()) if pa.types.is_floating(values.type) else None
     except pa.ArrowInvalid:
@@ -218,8 +218,8 @@ def _whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def _split_text(values: pa.StringArray, separator: str) -> pa.ChunkedArray:
-    """Lists of the values between separators, without blanks around them; of nothing
-    an empty list."""
+    """Lists of the values between separators, without blanks around them. Missing text
+    becomes an empty list."""
     options = pc.SplitPatternOptions(separator)
     lists = pc.call_function("split_pattern", [values.fill_null("")], options)
     trimmed = pc.call_function("utf8_trim_whitespace", [lists.flatten()])
@@ -232,7 +232,7 @@ def _split_text(values: pa.StringArray, separator: str) -> pa.ChunkedArray:
 
 
 def _times(table: pa.Table, name: str, path: Path) -> pa.Array:
-    """Numbers that are in the order of time: float64."""
+    """The times as float64 numbers."""
     times = table[name].combine_chunks()
     if times.null_count:
         raise DataError(f"{path}: column {name}: has missing times")
@@ -244,7 +244,7 @@ def _times(table: pa.Table, name: str, path: Path) -> pa.Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
     raise DataError(
-        f"{path}: column {name}: values such as {times[0].as_py()!r} are no times, "
+        f"{path}: column {name}: values such as {times[0].as_py()!r} are not times, "
         "must be numbers or dates such as 2024-05-31 12:30:00"
     )
 
@@ -265,7 +265,7 @@ def _splits(table: pa.Table, name: str, path: Path) -> pa.Array:
 
 
 def _splits_of_files(paths: Sequence[Path]) -> list[int] | None:
-    """The split of each file, if all of their names say it, and some say training."""
+    """The split of each file, if all names give one, and some give training."""
     found = [_split_named(path.name) for path in paths]
     said = [number for number in found if number is not None]
     return said if len(said) == len(paths) and {0, 2} <= set(said) else None
@@ -290,7 +290,9 @@ def _paths(raw: Path, *patterns: str) -> list[Path]:
         found = f"has no {' or '.join(patterns)}" if raw.is_dir() else "no such file"
         if raw.is_file():
             found = f"is no {' or '.join(patterns)}"
-        raise DataError(f"{raw}: {found}; --raw is such a file, or a folder of them")
+        raise DataError(
+            f"{raw}: {found}; --raw is such a file, or a folder of such files"
+        )
     return paths
 
 
@@ -313,6 +315,6 @@ def _header(path: Path, separator: str) -> list[str]:
         names = line.decode("utf-8").rstrip("\r\n").split(separator)
     except UnicodeDecodeError:
         raise DataError(
-            f"{path}, line 1: is {shown(line)}, no UTF-8 text; must name the columns"
+            f"{path}, line 1: is {shown(line)}, not UTF-8 text; must name the columns"
         ) from None
     return [name.strip().strip('"') for name in names]

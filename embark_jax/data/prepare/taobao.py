@@ -1,4 +1,4 @@
-"""Taobao's ad display and click data of eight days, 26.6 million samples
+"""Reads Taobao's ad display and click data of eight days, 26.6 million samples
 (https://tianchi.aliyun.com/dataset/56): ``raw_sample`` joined with ``ad_feature`` and
 ``user_profile``."""
 
@@ -64,15 +64,15 @@ HISTORY = History(
     {f"past_{column}": column for column in ("cate_id", "brand")},
     length=20,
 )
-"""The sequence of the ads that the user was shown, clicked or not; as many as TBSM
-reads of a user's behaviour (https://arxiv.org/abs/2008.11922)."""
+"""The sequence of the ads that the user was shown, clicked or not; as long as the
+behaviour that TBSM reads (https://arxiv.org/abs/2008.11922)."""
 
 
 def taobao(raw: Path) -> Recipe:
-    """Dense: the log of the price. Ads and users that are not described have missing
-    values. By time, the last day is the test set, as in DIN
-    (https://arxiv.org/abs/1706.06978), and no sample is for validation. Sequences are
-    of HISTORY."""
+    """The dense feature is the log of the price. Ads and users without a description
+    have missing values. A split by time takes the last day as test set, as in DIN
+    (https://arxiv.org/abs/1706.06978), and makes no validation set. HISTORY describes
+    the sequences."""
     ads = SideTable(find(raw, "ad_feature.csv"), ADS, "adgroup_id")
     users = SideTable(find(raw, "user_profile.csv"), USERS, "userid")
 

@@ -1,8 +1,8 @@
-"""From the values of a table's features to ids.
+"""Maps the values of a table's features to ids.
 
-Id 0 stands for a missing value, 1 for one that the training samples have too seldom,
-and then come the values, the most frequent first. A hashed table has no vocabulary:
-its values share the rows from 1 on.
+Id 0 stands for a missing value, and id 1 for a value that is too rare in the training
+samples; then come the values, the most frequent first. A hashed table has no
+vocabulary: its values share the rows from 1 on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NOTHING = pa.schema([("key", pa.uint32()), ("count", pa.int64())]).empty_table(
 
 
 class ValueCounter:
-    """Counts the different values of a table, up to a number of them.
+    """Counts the unique values of a table, up to a limit.
 
     Args:
-      limit: with more values than this the table is to be hashed; they are let go,
-        so that memory is bounded.
+      limit: a table with more values must be hashed; its values are dropped, so that
+        memory is bounded.
     """
 
     def __init__(self, limit: int):
@@ -62,14 +62,14 @@ class ValueCounter:
 
 
 def count_values(values: pa.Array) -> pa.Table:
-    """``key`` and ``count`` of each different value that is there."""
+    """``key`` and ``count`` of each unique value that is not missing."""
     found = flat(values).drop_null().value_counts()
     counts = found.field("counts")
     return pa.table({"key": found.field("values"), "count": counts})
 
 
 def flat(values: pa.Array) -> pa.Array:
-    """The values of all bags, or of single values themselves."""
+    """The values of all bags, or the single values themselves."""
     return values.flatten() if pa.types.is_list(values.type) else values
 
 
@@ -77,8 +77,8 @@ class Vocabulary:
     """Ids of the values of one table.
 
     Args:
-      keys: the values in the order of their ids, from FIRST_ID on; None is hashed.
-      rows: of the table.
+      keys: the values in the order of their ids, from FIRST_ID on; None hashes values.
+      rows: number of rows of the table.
     """
 
     def __init__(self, keys: pa.Array | None, rows: int):
@@ -89,7 +89,7 @@ class Vocabulary:
             self._sorted = numbers[self._order]
 
     def ids(self, values: pa.Array) -> np.ndarray:
-        """int64 ``[values]``, of single values."""
+        """Returns the ids of single values, int64 ``[values]``."""
         missing = values.is_null().to_numpy(zero_copy_only=False)
         if self._keys is None:
             ids = 1 + (_hashes(values) % np.uint64(self._rows - 1)).astype(np.int64)
@@ -115,11 +115,11 @@ class Vocabulary:
 def padded(
     values: pa.ListArray, ids: np.ndarray, hotness: int, at_end: bool = False
 ) -> np.ndarray:
-    """``[bags, hotness]`` ids of bags, padded with -1, from those of all values. Of a
-    longer bag the first ids are taken.
+    """Returns ``[bags, hotness]`` ids, padded with -1, from the ids of all values. A
+    longer bag keeps its first ids.
 
-    With ``at_end`` the padding is in front: the last event of every sequence is in the
-    last place, and of a longer one the last events are taken.
+    With ``at_end`` the padding is in front: the last event of every sequence comes
+    last, and a longer sequence keeps its last events.
     """
     lengths = values.value_lengths().fill_null(0).to_numpy().astype(np.int64)[:, None]
     ends = np.cumsum(lengths)[:, None]
@@ -142,7 +142,7 @@ def _numbers(values: pa.Array) -> np.ndarray:
 
 
 def _hashes(values: pa.Array) -> np.ndarray:
-    """uint64, the same for equal values on every machine."""
+    """uint64 hashes, which are the same for equal values on every machine."""
     if not _is_text(values):
         counters = _numbers(values).astype(np.int64).view(np.uint64)
         return splitmix64(counters * GOLDEN_GAMMA)

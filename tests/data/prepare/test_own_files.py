@@ -210,13 +210,13 @@ def test_what_a_person_would_say(tmp_path):
     said = [line for line in done.out.splitlines() if line.startswith("warning: ")]
     start = "warning: column {}: ".format
     for name, text in {
-        "tags": "values contain '|': if they are lists, say --list 'tags=|'",
-        "row": "every sample has a value of its own, as an id of samples: leave it out",
-        "ratio": "values are numbers: say --dense ratio",
-        "same": "has one value, which says nothing",
+        "tags": "values contain '|': if they are lists, use --list 'tags=|'",
+        "row": "differs in every sample, like an id of samples: leave it out",
+        "ratio": "values are numbers: use --dense ratio",
+        "same": "has one value, which tells nothing",
         "rare": "are in one training sample alone: --min-count 2",
         "gap": "of the training samples have no value",
-        "count": "say --dense count=log",
+        "count": "use --dense count=log",
     }.items():
         (mine,) = [line for line in said if line.startswith(start(repr(name)))]
         assert text in mine
@@ -273,7 +273,7 @@ def test_parquet_lists_times_and_integers(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"time": "w"}, "column w: values such as 'a' are no times, must be numbers"),
+        ({"time": "w"}, "column w: values such as 'a' are not times, must be numbers"),
         ({"split": "w"}, "column w: value is 'a', must be train, validation, test"),
         ({"dense": {"w": {}}, "features": {"w": {}}}, "is dense and a feature"),
         ({"ignore": ["v"]}, r"has no column 'v'; known: label, w"),
