@@ -58,7 +58,7 @@ class FittedNumber(Config):
 
 
 class NumberSeen(Config):
-    """Statistics of a column of numbers in the training samples, before its transform."""
+    """Statistics of a column of numbers, before its transform, in training samples."""
 
     transform: str
     samples: int = 0
