@@ -19,7 +19,7 @@ class Rank(NamedTuple):
 
     Attributes:
       excess_bytes: memory beyond the limit, on every device, and a byte for each slot
-        beyond those that can be numbered; 0 if memory is no matter.
+        beyond those that can be numbered; 0 if it fits.
       step_ms: of a step.
     """
 
@@ -62,17 +62,16 @@ class Assignment:
     def step_ms(self) -> float:
         return self.instance.objective.step_ms(self.loads)
 
-    def rank(self, limit_bytes: float) -> Rank:
-        """By a limit of memory on each device."""
-        if np.isinf(limit_bytes):
-            return Rank(0.0, self.step_ms())
+    def rank(self) -> Rank:
+        """What it is compared by."""
+        limit_bytes = self.instance.memory.limit_bytes
         excess_bytes = self.instance.objective.bytes(self.loads) - limit_bytes
         excess_slots = float(self.loads.own[ROWS].max()) - MAX_SLOTS
         return Rank(max(0.0, excess_bytes) + max(0.0, excess_slots), self.step_ms())
 
     def fits(self) -> bool:
         """Whether memory suffices, and slots can be numbered."""
-        return not self.rank(self.instance.memory.limit_bytes).excess_bytes
+        return not self.rank().excess_bytes
 
     def placements(self, reasons: Sequence[str]) -> tuple[Placement, ...]:
         """Those that a plan is made of."""

@@ -33,14 +33,14 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
       found: by the search.
       seconds: of wall time, about.
     """
-    end, limit_bytes = time.monotonic() + seconds, instance.memory.limit_bytes
+    end = time.monotonic() + seconds
     # What is dominated in the relaxation may have smaller shards.
     relaxation = Relaxation(instance, drop=False)
-    relaxed = relaxation.solve(limit_bytes)
+    relaxed = relaxation.solve()
     if relaxed is None:  # at the solver's tolerances: memory hardly suffices
         return found
-    start = Start(relaxation, relaxed, limit_bytes)
-    program: WholeProgram | None = WholeProgram(relaxation, relaxed, limit_bytes)
+    start = Start(relaxation, relaxed)
+    program: WholeProgram | None = WholeProgram(relaxation, relaxed)
     best, bound_ms = found.assignment, max(found.bound_ms, relaxed.bound_ms)
     seed = 0
     while time.monotonic() < end and bound_ms * (1 + CLOSE) < best.step_ms():

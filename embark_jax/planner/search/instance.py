@@ -34,6 +34,8 @@ HOT_SHARES = (0.5, 0.9)
 """Shares of a table's ids that candidates' hot rows take."""
 FEWER_ROWS = 8.0
 """Times the share of rows that hot rows are of a table is below their share of ids."""
+MANY = 64
+"""Unlike tables of which a model is large if it has more."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,6 +70,12 @@ class Instance:
             for force in self.forced
         ]
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it has so many unlike tables that only the best starts are searched,
+        and not by all kinds of moves."""
+        return len(self.counts) > MANY
+
     @functools.cached_property
     def shard_bytes(self) -> np.ndarray:
         """``[candidates]`` what a device holds at least that has their largest shard:
@@ -100,6 +108,7 @@ def make_instance(
         workload.statistics.hot_ids(table, force.hot_rows or 0)  # or says what is wrong
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+    splits = _even_splits(workload.devices, coarse=len(numbers) > MANY)
     ways = [
         (g, use, force, hot_rows)
         for g, (use, force) in enumerate(numbers)
@@ -108,7 +117,7 @@ def make_instance(
     choices = [
         (way, *choice)
         for way, (_, use, force, hot_rows) in enumerate(ways)
-        for choice in _choices(use, force, hot_rows, workload.devices, model, exchanges)
+        for choice in _choices(use, force, hot_rows, splits, model, exchanges)
     ]
     in_dp = [(way, *REPLICATED) for way in range(len(ways))]
     # What has no hot rows must still have a row to weigh.
@@ -176,14 +185,14 @@ def _choices(
     use: TableUse,
     force: ForcedPlacement,
     hot_rows: int,
-    devices: int,
+    row_splits: Sequence[int],
     model: CostModel,
     exchanges: Sequence[Exchange],
 ) -> list[Choice]:
-    """The candidates of cold rows that are worth a try: halvings of rows and columns,
-    and even shares of the fleet, that make at most one shard for each device, and
-    shards whose slots can be numbered, if there are any."""
-    clusters = model.clusters
+    """The candidates of cold rows that are worth a try: halvings of columns and these
+    splits of rows, that make at most one shard for each device, and shards whose slots
+    can be numbered, if there are any."""
+    clusters, devices = model.clusters, row_splits[-1]
     if force.cluster is not None:
         clusters = (force.cluster,)
     elif force.sharded or hot_rows or use.slots:
@@ -201,21 +210,25 @@ def _choices(
         ways = exchanges if cluster == "rb" else ("flat",)
         ways = ways if force.exchange is None else (force.exchange,)
         for way in map(EXCHANGES.index, ways):
-            splits = _splits(use.dim, cold_rows, force, devices)
+            splits = _splits(use.dim, cold_rows, force, row_splits)
             found += [(number, way, rows, columns) for rows, columns in splits]
     numbered = [each for each in found if -(-cold_rows // each[2]) <= MAX_SLOTS]
     return numbered or found
 
 
 def _splits(
-    dim: int, rows: int, force: ForcedPlacement, devices: int
+    dim: int, rows: int, force: ForcedPlacement, row_splits: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Row shards and column shards."""
-    free = force.row_shards is None and force.devices is None
+    devices = row_splits[-1]
     for columns in _column_splits(dim, force):
-        for shards in _row_splits(rows, force, devices, columns):
-            if not free or shards * columns <= devices:
-                yield shards, columns
+        if force.row_shards is not None:
+            yield force.row_shards, columns
+        elif force.devices is not None:
+            yield max(1, len(force.devices) // columns), columns
+        else:
+            most = min(rows, devices // columns)
+            yield from ((shards, columns) for shards in row_splits if shards <= most)
 
 
 def _column_splits(dim: int, force: ForcedPlacement) -> list[int]:
@@ -226,16 +239,12 @@ def _column_splits(dim: int, force: ForcedPlacement) -> list[int]:
     return splits or [1]
 
 
-def _row_splits(
-    rows: int, force: ForcedPlacement, devices: int, column_shards: int
-) -> list[int]:
-    if force.row_shards is not None:
-        return [force.row_shards]
-    if force.devices is not None:
-        return [max(1, len(force.devices) // column_shards)]
+def _even_splits(devices: int, coarse: bool) -> list[int]:
+    """Row shards, ascending: halvings, and one for each device; unless ``coarse``, all
+    even shares of the fleet, too."""
     halvings = {2**k for k in range(devices.bit_length())}
     shares = {n for n in range(1, devices + 1) if devices % n == 0}
-    return sorted(n for n in halvings | shares if n <= min(devices, rows))
+    return sorted(halvings | ({devices} if coarse else shares))
 
 
 def forced_problems(

@@ -25,6 +25,9 @@ from embark_jax.planner.search.relaxation import Solution
 POWERS = (4, 16, 64, 256)
 """Powers of the smooth costs, one after the other; the last is within 128 ** (1 / 256)
 = 2 % of the maximum on 128 devices."""
+LARGE_POWERS = (2, 4, 16, 256)
+"""The same of a large model: where many devices are near the fullest, only low powers
+tell that it helps to unload one."""
 FIRST_POWER = 8
 """Power of the smooth cost by which tables are inserted at first."""
 POWERS_AGAIN = (16, 64, 256)
@@ -35,8 +38,7 @@ FAILURES = 2
 """Failures of alike tables in a pass, after which the others are not tried."""
 MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
 """Candidates of a table that are tried: those that the relaxation likes best; fewer in
-a model of more unlike tables than ``MANY``."""
-MANY = 64
+a large model."""
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
 TABLES, MOST_TIMES = 400, 4
@@ -53,14 +55,13 @@ class LocalSearch:
       movable: ``[tables]`` whether the planner chooses their owners.
     """
 
-    def __init__(self, instance: Instance, relaxed: Solution, short: bool = False):
+    def __init__(self, instance: Instance, relaxed: Solution):
         """
         Args:
           instance: what is planned.
           relaxed: says which candidates are promising: those taken, and those beside
-            which the bound rises least.
-          short: whether memory is; the candidate of the smallest shard is then tried,
-            too.
+            which the bound rises least. That of the smallest shard is tried, too, since
+            memory may be short.
         """
         self.instance = instance
         free = np.array([owners is None for owners in instance.owners])
@@ -70,19 +71,16 @@ class LocalSearch:
         first = np.searchsorted(each.table[order], np.arange(len(instance.counts)))
         last = np.append(first[1:], len(order))
         self.shortlists: list[Shortlist] = []
-        self.is_large = len(instance.counts) > MANY
-        most = FEW_CANDIDATES if self.is_large else MOST_CANDIDATES
+        most = FEW_CANDIDATES if instance.is_large else MOST_CANDIDATES
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
             able = order[begin:end]
             able = able[np.isfinite(relaxed.above_ms[able])]
-            mine = able[:most]
-            if short:
-                smallest = able[np.argmin(instance.shard_bytes[able])]
-                mine = np.unique(np.append(mine, smallest))
+            smallest = able[np.argmin(instance.shard_bytes[able])]
+            mine = np.unique(np.append(able[:most], smallest))
             self.shortlists.append(Shortlist(instance, mine))
         # With many unlike tables, this many more searches would take too long.
         usable = np.isfinite(relaxed.above_ms)
-        self._cuts = [] if self.is_large else _cuts(instance, order, usable)
+        self._cuts = [] if instance.is_large else _cuts(instance, order, usable)
 
     def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:
         """Inserts all tables: those with forced owners first, then those whose row
@@ -115,9 +113,8 @@ class LocalSearch:
         self,
         assignment: Assignment,
         dice: np.random.Generator,
-        limit_bytes: float = np.inf,
         ms_per_byte: float = 0.0,
-        powers: Sequence[int] = POWERS,
+        powers: Sequence[int] = (),
         shortlists: Mapping[int, Shortlist] | None = None,
     ) -> Assignment:
         """The best assignment on the way of all passes.
@@ -125,16 +122,16 @@ class LocalSearch:
         Args:
           assignment: where to begin; changed.
           dice: for the order of tables.
-          limit_bytes: of memory on a device.
           ms_per_byte: what memory is taken to cost.
-          powers: of the smooth costs.
+          powers: of the smooth costs; of a first search, unless given.
           shortlists: by group, the candidates to move to; None takes ``shortlists``.
         """
+        powers = powers or (LARGE_POWERS if self.instance.is_large else POWERS)
         shortlists = shortlists or dict(enumerate(self.shortlists))
-        best, best_rank = assignment.copy(), assignment.rank(limit_bytes)
+        best, best_rank = assignment.copy(), assignment.rank()
         for power in powers:
             self._pass(Insertion(assignment, power, ms_per_byte), dice, shortlists)
-            if (now := assignment.rank(limit_bytes)) < best_rank:
+            if (now := assignment.rank()) < best_rank:
                 best, best_rank = assignment.copy(), now
         return best
 
@@ -142,7 +139,6 @@ class LocalSearch:
         self,
         assignment: Assignment,
         dice: np.random.Generator,
-        limit_bytes: float = np.inf,
         ms_per_byte: float = 0.0,
     ) -> Assignment:
         """Gives all tables in RB the same number of column shards, each number in turn,
@@ -156,7 +152,7 @@ class LocalSearch:
                 pooled & self.movable & np.isin(group, [*shortlists])
             )
             offered = dict(enumerate(self.shortlists)) | shortlists
-            how = dice, limit_bytes, ms_per_byte, POWERS, offered
+            how = dice, ms_per_byte, POWERS, offered
             best = self._insert_anew(best, tables, shortlists, *how)
         return best
 
@@ -164,18 +160,17 @@ class LocalSearch:
         self,
         assignment: Assignment,
         dice: np.random.Generator,
-        limit_bytes: float = np.inf,
         ms_per_byte: float = 0.0,
     ) -> Assignment:
         """Moves all tables of one storage to others, storage by storage, where that
         makes a better assignment: none would go alone while the others stay."""
         best, storage = assignment, self.instance.candidates.storage
-        if self.is_large or best.rank(limit_bytes).excess_bytes:  # it gains little
+        if self.instance.is_large or not best.fits():  # it gains little
             return best
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
             tables = np.flatnonzero(storage[best.candidate] == s)
             if others := self._outside(s, tables):
-                how = dice, limit_bytes, ms_per_byte, (ANEW_POWER,)
+                how = dice, ms_per_byte, (ANEW_POWER,)
                 best = self._insert_anew(best, tables, others, *how)
         return best
 
@@ -183,7 +178,6 @@ class LocalSearch:
         self,
         assignment: Assignment,
         dice: np.random.Generator,
-        limit_bytes: float = np.inf,
         ms_per_byte: float = 0.0,
     ) -> Assignment:
         """Inserts half of all tables anew, chosen at random, again and again, where
@@ -192,7 +186,7 @@ class LocalSearch:
         anew = dict(enumerate(self.shortlists))
         for _ in range(min(MOST_TIMES, TABLES // max(1, len(movable)))):
             half = dice.permutation(movable)[: (len(movable) + 1) // 2]
-            how = dice, limit_bytes, ms_per_byte, POWERS_AGAIN
+            how = dice, ms_per_byte, POWERS_AGAIN
             best = self._insert_anew(best, half, anew, *how)
         return best
 
@@ -215,7 +209,6 @@ class LocalSearch:
         tables: np.ndarray,
         shortlists: Mapping[int, Shortlist],
         dice: np.random.Generator,
-        limit_bytes: float,
         ms_per_byte: float,
         powers: Sequence[int],
         offered: Mapping[int, Shortlist] | None = None,
@@ -226,7 +219,7 @@ class LocalSearch:
 
         Args:
           assignment, tables, shortlists: these.
-          dice, limit_bytes, ms_per_byte, powers: as of ``improve``.
+          dice, ms_per_byte, powers: as of ``improve``.
           offered: its ``shortlists``.
         """
         trial = assignment.copy()
@@ -236,8 +229,8 @@ class LocalSearch:
         for table in tables.tolist():
             shortlist = shortlists[int(self.instance.group[table])]
             insertion.put(table, *insertion.best(shortlist)[1:])
-        trial = self.improve(trial, dice, limit_bytes, ms_per_byte, powers, offered)
-        return min(assignment, trial, key=lambda each: each.rank(limit_bytes))
+        trial = self.improve(trial, dice, ms_per_byte, powers, offered)
+        return min(assignment, trial, key=Assignment.rank)
 
     def _pass(
         self,

@@ -17,7 +17,9 @@ peak, whose largest "shard" is 1.
 Of rows of the third kind, and of candidates, few matter. The program begins with a few
 candidates of each group, and round by round is given the rows that its solution breaks
 and the candidates that its multipliers find cheaper. The bound counts all candidates at
-those multipliers (weak duality), so that it holds after any round.
+those multipliers (weak duality), so that it holds after any round. Rows of what takes
+memory alone have no price until memory is short, which only they themselves can tell:
+when broken rows are looked for, memory always has a small price.
 
 A candidate is left out if another of its group and storage has no more of any mean, any
 largest shard, time and bytes: put in its place, the other makes no left side larger.
@@ -38,10 +40,12 @@ from embark_jax.planner.search.spread import spread_evenly, undominated
 
 NEAR = 1e-3
 """Share of the optimum by which the bound may miss it."""
-BROKEN = 3e-5
-"""Share of the optimum by which a row must be broken to be added."""
-FIRST, MORE = 12, 8
-"""Candidates of a group in the first round, and those added to it in a round."""
+BROKEN, CHEAP = 3e-5, 0.03
+"""Share of the optimum by which a row must be broken to be added, and what all memory
+is taken to cost in that at least: it has no price before it is short."""
+FIRST, MORE, SMALLEST = 12, 8, 2
+"""Candidates of a group in the first round, those added to it in a round, and those of
+the first that take least memory."""
 SAFETY = 1e-9
 """Share by which a bound is lowered for rounding errors."""
 
@@ -54,13 +58,11 @@ class Solution:
       bound_ms: no plan takes less.
       tables: ``[candidates]`` how many take each.
       above_ms: ``[candidates]`` by how much more no plan can beat that takes it.
-      bytes: of memory on a device that the tables take, spread so.
     """
 
     bound_ms: float
     tables: np.ndarray
     above_ms: np.ndarray
-    bytes: float = 0.0
 
 
 class Relaxation:
@@ -116,21 +118,18 @@ class Relaxation:
         self._added = np.zeros(0, np.int64)
 
     def solve(
-        self,
-        limit_bytes: float = np.inf,
-        objective: np.ndarray | None = None,
-        crowding: float = 0.0,
+        self, objective: np.ndarray | None = None, crowding: float = 0.0
     ) -> Solution | None:
         """The optimum; None if memory does not suffice.
 
         Args:
-          limit_bytes: of memory on a device.
-          objective: ``[live + rows]`` instead of time.
+          objective: ``[live + rows]`` instead of time, whatever memory that takes.
           crowding: peaks are taken to be the mean and this share of the largest shard,
             at least. Above 0 the result bounds nothing, but its candidates are easier
             to place: they end up to one shard above the mean.
         """
         instance, number = self.instance, len(self.live)
+        limit_bytes = instance.memory.limit_bytes
         counts, rows = instance.counts, self.spread.rows
         extra = rows * bool(crowding)  # one more variable a row: the largest shard
         cost = self.cost if objective is None else objective
@@ -140,15 +139,14 @@ class Relaxation:
         always, limits = [self._peak_rows(crowding)], [np.zeros(rows + extra)]
         in_bytes, fixed = self.memory()
         in_bytes = np.pad(in_bytes, [(0, 0), (0, extra)])
-        if np.isfinite(limit_bytes):
+        if objective is None:
             always.append(sparse.csr_matrix(in_bytes / limit_bytes))
             limits.append(1 - fixed / limit_bytes)
         always, limits = sparse.vstack(always).tocsr(), np.concatenate(limits)
         columns, added = self._columns, self._added
-        if np.isfinite(limit_bytes) or objective is not None:
-            held = in_bytes[1, number : number + rows]
-            least = in_bytes[1, :number] + self.mean.T @ held
-            columns = np.union1d(columns, self._best_of_groups(least, 2))
+        held = in_bytes[1, number : number + rows]
+        least = in_bytes[1, :number] + self.mean.T @ held
+        columns = np.union1d(columns, self._best_of_groups(least, SMALLEST))
         best = np.zeros(0), -np.inf, cost
         while True:
             blocks = sparse.vstack([always, self.largest_rows(added, extra)]).tocsc()
@@ -173,6 +171,7 @@ class Relaxation:
             x = np.zeros(number + rows + extra)
             x[kept] = np.maximum(found.x, 0.0)
             of_memory = multipliers[rows + extra : len(limits)] / limit_bytes
+            of_memory = of_memory + CHEAP * abs(found.fun) / limit_bytes
             prices = (cost + of_memory @ in_bytes[: len(of_memory)])[number:][:rows]
             broken = self._broken(x[:number], x[number + extra :], prices, found.fun)
             broken, before = np.setdiff1d(broken, added), len(columns)
@@ -200,8 +199,7 @@ class Relaxation:
         np.minimum.at(least, self.group, rates[:number])
         above_ms[self.live] = scale * (rates[:number] - least[self.group])
         bound_ms = max(0.0, scale * float(bound) * (1 - SAFETY))
-        needed_bytes = float((in_bytes @ x + fixed).max())
-        return Solution(bound_ms, tables_of, above_ms, needed_bytes)
+        return Solution(bound_ms, tables_of, above_ms)
 
     def _dual_bound(self, rates: np.ndarray) -> float:
         """What no plan is below, whatever the solver's tolerances: for any multipliers

@@ -32,6 +32,8 @@ NODES = 20
 MEMORY_PRICE, DEARER = 0.1, 2.0
 """Where memory is short: what all of it is taken to cost at first, in step times, and
 times that price from one search to the next."""
+LARGE_PRICE = 0.4
+"""The first price of a large model."""
 MOST_PRICES, MORE_PRICES = 13, 2
 """Searches, and those after the first whose plan fits: a dearer one may be better."""
 
@@ -60,34 +62,28 @@ def solve(instance: Instance) -> Found:
     Raises:
       ValueError: if the tables do not fit.
     """
-    limit_bytes = instance.memory.limit_bytes
-    if table_bytes(instance) <= limit_bytes:
-        # At first as if memory were no matter: more of it changes no plan that fits.
-        for limit in (np.inf, limit_bytes):
-            if found := _search(instance, limit):
-                return found
+    enough = table_bytes(instance) <= instance.memory.limit_bytes
+    if enough and (found := _search(instance)):
+        return found
     raise ValueError(shortage(instance))
 
 
-def _search(instance: Instance, limit_bytes: float) -> Found | None:
-    """The best plan of all starts, if any fits."""
-    starts: list[Start] = []
-    for allowed in searched(instance, limit_bytes):
-        relaxation = Relaxation(instance, allowed)
-        relaxed = relaxation.solve(limit_bytes)
-        if relaxed is None:
-            continue
-        if np.isinf(limit_bytes) and relaxed.bytes > instance.memory.limit_bytes:
-            return None  # memory is short
-        starts.append(Start(relaxation, relaxed, limit_bytes))
+def _search(instance: Instance) -> Found | None:
+    """The best plan of all starts, that of the lowest bound first, if any fits; of a
+    large model that of the first."""
+    relaxations = [Relaxation(instance, allowed) for allowed in searched(instance)]
+    starts = [
+        Start(relaxation, relaxed)
+        for relaxation in relaxations
+        if (relaxed := relaxation.solve())
+    ]
     starts.sort(key=lambda start: start.relaxed.bound_ms)
     best: Found | None = None
     for start in starts:
-        if best and start.relaxed.bound_ms * PROMISING > best.assignment.step_ms():
+        promising_ms = start.relaxed.bound_ms * PROMISING
+        if best and (instance.is_large or promising_ms > best.assignment.step_ms()):
             break
         found = start.search_plan()
-        if found is None and np.isinf(limit_bytes):
-            return None  # memory is short
         if found and (
             not best or found.assignment.step_ms() < best.assignment.step_ms()
         ):
@@ -97,16 +93,16 @@ def _search(instance: Instance, limit_bytes: float) -> Found | None:
     return dataclasses.replace(best, bound_ms=starts[0].relaxed.bound_ms)
 
 
-def searched(instance: Instance, limit_bytes: float = np.inf) -> list[np.ndarray]:
+def searched(instance: Instance) -> list[np.ndarray]:
     """``[candidates]`` those among which each search chooses: on several nodes, with
     one exchange for all tables in RB, and not both in one plan; and, where there are
-    any hot rows to choose, as few as go. With fewer candidates a search comes nearer to
-    the bound, so that a choice more makes no plan longer. A table of which one shard
-    does not fit is in none."""
+    any hot rows to choose, as few as go, unless the model is large. With fewer
+    candidates a search comes nearer to the bound, so that a choice more makes no plan
+    longer. A candidate of which one shard does not fit is in none."""
     each = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
     free = (each.cluster == CLUSTERS.index("rb")) & ~fixed[each.table]
-    fits = instance.shard_bytes <= limit_bytes
+    fits = instance.shard_bytes <= instance.memory.limit_bytes
     fewest = np.full(len(instance.counts), np.iinfo(np.int64).max)
     np.minimum.at(fewest, each.table, each.hot_rows)
     cold = each.hot_rows == fewest[each.table]
@@ -114,7 +110,7 @@ def searched(instance: Instance, limit_bytes: float = np.inf) -> list[np.ndarray
     masks = [
         ~(free & (each.hierarchical != exchange)) & (cold | hot) & fits
         for exchange in exchanges
-        for hot in (True, False)
+        for hot in ((True,) if instance.is_large else (True, False))
     ]
     groups = len(instance.counts)
     return [
@@ -129,14 +125,14 @@ class Start:
 
     Attributes:
       relaxation, relaxed: the linear program and its solution.
-      limit_bytes: of memory on a device; infinite if it is no matter.
     """
 
-    def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
+    def __init__(self, relaxation: Relaxation, relaxed: Solution):
         self.relaxation, self.relaxed = relaxation, relaxed
-        self.limit_bytes = limit_bytes
-        short = bool(np.isfinite(limit_bytes))
-        self.search = LocalSearch(relaxation.instance, relaxed, short)
+
+    @functools.cached_property
+    def search(self) -> LocalSearch:
+        return LocalSearch(self.relaxation.instance, self.relaxed)
 
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
@@ -145,11 +141,10 @@ class Start:
         instance, solutions = self.relaxation.instance, [self.relaxed]
         number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
         for crowding in CROWDING[1:number]:
-            crowded = self.relaxation.solve(self.limit_bytes, crowding=crowding)
-            solutions.append(crowded or self.relaxed)
+            solutions.append(self.relaxation.solve(crowding=crowding) or self.relaxed)
         few = len(self.relaxation.live) <= FEW_CANDIDATES
         if few and len(instance.counts) <= ALIKE * len(instance.tables):
-            program = WholeProgram(self.relaxation, self.relaxed, self.limit_bytes)
+            program = WholeProgram(self.relaxation, self.relaxed)
             solution, _ = program.solve(np.finfo(float).max, nodes=NODES)
             if solution.tables.any():
                 solutions.append(solution)
@@ -160,20 +155,23 @@ class Start:
 
         Where memory is short it has a price, from nothing to more and more until a plan
         fits: the fullest device counts for all, and only whole plans say how full it
-        is.
+        is. A large model hardly fits without a price, and one plan must do.
         """
+        instance = self.relaxation.instance
+        of_all = self.relaxed.bound_ms / instance.memory.limit_bytes
         best, more, ms_per_byte = None, MORE_PRICES, 0.0
+        if instance.is_large:
+            more, ms_per_byte = 0, LARGE_PRICE * of_all
         for _ in range(MOST_PRICES):
             found = self._best_choice(ms_per_byte)
             if found.fits() and (
                 best is None or found.step_ms() < best.assignment.step_ms()
             ):
                 best = Found(found, self.relaxed.bound_ms, ms_per_byte)
-            more -= best is not None
-            if np.isinf(self.limit_bytes) or more < 0 or (best and not ms_per_byte):
+            if best and (not ms_per_byte or not more):
                 break
-            first = MEMORY_PRICE * self.relaxed.bound_ms / self.limit_bytes
-            ms_per_byte = DEARER * ms_per_byte or first
+            more -= best is not None
+            ms_per_byte = DEARER * ms_per_byte or MEMORY_PRICE * of_all
         return best
 
     def _best_choice(self, ms_per_byte: float) -> Assignment:
@@ -182,24 +180,23 @@ class Start:
             self.place(chosen, np.random.default_rng(seed), ms_per_byte)
             for seed, chosen in enumerate(self.choices)
         ]
-        limit_bytes = self.relaxation.instance.memory.limit_bytes
-        best = min(placed, key=lambda each: each.rank(limit_bytes))
+        best = min(placed, key=Assignment.rank)
         if not best.fits():
             return best
-        memory = limit_bytes, ms_per_byte
-        best = self.search.recut(best, np.random.default_rng(0), *memory)
-        best = self.search.iterate(best, np.random.default_rng(0), *memory)
-        return swap_shards(best, self.search.movable, *memory)
+        again = self.search.recut(best, np.random.default_rng(0), ms_per_byte)
+        again = self.search.iterate(again, np.random.default_rng(0), ms_per_byte)
+        if again is best:
+            return best
+        return swap_shards(again, self.search.movable, ms_per_byte)
 
     def place(
         self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
     ) -> Assignment:
         """A plan that begins with these candidates, ``[tables]``."""
-        memory = self.limit_bytes, ms_per_byte
         found = self.search.construct(chosen, ms_per_byte)
-        found = self.search.improve(found, dice, *memory)
-        found = self.search.close_storages(found, dice, *memory)
-        return swap_shards(found, self.search.movable, *memory)
+        found = self.search.improve(found, dice, ms_per_byte)
+        found = self.search.close_storages(found, dice, ms_per_byte)
+        return swap_shards(found, self.search.movable, ms_per_byte)
 
 
 def table_bytes(instance: Instance) -> float:

@@ -25,7 +25,6 @@ repeat."""
 def swap_shards(
     assignment: Assignment,
     movable: np.ndarray,
-    limit_bytes: float,
     ms_per_byte: float = 0.0,
 ) -> Assignment:
     """The assignment after swaps, or as it was if it is not better.
@@ -33,7 +32,6 @@ def swap_shards(
     Args:
       assignment: of all tables; not changed.
       movable: ``[tables]`` whether the planner chooses their owners.
-      limit_bytes: of memory on a device.
       ms_per_byte: what memory is taken to cost.
     """
     if assignment.instance.workload.devices == 1:
@@ -42,7 +40,7 @@ def swap_shards(
     for s in np.flatnonzero(found.loads.tables):
         _Swaps(found, int(s), movable, ms_per_byte).run()
         found = found.copy()
-    return min(found, assignment, key=lambda each: each.rank(limit_bytes))
+    return min(found, assignment, key=Assignment.rank)
 
 
 class _Swaps:

@@ -45,13 +45,11 @@ class WholeProgram:
     Attributes:
       relaxation, relaxed: the relaxation, without any candidate left out, and its
         solution.
-      limit_bytes: of memory on a device.
       sizes: ``(row, size)`` of large shards.
     """
 
-    def __init__(self, relaxation: Relaxation, relaxed: Solution, limit_bytes: float):
+    def __init__(self, relaxation: Relaxation, relaxed: Solution):
         self.relaxation, self.relaxed = relaxation, relaxed
-        self.limit_bytes = limit_bytes
         self.sizes: list[tuple[int, float]] = []
         instance = relaxation.instance
         counted = instance.objective.counted(instance.candidates.loads, at_least=True)
@@ -138,13 +136,13 @@ class WholeProgram:
         matrix = sparse.csr_matrix(sparse.bmat(blocks))
         limits = np.zeros(len(matrix.indptr) - 1)
         widths = number, len(many), rows, sizes
-        if np.isfinite(self.limit_bytes):
-            shares, fixed = relaxation.memory()
-            shares = np.split(shares / self.limit_bytes, [live], axis=1)
-            parts = shares[0][:, kept], np.zeros((2, len(many))), shares[1]
-            memory = np.concatenate([*parts, np.zeros((2, sizes))], axis=1)
-            matrix = sparse.vstack([matrix, sparse.csr_matrix(memory)])
-            limits = np.append(limits, 1 - fixed / self.limit_bytes)
+        limit_bytes = instance.memory.limit_bytes
+        shares, fixed = relaxation.memory()
+        shares = np.split(shares / limit_bytes, [live], axis=1)
+        parts = shares[0][:, kept], np.zeros((2, len(many))), shares[1]
+        memory = np.concatenate([*parts, np.zeros((2, sizes))], axis=1)
+        matrix = sparse.vstack([matrix, sparse.csr_matrix(memory)])
+        limits = np.append(limits, 1 - fixed / limit_bytes)
         tables = sparse.csr_matrix(
             (np.ones(number), (group, np.arange(number))), (len(counts), sum(widths))
         )
