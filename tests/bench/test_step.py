@@ -8,6 +8,7 @@ from tests import runs
 from tests.runs import embark
 
 
+@pytest.mark.slow
 def test_it_trains_and_reports(tmp_path):
     config = runs.write_config(tmp_path)
     outcome = embark("bench", "step", config, "--rounds", "2", "--json")

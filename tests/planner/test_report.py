@@ -59,7 +59,7 @@ def test_an_overview_is_a_few_lines(planned):
 
 @pytest.mark.parametrize(
     "machines",
-    [fleet.this_machine(), fleet.dgx_h100(), fleet.dgx_h100(16)],
+    [fleet.this_machine(), fleet.dgx_h100(16)],
     ids=lambda machines: str(machines.devices),
 )
 def test_many_tables_fit_a_screen_on_any_fleet(machines):

@@ -166,7 +166,10 @@ def test_configs_that_cannot_be(given, message):
     ("given", "message"),
     [
         ({"kind": "optax.adamwww"}, "optax has no class or function 'adamwww'"),
-        ({"kind": "optax.adamw", "options": {"beta": 1}}, "argument 'beta'; known: b1, b2"),
+        (
+            {"kind": "optax.adamw", "options": {"beta": 1}},
+            "argument 'beta'; known: b1, b2",
+        ),
         ({"kind": "types:SimpleNamespace"}, "gives a SimpleNamespace, must give an op"),
     ],
 )

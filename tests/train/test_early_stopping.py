@@ -83,6 +83,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.slow
 def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(
         SyntheticClicks, "validation_batches", SyntheticClicks.test_batches
