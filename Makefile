@@ -1,8 +1,8 @@
 # make quickstart   trains a small model on a mesh of CPU devices
 # make test         tests every behaviour, in a few minutes
-# make test-all     does, and runs the slow tests: many examples, processes, notebooks
+# make test-all     runs these and the slow tests: many examples, processes, notebooks
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
-# make check        format, lint, types
+# make check        checks format, lint and types
 # make docs         builds the documentation site into build/site
 #
 # Each sets up its own virtual environment first. PYTHON chooses the interpreter.

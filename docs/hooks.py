@@ -1,8 +1,9 @@
-"""Pages of the site that are not in ``pages/``, and links that lead out of it.
+"""Adds pages to the site that are not in ``pages/``, and adapts links.
 
-Reference pages are generated from the code, and READMEs of folders are taken as they
-are. In the sources links are those of the repository, so that they work there too: a
-link to a file that the site has becomes a link within it, and any other names the file.
+Reference pages are generated from the code; READMEs of folders are used unchanged.
+Links in the sources are those of the repository, so that they work there, too. A link
+to a file that the site has becomes a link within the site; any other link becomes the
+file's name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ READMES = {
         for name in (path.parent.name for path in ROOT.glob("experiments/*/README.md"))
     },
 }
-"""Where the site has a README of the repository."""
+"""The page of the site for each README of the repository."""
 
 GENERATED = {
     "reference/cli.md": site_reference.commands,
@@ -54,7 +55,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Makes links of the repository those of the site."""
+    """Turns links of the repository into links of the site."""
     here = page.file.src_uri
     sources = {site: path for path, site in READMES.items()}
     folder = posixpath.dirname(sources.get(here, f"{PAGES}/{here}"))
@@ -69,7 +70,7 @@ def on_page_markdown(markdown, page, config, files):
             to = posixpath.relpath(site, posixpath.dirname(here) or ".")
             return f"{image}[{text}]({to}{anchor})"
         if not (ROOT / path).exists():
-            return link[0]  # which the build then complains of
+            return link[0]  # the build then complains of it
         return text if text.strip("`") in path else f"{text} (`{path}`)"
 
     return LINK.sub(replace, markdown)

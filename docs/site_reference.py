@@ -1,4 +1,4 @@
-"""Reference pages that are made from the code: every command and every config key."""
+"""Generates reference pages from the code: every command and every config key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[1]
 
 def experiments() -> str:
     """A page with the question of each experiment's README."""
-    lines = ["# Experiments", "", "Each has its command, its question and its result."]
+    lines = [
+        "# Experiments",
+        "",
+        "Each page has its question, its command and its result.",
+    ]
     for path in sorted(ROOT.glob("experiments/*/README.md")):
         title = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
         lines.append(f"\n- [{title}](experiments/{path.parent.name}.md)")
@@ -31,8 +35,8 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the program; `embark COMMAND --help` says the same. `KEY=VALUE` "
-        "overrides a [config key](config.md).",
+        "This page is generated from the code; `embark COMMAND --help` shows the same. "
+        "`KEY=VALUE` overrides a [config key](config.md).",
     ]
     for name, command in each_command(typer.main.get_command(app), "embark"):
         lines += ["", f"## {name} {{#{name.replace(' ', '-')}}}", ""]
@@ -48,7 +52,7 @@ def commands() -> str:
 
 
 def each_command(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """A command and all in it, each with its whole name."""
+    """Yields a command and all commands in it, each with its full name."""
     yield name, command
     if isinstance(command, TyperGroup):
         for inner, each in command.commands.items():
@@ -72,9 +76,9 @@ def config_keys() -> str:
     lines = [
         "# Config keys",
         "",
-        "Made from the schema. A key is set in YAML or gin, or overridden on the "
-        "command line as `section.key=value`; an unknown key is an error that names "
-        "the nearest known one. `NAME` stands for a name of your choice.",
+        "This page is generated from the schema. Set a key in YAML or gin, or override "
+        "it on the command line as `section.key=value`; an unknown key is an error "
+        "that names the nearest known key. `NAME` stands for a name of your choice.",
     ]
     for prefix, section in each_section():
         kind = ""
@@ -103,7 +107,7 @@ def config_keys() -> str:
 def each_section(
     section: type[Config] = ExperimentConfig, prefix: str = ""
 ) -> Iterator[tuple[str, type[Config]]]:
-    """Each section of a config with the dotted key that holds it, outermost first."""
+    """Yields each section of a config with its dotted key, outermost first."""
     yield prefix, section
     for name, field in section.model_fields.items():
         key = f"{prefix}.{name}".lstrip(".")
@@ -113,7 +117,7 @@ def each_section(
 
 
 def _type(field: Any) -> str:
-    """In words; a section is named as such."""
+    """A field's type in words."""
     limits = map(_limit, field.metadata)
     return ", ".join([_words(field.annotation), *filter(None, limits)])
 

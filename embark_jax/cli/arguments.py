@@ -40,45 +40,46 @@ FleetName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE.yaml",
-        help="With --tables: the fleet, as a file or one of "
+        help="For table lists: the fleet, as a file or one of "
         f"{', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} by default.",
     ),
 ]
 Nodes = Annotated[
-    int | None, typer.Option(help="With --tables: number of nodes; 1 by default.")
+    int | None,
+    typer.Option(help="For table lists: number of nodes; 1 by default."),
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        help="With --tables: samples per step, over all devices; by default what the "
+        help="For table lists: samples per step, over all devices; by default what the "
         "list says, or 65536."
     ),
 ]
 ZipfExponent = Annotated[
     float | None,
     typer.Option(
-        help="With --tables: Zipf exponent of the ids; by default what the list says, "
-        "or 0."
+        help="For table lists: Zipf exponent of the ids; by default what the list "
+        "says, or 0."
     ),
 ]
 OptimizerName = Annotated[
     str | None,
     typer.Option(
-        help=f"With --tables: row optimizer, one of {', '.join(STATE_VALUES)}; by "
+        help=f"For table lists: row optimizer, one of {', '.join(STATE_VALUES)}; by "
         "default what the list says, or rowwise_adagrad."
     ),
 ]
 WireRows = Annotated[
     WireFormat | None,
     typer.Option(
-        help="With --tables: format in which rows travel between devices, like the "
+        help="For table lists: format in which rows travel between devices, like the "
         "config key embedding.wire.rows; float32 by default."
     ),
 ]
 WireGradients = Annotated[
     WireFormat | None,
     typer.Option(
-        help="With --tables: format in which gradients travel, like the config key "
+        help="For table lists: format in which gradients travel, like the config key "
         "embedding.wire.gradients; float32 by default."
     ),
 ]

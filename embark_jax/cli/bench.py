@@ -16,7 +16,6 @@ from embark_jax import fleet as fleets
 from embark_jax.cli.arguments import (
     BatchSize,
     ConfigFile,
-    FleetName,
     Nodes,
     OptimizerName,
     Overrides,
@@ -184,7 +183,13 @@ def device_bytes(
             "configs/models/.",
         ),
     ],
-    fleet: FleetName = "dgx-h200",
+    fleet: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE.yaml",
+            help=f"The fleet, as a file or one of {', '.join(fleets.BY_NAME)}.",
+        ),
+    ] = "dgx-h200",
     nodes: Nodes = 1,
     gpus: Annotated[
         int | None, typer.Option(help="GPUs per node; by default what the fleet says.")
@@ -208,7 +213,7 @@ def device_bytes(
 
     try:
         listed = planner.load_table_list(tables)
-        machines = fleets.load(fleet or "dgx-h200", nodes or 1, gpus)
+        machines = fleets.load(fleet, nodes or 1, gpus)
         workload = listed.workload(machines, batch, zipf, optimizer)
         with Console(stderr=True).status("compiling"):
             result = step_bytes(listed, workload, choose(kernels), compute_dtype)

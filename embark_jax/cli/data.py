@@ -77,7 +77,7 @@ def stats(
         int,
         typer.Option(
             min=1,
-            help="Samples to examine; take more than the batch to plan for has.",
+            help="Samples to examine; take more than the planned batch size.",
         ),
     ] = 100_000,
     out: Annotated[
