@@ -1,4 +1,4 @@
-"""Makes each mistake of ``tests/bad_input`` and prints, as Markdown, what is said.
+"""Makes each mistake of ``tests/bad_input`` and prints the messages as Markdown.
 
 python -m experiments.bad_input.run > experiments/bad_input/README.md
 """
@@ -23,19 +23,19 @@ MOST_SHOWN = 240
 """Characters of a message in the table."""
 
 ABOUT = """\
-# What is said about bad input
+# Messages for bad input
 
-{count} kinds of bad input, each made through the entrance that a user would take, and
-the message that comes of it. None is silently accepted, none ends in a traceback, and
-no file that was there before is changed. The tests try each (`tests/bad_input`):
+{count} kinds of bad input, each entered as a user would enter it, and the message for
+it. None is silently accepted, none ends in a traceback, and none changes an existing
+file. The tests try each (`tests/bad_input`):
 
 ```
 make test                                          # or: pytest tests/test_bad_input.py
 python -m experiments.bad_input.run > experiments/bad_input/README.md    # this page
 ```
 
-Messages are cut to {most} characters here. The memory in some of them is that of the
-machine on which this page was made.
+This page cuts messages to {most} characters. Some show the memory of the machine on
+which the page was made.
 """
 
 
@@ -49,7 +49,7 @@ def main() -> None:
         make_world(world)
         for entrance, cases in ENTRANCES.items():
             print(f"## {entrance[0].upper()}{entrance[1:]}\n")
-            print("| input | what the user does | what is said |\n|---|---|---|")
+            print("| input | what the user does | message |\n|---|---|---|")
             for case in cases:
                 print(row(case, world, Path(folder) / "copy"))
             print()

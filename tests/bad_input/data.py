@@ -43,7 +43,7 @@ RAW = [
     _prepare(
         "a file where a folder is needed",
         f"avazu --raw {CLICKS} --out new",
-        "raw/clicks.csv: is a file; --raw is the folder of the files",
+        "raw/clicks.csv: is a file; --raw is the folder of the downloaded files",
     ),
     _prepare(
         "the folder of another data set",
@@ -74,7 +74,7 @@ RAW = [
         "bytes that are no text",
         JUNK + b"\n" + JUNK,
         "raw/clicks.csv, line 1: is '\\x80\\x81",
-        "no UTF-8 text; must name the columns",
+        "not UTF-8 text; must name the columns",
     ),
     _raw("UTF-16", "label,a\n1,2\n".encode("utf-16"), "is UTF-16 text, must be UTF-8"),
     _raw(
