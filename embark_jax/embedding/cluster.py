@@ -55,8 +55,8 @@ class Cluster(Protocol):
         self, ids: jax.Array, weights: jax.Array | None
     ) -> tuple[Route, jax.Array]:
         """Where each id goes, and int32 values of which the step is to know the largest
-        of all devices: the ``[]`` capacity that this needs here, or of a DP storage
-        ``[places]`` those that are used.
+        of all devices: the ``[]`` capacity that this needs here. A route of DP is
+        finished with them.
 
         Args:
           ids: ``[batch, columns]``, -1 where padded.

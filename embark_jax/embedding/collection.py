@@ -251,7 +251,7 @@ class EmbeddingCollection:
             largest, bad_anywhere = restore(largest_over_devices(own))
             for name, cluster in self.clusters.items():
                 if isinstance(cluster, DataParallel):
-                    storages[name] = cluster.with_used(storages[name], largest[name])
+                    storages[name] = cluster.finish(storages[name], largest[name])
             needed = {name: largest[name] for name in self.plan.capacities}
             return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 

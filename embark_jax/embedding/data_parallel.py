@@ -1,12 +1,11 @@
 """DP: the storage is replicated; lookups are local, gradients are all-reduced.
 
 They are summed in one buffer. Of a table that has no more rows here than the batch has
-ids for it, the buffer holds every row; which of them are touched is told in the
-all-reduce that the step has for its capacities. Of other tables the buffer holds the
-rows that are touched on any device, gathered from all, so that many rows cost what the
-batch touches, not their number. One device sums nothing. Where gradients are
-compressed, a table's rows are padded to a multiple of the devices, for each to add up
-an equal share.
+ids for it, the buffer holds every row; of other tables it holds the rows that are
+touched on any device, so that many rows cost what the batch touches, not their number.
+Which rows are touched, all devices tell each other in the all-reduce that the step has
+for its capacities. One device sums nothing. Where gradients are compressed, a table's
+rows are padded to a multiple of the devices, for each to add up an equal share.
 """
 
 from __future__ import annotations
@@ -25,7 +24,11 @@ from embark_kernels import (
 )
 
 from embark_jax.embedding.cluster import RowGradients, Summands
-from embark_jax.embedding.exchange import gather, own_part, sum_over_devices
+from embark_jax.embedding.exchange import (
+    own_part,
+    own_part_alone,
+    sum_over_devices,
+)
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import sum_up
 from embark_jax.planner.cost.collectives import summed_rows, summed_whole
@@ -37,8 +40,7 @@ class DataParallelRoute(NamedTuple):
     slot: ``[batch, entries]`` row of each entry; ``slots`` where padded.
     weight: ``[batch, entries]`` or None.
     groups: the entries grouped by their places in the all-reduced buffer.
-    touched: ``[rows]`` slot of each row of that buffer; out of range where unused,
-      once ``with_used`` has said so.
+    touched: ``[rows]`` slot of each row of that buffer; out of range where unused.
     """
 
     slot: jax.Array
@@ -68,8 +70,8 @@ class DataParallel:
         # Tables that are summed whole: places of their first rows, and how far their
         # slots lie behind their places; the latter for each id column, too.
         first_place, behind, self._places = [], [], 0
-        self._column_behind = np.zeros(index.columns, np.int32)
-        self._column_whole = np.zeros(index.columns, bool)
+        column_behind = np.zeros(index.columns, np.int32)
+        column_whole = np.zeros(index.columns, bool)
         for rows in index.storage.ranges:
             table = rows.table.name
             if not summed_whole(rows.rows, batch_ids[table]):
@@ -81,31 +83,43 @@ class DataParallel:
             )
             for each in index.features:
                 if each.feature.table == table:
-                    self._column_whole[each.columns] = True
-                    self._column_behind[each.columns] = behind[-1]
+                    column_whole[each.columns] = True
+                    column_behind[each.columns] = behind[-1]
         self._first_place = np.array(first_place, np.int32)
         self._behind = np.array(behind, np.int32)
+        self._whole = np.flatnonzero(column_whole)
+        self._listed = np.flatnonzero(~column_whole)
+        self._column_behind = column_behind[self._whole]
 
     def route(self, ids, weights):
+        """What ``finish`` takes, and ``[places + …]`` which places of tables that are
+        summed whole this device uses, and its slots in the other tables."""
         _, _, slot = self.index.expand(ids)
-        groups, touched, used = self._group(slot)
         weight = None if weights is None else weights[:, self.index.entry_column]
-        return DataParallelRoute(slot, weight, groups, touched), used
+        asked = jnp.zeros(self._places, jnp.int32)
+        if self.index.devices > 1:
+            asked = asked.at[self._place(slot)].set(1, mode="drop")
+        if self.index.devices > 1 and self._listed.size:
+            listed = own_part_alone(slot[:, self._listed].reshape(-1))
+            asked = jnp.concatenate([asked, listed])
+        return (slot, weight), asked
 
-    def with_used(self, route: DataParallelRoute, used: jax.Array) -> DataParallelRoute:
-        """The route, once it is known which places any device uses.
+    def finish(
+        self, begun: tuple[jax.Array, jax.Array | None], largest: jax.Array
+    ) -> DataParallelRoute:
+        """The route, once it is known what all devices ask for.
 
         Args:
-          route: of ``route``.
-          used: ``[places]`` the largest of all devices, of what ``route`` returned.
+          begun: of ``route``.
+          largest: of all devices, of what ``route`` asked.
         """
-        whole, listed = jnp.split(route.touched, [len(used)])
-        whole = jnp.where(used > 0, whole, self.index.slots)
-        return route._replace(touched=jnp.concatenate([whole, listed]))
+        slot, weight = begun
+        groups, touched = self._group(slot, largest)
+        return DataParallelRoute(slot, weight, groups, touched)
 
-    def _group(self, slot: jax.Array) -> tuple[RowGroups, jax.Array, jax.Array]:
-        """Groups, the slot of each place, and which places of tables that are summed
-        whole this device uses."""
+    def _group(
+        self, slot: jax.Array, largest: jax.Array
+    ) -> tuple[RowGroups, jax.Array]:
         slots, implementation = self.index.slots, self.implementation
         if self.index.devices == 1:
             groups = group_rows(
@@ -114,35 +128,34 @@ class DataParallel:
                 most=self.index.most_rows(len(slot)),
                 implementation=implementation,
             )
-            return groups, groups.row, jnp.zeros(0, jnp.int32)
-        place, touched, used = [], [], jnp.zeros(self._places, jnp.int32)
-        whole = np.flatnonzero(self._column_whole)
-        if whole.size:
-            behind, nowhere = self._column_behind[whole], jnp.iinfo(jnp.int32).max
-            found = slot[:, whole]
-            found = jnp.where(found < slots, found - jnp.asarray(behind)[None], nowhere)
-            place.append(found)
-            touched.append(self._slots_of_places())
-            used = used.at[found].set(1, mode="drop")
-        listed = np.flatnonzero(~self._column_whole)
-        if listed.size:
+            return groups, groups.row
+        used, listed = jnp.split(largest, [self._places])
+        place = [self._place(slot)]
+        touched = [jnp.where(used > 0, self._slots_of_places(), slots)]
+        if self._listed.size:
             # For plain XLA: nothing is summed into the groups of all devices.
-            everywhere = group_rows(
-                gather(slot[:, listed].reshape(-1)), slots, implementation="xla"
-            )
-            mine = own_part(everywhere.group).reshape(-1, listed.size)
+            everywhere = group_rows(listed, slots, implementation="xla")
+            mine = own_part(everywhere.group).reshape(-1, self._listed.size)
             place.append(self._places + mine)
             touched.append(everywhere.row)
-        in_order = np.argsort(np.concatenate([whole, listed]))
+        in_order = np.argsort(np.concatenate([self._whole, self._listed]))
         target = jnp.concatenate(place, axis=1)[:, in_order].reshape(-1)
         rows = jnp.concatenate(touched)
         size = rows.shape[0]
-        groups = group_targets(target, size, implementation=implementation)
-        return groups, rows, used
+        return group_targets(target, size, implementation=implementation), rows
+
+    def _place(self, slot: jax.Array) -> jax.Array:
+        """``[batch, …]`` place of each entry of tables that are summed whole; out of
+        range where padded."""
+        found, behind = slot[:, self._whole], jnp.asarray(self._column_behind)[None]
+        nowhere = jnp.iinfo(jnp.int32).max
+        return jnp.where(found < self.index.slots, found - behind, nowhere)
 
     def _slots_of_places(self) -> jax.Array:
         """``[places]`` of tables that are summed whole."""
         place = jnp.arange(self._places, dtype=jnp.int32)
+        if not self._places:
+            return place
         table = jnp.searchsorted(jnp.asarray(self._first_place), place, side="right")
         return place + jnp.asarray(self._behind)[table - 1]
 

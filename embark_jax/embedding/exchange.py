@@ -134,6 +134,15 @@ def own_part(gathered: jax.Array) -> jax.Array:
     return lax.dynamic_slice_in_dim(gathered, lax.axis_index(MESH_AXES) * n, n)
 
 
+def own_part_alone(values: jax.Array) -> jax.Array:
+    """``[devices * n]`` zeros, but this device's ``[n]`` values at its part: of values
+    that are not negative, the largest over devices are what ``gather`` returns."""
+    devices, n = math.prod(lax.axis_size(axis) for axis in MESH_AXES), values.shape[0]
+    nothing = jnp.zeros(devices * n, values.dtype)
+    begin = lax.axis_index(MESH_AXES) * n
+    return lax.dynamic_update_slice_in_dim(nothing, values, begin, axis=0)
+
+
 def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
     """The sum of ``values`` over all devices, equal on all.
 

@@ -177,8 +177,9 @@ def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> in
 def replicated_collectives(
     rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
 ) -> Iterator[Collective]:
-    """Those of a replicated table. All that are summed whole tell which rows are
-    touched in the step's all-reduce of capacities; any other gathers its ids.
+    """Those of a replicated table. Which rows are touched is told in the step's
+    all-reduce of capacities: by a flag for each row, or all ids, each in a place of its
+    own.
 
     Args:
       rows, width: of the table.
@@ -190,18 +191,10 @@ def replicated_collectives(
         return
     value_bytes = traffic.VALUE_BYTES
     summed = summed_rows(rows, batch_ids, devices, wire)
-    if summed_whole(rows, batch_ids):
-        yield Collective(
-            *("all_reduce", "id exchange", "touched rows"),
-            fixed_bytes=value_bytes * summed,
-        )
-    else:
-        yield Collective(
-            "all_gather",
-            "id exchange",
-            "touched rows",
-            fixed_bytes=value_bytes * batch_ids,
-        )
+    told = summed if summed_whole(rows, batch_ids) else batch_ids
+    yield Collective(
+        *("all_reduce", "id exchange", "touched rows"), fixed_bytes=value_bytes * told
+    )
     for kind, carries in replicated_sums(wire):
         yield Collective(
             *(kind, "gradient exchange", carries),

@@ -183,14 +183,7 @@ class ProgramModel:
                 key = found.kind, found.phase, found.carries
                 moved.setdefault(key, np.zeros(len(shapes)))[i] += found.fixed_bytes
         for key, buffer_bytes in moved.items():
-            collective = Collective(*key)
-            yield self._moved(collective, buffer_bytes)
-            if collective.kind == "all_gather" and collective.phase == "id exchange":
-                # Each such table has its own, at most; all other collectives are
-                # those of a storage, or of the step.
-                waiting = self._latency(collective)
-                latency_ms = np.where(buffer_bytes, waiting.latency_ms, 0.0)
-                yield dataclasses.replace(waiting, latency_ms=latency_ms)
+            yield self._moved(Collective(*key), buffer_bytes)
         yield Work("sort", "slots", _grouping_bytes(ids))
         if workload.devices > 1:
             gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)

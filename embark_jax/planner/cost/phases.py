@@ -131,14 +131,13 @@ def _phase(
 ) -> Phase:
     """``times`` units of work on each device."""
     sent = model.link_bytes(work)
-    memory_bytes, buffer_bytes, link_bytes, network_bytes, latency_ms, ms = (
+    memory_bytes, buffer_bytes, link_bytes, network_bytes, ms = (
         float(np.sum(each))
         for each in (
             work.memory_bytes,
             work.buffer_bytes,
             sent.node_link,
             sent.network,
-            work.latency_ms,
             model.work_ms(work),
         )
     )
@@ -152,7 +151,7 @@ def _phase(
         memory_bytes * times,
         link_bytes * times,
         network_bytes * times,
-        latency_ms * float(times.max()),
+        work.latency_ms * float(times.max()),
         ms * times,
     )
 

@@ -35,4 +35,4 @@ class Work:
     collective: CollectiveKind | None = None
     reach: Reach = "fleet"
     buffer_bytes: float = 0.0
-    latency_ms: float | np.ndarray = 0.0
+    latency_ms: float = 0.0
