@@ -45,6 +45,10 @@ WORDS = 1
 """Of a key, which numbers a row of a block."""
 
 
+INITIAL_ROWS_AT_ONCE = 1024
+"""That a swap computes, to bound temporaries."""
+
+
 class Demand(NamedTuple):
     """What a batch asks of one cached storage.
 
@@ -238,8 +242,18 @@ def initial_values(
     states = sum(optimizer.state_widths(storage.width).values())
 
     def values(numbers, words):
-        rows = rows_of(numbers, words if storage.kind.table else None)
-        state = jnp.full((len(rows), states), optimizer.initial_state)
+        count, size = len(numbers), min(INITIAL_ROWS_AT_ONCE, len(numbers))
+
+        def fill(i, rows):
+            first = jnp.minimum(i * size, count - size)
+            some = lax.dynamic_slice_in_dim(numbers, first, size)
+            keys = lax.dynamic_slice_in_dim(words, first, size)
+            new = rows_of(some, keys if storage.kind.table else None)
+            return lax.dynamic_update_slice_in_dim(rows, new, first, axis=0)
+
+        rows = jnp.zeros((count, storage.width), jnp.float32)
+        rows = lax.fori_loop(0, -(-count // size), fill, rows)
+        state = jnp.full((count, states), optimizer.initial_state)
         return jnp.concatenate([rows, state], axis=1)
 
     return values
