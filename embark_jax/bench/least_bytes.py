@@ -21,7 +21,7 @@ from collections import defaultdict
 
 from embark_jax.planner import Plan, ProgramModel, Workload, phases
 from embark_jax.planner.cost import traffic
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.layout.storage import row_ranges
 from embark_jax.planner.request.dense import DenseNetwork
 
@@ -54,8 +54,9 @@ def least_bytes(
     ids = sum(feature.hotness for feature in plan.features)
     terms["route", "batch"] = batch * value * (ids + dense_features + 1)
     per_parameter, per_row = workload.state_values
-    for rows in row_ranges(plan.placements):
-        shapes = Shapes.of_rows(rows, plan.features, workload)
+    ranges = row_ranges(plan.placements)
+    of_ranges = shapes_of(ranges, plan.features, workload)
+    for rows, shapes in zip(ranges, of_ranges, strict=True):
         (dim,), (hotness,), (filled,) = shapes.dim, shapes.hotness, shapes.filled
         found = batch * hotness * filled
         row_bytes = traffic.rows_bytes(1, dim)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
@@ -91,8 +91,9 @@ def count(
         ),
         0.0,
     )
-    for rows in row_ranges(placements):
-        shapes = Shapes.of_rows(rows, features, workload)
+    ranges = row_ranges(placements)
+    of_ranges = shapes_of(ranges, features, workload)
+    for rows, shapes in zip(ranges, of_ranges, strict=True):
         use = shapes.uses[0]
         hotness = use.hotness * use.filled
         own_ids = workload.device_batch * hotness

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.layout.storage import row_ranges
 
 
@@ -16,7 +16,7 @@ def step_ms(placements, features, workload, model):
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
     for placed in row_ranges(placements):
-        shape = Shapes.of_rows(placed, features, workload)
+        (shape,) = shapes_of([placed], features, workload)
         (storage,) = shape.storages
         storages.add(storage)
         everywhere_ms += float(model.everywhere_ms(shape)[0])

@@ -9,7 +9,7 @@ import pytest
 
 from embark_jax import fleet, planner
 from embark_jax.planner import Placement, Workload
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.layout.storage import row_ranges
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.simulator import (
@@ -300,9 +300,7 @@ def test_the_planners_model_of_embarks_system_is_that_of_its_step(nodes, cluster
     ]
     predicted_ms = sum(
         float(model.owner_ms(each)[-1].mean() + model.everywhere_ms(each)[0])
-        for each in (
-            Shapes.of_rows(rows, FEATURES, workload) for rows in row_ranges(placements)
-        )
+        for each in shapes_of(row_ranges(placements), FEATURES, workload)
     )
     spread = [over_gpus(each, model.gpus) for each in placements]
     spans = simulate_embark("", mine, spread, serial).timeline.spans

@@ -17,9 +17,9 @@ from embark_jax.planner.cost.objective import (
 )
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.layout.prediction import Breakdown
-from embark_jax.planner.layout.storage import Placement, RowRange, row_ranges
+from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
 
@@ -41,7 +41,8 @@ def break_down(
     priced = price(placements, features, workload, model)
     parts = phases(placements, features, workload, model)
     ranges = row_ranges(placements)
-    likely = _likely_ids(ranges, features, workload)
+    shapes = shapes_of(ranges, features, workload)
+    likely = [each.likely_ids for each in shapes]  # [row_shards] of each row range
     device_ids = np.zeros((len(priced.candidates.storages), workload.devices))
     for i, (rows, ids) in enumerate(zip(ranges, likely, strict=True)):
         each = np.repeat(ids, rows.column_shards) if rows.devices else ids[:0]
@@ -84,15 +85,6 @@ def _device_ms(parts: Sequence[Phase], devices: int) -> dict[str, tuple[float, .
     for part in parts:
         total_ms[part.name] += part.device_ms
     return {name: tuple(map(float, ms)) for name, ms in total_ms.items() if ms.any()}
-
-
-def _likely_ids(
-    ranges: Sequence[RowRange],
-    features: Sequence[FeatureSpec],
-    workload: Workload,
-) -> list[np.ndarray]:
-    """For each row range ``[row_shards]`` ids that a device is likely to send each."""
-    return [Shapes.of_rows(rows, features, workload).likely_ids for rows in ranges]
 
 
 def _range_ms(priced: Priced) -> np.ndarray:

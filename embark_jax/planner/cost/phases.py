@@ -15,7 +15,7 @@ from embark_jax.planner.cost.collectives import CollectiveKind, Reach
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.cost.work import Work
 from embark_jax.planner.layout.storage import Placement, StorageKind, row_ranges
 from embark_jax.planner.request.workload import Workload
@@ -92,8 +92,9 @@ def phases(
         }
         for unit, work in model.storage_work(storage):
             parts.append(_phase(model, storage, work, units[unit]))
-    for rows in row_ranges(placements):
-        shapes = Shapes.of_rows(rows, features, workload)
+    ranges = row_ranges(placements)
+    of_ranges = shapes_of(ranges, features, workload)
+    for rows, shapes in zip(ranges, of_ranges, strict=True):
         for work in model.everywhere_work(shapes):
             parts.append(_phase(model, shapes.storages[0], work, everywhere))
         if rows.cluster == "dp":

@@ -46,21 +46,6 @@ class Shapes:
     column_shards: np.ndarray
 
     @classmethod
-    def of_rows(
-        cls, rows: RowRange, features: Sequence[FeatureSpec], workload: Workload
-    ) -> Shapes:
-        """The shape of one row range."""
-        (use,) = uses_of([rows], features, workload)
-        return cls.one(
-            use,
-            workload,
-            rows.cluster,
-            rows.row_shards,
-            rows.column_shards,
-            rows.exchange,
-        )
-
-    @classmethod
     def one(
         cls,
         use: TableUse,
@@ -111,21 +96,22 @@ class Shapes:
     @functools.cached_property
     def storages(self) -> list[StorageKind]:
         """``[shapes]`` where each would lie."""
-        each = zip(self.table, self.column_shards, strict=True)
-        return [
-            storage_kind(
-                self.cluster,
-                use.dim,
-                int(columns),
-                use.weighted,
-                self.exchange,
-                use.tier,
-                use.evict,
-                use.dynamic,
-            )
-            for table, columns in each
-            for use in [self.uses[table]]
+        uses = [
+            (use.dim, use.weighted, use.tier, use.evict, use.dynamic)
+            for use in self.uses
         ]
+        known: dict[tuple, StorageKind] = {}
+        found = []
+        each = zip(self.table.tolist(), self.column_shards.tolist(), strict=True)
+        for table, columns in each:
+            key = uses[table], columns
+            if key not in known:
+                dim, weighted, *cached = uses[table]
+                known[key] = storage_kind(
+                    self.cluster, dim, columns, weighted, self.exchange, *cached
+                )
+            found.append(known[key])
+        return found
 
     # Flat arrays, one entry a row shard.
 
@@ -155,11 +141,11 @@ class Shapes:
     @functools.cached_property
     def shares(self) -> np.ndarray:
         """Share of its table's ids that fall on each."""
+        pairs = list(zip(self.table.tolist(), self.row_shards.tolist(), strict=True))
         known: dict[tuple[int, int], np.ndarray] = {}
-        for pair in set(zip(self.table.tolist(), self.row_shards.tolist())):  # noqa: B905
-            use = self.uses[pair[0]]
-            known[pair] = use.skew.row_shard_shares(use.rows, pair[1])
-        pairs = zip(self.table.tolist(), self.row_shards.tolist(), strict=True)
+        for table, shards in dict.fromkeys(pairs):  # table by table: skews keep some
+            use = self.uses[table]
+            known[table, shards] = use.skew.row_shard_shares(use.rows, shards)
         return np.concatenate([np.zeros(0), *(known[pair] for pair in pairs)])
 
     @functools.cached_property
@@ -218,4 +204,18 @@ def uses_of(
     pairs = zip(uses, ranges, strict=True)
     return [
         use.of_rows(rows.begin, rows.end, bool(rows.hot_ids)) for use, rows in pairs
+    ]
+
+
+def shapes_of(
+    ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
+) -> list[Shapes]:
+    """The shape of each row range, by itself."""
+    uses = uses_of(ranges, features, workload)
+    return [
+        Shapes.one(
+            *(use, workload, rows.cluster),
+            *(rows.row_shards, rows.column_shards, rows.exchange),
+        )
+        for use, rows in zip(uses, ranges, strict=True)
     ]
