@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Protocol
 
 import numpy as np
 
 HEAD_ROWS = 1 << 14
 """Rows whose row shard is looked at one by one."""
+SUMMED_ROWS = 64
+"""Rows whose probabilities are summed one by one."""
 SINGLE_ROWS = 1 << 10
 INTERVAL_RATIO = 1.01
 """Beyond the first ``SINGLE_ROWS``, rows are summed over intervals that grow by this
@@ -108,15 +111,36 @@ def _expected_unique(rows: int, draws: float, zipf: Zipf) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _total(rows: int, zipf: Zipf) -> float:
-    """Sum of ``(shift + rank) ** -exponent`` over all rows."""
-    ranks, lengths = intervals(rows)
-    return float(lengths @ (zipf.shift + ranks) ** -zipf.exponent)
+    """Sum of ``(shift + rank) ** -exponent`` over all rows: of the first one by one, of
+    the others by the formula of Euler and Maclaurin, off by less than 1e-9 of it."""
+    first = min(rows, SUMMED_ROWS)
+    shift, exponent = zipf.shift, zipf.exponent
+    total = float(_head(first, zipf).sum())
+    if rows == first:
+        return total
+    begin, end = float(shift + first), float(shift + rows)
+    if exponent == 1:
+        integral = math.log(end / begin)
+    else:
+        power = 1 - exponent
+        integral = (end**power - begin**power) / power
+    ends = (end**-exponent - begin**-exponent) / 2
+    slopes = exponent * (begin ** -(exponent + 1) - end ** -(exponent + 1)) / 12
+    return total + integral + ends + slopes
 
 
 @functools.lru_cache(maxsize=16384)
 def _head_sums(rows: int, row_shards: int, zipf: Zipf) -> np.ndarray:
-    """``[row_shards]`` the same over the first ``rows`` rows of each row shard."""
-    ranks = zipf.shift + np.arange(1, rows + 1, dtype=np.float64)
-    return np.bincount(
-        np.arange(rows) % row_shards, ranks**-zipf.exponent, minlength=row_shards
-    )
+    """``[row_shards]`` the same of those of the first ``rows`` rows in each row
+    shard."""
+    whole = rows // row_shards * row_shards
+    each = _head(rows, zipf)
+    sums = each[:whole].reshape(-1, row_shards).sum(axis=0)
+    sums[: rows - whole] += each[whole:]
+    return sums
+
+
+@functools.lru_cache(maxsize=64)
+def _head(rows: int, zipf: Zipf) -> np.ndarray:
+    """``(shift + rank) ** -exponent`` of the first ``rows`` rows."""
+    return (zipf.shift + np.arange(1, rows + 1, dtype=np.float64)) ** -zipf.exponent
