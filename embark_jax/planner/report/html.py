@@ -96,7 +96,6 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         "Where it is uneven": advice.uneven(plan),
         "What would help": advice.remedies(plan),
     }
-    path = summary.critical_path(plan)
     drawn = {
         "Owners of each table": figures.table_devices(plan),
         "Load of each device": figures.device_loads(plan),
@@ -106,7 +105,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
     parts = [
         f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
         f'<p class="warning">{escape(warning)}</p>' if warning else "",
-        _phases(path),
+        _phases(summary.critical_path(plan)),
         '<div class="answers">',
         *(_list(title, sentences) for title, sentences in answers.items()),
         "</div>",
@@ -116,7 +115,6 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
             if figure is not None
         ),
         _section("Tables", _decisions(plan, each=False), is_open),
-        _section(summary.PATH_TITLE, _critical_path(path), is_open) if path else "",
         last,
     ]
     return f'<div class="embark-plan">{"".join(parts)}</div>'
@@ -133,13 +131,12 @@ def _phases(path: dict[str, float]) -> str:
         if ms
     ]
     bar = "".join(
-        f'<div style="width:{ms / total_ms:.2%};background:{colour}" '
-        f'title="{escape(name)}: {ms:.3f} ms"></div>'
+        f'<div style="width:{ms / total_ms:.2%};background:{colour}"></div>'
         for name, ms, colour in shown
     )
     legend = " ".join(
         f'<span class="nowrap"><span class="swatch" style="background:{colour}">'
-        f"</span> {escape(name)} {ms / total_ms:.0%}</span>"
+        f"</span> {escape(name)} {ms:.3f} ms, {ms / total_ms:.0%}</span>"
         for name, ms, colour in shown
     )
     return f'<div class="phases">{bar}</div><p>{legend}</p>'
@@ -177,15 +174,6 @@ def _decisions(plan: Plan, each: bool) -> str:
         )
     headings = ("table", "rows", "dim", "ids", "ms", "share", "placement", "devices")
     return table((*headings, "why"), rows)
-
-
-def _critical_path(phase_ms: dict[str, float]) -> str:
-    total_ms = sum(phase_ms.values()) or 1.0
-    rows = [
-        ((name, name), (f"{ms:.3f}", ms), (f"{ms / total_ms:.1%}", ms))
-        for name, ms in phase_ms.items()
-    ]
-    return table(("phase", "ms", "share"), rows)
 
 
 def table(

@@ -75,7 +75,8 @@ def overview(plan: Plan) -> str:
         f"predicted: {prediction.step_ms:.3f} ms a step for the embeddings, "
         f"{most_bytes / size:.3g} {unit} a device"
     )
-    for what, ms in (("phases", critical_path(plan)), ("tables", offenders(plan))):
+    table_ms = {each.name: each.ms for each in decisions(plan) if each.ms}
+    for what, ms in (("phases", critical_path(plan)), ("tables", table_ms)):
         most = sorted(ms, key=lambda name: -ms[name])[:MOST_NAMED]
         if most and prediction.step_ms:
             shares = (f"{each} {ms[each] / prediction.step_ms:.0%}" for each in most)
@@ -150,11 +151,6 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
     return sorted(found, key=lambda decision: -(decision.ms or 0.0))
 
 
-PATH_TITLE = (
-    "Where the step's time goes: phases last until their fullest device is done"
-)
-
-
 def critical_path(plan: Plan) -> dict[str, float]:
     """How many ms each phase lasts; empty if it is not known."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
@@ -173,14 +169,6 @@ def uneven_rows(plan: Plan) -> str:
         f"row shards of {counted(len(uneven), 'table')} are uneven: the hottest is "
         f"sent up to {hottest[most]:.2g}× the mean of its table ({most})"
     )
-
-
-def offenders(plan: Plan, most: int = 5) -> dict[str, float]:
-    """The tables that take most of the step's time, in ms."""
-    breakdown = plan.prediction.breakdown if plan.prediction else None
-    table_ms = breakdown.table_ms if breakdown else {}
-    order = sorted(table_ms, key=lambda name: -table_ms[name])
-    return {name: table_ms[name] for name in order[:most]}
 
 
 def table_bytes(plan: Plan) -> dict[str, np.ndarray]:

@@ -20,6 +20,9 @@ MOST_DECISIONS = 30
 """Lines of tables, unless each is asked for."""
 MOST_DEVICES = 16
 """Listed one by one; more are listed by node."""
+PATH_TITLE = (
+    "Where the step's time goes: phases last until their fullest device is done"
+)
 BAR_COLUMNS = 24
 TEXT_COLUMNS = 120
 WIDE_COLUMNS = 100
@@ -104,24 +107,17 @@ def _decisions(plan: Plan, each: bool, narrow: bool) -> Table:
     return table
 
 
-def _critical_path(plan: Plan) -> list[Table | Text]:
+def _critical_path(plan: Plan) -> list[Table]:
     phase_ms = summary.critical_path(plan)
     total_ms = sum(phase_ms.values())
     if not total_ms:
         return []
-    table = _table("phase", "ms", "share", title=summary.PATH_TITLE)
+    table = _table("phase", "ms", "share", title=PATH_TITLE)
     table.add_column("")
     for name, ms in phase_ms.items():
         bar = "█" * round(BAR_COLUMNS * ms / max(phase_ms.values()))
         table.add_row(name, f"{ms:.3f}", f"{ms / total_ms:.1%}", bar)
-    most = Text("tables that take most of it: ")
-    most += Text(
-        ", ".join(
-            f"{name} {ms / total_ms:.1%}"
-            for name, ms in summary.offenders(plan).items()
-        )
-    )
-    return [table, most]
+    return [table]
 
 
 def _devices(plan: Plan) -> Table:
