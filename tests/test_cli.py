@@ -161,6 +161,7 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     assert runs.final(workdir)["step"] == 9
 
 
+@pytest.mark.slow
 def test_a_plan_whose_capacities_are_too_small_changes_no_bit(trained, tmp_path):
     config, expected, *_ = trained
     plan, workdir = tmp_path / "plan.json", tmp_path / "run"

@@ -28,7 +28,7 @@ RAW = [
     _prepare(
         "a folder that is not there",
         "csv --raw nope --out new",
-        "nope: no such file; --raw is such a file, or a folder of them",
+        "nope: no such file; --raw is such a file, or a folder of such files",
     ),
     _prepare(
         "a file of another kind",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 
@@ -123,6 +124,9 @@ def test_any_plan_reads_what_any_other_wrote(plans, seed):
     assert_moves(*plans, seed)
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 def placed(cluster, rows, columns, owners, hot_share=0.0):
     return lambda table: Placement(
         *(table, cluster, rows, columns, owners),
@@ -134,10 +138,10 @@ def placed(cluster, rows, columns, owners, hot_share=0.0):
     ("there", "here"),
     [
         (placed("rb", 3, 1, (0, 1, 2)), placed("ub", 2, 2, (2, 2, 1, 0))),
-        (placed("ub", 2, 2, (2, 2, 1, 0)), placed("rb", 3, 1, (0, 1, 2))),
-        (placed("dp", 1, 1, ()), placed("rb", 3, 1, (0, 1, 2))),
-        (placed("rb", 3, 1, (0, 1, 2)), placed("dp", 1, 1, ())),
-        (placed("rb", 3, 1, (0, 1, 2)), placed("ub", 2, 2, (2, 2, 1, 0), 0.6)),
+        slow(placed("ub", 2, 2, (2, 2, 1, 0)), placed("rb", 3, 1, (0, 1, 2))),
+        slow(placed("dp", 1, 1, ()), placed("rb", 3, 1, (0, 1, 2))),
+        slow(placed("rb", 3, 1, (0, 1, 2)), placed("dp", 1, 1, ())),
+        slow(placed("rb", 3, 1, (0, 1, 2)), placed("ub", 2, 2, (2, 2, 1, 0), 0.6)),
         (placed("ub", 2, 2, (2, 2, 1, 0), 0.6), placed("rb", 2, 1, (2, 1), 0.3)),
     ],
     ids=[

@@ -176,6 +176,7 @@ def test_no_sharded_table_is_in_the_program():
         assert not re.search(gathers, texts[True])
 
 
+@pytest.mark.slow
 def test_a_run_with_hot_batches(tmp_path):
     """From a config, to the end; and one that cannot have them is refused."""
     path = runs.write_config(tmp_path)

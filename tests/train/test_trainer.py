@@ -45,7 +45,13 @@ def test_an_overflow_changes_no_bit(trainer, wide_from):
     assert trainer.recompilations == 0
 
 
-@pytest.mark.parametrize("capacities", [AMPLE, {"rb_2_split": 16, "ub_4": 1}])
+@pytest.mark.parametrize(
+    "capacities",
+    [
+        AMPLE,
+        pytest.param({"rb_2_split": 16, "ub_4": 1}, marks=pytest.mark.slow),
+    ],
+)
 def test_overlap_changes_no_bit(trainer, capacities):
     """Nor with stops, steps that are replayed, or a loop that is left early."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
