@@ -101,9 +101,9 @@ def import_named(kind: str) -> Callable[..., Any]:
     named = getattr(module, name, None)
     if not callable(named):
         found = [n for n, value in vars(module).items() if callable(value)]
+        hint = nearest(name, [n for n in found if not n.startswith("_")])
         raise ConfigError(
-            f"{kind}: {module_name} has no class or function {name!r}; it has "
-            + (", ".join(n for n in found if not n.startswith("_")) or "none")
+            f"{kind}: {module_name} has no class or function {name!r}; {hint}"
         )
     return named
 
