@@ -1,4 +1,4 @@
-"""What the ids of bags say by themselves, before they go anywhere."""
+"""Work on the ids of bags before they are routed: masks, mean factors, checks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from embark_jax.tables import PADDING_ID
 
 
 def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """The ids, with padding for those that are no row of a table of so many; and how
-    many those are, ``[]`` int32. All of an id of 64 bits is looked at, in any mode."""
+    """Returns the ids, with padding for those that are no row of a table of
+    ``rows`` rows, and their number, ``[]`` int32. All bits of 64-bit ids count, in any
+    mode."""
     with jax.enable_x64(ids.dtype == jnp.int64):
         valid = ids >= 0
         if rows <= jnp.iinfo(ids.dtype).max:
@@ -27,7 +28,8 @@ def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
 def mean_factor(
     ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
 ) -> jax.Array:
-    """``[batch]`` one over the total weight of each bag; zero if that is zero."""
+    """Returns ``[batch]``: one over the total weight of each bag; zero if that is
+    zero."""
     present = (ids[name] >= 0).astype(jnp.float32)
     total = (present * weights[name] if name in weights else present).sum(axis=1)
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
@@ -43,11 +45,11 @@ def check_arrays(
     """Raises ``ValueError`` if ids or weights are not those of a plan's batch.
 
     Args:
-      plan: its features and batch size.
-      what: they are, for the message.
-      given: by feature.
+      plan: plan with the features and the batch size.
+      what: name of the arrays in the message.
+      given: arrays by feature.
       expected: the features that must have them.
-      dtypes: that are allowed.
+      dtypes: allowed dtypes.
     """
     if set(given) != set(expected):
         raise ValueError(
@@ -70,7 +72,8 @@ def storage_columns(
     ids: Mapping[str, jax.Array],
     weights: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array | None]:
-    """``[batch, columns]`` ids of a storage's features, and weights if any has."""
+    """Returns ``[batch, columns]`` ids of a storage's features, and weights if any
+    has."""
     names = [f.feature.name for f in index.features]
     wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
     with jax.enable_x64(wide):

@@ -1,9 +1,9 @@
 """Cached tables on the devices: routes of keys become routes of slots, and rows move.
 
 A cached storage has fewer slots than its tables have rows. Up to the exchange of ids,
-all is as if each row had a slot: a key is the row's number among those of its owner's
-block. Then the owner resolves keys: its key index says in which slot each row lies, or
-is to come. Which rows move depends on ids alone; a swap moves them.
+every row counts as if it had a slot: a key is the row's number in its owner's block.
+Then the owner resolves keys: its key index says in which slot each row lies, or will
+lie. Which rows move depends on ids alone; a swap moves them.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from embark_jax.embedding.sharded import pick
 from embark_jax.planner import Storage
 
 WORDS = 1
-"""Of a key, which numbers a row of a block."""
+"""Words of a key, which is a row's number in a block."""
 
 
 INITIAL_ROWS_AT_ONCE = 1024
-"""That a swap computes, to bound temporaries."""
+"""Initial rows that a swap computes at once, to bound temporaries."""
 
 
 class Demand(NamedTuple):
-    """What a batch asks of one cached storage.
+    """The demand of a batch on one cached storage.
 
     Attributes:
-      moves: on each device.
-      most: ``[3]`` int32 the most that a device has of: rows that come, slots that the
-        batch needs, and keys without room in the directory.
-      rows: ``[2]`` int32 on all devices: rows that are asked for, and of them those
-        that had no slot.
+      moves: moves on each device.
+      most: ``[3]`` int32 maximum over devices of the rows that come, the slots that the
+        batch needs, and the keys without room in the directory.
+      rows: ``[2]`` int32 numbers over all devices: rows that are asked for, and those
+        of them that had no slot.
     """
 
     moves: Moves
@@ -66,11 +66,11 @@ class Demand(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """What comes into the slots of one cached storage.
+    """The rows that come into the slots of one cached storage.
 
     Attributes:
-      rows: ``[devices * n, values]`` float32 as of ``row_values``.
-      fresh: ``[devices * n]`` bool, which have their initial value instead.
+      rows: ``[devices * n, values]`` float32 values as in ``row_values``.
+      fresh: ``[devices * n]`` bool: rows that take their initial value instead.
       words: ``[devices * n, 2]`` uint32 low and high bits of the keys of a dynamic
         table.
     """
@@ -81,7 +81,7 @@ class Incoming(NamedTuple):
 
 
 def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
-    """Key indexes of the cached storages, without keys; sharded like those."""
+    """Creates key indexes of the cached storages, without keys; sharded like those."""
     storages = collection.cached
 
     def create():
@@ -96,8 +96,8 @@ def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
 def grow_directories(
     collection: EmbeddingCollection, indexes: Mapping[str, KeyIndex]
 ) -> dict[str, KeyIndex]:
-    """The same keys in the same slots, with as many times two the buckets as it takes
-    for all to find room."""
+    """Returns indexes with the same keys in the same slots; buckets are doubled until
+    all keys find room."""
     grown, homeless = dict(indexes), True
     while homeless:
         buckets = {
@@ -123,11 +123,11 @@ def grow_slots(
     storages: Storages,
     state: OptimizerState,
 ) -> tuple[dict[str, KeyIndex], Storages, OptimizerState]:
-    """The same rows in the same slots of arrays that may have more of them.
+    """Returns the arrays with the same rows in the same slots, and room for more slots.
 
     Args:
-      collection: of the plan with more slots.
-      indexes, storages, state: of the plan before, for the same mesh.
+      collection: collection of the plan with more slots.
+      indexes, storages, state: those of the plan before, for the same mesh.
     """
     cached = collection.cached
 
@@ -162,14 +162,14 @@ def resolve_routes(
     routes: Routes,
     micro_batches: int = 1,
 ) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
-    """Lets owners say in which slots the rows of a batch lie; to be called under jit.
+    """Lets owners say in which slots the rows of a batch lie; must run under jit.
 
     Args:
       collection: the embedding tables.
-      indexes: before the batch.
-      routes: of ``EmbeddingCollection.route``; of several micro-batches along a first
-        axis.
-      micro_batches: how many those are.
+      indexes: indexes before the batch.
+      routes: result of ``EmbeddingCollection.route``; several micro-batches lie along a
+        first axis.
+      micro_batches: number of micro-batches.
 
     Returns:
       The indexes, the routes that lookups and updates take once the rows have moved,
@@ -220,8 +220,8 @@ def _resolve_route(
 
 
 def row_values(optimizer: RowOptimizer, width: int) -> dict[str, slice]:
-    """Which values of a row that moves are its states, by name, and its parameters, by
-    the name ""."""
+    """Returns the slice of each value in a row that moves: its states by name, and its
+    parameters by the name ""."""
     found, begin = {}, 0
     for name, size in {"": width, **optimizer.state_widths(width)}.items():
         found[name] = slice(begin, begin + size)
@@ -235,8 +235,8 @@ def initial_values(
     optimizer: RowOptimizer,
     key: jax.Array,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """From numbers in a device's block, ``[n]`` int32, and ``words`` as of
-    ``Incoming``, to all values of rows that no batch has asked for yet; inside
+    """Returns a function from numbers in a device's block, ``[n]`` int32, and ``words``
+    as in ``Incoming`` to all values of rows that no batch has asked for yet; it runs in
     ``shard_map``. ``key`` is that of ``EmbeddingCollection.init``."""
     rows_of = initial_rows(storage, key, collection.hot_keys)
     states = sum(optimizer.state_widths(storage.width).values())
@@ -260,12 +260,12 @@ def initial_values(
 
 
 def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
-    """A jitted ``(storages, state, key, moves, incoming) -> (storages, state, rows)``
-    that puts rows into slots and gives those that were there; storages and state are
-    donated.
+    """Makes a jitted ``(storages, state, key, moves, incoming) -> (storages, state,
+    rows)`` that puts rows into slots and returns those that were there; storages and
+    state are donated.
 
     ``key`` is that of ``EmbeddingCollection.init``; ``moves`` and ``incoming`` are by
-    storage name, and the latter has room for those that move.
+    storage name, and ``incoming`` has room for all rows that move.
     """
 
     def swap(storages, state, key, moves, incoming):

@@ -1,7 +1,7 @@
-"""What the three clusters have in common: the interface the collection composes.
+"""The interface that the three clusters share and the collection composes.
 
 All methods run on one device, inside ``shard_map``. ``batch`` is the device's share of
-the global batch, ``outputs`` and ``entries`` are those of the storage's index.
+the global batch; ``outputs`` and ``entries`` are those of the storage's index.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from embark_kernels import Implementation, RowGroups
 from embark_jax.embedding.indexing import StorageIndex
 
 Route = Any
-"""A NamedTuple of arrays, one type a cluster; it depends on ids alone."""
+"""A NamedTuple of arrays, of one type per cluster; it depends on ids alone."""
 
 
 class RowGradients(NamedTuple):
@@ -30,13 +30,13 @@ class RowGradients(NamedTuple):
 
 
 class Summands(NamedTuple):
-    """What adds up to the row gradients of a device; as of ``sum_groups``.
+    """The summands of a device's row gradients, as ``sum_groups`` takes them.
 
     Attributes:
-      groups: the entries, grouped by row.
-      values: ``[m, width]``.
-      source: ``[n]`` the value of each entry.
-      weight: ``[n]`` float32, or None.
+      groups: entries, grouped by row.
+      values: ``[m, width]`` gradients.
+      source: ``[n]`` index of each entry's value.
+      weight: ``[n]`` float32 weight of each entry, or None.
     """
 
     groups: RowGroups
@@ -54,9 +54,9 @@ class Cluster(Protocol):
     def route(
         self, ids: jax.Array, weights: jax.Array | None
     ) -> tuple[Route, jax.Array]:
-        """Where each id goes, and int32 values of which the step is to know the largest
-        of all devices: the ``[]`` capacity that this needs here. A route of DP is
-        finished with them.
+        """Finds where each id goes, and int32 values of which the step needs the
+        largest over all devices: the ``[]`` capacity that the route needs here. A route
+        of DP is finished with them.
 
         Args:
           ids: ``[batch, columns]``, -1 where padded.
@@ -65,24 +65,26 @@ class Cluster(Protocol):
         ...
 
     def touched(self, route: Route) -> jax.Array:
-        """``[rows]`` slots of ``row_gradients``."""
+        """Returns the ``[rows]`` slots of ``row_gradients``."""
         ...
 
     def lookup(self, block: jax.Array, route: Route) -> jax.Array:
-        """Weighted sums of the rows of each bag, ``[batch, outputs, width]``."""
+        """Returns weighted sums of the rows of each bag,
+        ``[batch, outputs, width]``."""
         ...
 
     def summands(self, gradients: jax.Array, route: Route) -> Summands | None:
-        """What ``row_gradients`` adds up; None where other devices add to it, too."""
+        """Returns the summands of ``row_gradients``; None if other devices add to
+        it."""
         ...
 
     def row_gradients(self, gradients: jax.Array, route: Route) -> RowGradients:
-        """From gradients of ``lookup``'s result to those of this device's rows."""
+        """Turns gradients of ``lookup``'s result into those of this device's rows."""
         ...
 
     def mean_square(self, rows: RowGradients, route: Route) -> jax.Array | None:
-        """``[rows]`` mean over the whole row, all column shards, of gradient²; None
-        where this device has whole rows."""
+        """Returns ``[rows]``: the mean of gradient² over the whole row, all column
+        shards; None where this device has whole rows."""
         ...
 
 
@@ -90,6 +92,6 @@ class ShardedCluster(Cluster, Protocol):
     """A cluster whose rows may be cached: ReductionBased or UniqueBased."""
 
     def with_slots(self, route: Route, slot: jax.Array) -> Route:
-        """The route with slots in place of the keys of ``touched``, ``[rows]``; out of
-        range where those are."""
+        """Returns the route with slots in place of the keys of ``touched``, ``[rows]``;
+        a slot is out of range where its key is."""
         ...

@@ -35,24 +35,24 @@ from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.tables import embedding_shapes
 
 Storages = dict[str, jax.Array]
-"""By storage name: ``[devices * slots_per_device, width]`` float32; a replicated one
-``[slots_per_device, width]``."""
+"""``[devices * slots_per_device, width]`` float32 arrays by storage name; a replicated
+one is ``[slots_per_device, width]``."""
 OptimizerState = dict[str, dict[str, jax.Array]]
-"""By storage name and name of the state, shaped like the storage or ``[…, 1]``."""
+"""Arrays by storage name and state name, shaped like the storage or ``[…, 1]``."""
 
 
 class Routes(NamedTuple):
-    """Where the ids of a batch go; it depends on no parameter.
+    """The routes of a batch's ids; they depend on no parameter.
 
     Attributes:
-      storages: by storage name, the route of its cluster.
-      mean_factors: for each feature with mean pooling ``[batch]``, one over the total
+      storages: route of each storage's cluster, by storage name.
+      mean_factors: for each feature with mean pooling ``[batch]``: one over the total
         weight of a bag.
       needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
-      bad_ids: ``[devices, features]`` int32, in the order of the plan's features: how
-        many ids of each device's samples are neither a row of their table nor padding.
-        They are treated as padding.
-      any_bad: ``[]`` bool, whether there are any on any device.
+      bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
+        number of ids in each device's samples that are neither a row of their table nor
+        padding. They are treated as padding.
+      any_bad: ``[]`` bool: whether any device has a bad id.
     """
 
     storages: dict[str, Route]
@@ -69,24 +69,24 @@ MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
 class EmbeddingCollection:
     """All embedding tables of a model, placed as a plan says.
 
-    All methods but ``init`` and ``init_optimizer`` are to be called under ``jax.jit``.
+    All methods but ``init`` and ``init_optimizer`` must be called under ``jax.jit``.
 
     Args:
-      plan: where everything lies.
+      plan: placement of every table.
       mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
       wire: the formats in which rows and gradients travel.
       ragged: whether ids, rows and gradients of UB tables travel without padding, where
         their exchange is flat; for GPUs alone.
-      implementation: of lookups and updates: "xla", "mosaic_gpu", or None for the best
-        that runs here; see ``embark_kernels.availability``.
-      hot_only: whether it is for batches of ids of replicated rows alone, so that it
-        does nothing to sharded storages but pass them on. A batch with another id does
-        not fit; capacities are zero.
+      implementation: kernels of lookups and updates: "xla", "mosaic_gpu", or None for
+        the best that runs here; see ``embark_kernels.availability``.
+      hot_only: whether all ids of all batches are of replicated rows, so that sharded
+        storages are only passed on. A batch with another id does not fit; capacities
+        are zero.
 
     Attributes:
       capacities: for each sharded storage, the ids that one device can send to another.
-      clusters: by storage name, how its rows move.
-      hot_keys: of the plan.
+      clusters: cluster of each storage, by name.
+      hot_keys: index of the plan's listed hot rows.
 
     Raises:
       ValueError: if mesh and plan disagree, or the implementation cannot handle the
@@ -127,7 +127,7 @@ class EmbeddingCollection:
             for name, storage in self._storages.items()
             if storage.replicated or not hot_only
         }
-        # Of storages whose rows no id may ask for.
+        # Indexes of storages whose rows no id may ask for.
         self._barred = {
             name: index_storage(storage, plan.features, plan.devices)
             for name, storage in self._storages.items()
@@ -140,7 +140,7 @@ class EmbeddingCollection:
         self._route_specs = self._specs_of_routes(BATCH)
 
     def with_plan(self, plan: Plan, hot_only: bool = False) -> EmbeddingCollection:
-        """The same tables under another plan for the same mesh."""
+        """Returns the same tables under another plan for the same mesh."""
         return EmbeddingCollection(
             plan,
             self.mesh,
@@ -157,8 +157,8 @@ class EmbeddingCollection:
 
     @property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each feature's embedding a sample: ``(dim,)``, or ``(hotness, dim)``
-        of a sequence."""
+        """Shape of each feature's pooled embedding of a sample: ``(dim,)``, or
+        ``(hotness, dim)`` for a sequence."""
         return embedding_shapes(self.plan.tables, self.plan.features)
 
     @property
@@ -167,8 +167,8 @@ class EmbeddingCollection:
         return {name: NamedSharding(self.mesh, s) for name, s in self._specs.items()}
 
     def init(self, key: jax.Array) -> Storages:
-        """Initial storages; each device creates only its own block. The slots of cached
-        ones hold no rows yet.
+        """Creates initial storages; each device creates only its own block. The slots
+        of cached ones hold no rows yet.
 
         Args:
           key: a JAX random key; with it, each table's rows are the same in every plan.
@@ -185,7 +185,7 @@ class EmbeddingCollection:
         return jax.jit(self.map(create, (PartitionSpec(),), self._specs))(key)
 
     def init_optimizer(self, optimizer: RowOptimizer) -> OptimizerState:
-        """Initial optimizer state, sharded like the storages."""
+        """Creates the initial optimizer state, sharded like the storages."""
 
         def create():
             return {
@@ -202,7 +202,7 @@ class EmbeddingCollection:
     def state_shardings(
         self, optimizer: RowOptimizer
     ) -> dict[str, dict[str, NamedSharding]]:
-        """Sharding of each array of ``init_optimizer``."""
+        """Returns the sharding of each array of ``init_optimizer``."""
         return {
             name: dict.fromkeys(optimizer.state_widths(1), sharding)
             for name, sharding in self.shardings.items()
@@ -259,20 +259,20 @@ class EmbeddingCollection:
         return mapped(dict(ids), dict(weights))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
-        """``[]`` int32 capacity that the batch needs, for each sharded storage; of
-        several micro-batches, the one that needs the most."""
+        """Returns the ``[]`` int32 capacity that the batch needs, for each sharded
+        storage; of several micro-batches, that of the one that needs the most."""
         return {name: routes.needed[name].max() for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
-        """``[]`` bool: whether the batch fits all capacities. If not, some ids are
-        missing from the routes, and nothing of the step may be applied."""
+        """Returns ``[]`` bool: whether the batch fits all capacities. If not, some ids
+        are missing from the routes, and nothing of the step may be applied."""
         needed = self.needed(routes)
         fits = [needed[name] <= have for name, have in self.capacities.items()]
         return jnp.all(jnp.array(fits, bool))
 
     def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
-        """For each feature the pooled rows, ``[batch, dim]`` float32; of a sequence
-        ``[batch, hotness, dim]``."""
+        """Returns each feature's pooled embedding, ``[batch, dim]`` float32; for a
+        sequence it is ``[batch, hotness, dim]``."""
 
         batch, shapes = self.plan.batch_size // self.plan.devices, self.output_shapes
 
@@ -311,14 +311,14 @@ class EmbeddingCollection:
         """Updates each touched row once, in place where the arguments are donated.
 
         Args:
-          storages, state: of ``init`` and ``init_optimizer``.
-          routes: of ``route``, for the batch that was looked up.
-          gradients: of the loss by each array that ``lookup`` returned.
-          optimizer: the rule.
+          storages, state: arrays of ``init`` and ``init_optimizer``.
+          routes: result of ``route``, for the batch that was looked up.
+          gradients: gradients of the loss by each array that ``lookup`` returned.
+          optimizer: rule for touched rows.
           step: ``[]`` int32 number of this step, from 1.
           apply: ``[]`` bool; if false, nothing changes.
           micro_batches: if there are several, routes and gradients have them along a
-            first axis, and each row gets the sum of what all of them give it.
+            first axis, and each row gets the sum over all of them.
         """
 
         def update(storages, state, routes, gradients, step, apply):
@@ -356,8 +356,8 @@ class EmbeddingCollection:
         )
 
     def map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-        """The function of the blocks of one device, as one of the whole arrays."""
-        # The name is what profiles and audits of the program know a phase by.
+        """Turns a function of one device's blocks into one of the whole arrays."""
+        # Profiles and audits of the program know a phase by this name.
         # check_vma off: replicated outputs are equal by construction, which the check
         # cannot see.
         return jax.shard_map(

@@ -1,11 +1,11 @@
 """DP: the storage is replicated; lookups are local, gradients are all-reduced.
 
-They are summed in one buffer. Of a table that has no more rows here than the batch has
-ids for it, the buffer holds every row; of other tables it holds the rows that are
-touched on any device, so that many rows cost what the batch touches, not their number.
-Which rows are touched, all devices tell each other in the all-reduce that the step has
-for its capacities. One device sums nothing. Where gradients are compressed, a table's
-rows are padded to a multiple of the devices, for each to add up an equal share.
+One buffer sums them. It holds every row of a table that has no more rows here than the
+batch has ids for it; of other tables it holds the rows that any device touches, so that
+many rows cost what the batch touches, not their number. Devices tell each other which
+rows they touch in the all-reduce that the step has for its capacities. One device sums
+nothing. Where gradients are compressed, a table's rows are padded to a multiple of the
+devices, so that each adds up an equal share.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from embark_jax.planner.request.wire import WireFormat
 
 
 class DataParallelRoute(NamedTuple):
-    """Attributes:
-    slot: ``[batch, entries]`` row of each entry; ``slots`` where padded.
-    weight: ``[batch, entries]`` or None.
-    groups: the entries grouped by their places in the all-reduced buffer.
-    touched: ``[rows]`` slot of each row of that buffer; out of range where unused.
+    """The route of a DP storage.
+
+    Attributes:
+      slot: ``[batch, entries]`` slot of each entry; ``slots`` where padded.
+      weight: ``[batch, entries]`` weight of each entry, or None.
+      groups: entries grouped by their places in the all-reduced buffer.
+      touched: ``[rows]`` slot of each row of that buffer; out of range where unused.
     """
 
     slot: jax.Array
@@ -92,8 +94,8 @@ class DataParallel:
         self._column_behind = column_behind[self._whole]
 
     def route(self, ids, weights):
-        """What ``finish`` takes, and ``[places + …]`` which places of tables that are
-        summed whole this device uses, and its slots in the other tables."""
+        """Returns the ``begun`` of ``finish``, and ``[places + …]``: the places of
+        tables summed whole that this device uses, and its slots in the other tables."""
         _, _, slot = self.index.expand(ids)
         weight = None if weights is None else weights[:, self.index.entry_column]
         asked = jnp.zeros(self._places, jnp.int32)
@@ -107,11 +109,11 @@ class DataParallel:
     def finish(
         self, begun: tuple[jax.Array, jax.Array | None], largest: jax.Array
     ) -> DataParallelRoute:
-        """The route, once it is known what all devices ask for.
+        """Returns the route, once the requests of all devices are known.
 
         Args:
-          begun: of ``route``.
-          largest: of all devices, of what ``route`` asked.
+          begun: first result of ``route``.
+          largest: maximum over all devices of the second result of ``route``.
         """
         slot, weight = begun
         groups, touched = self._group(slot, largest)
@@ -145,14 +147,14 @@ class DataParallel:
         return group_targets(target, size, implementation=implementation), rows
 
     def _place(self, slot: jax.Array) -> jax.Array:
-        """``[batch, …]`` place of each entry of tables that are summed whole; out of
-        range where padded."""
+        """Returns ``[batch, …]``: the place of each entry of tables that are summed
+        whole; out of range where padded."""
         found, behind = slot[:, self._whole], jnp.asarray(self._column_behind)[None]
         nowhere = jnp.iinfo(jnp.int32).max
         return jnp.where(found < self.index.slots, found - behind, nowhere)
 
     def _slots_of_places(self) -> jax.Array:
-        """``[places]`` of tables that are summed whole."""
+        """Returns the slots ``[places]`` of tables that are summed whole."""
         place = jnp.arange(self._places, dtype=jnp.int32)
         if not self._places:
             return place

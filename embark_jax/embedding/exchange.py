@@ -23,7 +23,7 @@ from embark_jax.planner.request.wire import WireFormat
 
 
 class Exchange(Protocol):
-    """How the ids, rows, sums and gradients of one storage travel. ``devices`` counts
+    """The way that ids, rows, sums and gradients of one storage travel. ``devices`` are
     all of the mesh, in its order; ``wire`` is the format in which float32 rows travel,
     if there is another device."""
 
@@ -31,19 +31,21 @@ class Exchange(Protocol):
         """Sends ``values[d]`` to device d; row s of the result came from device s.
 
         Args:
-          values: ``[devices, ...]``, local to each device of the mesh.
-          wire: float32 takes any values as they are.
+          values: array ``[devices, ...]``, local to each device of the mesh.
+          wire: format of the values; float32 takes any values as they are.
         """
         ...
 
     def sums_to_requesters(self, sums: jax.Array, wire: WireFormat) -> jax.Array:
-        """Partial sums ``[devices, batch, places, width]`` that this device pooled for
-        each device, to sums ``[batch, outputs, width]`` of its own batch."""
+        """Turns partial sums ``[devices, batch, places, width]``, which this device
+        pooled for each device, into sums ``[batch, outputs, width]`` of its own
+        batch."""
         ...
 
     def gradients_to_owners(self, gradients: jax.Array, wire: WireFormat) -> jax.Array:
-        """Gradients ``[batch, outputs, width]`` of this device's batch, to those of its
-        sums in the batches of all, ``[devices, batch, places, width]``."""
+        """Turns gradients ``[batch, outputs, width]`` of this device's batch into those
+        of its sums in the batches of all devices,
+        ``[devices, batch, places, width]``."""
         ...
 
 
@@ -67,7 +69,7 @@ class HierarchicalExchange:
     """An all-to-all inside each node, and one along each rail; see ``Exchange``.
 
     Sums are exchanged inside the node and then added, not reduce-scattered: so a device
-    sends its own sums only, where it would send zeros for those of the other GPUs.
+    sends only its own sums, where it would send zeros for those of the other GPUs.
     """
 
     def __init__(self, partial_sums: PartialSums, nodes: int, gpus_per_node: int):
@@ -98,12 +100,12 @@ class HierarchicalExchange:
 
 
 def _inside_node(staged: jax.Array, wire: WireFormat) -> jax.Array:
-    """``[nodes, gpus, ...]`` to each GPU of the node its part of axis 1."""
+    """Sends each GPU of the node its part of axis 1 of ``[nodes, gpus, ...]``."""
     return _all_to_all(staged, MESH_AXES[1], 1, wire)
 
 
 def _along_rail(staged: jax.Array, wire: WireFormat) -> jax.Array:
-    """``[nodes, ...]`` to the GPU of the same rank of each node."""
+    """Sends the GPU of the same rank of each node its part of ``[nodes, ...]``."""
     return _all_to_all(staged, MESH_AXES[0], 0, wire)
 
 
@@ -123,20 +125,20 @@ def _of_this_node(each: jax.typing.ArrayLike) -> jax.Array:
 
 
 def gather(values: jax.Array) -> jax.Array:
-    """``[n, ...]`` of each device to ``[devices * n, ...]``, equal on all."""
+    """Joins ``[n, ...]`` of each device to ``[devices * n, ...]``, equal on all."""
     return lax.all_gather(values, MESH_AXES, axis=0, tiled=True)
 
 
 def own_part(gathered: jax.Array) -> jax.Array:
-    """What ``gather`` took from this device: its ``[n, ...]`` of all."""
+    """Returns this device's ``[n, ...]`` of what ``gather`` returned."""
     devices = math.prod(lax.axis_size(axis) for axis in MESH_AXES)
     n = gathered.shape[0] // devices
     return lax.dynamic_slice_in_dim(gathered, lax.axis_index(MESH_AXES) * n, n)
 
 
 def own_part_alone(values: jax.Array) -> jax.Array:
-    """``[devices * n]`` zeros, but this device's ``[n]`` values at its part: of values
-    that are not negative, the largest over devices are what ``gather`` returns."""
+    """Returns ``[devices * n]`` zeros with this device's ``[n]`` values at its part. If
+    no value is negative, the maximum over devices is what ``gather`` returns."""
     devices, n = math.prod(lax.axis_size(axis) for axis in MESH_AXES), values.shape[0]
     nothing = jnp.zeros(devices * n, values.dtype)
     begin = lax.axis_index(MESH_AXES) * n
@@ -144,14 +146,15 @@ def own_part_alone(values: jax.Array) -> jax.Array:
 
 
 def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
-    """The sum of ``values`` over all devices, equal on all.
+    """Returns the sum of ``values`` over all devices, equal on all.
 
-    An all-reduce of fewer bits would add up in them. So where values are compressed,
-    each device adds up its share of the rows in float32 and sends the sums to all.
+    An all-reduce of fewer bits would also add up in fewer bits. So where values are
+    compressed, each device adds up its share of the rows in float32 and sends the sums
+    to all.
 
     Args:
-      values: of any shape; compressed ``[rows, width]`` with equal shares.
-      wire: the format in which they travel, and their sums.
+      values: array of any shape; if compressed, ``[rows, width]`` with equal shares.
+      wire: format in which the values travel, and their sums.
     """
     if wire == "float32":
         return lax.psum(values, MESH_AXES)
@@ -162,5 +165,5 @@ def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Arr
 
 
 def largest_over_devices(values: jax.Array) -> jax.Array:
-    """The maximum of ``values`` over all devices, equal on all."""
+    """Returns the maximum of ``values`` over all devices, equal on all."""
     return lax.pmax(values, MESH_AXES)

@@ -1,13 +1,13 @@
-"""Hot rows that are listed: from row numbers to positions, and back.
+"""Hot rows that are listed: row numbers become positions, and positions row numbers.
 
-A row's *position* is its place in its table's rows with hot rows first, both parts in
-the order of numbers: of 6 rows of which 1 and 4 are hot, rows 1, 4, 0, 2, 3, 5 have the
-positions 0 to 5. Behind this module all is said in positions; where hot rows are the
+A row's *position* is its index among its table's rows with hot rows first, both parts
+in the order of numbers: if rows 1 and 4 of 6 are hot, rows 1, 4, 0, 2, 3, 5 have the
+positions 0 to 5. Behind this module everything uses positions; where hot rows are the
 first ones, they are the numbers.
 
-The index is a sorted array of hot rows, and for each bucket of row numbers (those of
-equal high bits) where it begins there. Buckets are about as many as hot rows, so that a
-bucket has few of them unless they lie together.
+The index is a sorted array of hot rows, and the first element there of each bucket of
+row numbers (those of equal high bits). There are about as many buckets as hot rows, so
+that a bucket has few of them unless they lie together.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class HotKeys:
     """The index of several tables; all arrays become constants of the program.
 
     Attributes:
-      tables: number of each in ``first`` and the like, by name.
+      tables: number of each table in ``first`` and the like, by name.
       keys: ``[keys + 1]`` hot rows, ascending in each table; the last is none.
-      rank: ``[keys + 1]`` of each among its table's.
-      first: ``[tables + 1]`` where the keys of each table begin.
+      rank: ``[keys + 1]`` rank of each key among those of its table.
+      first: ``[tables + 1]`` index of the first key of each table.
       shift: ``[tables]`` low bits of a row number that do not choose a bucket.
-      first_bucket: ``[tables]`` where the buckets of each begin.
+      first_bucket: ``[tables]`` index of the first bucket of each table.
       bucket_start: ``[buckets]`` first key of each, and after those of a table its end.
-      fullest: keys of the bucket that has the most.
+      fullest: number of keys in the bucket that has the most.
       wide: whether a table has more rows than 32 bits number.
     """
 
@@ -52,7 +52,7 @@ class HotKeys:
     def positions_of(
         self, ids: Mapping[str, jax.Array], features: Sequence[FeatureSpec]
     ) -> dict[str, jax.Array]:
-        """The ids of all features, as positions where hot rows are listed."""
+        """Returns the ids of all features, as positions where hot rows are listed."""
         listed = [f for f in features if f.table in self.tables]
         if not listed:
             return dict(ids)
@@ -67,7 +67,7 @@ class HotKeys:
         return {**ids, **{f.name: p for f, p in zip(listed, parts, strict=True)}}
 
     def positions(self, ids: jax.Array, table: np.ndarray) -> jax.Array:
-        """Positions of rows of tables, like ``ids``.
+        """Returns the positions of rows of tables, shaped like ``ids``.
 
         Args:
           ids: ``[batch, columns]`` int32 or int64, -1 where padded.
@@ -90,19 +90,21 @@ class HotKeys:
             return jnp.where(ids < 0, PADDING_ID, jnp.where(hot, rank, cold))
 
     def rows(self, position: jax.Array, table: jax.Array) -> jax.Array:
-        """The inverse: rows at positions, of a table each; all are int64."""
+        """Inverts ``positions``: returns the rows at positions of tables; all are
+        int64."""
         first = jnp.asarray(self.first)[table]
         count = jnp.asarray(self.first)[table + 1] - first
         keys, rank = jnp.asarray(self.keys), jnp.asarray(self.rank)
         cold, most = position - count, int(np.diff(self.first).max(initial=0))
-        # Of the hot rows those before a cold one: as many as have no more cold before.
+        # Counts the hot rows before a cold one: they have no more cold rows before
+        # them.
         low = _search(first, first + count, most, lambda i: keys[i] - rank[i] <= cold)
         hot = jnp.minimum(first + position, len(self.keys) - 1)
         return jnp.where(position < count, keys[hot], cold + low - first)
 
 
 def _search(low, high, most, is_before):
-    """The first of ``[low, high)``, at most ``most``, that is not before; of each."""
+    """Returns for each ``[low, high)``, at most ``most`` long, the first not before."""
     for _ in range(int(most).bit_length()):
         middle = (low + high) // 2
         right = (low < high) & is_before(middle)
@@ -111,7 +113,7 @@ def _search(low, high, most, is_before):
 
 
 def index_hot_rows(placements: Sequence[Placement]) -> HotKeys:
-    """The index of those tables whose hot rows are listed."""
+    """Builds the index of those tables whose hot rows are listed."""
     listed = [each for each in placements if each.hot_ids]
     keys = [np.array(each.hot_ids, np.int64) for each in listed]
     first = np.cumsum([0, *map(len, keys)])

@@ -1,7 +1,7 @@
-"""Ids of RB on the wire: what an owner is to pool for another device, in few bytes.
+"""RB ids on the wire: they tell an owner, in few bytes, what it pools for a device.
 
-Ids lie bag after bag, so the last byte of its bag is enough for each: where each block
-of ``BLOCK_BAGS`` bags ends among them travels beside them.
+Ids lie bag after bag, so that the last byte of its bag's number is enough for each: the
+end of each block of ``BLOCK_BAGS`` bags among the ids travels with them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from embark_jax.planner.request.wire import BLOCK_BAGS, SLOT_BYTES, pooled_id_by
 
 
 class PooledIds(NamedTuple):
-    """Attributes:
-    slot: ``[devices, capacity]`` int32 of each id.
-    bag: ``[devices, capacity]`` int32 that it is for, ascending along a line; ``bags``
-      where there is no id.
-    weight: ``[devices, capacity]`` float32, or None.
+    """Ids for, or from, each device.
+
+    Attributes:
+      slot: ``[devices, capacity]`` int32 slot of each id.
+      bag: ``[devices, capacity]`` int32 bag of each id, ascending along a line;
+        ``bags`` where there is no id.
+      weight: ``[devices, capacity]`` float32 weight of each id, or None.
     """
 
     slot: jax.Array
@@ -30,12 +32,12 @@ class PooledIds(NamedTuple):
 
 
 def encode_ids(ids: PooledIds, bags: int, blocks: int) -> jax.Array:
-    """The bytes that travel, ``[devices, bytes]`` uint8.
+    """Returns the bytes that travel, ``[devices, bytes]`` uint8.
 
     Args:
-      ids: for each device.
-      bags: that one device pools for one other.
-      blocks: that hold them all.
+      ids: ids for each device.
+      bags: number of bags that one device pools for one other.
+      blocks: number of blocks that hold all these bags.
     """
     bag = jnp.where(ids.bag < bags, ids.bag, BLOCK_BAGS * blocks)
     beyond = BLOCK_BAGS * jnp.arange(1, blocks + 1, dtype=jnp.int32)
@@ -47,11 +49,11 @@ def encode_ids(ids: PooledIds, bags: int, blocks: int) -> jax.Array:
 
 
 def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> PooledIds:
-    """What ``encode_ids`` made.
+    """Decodes the bytes that ``encode_ids`` made.
 
     Args:
-      coded: from each device.
-      bags, blocks: as of ``encode_ids``.
+      coded: bytes from each device.
+      bags, blocks: as in ``encode_ids``.
       weighted: whether ids have weights.
     """
     ids_bytes = coded.shape[1] - SLOT_BYTES * blocks
@@ -72,10 +74,10 @@ def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> Pool
 
 
 def _to_bytes(values: jax.Array) -> jax.Array:
-    """``[lines, n]`` of 32 bits to ``[lines, 4 n]``."""
+    """Turns ``[lines, n]`` of 32 bits into ``[lines, 4 n]`` bytes."""
     return lax.bitcast_convert_type(values, jnp.uint8).reshape(len(values), -1)
 
 
 def _from_bytes(coded: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The inverse of ``_to_bytes``."""
+    """Inverts ``_to_bytes``."""
     return lax.bitcast_convert_type(coded.reshape(len(coded), -1, SLOT_BYTES), dtype)

@@ -1,4 +1,4 @@
-"""Static index arrays of one storage: which id goes where, for all features at once.
+"""Static index arrays of one storage: they say where each id of all features goes.
 
 All devices run one program, so what differs between tables and owners is data here,
 never code; the compiled step does not grow with the number of features.
@@ -28,14 +28,14 @@ from embark_jax.tables import PADDING_ID, FeatureSpec
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureOutputs:
-    """Where a feature's outputs lie among those of its storage.
+    """The position of a feature's outputs among those of its storage.
 
     Attributes:
       feature: the feature.
-      dim: of its table.
+      dim: dim of its table.
       columns: its id columns, among those of the storage.
       first_output, bags, column_shards: its outputs are ``[bags, column_shards]``
-        starting at ``first_output``; ``bags`` are those of a sample.
+        starting at ``first_output``; ``bags`` is the number of bags of a sample.
     """
 
     feature: FeatureSpec
@@ -51,13 +51,13 @@ class FeatureOutputs:
         return slice(self.first_output, self.first_output + count)
 
     def assemble(self, outputs: jax.Array) -> jax.Array:
-        """``[batch, outputs, width]`` of the storage to the feature's ``[batch, dim]``;
-        of a sequence, ``[batch, hotness, dim]``."""
+        """Turns ``[batch, outputs, width]`` of the storage into the feature's ``[batch,
+        dim]``; into ``[batch, hotness, dim]`` for a sequence."""
         mine = outputs[:, self.outputs].reshape(-1, self.bags, self.dim)
         return mine if self.feature.pooling == "none" else mine[:, 0]
 
     def disassemble(self, value: jax.Array) -> jax.Array:
-        """The inverse of ``assemble``: ``[batch, bags * column_shards, width]``."""
+        """Inverts ``assemble``: returns ``[batch, bags * column_shards, width]``."""
         outputs = self.bags * self.column_shards
         return value.reshape(value.shape[0], outputs, -1)
 
@@ -67,18 +67,18 @@ class StorageIndex:
     """Index arrays of one storage; all are NumPy and become constants of the program.
 
     Attributes:
-      storage: what is indexed.
-      devices: in the mesh.
-      features: the features that read it, in order.
-      columns: id columns of all those features.
+      storage: the storage that is indexed.
+      devices: number of devices in the mesh.
+      features: features that read the storage, in order.
+      columns: number of id columns of all those features.
       entry_column, entry_output: ``[entries]`` id column and output of each entry.
-      output_begin, output_end: ``[outputs]`` the rows of the table that lie here; ids
-        of its other rows count as padding.
-      output_row_shards: ``[outputs]`` row shards of them.
-      output_first_shard: ``[outputs]`` where its shards begin in the next two.
-      partial_sums: of all devices: one for each shard, output by output.
-      shard_first_slot: ``[shards]`` where each shard begins in its owner's block.
-      output_dim: ``[outputs]`` dim of the table.
+      output_begin, output_end: ``[outputs]`` range of the table's rows that lie here;
+        ids of its other rows count as padding.
+      output_row_shards: ``[outputs]`` number of row shards of these rows.
+      output_first_shard: ``[outputs]`` index of its first shard in the next two.
+      partial_sums: partial sums of all devices: one for each shard, output by output.
+      shard_first_slot: ``[shards]`` first slot of each shard in its owner's block.
+      output_dim: ``[outputs]`` dim of each output's table.
     """
 
     storage: Storage
@@ -117,7 +117,7 @@ class StorageIndex:
 
     @property
     def slots(self) -> int:
-        """Of a block, if each row had one."""
+        """Slots of a block, if each row had one."""
         return self.storage.rows_per_device
 
     @property
@@ -130,7 +130,7 @@ class StorageIndex:
         return self.storage.kind.split
 
     def most_rows(self, samples: int) -> int:
-        """Different rows that so many samples can ask of one device, at most."""
+        """Returns the most unique rows that so many samples can ask of one device."""
         most = np.zeros(self.devices, np.int64)
         for rows in self.storage.ranges:
             table = rows.table.name
@@ -149,7 +149,8 @@ class StorageIndex:
 
         Returns:
           ``(shard, owner, slot)``, each ``[batch, entries]`` int32; an entry that is
-          padded, or of a row elsewhere, has owner ``devices`` and slot ``slots``.
+          padding, or whose row lies elsewhere, has owner ``devices`` and slot
+          ``slots``.
         """
         row_shards = self.output_row_shards[self.entry_output][None]
         shard = self.output_first_shard[self.entry_output][None]
@@ -178,7 +179,8 @@ class StorageIndex:
         return jnp.broadcast_to(shard, slot.shape), owner, slot
 
     def entry_bags(self, batch: int) -> jax.Array:
-        """``[batch * entries]`` bag of each entry: ``sample * outputs + output``."""
+        """Returns each entry's bag, ``[batch * entries]``:
+        ``sample * outputs + output``."""
         sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
         return (sample * self.outputs + jnp.asarray(self.entry_output[None])).reshape(
             -1

@@ -1,4 +1,4 @@
-"""Initial values of tables, each device making its own part."""
+"""Initial values of tables; each device makes its own part."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ INIT_BLOCK_SLOTS = 8192
 
 
 def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Array:
-    """This device's block of a storage, inside ``shard_map``; arguments as of
-    ``initial_rows``.
+    """Returns this device's block of a storage, inside ``shard_map``; arguments are
+    those of ``initial_rows``.
 
     Returns:
       ``[rows_per_device, width]`` float32, uniform in ± the table's scale; zeros in
@@ -45,17 +45,17 @@ def initial_rows(
     key: jax.Array,
     hot_keys: HotKeys,
 ) -> Callable[..., jax.Array]:
-    """Initial rows of this device's block, inside ``shard_map``: from ``[n]`` int32
-    slots, if each row had one, to ``[n, width]``. Of a dynamic table what the rows are
-    called is to be given, too: the low and high 32 bits of keys, ``[n, 2]`` uint32.
+    """Returns a function from ``[n]`` int32 slots, if each row had one, to the initial
+    rows ``[n, width]`` of this device's block, inside ``shard_map``. For a dynamic
+    table it also takes the low and high 32 bits of the rows' keys, ``[n, 2]`` uint32.
 
-    A value depends on the random key, its table, row (or key) and column alone, never
-    on the plan.
+    A value depends only on the random key and on its table, row (or key) and column,
+    never on the plan.
 
     Args:
       storage: the storage.
       key: a JAX random key.
-      hot_keys: of the plan.
+      hot_keys: index of the plan's listed hot rows.
     """
     shards = _ShardsByDevice(storage, hot_keys)
 
@@ -103,7 +103,7 @@ class _ShardsByDevice:
                 )
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
-        # Beyond a device's last shard: one that begins after all slots.
+        # After a device's last shard: one that begins after all slots.
         nothing = (storage.rows_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
@@ -123,8 +123,8 @@ class _ShardsByDevice:
         ) = (each.astype(np.int32) for each in integers)
 
     def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
-        """``(row's low and high 32 bits, first column, seed, scale)`` of this device's
-        slots; the scale is zero where a slot holds no row."""
+        """Returns ``(row's low and high 32 bits, first column, seed, scale)`` of this
+        device's slots; the scale is zero where a slot holds no row."""
         devices = self.first_slot.shape[0]
         # A device past the last owner owns nothing; its values are scaled to zero.
         device = lax.axis_index(MESH_AXES) if devices > 1 else 0

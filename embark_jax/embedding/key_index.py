@@ -1,14 +1,15 @@
-"""The key index of a device's block: which key's row lies in which slot.
+"""The key index of a device's block says in which slot the row of a key lies.
 
 A *directory* of buckets leads from keys to slots. A key has two buckets, by two hashes,
 and lies in one of their ways, so that ``find`` gathers two buckets and compares. The
 directory has twice as many ways as there are slots; a key goes to the emptier of its
-buckets, and so finds room unless it is very unlucky: then ``rehash`` makes it larger.
+buckets, and so finds room unless it is very unlucky: then ``rehash`` enlarges the
+directory.
 
 Slots are given out in order until all are filled. From then on each new key takes the
-slot of a *victim*: of the next slots around the ring, those with the lowest scores, but
-none that the batch asks for. All is done by sorting, without atomics: equal inputs give
-equal indexes.
+slot of a *victim*: among the next slots around the ring, those with the lowest scores,
+but none that the batch asks for. All work is sorting, without atomics: equal inputs
+give equal indexes.
 
 Keys are one or two 32-bit words. All functions are pure, and local to a device.
 """
@@ -29,21 +30,24 @@ WAYS = 8
 CHOICES = 2
 WAYS_PER_SLOT = 2
 EMPTY = np.uint32(0xFFFFFFFF)
-"""In all words of a way, or slot, that holds no key."""
+"""Value of all words of a way, or slot, that holds no key."""
 WINDOW_PER_KEY = 2
-"""Slots that are looked at for victims, for each key that a batch may ask for."""
+"""Slots that are searched for victims, for each key that a batch may ask for."""
 
 
 class KeyIndex(NamedTuple):
-    """Attributes:
-    way_keys: ``[buckets, WAYS, words]`` uint32.
-    way_slots: ``[buckets, WAYS]`` int32; of empty ways without meaning.
-    slot_keys: ``[slots, words]`` uint32.
-    asked_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
-    times_asked: ``[slots]`` int32 turns in which it was, since it came.
-    turn: ``[1]`` int32 of the last batch.
-    filled: ``[1]`` int32 slots that hold a key; they are the first ones.
-    hand: ``[1]`` int32 where in the ring of slots the next victims are looked for.
+    """The keys of a block's slots, and the directory that finds them.
+
+    Attributes:
+      way_keys: ``[buckets, WAYS, words]`` uint32 key of each way.
+      way_slots: ``[buckets, WAYS]`` int32 slot of each way; meaningless for empty ways.
+      slot_keys: ``[slots, words]`` uint32 key of each slot.
+      asked_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
+      times_asked: ``[slots]`` int32 turns in which it was, since it came.
+      turn: ``[1]`` int32 turn of the last batch.
+      filled: ``[1]`` int32 slots that hold a key; they are the first ones.
+      hand: ``[1]`` int32 slot of the ring at which the search for the next victims
+        begins.
     """
 
     way_keys: jax.Array
@@ -61,14 +65,14 @@ class KeyIndex(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Which rows come into which slots, and whose rows were there.
+    """Rows that come into slots, and the rows that leave them.
 
     Attributes:
-      slot: ``[n]`` int32, each once; ``slots`` where nothing moves. Those where
-        something does come first.
-      incoming: ``[n, words]`` uint32 keys whose rows are to come.
-      outgoing: ``[n, words]`` uint32 keys whose rows have to leave; ``EMPTY`` if none.
-      count: ``[1]`` int32 rows that come.
+      slot: ``[n]`` int32 slots, each once; ``slots`` where nothing moves. Those where
+        something moves come first.
+      incoming: ``[n, words]`` uint32 keys of the rows that come.
+      outgoing: ``[n, words]`` uint32 keys of the rows that leave; ``EMPTY`` if none.
+      count: ``[1]`` int32 number of rows that come.
     """
 
     slot: jax.Array
@@ -78,14 +82,16 @@ class Moves(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """Attributes:
-    index: with all keys that were asked for.
-    slot: ``[n]`` int32 of each key; ``slots`` where there is none.
-    moves: that bring the rows to where ``index`` says.
-    needed: ``[1]`` int32 slots that the batch needs. If there are fewer, nothing was
-      done at all.
-    homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
-      ``rehash`` gives it to them.
+    """The result of ``resolve``.
+
+    Attributes:
+      index: index with all keys that were asked for.
+      slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
+      moves: moves that bring the rows to where ``index`` says.
+      needed: ``[1]`` int32 slots that the batch needs. If there are fewer, nothing was
+        done at all.
+      homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
+        ``rehash`` gives it to them.
     """
 
     index: KeyIndex
@@ -96,12 +102,13 @@ class Resolved(NamedTuple):
 
 
 def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
-    """An index without keys.
+    """Returns an index without keys.
 
     Args:
-      slots: of the block.
-      words: of a key.
-      buckets: of the directory; None takes twice as many ways as slots.
+      slots: number of slots of the block.
+      words: number of words of a key.
+      buckets: number of buckets of the directory; None takes twice as many ways as
+        slots.
     """
     if buckets is None:
         buckets = default_buckets(slots)
@@ -116,12 +123,12 @@ def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
 
 
 def default_buckets(slots: int) -> int:
-    """Of a directory for so many slots."""
+    """Returns the buckets of a directory for so many slots."""
     return max(2, -(-WAYS_PER_SLOT * slots // WAYS))
 
 
 def find(index: KeyIndex, keys: jax.Array) -> jax.Array:
-    """``[n]`` int32 slots of ``[n, words]`` keys; ``slots`` of absent ones."""
+    """Returns ``[n]`` int32 slots of ``[n, words]`` keys; ``slots`` for absent ones."""
     bucket, way, found = _locate(index.way_keys, keys)
     return jnp.where(found, index.way_slots[bucket, way], index.slots)
 
@@ -132,10 +139,10 @@ def resolve(
     """Finds the slots of a batch's keys, and gives slots to those that have none.
 
     Args:
-      index: before the batch.
-      keys: ``[n, words]`` uint32, each once.
-      present: ``[n]`` bool; the other keys mean nothing.
-      evict: whose rows leave first: those that were asked for longest ago, or the
+      index: index before the batch.
+      keys: ``[n, words]`` uint32 keys, each once.
+      present: ``[n]`` bool: which keys count; the others mean nothing.
+      evict: which rows leave first: those that were asked for longest ago, or the
         fewest times.
     """
     n, slots = keys.shape[0], index.slots
@@ -188,10 +195,11 @@ def resolve(
 
 
 def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Array]:
-    """The same keys in the same slots, of which there may be more, in a new directory.
+    """Moves the keys to a new directory; they keep their slots, of which there may be
+    more.
 
     Returns:
-      The index, and the ``[1]`` int32 keys that found no room in it.
+      The index, and the ``[1]`` int32 number of keys that found no room in it.
     """
     larger = empty_index(slots, index.slot_keys.shape[1], buckets)
     slot_keys = larger.slot_keys.at[: index.slots].set(index.slot_keys)
@@ -209,9 +217,9 @@ def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Arr
 
 
 def _victims(index: KeyIndex, score: jax.Array, asked: jax.Array, n: int) -> jax.Array:
-    """Slots of the next stretch of the ring, those that may leave first before others.
+    """Returns slots of the next range of the ring, those that may leave first in front.
 
-    The stretch has enough of them for any batch of n keys that the slots can hold: at
+    The range has enough of them for any batch of n keys that the slots can hold: at
     most n of its slots are asked for, or about to be taken.
     """
     slots = index.slots
@@ -231,11 +239,11 @@ def _place(
     slot: jax.Array,
     wanted: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Puts keys that are not there into the directory, each into the emptier of its
-    buckets, and those that come too late there into what is left in the next round.
+    """Puts new keys into the directory, each into the emptier of its buckets; those
+    that come too late there go into what is left in the next round.
 
     Returns:
-      The directory, and the ``[1]`` int32 keys that found no room.
+      The directory, and the ``[1]`` int32 number of keys that found no room.
     """
     buckets, choices = way_keys.shape[0], _buckets(keys, way_keys.shape[0])
 
@@ -246,7 +254,7 @@ def _place(
         bucket = jnp.take_along_axis(choices, choice, axis=1)[:, 0]
         free = jnp.take_along_axis(free, choice[:, :, None], axis=1)[:, 0]
         rank = _rank_in_bucket(jnp.where(left, bucket, buckets), buckets)
-        # The r-th of a bucket takes its r-th free way.
+        # The r-th key of a bucket takes its r-th free way.
         mine = free & (jnp.cumsum(free, axis=1) - 1 == rank[:, None])
         placed = left & mine.any(axis=1)
         bucket, way = jnp.where(placed, bucket, buckets), jnp.argmax(mine, axis=1)
@@ -262,7 +270,7 @@ def _place(
 
 
 def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
-    """``[n]`` how many before each have its bucket."""
+    """Returns ``[n]``: how many before each element have its bucket."""
     sorted_bucket, order = sort_positions(bucket.astype(jnp.uint32), buckets + 1)
     place = jnp.arange(len(bucket), dtype=jnp.int32)
     is_first = jnp.concatenate(
@@ -275,7 +283,8 @@ def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
 def _locate(
     way_keys: jax.Array, keys: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``(bucket, way, whether it is there)`` of each key; ``EMPTY`` never is."""
+    """Returns ``(bucket, way, whether it is there)`` of each key; ``EMPTY`` never
+    is."""
     choices = _buckets(keys, way_keys.shape[0])
     equal = (way_keys[choices] == keys[:, None, None]).all(axis=-1)
     equal = equal.reshape(len(keys), -1)
@@ -287,7 +296,7 @@ def _locate(
 
 
 def _buckets(keys: jax.Array, buckets: int) -> jax.Array:
-    """``[n, CHOICES]`` int32 different buckets of each key."""
+    """Returns the different buckets of each key, ``[n, CHOICES]`` int32."""
     first, step = (_hash(keys, seed) for seed in (0x9E3779B9, 0x85EBCA6B))
     first = first % np.uint32(buckets)
     second = (first + 1 + step % np.uint32(buckets - 1)) % np.uint32(buckets)
@@ -295,7 +304,7 @@ def _buckets(keys: jax.Array, buckets: int) -> jax.Array:
 
 
 def _hash(keys: jax.Array, seed: int) -> jax.Array:
-    """MurmurHash3 of the words of each key
+    """Returns MurmurHash3 of the words of each key
     (https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp)."""
     value = jnp.full(keys.shape[0], seed, jnp.uint32)
     for word in keys.T:

@@ -1,7 +1,7 @@
-"""Where the rows of tables lie in storages, and a table as its rows.
+"""The layout of tables' rows in storages, and tables as arrays of their rows.
 
 A table's logical rows are ``0..rows``, whatever the plan and the fleet; a storage has
-them shard by shard. Who moves tables from one plan to another goes through their rows.
+them shard by shard. Moving tables from one plan to another goes through these rows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class HeldRows(NamedTuple):
     """Rows of a table that follow each other in a row shard.
 
     Attributes:
-      among: selects them, in that order, from the rows that were asked about.
-      first: the row of the first in the row shard.
-      count: how many there are.
+      among: index that selects them, in their order, from the rows that were asked
+        about.
+      first: index of the first of them in the row shard.
+      count: number of rows.
     """
 
     among: slice | np.ndarray
@@ -34,7 +35,7 @@ class HeldRows(NamedTuple):
     count: int
 
     def part(self, begin: int, count: int) -> slice | np.ndarray:
-        """Selects some of them, as ``among`` does all."""
+        """Selects some of the rows, as ``among`` selects all."""
         if isinstance(self.among, np.ndarray):
             return self.among[begin : begin + count]
         first = self.among.start + begin * self.among.step
@@ -43,18 +44,18 @@ class HeldRows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RangeLayout:
-    """Where rows ``[begin, end)`` of a table lie in the array of a storage, or a state
-    of it.
+    """The layout of rows ``[begin, end)`` of a table in the array of a storage, or of
+    one of its states.
 
     Row i of row shard j and column shard k is row ``first_slots[j][k] + i`` of the
-    array. Rows go to row shards in turn: row ``begin + r`` of the table is row
+    array. Rows go to row shards round robin: row ``begin + r`` of the table is row
     ``r // n`` of row shard ``r % n`` of n.
 
     Attributes:
       storage: name of the storage.
-      begin, end: which rows; where ``hot_ids`` lists hot rows, in positions.
-      dim: of the table.
-      first_slots: ``[row_shards][column_shards]``.
+      begin, end: range of the rows; of positions where ``hot_ids`` lists hot rows.
+      dim: dim of the table.
+      first_slots: ``[row_shards][column_shards]`` first slot of each shard.
       hot_ids: as in ``Placement``.
     """
 
@@ -80,7 +81,7 @@ class RangeLayout:
 
     @property
     def span(self) -> range:
-        """Row numbers between which all of its rows lie."""
+        """The range of row numbers that contains all of its rows."""
         if self.hot_ids and self.begin:
             return range(self.end)
         if self.hot_ids:
@@ -88,7 +89,7 @@ class RangeLayout:
         return range(self.begin, self.end)
 
     def held_rows(self, row_shard: int, begin: int, end: int) -> HeldRows:
-        """Those of the table's rows ``[begin, end)`` that a row shard holds.
+        """Returns those of the table's rows ``[begin, end)`` that a row shard holds.
 
         Args:
           row_shard: number of the row shard.
@@ -103,8 +104,8 @@ class RangeLayout:
         return HeldRows(among, (first - self.begin) // self.row_shards, len(held))
 
     def _held_of_list(self, row_shard: int, begin: int, end: int) -> HeldRows:
-        """Positions of hot rows ascend with their numbers, and so do those of others:
-        what a row shard has of them follows each other."""
+        """Positions of hot rows ascend with their numbers, and so do those of the
+        others: the rows that a row shard has of either follow each other."""
         ids, keys = np.arange(begin, end), self._keys
         rank = np.searchsorted(keys, ids)
         hot = keys[np.minimum(rank, len(keys) - 1)] == ids
@@ -135,11 +136,11 @@ class RangeLayout:
 
 
 TableLayout = tuple[RangeLayout, ...]
-"""Where all rows of a table lie: its hot rows, if it has any, and its cold ones."""
+"""Layouts of all rows of a table: its hot rows, if it has any, and its cold ones."""
 
 
 def table_layouts(storages: Iterable[Storage]) -> dict[str, TableLayout]:
-    """The layouts of all tables in the storages of a plan, by name."""
+    """Returns the layouts of all tables in the storages of a plan, by name."""
     found: dict[str, TableLayout] = {}
     for storage in storages:
         for rows in storage.ranges:
@@ -155,15 +156,15 @@ def table_layouts(storages: Iterable[Storage]) -> dict[str, TableLayout]:
 def export_table(
     collection: EmbeddingCollection, storages: Mapping[str, jax.Array], table: str
 ) -> np.ndarray:
-    """A table in NumPy, where one process sees all devices.
+    """Returns a table in NumPy, where one process sees all devices.
 
     Args:
-      collection: that the arrays belong to.
+      collection: collection that the arrays belong to.
       storages: its storages, or one optimizer state of each.
       table: name of the table.
 
     Returns:
-      ``[rows, dim]``; ``[rows, 1]`` of a state with one value a row.
+      ``[rows, dim]``; ``[rows, 1]`` for a state with one value a row.
     """
     layouts = table_layouts(collection.plan.storages)
     if table not in layouts:
@@ -185,7 +186,7 @@ def export_table(
 
 
 def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
-    """Rows that one device holds; slicing the whole array would gather it."""
+    """Returns rows that one device holds; slicing the whole array would gather it."""
     for shard in array.addressable_shards:
         begin = shard.index[0].start or 0
         if begin <= first < begin + len(shard.data):

@@ -1,8 +1,8 @@
-"""Partial sums: what an output is summed from, and who holds it.
+"""Partial sums: the parts that add up to an output, and their owners.
 
-A *partial sum* of a device is what it pools for one (output, row shard). In a
-hierarchical exchange the devices of a node add up theirs of an output before they
-travel: what comes out is a partial sum of the node.
+A device's *partial sum* is what it pools for one (output, row shard). In a hierarchical
+exchange the devices of a node add up their partial sums of an output before they
+travel: the result is a partial sum of the node.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PartialSums:
-    """Those of all owners, which are devices or nodes.
+    """The partial sums of all owners, which are devices or nodes.
 
     Attributes:
-      output: ``[sums]`` that each is part of, ascending.
-      owner: ``[sums]``.
-      place: ``[sums]`` index of each among its owner's.
+      output: ``[sums]`` output that each sum is part of, ascending.
+      owner: ``[sums]`` owner of each sum.
+      place: ``[sums]`` index of each among its owner's sums.
       held: ``[owners, places]`` output of each place; ``outputs`` where an owner has
         fewer sums than the fullest.
-      outputs: how many there are.
+      outputs: number of outputs.
     """
 
     output: np.ndarray
@@ -45,10 +45,11 @@ class PartialSums:
         return len(np.unique(pairs)) == len(pairs)
 
     def add_up(self, received: jax.Array) -> jax.Array:
-        """Sums ``[owners, batch, places, width]`` to ``[batch, outputs, width]``.
+        """Turns sums ``[owners, batch, places, width]`` into
+        ``[batch, outputs, width]``.
 
-        Outputs of equally many sums are added up together, so that the program grows
-        with the different counts of a plan, not with its tables.
+        Outputs with the same number of sums are added up together, so that the program
+        grows with the distinct counts of a plan, not with its tables.
         """
         counts = np.bincount(self.output, minlength=self.outputs)
         first = np.cumsum(counts) - counts
@@ -63,8 +64,8 @@ class PartialSums:
         return joined.transpose(1, 0, 2)
 
     def hand_out(self, gradients: jax.Array) -> jax.Array:
-        """Gradients ``[batch, outputs, width]`` to those of all sums, ``[owners,
-        batch, places, width]``; the inverse direction of ``add_up``."""
+        """Turns gradients ``[batch, outputs, width]`` into those of all sums,
+        ``[owners, batch, places, width]``; the opposite direction of ``add_up``."""
         held = jnp.asarray(self.held)
         by_output = gradients.transpose(1, 0, 2)
         of_sums = by_output.at[held].get(mode="fill", fill_value=0)
@@ -87,14 +88,15 @@ def number_sums(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Merging:
-    """How partial sums of the devices of a node become those of the node.
+    """The way in which partial sums of a node's devices become those of the node.
 
     Attributes:
-      partial_sums: of the nodes.
-      place: ``[nodes, gpus, device places]`` place in its node that a device's sum is
-        added to; one too many where a device has fewer.
-      parts: ``[nodes, node places, parts]`` what is added up there: ``gpu * device
-        places + place``, and ``gpus * device places`` where there are fewer parts.
+      partial_sums: partial sums of the nodes.
+      place: ``[nodes, gpus, device places]`` place in its node to which a device's sum
+        is added; one past the last where a device has fewer.
+      parts: ``[nodes, node places, parts]`` sums that are added up there, each as
+        ``gpu * device places + place``; ``gpus * device places`` where there are fewer
+        parts.
     """
 
     partial_sums: PartialSums
@@ -103,7 +105,8 @@ class Merging:
 
 
 def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
-    """The sums of nodes, each of so many of the devices that own ``partial_sums``."""
+    """Merges the sums of devices into those of nodes, each of ``gpus_per_node``
+    devices."""
     nodes = len(partial_sums.held) // gpus_per_node
     node, gpu = np.divmod(partial_sums.owner, gpus_per_node)
     pairs = partial_sums.output.astype(np.int64) * nodes + node

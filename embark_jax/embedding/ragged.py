@@ -1,8 +1,8 @@
-"""A flat exchange of which only the filled places travel, for GPUs.
+"""A flat exchange in which only the filled places travel, for GPUs.
 
 Buffers are those of the padded exchange, a block of equal capacity for each device, so
 that both lead to the same result. XLA has this collective for GPUs alone, and as of
-jax 0.10.2 schedules a program that has it without overlap, unless asked to by
+jax 0.10.2 schedules a program that has it without overlap, unless it is asked to by
 ``XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true``.
 """
 
@@ -20,7 +20,7 @@ from embark_jax.planner.request.wire import WireFormat
 
 
 class Filled(NamedTuple):
-    """How many places of each block are filled, from its front on; the rest is padding.
+    """The number of filled places at the front of each block; the rest is padding.
 
     Attributes:
       sent, received: ``[devices]`` int32, for and from each device.
@@ -31,25 +31,25 @@ class Filled(NamedTuple):
 
     @property
     def back(self) -> Filled:
-        """For answers, which travel the other way."""
+        """Returns the counts of the answers, which travel the other way."""
         return Filled(self.received, self.sent)
 
 
 def announce(sent: jax.Array) -> Filled:
-    """Tells each device how many places it is to receive from this one."""
+    """Tells each device how many places it receives from this one."""
     return Filled(sent, lax.all_to_all(sent, MESH_AXES, 0, 0, tiled=True))
 
 
 def swap_filled(
     values: jax.Array, filled: Filled, wire: WireFormat = "float32", empty: int = 0
 ) -> jax.Array:
-    """``Exchange.swap`` of the filled places alone.
+    """Does what ``Exchange.swap`` does, for the filled places alone.
 
     Args:
-      values: ``[devices, capacity, ...]``.
-      filled: of ``announce``.
-      wire: as of ``Exchange.swap``.
-      empty: what the other places of the result hold; 0 if the wire is compressed.
+      values: array ``[devices, capacity, ...]``.
+      filled: result of ``announce``.
+      wire: format as in ``Exchange.swap``.
+      empty: value of the other places of the result; 0 if the wire is compressed.
     """
     coded = encode(values, wire)
     devices, capacity = coded.shape[:2]

@@ -30,11 +30,13 @@ from embark_jax.planner.request.wire import Wire, sum_blocks
 
 
 class ReductionRoute(NamedTuple):
-    """Attributes:
-    received: ids of each requester: slots, ``slots`` where empty; bags are (sample,
-      partial sum), flattened.
-    touched: the received slots grouped by row.
-    entry: ``[devices, capacity]`` the one behind each place that was sent.
+    """The route of an RB storage.
+
+    Attributes:
+      received: ids from each requester, as slots; ``slots`` where empty. Bags are
+        (sample, partial sum), flattened.
+      touched: the received slots grouped by row.
+      entry: ``[devices, capacity]`` entry behind each place that was sent.
     """
 
     received: PooledIds
@@ -68,7 +70,7 @@ class ReductionBased:
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
         bag, bags = sample * index.partial_sums.places + place, self._bags
         # Entries of a sample come output by output, and so do the sums of an owner:
-        # they are in order already, but where an owner pools an output in several.
+        # they are in order already, unless an owner pools an output in several sums.
         keep = index.partial_sums.one_an_output
         buckets = bucket_by_owner(
             owner.reshape(-1),

@@ -1,6 +1,6 @@
 """The unsharded oracle: lookup, gradient and update in NumPy float64.
 
-Written for plainness, not speed. Every plan must give what this gives.
+This code is written for plainness, not speed. Every plan must give the same results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def lookup(
     ids: Mapping[str, np.ndarray],
     weights: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Pooled rows of each feature; see ``EmbeddingCollection.lookup``."""
+    """Returns the pooled embedding of each feature; see
+    ``EmbeddingCollection.lookup``."""
     pooled = {}
     for feature in features:
         table, batch = tables[feature.table], ids[feature.name]
@@ -65,7 +66,7 @@ def row_gradients(
     weights: Mapping[str, np.ndarray],
     gradients: Mapping[str, np.ndarray],
 ) -> tuple[Tables, dict[str, np.ndarray]]:
-    """Dense gradient of each table, and which of its rows the batch touched."""
+    """Returns the dense gradient of each table, and which rows the batch touched."""
     dense = {name: np.zeros_like(table) for name, table in tables.items()}
     touched = {name: np.zeros(len(table), bool) for name, table in tables.items()}
     for feature in features:
@@ -78,7 +79,7 @@ def row_gradients(
 
 
 def init_state(tables: Tables, optimizer: RowOptimizer) -> dict[str, Tables]:
-    """State of each table before the first step."""
+    """Returns the state of each table before the first step."""
     return {
         name: {
             state: np.full((len(table), width), float(optimizer.initial_state))

@@ -1,4 +1,4 @@
-"""Integer work on ids, local to a device: making unique by owner.
+"""Integer work on ids, local to a device: it makes them unique by owner.
 
 Nothing here depends on parameters, so that a route can be made a step ahead.
 """
@@ -17,11 +17,11 @@ class UniqueBuckets(NamedTuple):
 
     Attributes:
       slot: ``[devices, capacity]`` slot on the owner; ``slots`` where empty.
-      entry: ``[devices, capacity]`` the first that wants it; ``n`` where empty.
-      inverse: ``[n]`` for each entry its place in the flattened buckets;
+      entry: ``[devices, capacity]`` first entry with the slot; ``n`` where empty.
+      inverse: ``[n]`` place of each entry in the flattened buckets;
         ``devices * capacity`` where padded.
       count: ``[devices]`` unique slots for each owner; above capacity it overflowed.
-      runs: the entries sorted by place, as routing has them anyway.
+      runs: entries sorted by place, a by-product of routing.
     """
 
     slot: jax.Array
@@ -39,8 +39,8 @@ def unique_by_owner(
     Args:
       owner: ``[n]`` int32 in ``[0, devices]``; ``devices`` marks padding.
       slot: ``[n]`` int32 in ``[0, slots]``; ``slots`` where padded.
-      devices, slots: how many there are.
-      capacity: places in a bucket.
+      devices, slots: number of each.
+      capacity: number of places in a bucket.
     """
     n, num_keys = owner.shape[0], devices * slots + 1
     wide = num_keys > 2**31

@@ -1,7 +1,7 @@
-"""From gradients of what a storage's lookup returned to its updated rows, on a device.
+"""Turns gradients of a storage's lookup result into updated rows, on one device.
 
-Rows that several micro-batches touch are updated once: what each is to get is summed in
-one buffer with a place for every row that any of them touches.
+Rows that several micro-batches touch are updated once: their gradients are summed in
+one buffer with a place for every row that any micro-batch touches.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def update_block(
     apply: jax.Array,
     micro_batches: int,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Updates the touched rows of a storage; arguments as of the collection's
-    ``update``, of this storage."""
+    """Updates the touched rows of a storage; arguments are those of the collection's
+    ``update``, for this storage."""
     mine = [each.feature.name for each in cluster.index.features]
     gradients = {name: gradients[name] for name in mine}
     mean_factors = {n: mean_factors[n] for n in mine if n in mean_factors}
@@ -78,7 +78,8 @@ def _joined(
     mean_factors: Mapping[str, jax.Array],
     gradients: Mapping[str, jax.Array],
 ) -> jax.Array:
-    """``[batch, outputs, width]`` gradients of what a storage's ``lookup`` returned."""
+    """Joins the gradients of a storage's ``lookup`` result,
+    ``[batch, outputs, width]``."""
     parts = []
     for feature in cluster.index.features:
         name = feature.feature.name
@@ -96,8 +97,8 @@ def _sum_micro_batches(
     gradients: Mapping[str, jax.Array],
     row_wise: bool,
 ) -> tuple[RowGradients, jax.Array | None]:
-    """The sum over micro-batches, along the first axis of all; and the mean squares of
-    whole rows, where an optimizer is to have them."""
+    """Sums over micro-batches, along the first axis of all; also finds the mean squares
+    of whole rows, if an optimizer needs them."""
     slots = cluster.index.slots
     touched = cluster.touched(routes)  # [micro_batches, rows]
     groups = group_rows(touched.reshape(-1), slots, implementation="xla")

@@ -1,4 +1,4 @@
-"""What clusters share."""
+"""Functions that clusters share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from embark_jax.embedding.indexing import StorageIndex
 
 
 def pick(values: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
-    """``values[index]``, with ``fill`` where the index is out of range."""
+    """Returns ``values[index]``, with ``fill`` where the index is out of range."""
     return values.at[index].get(mode="fill", fill_value=fill)
 
 
 def sum_up(summands: Summands, implementation: Implementation) -> jax.Array:
-    """``[rows, width]`` sums, to go with ``summands.groups.row``."""
+    """Returns ``[rows, width]`` sums that belong to ``summands.groups.row``."""
     groups, values, source, weight = summands
     return sum_groups(values, groups, source, weight, implementation=implementation)
 
@@ -30,20 +30,23 @@ def mean_square_over_column_shards(
     sent_entry: jax.Array,
     inverse: jax.Array,
 ) -> jax.Array:
-    """Mean of gradient² over whole rows whose column shards lie on several devices.
+    """Finds the mean of gradient² over whole rows with column shards on several
+    devices.
 
-    Each owner returns its part of the sum to the requesters, the way the ids came; they
-    know all column shards of an id, add the parts up, and send the total to the owners.
+    Each owner returns its part of the sum to the requesters, along the route of the
+    ids; they know all column shards of an id, add the parts up, and send the total to
+    the owners.
 
     Args:
-      index, exchange: of the storage.
+      index, exchange: index and exchange of the storage.
       gradient: ``[rows, width]`` summed row gradients of this device.
       touched: the rows, grouped from what this device received.
-      sent_entry: ``[devices, capacity]`` this device's entry behind each place it sent.
+      sent_entry: ``[devices, capacity]`` entry of this device behind each place it
+        sent.
       inverse: ``[batch * entries]`` place of each entry in what this device sent.
 
     Returns:
-      ``[rows]``.
+      The mean of each row, ``[rows]``.
     """
     part = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_entry.shape)
     returned = exchange.swap(part).reshape(-1)

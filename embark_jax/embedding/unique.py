@@ -33,14 +33,16 @@ from embark_jax.planner.request.wire import Wire, WireFormat
 
 
 class UniqueRoute(NamedTuple):
-    """Attributes:
-    slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
-    touched: the received slots grouped by row.
-    inverse: ``[batch, entries]`` place of each entry's row among those returned.
-    returned: the entries grouped by those places.
-    weight: ``[batch, entries]`` or None.
-    entry: ``[devices, capacity]`` the first behind each place that was sent.
-    filled: places that hold an id, or None where all places travel.
+    """The route of a UB storage.
+
+    Attributes:
+      slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
+      touched: the received slots grouped by row.
+      inverse: ``[batch, entries]`` place of each entry's row among those returned.
+      returned: the entries grouped by those places.
+      weight: ``[batch, entries]`` weight of each entry, or None.
+      entry: ``[devices, capacity]`` first entry behind each place that was sent.
+      filled: places that hold an id, or None where all places travel.
     """
 
     slot: jax.Array
@@ -56,12 +58,12 @@ class UniqueBased:
     """The UB cluster of one storage; see ``cluster.Cluster``.
 
     Args:
-      index: of the storage.
-      exchange: of all places, padded.
-      ragged: whether ids, rows and gradients of filled places travel alone instead.
-      capacity: places in which a device sends ids to one other.
-      wire: the formats in which rows and gradients travel.
-      implementation: of lookups and sums.
+      index: index of the storage.
+      exchange: exchange of all places, padded.
+      ragged: whether ids, rows and gradients travel in filled places alone instead.
+      capacity: number of places in which a device sends ids to one other.
+      wire: formats in which rows and gradients travel.
+      implementation: kernels of lookups and sums.
     """
 
     def __init__(

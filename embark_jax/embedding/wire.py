@@ -1,7 +1,7 @@
 """Rows on the wire: rounded just before they travel, float32 again on arrival.
 
-What travels are unsigned integers, so that no compiler pass widens them or moves the
-rounding to the other side of the exchange.
+Unsigned integers travel, so that no compiler pass widens rows or moves the rounding to
+the other side of the exchange.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16}
 
 
 def encode(rows: jax.Array, wire: WireFormat) -> jax.Array:
-    """The bits of ``rows``, rounded; each row is followed by its factor, if any.
+    """Returns the bits of ``rows``, rounded; each row is followed by its factor, if
+    any.
 
     Args:
-      rows: ``[..., width]`` float32.
-      wire: their format.
+      rows: ``[..., width]`` float32 values.
+      wire: format of the bits.
     """
     if wire == "float32":
         return rows
@@ -43,7 +44,7 @@ def encode(rows: jax.Array, wire: WireFormat) -> jax.Array:
 
 
 def decode(coded: jax.Array, wire: WireFormat) -> jax.Array:
-    """What ``encode`` made, as float32 ``[..., width]``."""
+    """Decodes what ``encode`` made to float32 ``[..., width]``."""
     if wire == "float32":
         return coded
     values = _VALUES[wire]
