@@ -1,13 +1,13 @@
 """The rows of cached tables: slots, key indexes and row stores, kept in agreement.
 
-The devices are given, in this order: the route of a batch, which changes the indexes
-and says which rows move; the swap that moves them; the step. Routes and swaps come in
-pairs and in the order of batches, so that whatever becomes of a step, a row is where
-the indexes say, or else in the store. One thread works on the store, first writing what
-a swap put out, then reading what the next one takes in: it never reads a stale row.
+The devices get, in this order: the route of a batch, which changes the indexes and says
+which rows move; the swap that moves them; the step. Routes and swaps come in pairs and
+in the order of batches, so that whatever becomes of a step, a row is where the indexes
+say, or else in the store. One thread works on the store: it first writes the rows that
+a swap put out, then reads those that the next swap takes in. It reads no stale row.
 
-With look-ahead, the route of a batch is given to the devices before the step ahead of
-it: its rows are read while that step runs.
+With look-ahead, the devices get the route of a batch before the step ahead of it: its
+rows are read while that step runs.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class _Asked(NamedTuple):
     """A batch whose route was made, and whose rows have not come yet.
 
     Attributes:
-      batch: as the devices have it.
-      routes: to slots.
-      demands: by storage.
-      rows: by storage those that come, once they are read.
+      batch: the batch as the devices have it.
+      routes: routes to slots.
+      demands: demand on each storage.
+      rows: rows that come, by storage, once they are read.
     """
 
     batch: DeviceBatch
@@ -64,13 +64,13 @@ class _Asked(NamedTuple):
 
 
 class CachedRows:
-    """See above.
+    """The rows of cached tables, as described above.
 
     Args:
       collection: the embedding tables.
-      optimizer: of their rows.
-      key: a JAX random key, of the initial rows.
-      numbering: of the keys of dynamic tables.
+      optimizer: optimizer of their rows.
+      key: JAX random key of the initial rows.
+      numbering: numbers of the keys of dynamic tables.
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
     Raises:
@@ -111,11 +111,11 @@ class CachedRows:
         self._indexes = init_indexes(collection)
 
     def grow(self, state: TrainState, collection: EmbeddingCollection) -> TrainState:
-        """The state, which ``settle`` gave, with more slots: for a plan with more room
-        for dynamic tables, which is to be used next.
+        """Returns the state, which ``settle`` gave, with more slots for a plan with
+        more room for dynamic tables; ``use`` must take that plan next.
 
         Raises:
-          StoreError: if there is no more room; all is as it was.
+          StoreError: if there is no more room; nothing has changed.
         """
         self._wait_for_writes()
         self._stores |= {
@@ -129,7 +129,7 @@ class CachedRows:
         return state._replace(storages=storages, embedding_state=states)
 
     def use(self, collection: EmbeddingCollection) -> None:
-        """Goes on with a plan of other capacities."""
+        """Changes to a plan of other capacities."""
         self._collection, self._storages = collection, collection.cached
         self._swap = make_swap(collection, self._optimizer)
 
@@ -148,14 +148,14 @@ class CachedRows:
         micro_batches: int = 1,
         training: bool = True,
     ) -> tuple[TrainState, Routes]:
-        """Brings the rows of a batch into slots, and says which.
+        """Brings the rows of a batch into slots, and returns its routes to them.
 
         Args:
-          state: before the batch; consumed.
-          batch: whose step comes next.
-          following: the one after it, if its rows are to be read meanwhile.
-          micro_batches: that both are cut into.
-          training: whether ``figures`` are to count it.
+          state: state before the batch; consumed.
+          batch: batch whose step comes next.
+          following: batch after it, if its rows should be read meanwhile.
+          micro_batches: number of micro-batches of both.
+          training: whether ``figures`` counts the batch.
 
         Raises:
           TooFewSlotsError: if the slots cannot hold the rows; the state is as it was.
@@ -172,16 +172,16 @@ class CachedRows:
         return self._come(state, asked, following, micro_batches)
 
     def settle(self, state: TrainState) -> TrainState:
-        """Brings the rows of a batch that was announced and never came."""
+        """Brings the rows of a batch that was announced but never came."""
         if self._ahead is None:
             return state
         asked, self._ahead = self._ahead, None
         return self._come(state, asked, None, 1)[0]
 
     def stored(self, state: TrainState) -> TrainState:
-        """The state with all rows of cached tables as they lie in the stores, which are
-        brought up to date; of a state that ``settle`` gave. It is good until the next
-        batch."""
+        """Returns the state with all rows of cached tables as they lie in the stores,
+        which are brought up to date. It takes a state that ``settle`` gave; the result
+        is good until the next batch."""
         self._wait_for_writes()
         for name, store in self._stores.items():
             arrays = {"": state.storages[name], **state.embedding_state[name]}
@@ -191,15 +191,15 @@ class CachedRows:
         return self._as_stored(state, blank=False)
 
     def unfilled(self, state: TrainState) -> TrainState:
-        """Like ``stored``, but with any values and no keys: what a checkpoint is
-        restored into."""
+        """Returns a state like ``stored``, but with any values and no keys: a
+        checkpoint is restored into it."""
         self._wait_for_writes()
         return self._as_stored(state, blank=True)
 
     def figures(self) -> dict[str, float]:
-        """Of training since the last call: by storage the share of the rows asked for
-        that had a slot already; and the share of steps whose rows were late: devices
-        were done with the step before, and waited."""
+        """Returns figures of training since the last call: for each storage the share
+        of the rows asked for that already had a slot, and the share of steps whose rows
+        were late: the devices were done with the step before, and waited."""
         found = {
             f"cache_hits/{name}": 1 - self._missed[name] / asked
             for name, asked in self._asked.items()
@@ -213,11 +213,11 @@ class CachedRows:
         return found
 
     def restore(self, state: TrainState, into: TrainState) -> TrainState:
-        """Takes over what was written into the arrays of ``stored``.
+        """Takes over the values that were written into the arrays of ``stored``.
 
         Args:
-          state: with those arrays.
-          into: gives slots, whatever is in them.
+          state: state with those arrays.
+          into: state that gives the slots, whatever is in them.
         """
         self._ahead = None
         self._indexes = init_indexes(self._collection)
@@ -246,7 +246,7 @@ class CachedRows:
     def _with_arrays(
         self, state: TrainState, array: Callable[[str, str], Any]
     ) -> TrainState:
-        """The state with ``array(storage, value)`` for cached tables."""
+        """Returns the state with ``array(storage, value)`` for cached tables."""
         storages, states = dict(state.storages), dict(state.embedding_state)
         for name, values in self._values.items():
             storages[name] = array(name, "")
@@ -254,7 +254,7 @@ class CachedRows:
         return state._replace(storages=storages, embedding_state=states)
 
     def _check_memory(self) -> None:
-        """Raises ``StoreError`` if the rows of tier host cannot all be in memory."""
+        """Raises ``StoreError`` if memory cannot hold all rows of tier host."""
         values = {
             n: max(v.stop for v in each.values()) for n, each in self._values.items()
         }
@@ -270,14 +270,14 @@ class CachedRows:
             )
 
     def _ask(self, batch: DeviceBatch, micro_batches: int) -> _Asked:
-        """Has the route of a batch made, and waits for nothing."""
+        """Starts the route of a batch, and waits for nothing."""
         self._indexes, routes, demands = self._find_routes(
             self._indexes, batch, micro_batches
         )
         return _Asked(batch, routes, demands, Future())
 
     def _read(self, asked: _Asked) -> None:
-        """Has the rows read that a batch is to get, once others are written."""
+        """Starts reading the rows that a batch needs, once other rows are written."""
         written = self._written
 
         def read():
@@ -293,7 +293,7 @@ class CachedRows:
         self._worker.submit(read)
 
     def _check(self, asked: _Asked) -> None:
-        """Raises ``TooFewSlotsError``. Rows that do fit come with the next batch."""
+        """Raises ``TooFewSlotsError``. Rows that fit come with the next batch."""
         for name, demand in asked.demands.items():
             storage = self._storages[name]
             _, needed, _ = np.asarray(demand.most).tolist()
@@ -335,7 +335,7 @@ class CachedRows:
             self._stores[name].take_back(demands[name], rows)
 
     def _count(self, asked: _Asked, state: TrainState) -> None:
-        """Once the rows are there; of the state before their step."""
+        """Counts a batch once its rows are there; ``state`` is that before its step."""
         step: Any = state.step
         self._late.append(step.is_ready())
         for name, demand in asked.demands.items():

@@ -17,7 +17,7 @@ from embark_jax.train.schedules import build_schedule
 def build_dense_optimizer(
     config: DenseOptimizerConfig, steps: int
 ) -> optax.GradientTransformation:
-    """The optax optimizer that ``config`` describes, in a run of so many ``steps``.
+    """Builds the optax optimizer of ``config`` for a run of ``steps`` steps.
 
     With gradient ``g``, learning rate ``lr`` and weight decay ``wd``, a parameter ``p``
     moves by ``-lr * (u + wd * p)``: the decay is decoupled from the gradient, as in
@@ -30,8 +30,8 @@ def build_dense_optimizer(
       0.999, corrected for their start at 0, and ``u = m / (sqrt(v) + eps)``
       (https://arxiv.org/abs/1412.6980).
 
-    Any other is called with its learning rate, which follows the schedule, and the
-    options; gradients are clipped before.
+    Any other optimizer is called with its learning rate, which follows the schedule,
+    and the options; gradients are clipped before.
 
     Raises:
       ConfigError: if there is none of that name, or it takes other options.
@@ -78,7 +78,7 @@ def _scheduled(rate: float, schedule: optax.Schedule, count: Any) -> Any:
 
 
 def state_values(config: DenseOptimizerConfig) -> int:
-    """float32 values that the optimizer keeps for each parameter."""
+    """Returns how many float32 values the optimizer keeps for each parameter."""
     optimizer = build_dense_optimizer(config, steps=sys.maxsize)
     width = 8
     state = jax.eval_shape(optimizer.init, {"w": jnp.zeros(width)})

@@ -1,7 +1,7 @@
-"""How parameters of the dense model and their optimizer state lie on the devices.
+"""The shardings of the dense model's parameters and of their optimizer state.
 
-Each way is nothing but shardings: the step constrains its arrays to them, and XLA finds
-the collectives.
+Each kind consists of shardings alone: the step constrains its arrays to them, and XLA
+finds the collectives.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from embark_jax.planner.request.dense import DenseParallelism
 
 
 def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
-    """Sharding of each parameter, where it lies between steps.
+    """Returns the sharding of each parameter, as it lies between steps.
 
     Args:
-      kind: which.
+      kind: kind of parallelism.
       params: ``nnx.state(model, nnx.Param)``, arrays or shapes.
-      mesh: of the devices.
+      mesh: mesh of the devices.
 
     Raises:
       ValueError: if there is no such kind.
@@ -48,8 +48,8 @@ def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
 
 
 def update_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
-    """Sharding in which each parameter is updated, and in which its optimizer state
-    lies; arguments as of ``param_shardings``."""
+    """Returns the sharding in which each parameter is updated, and in which its
+    optimizer state lies; arguments as in ``param_shardings``."""
     if kind != "zero1":
         return param_shardings(kind, params, mesh)
 
@@ -66,13 +66,13 @@ def update_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, state: Any, updated: Any, mesh: Mesh
 ) -> Any:
-    """Sharding of each array of an optimizer's state: that of its parameter.
+    """Returns the sharding of each array of an optimizer's state: its parameter's.
 
     Args:
-      optimizer: of the parameters.
-      state: its own, arrays or shapes.
-      updated: of ``update_shardings``.
-      mesh: of the devices.
+      optimizer: optimizer of the parameters.
+      state: state of this optimizer, arrays or shapes.
+      updated: result of ``update_shardings``.
+      mesh: mesh of the devices.
     """
     return optax.tree_map_params(
         optimizer,
@@ -84,19 +84,19 @@ def optimizer_shardings(
 
 
 def sample_sharding(kind: DenseParallelism, mesh: Mesh) -> NamedSharding:
-    """The sharding of what goes into the model: over the devices that have samples of
+    """Returns the sharding of the model's inputs: over the devices that have samples of
     their own."""
     return NamedSharding(mesh, PartitionSpec("node" if kind == "tensor" else MESH_AXES))
 
 
 def _split(variable: Any) -> int | None:
-    """The axis along which a parameter may be split, if its model names one."""
+    """Returns the axis along which a parameter may be split, if its model names one."""
     is_flax = isinstance(variable, nnx.Variable)
     return variable.get_metadata().get("split") if is_flax else None
 
 
 def _variables(params: Any) -> tuple[list[nnx.Variable], Any]:
-    """The variables, each of one array, and the structure with an array for each."""
+    """Returns variables of one array each, and the structure with an array for each."""
     variables = jax.tree.leaves(
         params, is_leaf=lambda node: isinstance(node, nnx.Variable)
     )

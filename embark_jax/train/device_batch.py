@@ -1,4 +1,4 @@
-"""A batch on the devices, sharded by samples: what a step takes."""
+"""A batch on the devices, sharded by samples, as a step takes it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class DeviceBatch:
 
     Attributes:
       words: ``[batch, words]`` int32, sharded by samples.
-      layout: of a record, as of ``data.records.layout``.
+      layout: layout of a record, as in ``data.records.layout``.
     """
 
     words: jax.Array
     layout: np.dtype = dataclasses.field(metadata={"static": True})
 
     def columns(self) -> Columns:
-        """Its columns, which are slices; to be taken inside a compiled program."""
+        """Returns its columns, which are slices; call it inside a compiled program."""
         label, dense, ids, *weights = map(self._column, self.layout.names or ())
         weights = weights[0] if weights else {}
         return Columns(dense, ids, weights, label)
@@ -69,14 +69,14 @@ class DeviceBatch:
 
 
 def _field(group: np.dtype, name: str) -> tuple[Any, int]:
-    """Type and offset of a field; NumPy says more, about some."""
+    """Returns type and offset of a field; NumPy says more about some."""
     type_, offset_bytes, *_ = cast(Any, group.fields)[name]
     return type_, offset_bytes
 
 
 class PlacedBatch(NamedTuple):
-    """A batch on the host, what the devices have of it, and of each dynamic table how
-    many keys have a number by then."""
+    """A batch on the host, its copy on the devices, and for each dynamic table the
+    number of keys that have a number by then."""
 
     batch: Batch
     on_devices: DeviceBatch
@@ -86,12 +86,12 @@ class PlacedBatch(NamedTuple):
 def abstract_batch(
     plan: Plan, mesh: Mesh, dense_features: int, wide: Collection[str] = ()
 ) -> DeviceBatch:
-    """Shapes and shardings of a batch; nothing is allocated.
+    """Returns shapes and shardings of a batch; nothing is allocated.
 
     Args:
-      plan: its features and batch size.
-      mesh: of the plan.
-      dense_features: columns of ``dense``.
+      plan: plan with the features and the batch size.
+      mesh: mesh of the plan.
+      dense_features: number of columns of ``dense``.
       wide: features whose ids are int64, not int32.
     """
     types = {f.name: np.int64 if f.name in wide else np.int32 for f in plan.features}
@@ -109,11 +109,11 @@ def abstract_batch(
 
 
 def check_batch(plan: Plan, batch: DeviceBatch, micro_batches: int) -> None:
-    """Checks the number of samples, as when a step is traced;
-    ``EmbeddingCollection.route`` checks ids and weights.
+    """Checks the number of samples when a step is traced; ``EmbeddingCollection.route``
+    checks ids and weights.
 
     Raises:
-      ValueError: if it is not that of the plan.
+      ValueError: if it is not the plan's batch size.
     """
     samples = plan.batch_size * micro_batches
     if len(batch.words) != samples:
@@ -130,11 +130,11 @@ def put_batch(batch: Batch, mesh: Mesh, samples: int) -> DeviceBatch:
 
     Args:
       batch: this process's part.
-      mesh: of the plan.
-      samples: of the whole batch.
+      mesh: mesh of the plan.
+      samples: number of samples of the whole batch.
 
     Raises:
-      DataError: if the part is of another size.
+      DataError: if the part has another size.
       ValueError: if an array has another shape or type than a checked batch has.
     """
     part = samples // jax.process_count()
@@ -152,10 +152,10 @@ def put_batch(batch: Batch, mesh: Mesh, samples: int) -> DeviceBatch:
 
 
 def own_part(batch: Batch, size: int) -> Batch:
-    """This process's part of a batch, which empty samples fill up to ``size``.
+    """Returns this process's part of a batch, filled up to ``size`` with empty samples.
 
     Raises:
-      DataError: if it has more samples.
+      DataError: if the part has more samples.
     """
     missing = size - len(batch)
     if missing < 0:

@@ -1,4 +1,4 @@
-"""What a run shows in the terminal, or in the file that its output goes to."""
+"""The output of a run in the terminal, or in a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def show_result(record: dict[str, Any], console: Console) -> None:
-    """Shows the final record: test metrics, and what was mended in the data."""
+    """Shows the final record: test metrics, and the ids that were dropped or hashed."""
     table = Table("test metric", "value")
     table.columns[1].justify = "right"
     for name, value in record.items():
@@ -43,13 +43,13 @@ def say(console: Console, text: str) -> None:
 
 
 def say_at_end(console: Console, text: str) -> None:
-    """The same where the process may end at once: a progress bar hides the cursor."""
+    """Prints where the process may end at once: a progress bar hides the cursor."""
     console.show_cursor()
     say(console, text)
 
 
 def step_text(record: Mapping[str, Any]) -> str:
-    """A record of training in a line."""
+    """Returns a record of training as one line."""
     parts = [f"loss {record['loss']:.4f}"]
     if record["train_auc"] is not None:
         parts.append(f"training AUC {record['train_auc']:.4f}")
@@ -59,7 +59,7 @@ def step_text(record: Mapping[str, Any]) -> str:
 
 
 def split_text(record: Mapping[str, Any], split: str) -> str:
-    """The metrics of a split in a line."""
+    """Returns the metrics of a split as one line."""
     auc = record[f"{split}_auc"]
     return f"{split} loss {record[f'{split}_log_loss']:.5f}" + (
         "" if auc is None else f"  AUC {auc:.5f}"

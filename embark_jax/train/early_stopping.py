@@ -1,4 +1,4 @@
-"""What happens to a run when the validation set no longer improves: learning rates are
+"""A run's reactions when the validation set no longer improves: learning rates are
 lowered, or training stops."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ class _Best:
     """Follows a metric of the validation set.
 
     Args:
-      config: which metric, and what counts as better.
-      key: of the config, for messages.
+      config: says which metric, and which values are better.
+      key: key of the config, for messages.
 
     Attributes:
-      step: of the best evaluation; None before the first.
-      waited: evaluations since, or since this was set to 0.
+      step: step of the best evaluation; None before the first.
+      waited: evaluations since then, or since this was set to 0.
     """
 
     def __init__(self, config: EarlyStoppingConfig | PlateauConfig, key: str):
@@ -48,11 +48,12 @@ class _Best:
 
 
 class EarlyStopping:
-    """When training stops because the validation set says so.
+    """The rule that stops training because of the validation set.
 
     Args:
-      config: which metric, and how long to wait for a better value; None never stops.
-      past: records of ``metrics.jsonl`` that a resumed run goes on from, in order.
+      config: says which metric, and how long to wait for a better value; None never
+        stops.
+      past: records of ``metrics.jsonl`` from which a resumed run continues, in order.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class EarlyStopping:
         """Takes account of an evaluation.
 
         Args:
-          step: that it was made at.
-          record: of the evaluation.
+          step: step of the evaluation.
+          record: record of the evaluation.
 
         Raises:
           ConfigError: if its metric has no value.
@@ -100,14 +101,14 @@ class EarlyStopping:
 
 
 class Plateau:
-    """How far learning rates are lowered.
+    """The factor by which learning rates are lowered.
 
     Args:
-      config: when, and how far; None never lowers them.
-      past: records of ``metrics.jsonl`` that a resumed run goes on from, in order.
+      config: says when, and how far; None never lowers them.
+      past: records of ``metrics.jsonl`` from which a resumed run continues, in order.
 
     Attributes:
-      factor: of all learning rates, now.
+      factor: current factor of all learning rates.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Plateau:
             self.add(record["step"], record)
 
     def add(self, step: int, record: Mapping[str, Any]) -> bool:
-        """Takes account of an evaluation; whether rates are lowered.
+        """Takes account of an evaluation; returns whether rates are lowered.
 
         Raises:
           ConfigError: if its metric has no value.
@@ -140,7 +141,7 @@ def _evaluations(
     config: EarlyStoppingConfig | PlateauConfig | None,
     past: Iterable[Mapping[str, Any]],
 ) -> Iterable[Mapping[str, Any]]:
-    """The records that have the metric; none without a config."""
+    """Returns the records that have the metric; none without a config."""
     if config is None:
         return ()
     return (record for record in past if f"validation_{config.metric}" in record)

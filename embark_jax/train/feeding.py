@@ -1,4 +1,4 @@
-"""Batches are made and copied to the devices while those work on earlier ones."""
+"""Batches are made and copied to the devices while these work on earlier ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACED_AHEAD = 1
 
 
 def batches_ahead(batch_bytes: int) -> int:
-    """How many batches of this size to make ahead of the one that is waited for."""
+    """Returns how many batches of this size to make ahead of the one waited for."""
     fitting = int(host_memory_bytes() * MEMORY_SHARE / batch_bytes)
     return max(1, min(MOST_AHEAD, fitting))
 

@@ -1,4 +1,4 @@
-"""Plots of what runs logged. Drawn without any state of pyplot."""
+"""Plots of a run's records, drawn without any state of pyplot."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ MARKERS = {"validation": "o", "test": "x"}
 
 
 def run_curves(runs: Mapping[str, Records]) -> Figure:
-    """Loss, AUC, throughput and fill of the exchange buffers by step.
+    """Draws loss, AUC, throughput and fill of the exchange buffers by step.
 
     Lines are the training batches since the record before, dots the whole validation
     set, and crosses the whole test set.
-    Of several runs the fullest buffer is drawn, of one run each. Where tables are
-    cached, two more plots show the share of rows that had a slot, the lowest of several
-    runs' storages or each of one run's, and the share of steps that waited for rows.
+    With several runs, each shows its fullest buffer; one run shows every buffer.
+    Where tables are cached, two more plots show the share of rows that had a slot (each
+    storage of one run, or the lowest storage of each of several) and the share of steps
+    that waited for rows.
 
     Args:
       runs: records by the name that the legend shows.
@@ -68,8 +69,8 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
 
 
 def _add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """A legend below the plots, in as many columns as fit, for which the figure grows
-    in height."""
+    """Adds a legend below the plots, in as many columns as fit; the figure's height
+    grows for it."""
     for columns in range(MOST_COLUMNS, 0, -1):
         legend = figure.legend(
             handles=handles,
@@ -86,14 +87,14 @@ def _add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 
 def _colors(number: int) -> list[Any]:
-    """Distinct for ten; from there on along a scale, in the order of the runs."""
+    """Returns distinct colors for ten; for more, colors along a scale, in order."""
     if number <= 10:
         return [colormaps["tab10"](i) for i in range(number)]
     return [colormaps["viridis"](i / (number - 1)) for i in range(number)]
 
 
 def _handles(names: Sequence[str]) -> list[Line2D]:
-    """The legend's handles; the ends of long names tell runs apart."""
+    """Returns the legend's handles; the ends of long names tell runs apart."""
     shown = [
         name if len(name) <= MOST_SHOWN else f"…{name[1 - MOST_SHOWN :]}"
         for name in names
@@ -113,7 +114,7 @@ def _handles(names: Sequence[str]) -> list[Line2D]:
 def _by_storage(
     axes: Axes, runs: Mapping[str, Records], prefix: str, extreme: Callable
 ) -> None:
-    """A line for each storage of one run; of several runs, for its extreme one."""
+    """Draws a line per storage of one run; of several runs, of the extreme one."""
     if len(runs) == 1:
         (records,) = runs.values()
         names = sorted({k for r in records for k in r if k.startswith(prefix)})
@@ -132,7 +133,7 @@ def _by_storage(
 
 
 def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
-    """Steps and values where there are any; NaN and infinities leave a gap."""
+    """Returns steps and values where there are any; NaN and infinities leave a gap."""
     found = [(r["step"], r[key]) for r in records if r.get(key) is not None]
     values = [value if math.isfinite(value) else math.nan for _, value in found]
     return [step for step, _ in found], values

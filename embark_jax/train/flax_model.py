@@ -1,8 +1,8 @@
 """A Flax NNX module as a function of its arrays.
 
-Parameters are what the optimizer changes. The *model state* is every other variable:
-running statistics of BatchNorm, keys and counts of random streams, variables of one's
-own. A step takes both and gives both; neither is a constant of the program.
+The optimizer changes parameters. The *model state* is every other variable: running
+statistics of BatchNorm, keys and counts of random streams, a user's own variables.
+A step takes both and gives both; neither is a constant of the program.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CALL = "__call__"
 class FlaxModel:
     """A module taken apart into parameters, model state, and functions of the two.
 
-    The module itself is left as it is.
+    The module itself does not change.
 
     Args:
-      module: called as ``module(dense, embeddings) -> logits [batch]``.
+      module: module called as ``module(dense, embeddings) -> logits [batch]``.
 
     Attributes:
-      params: its ``nnx.Param`` variables.
-      state: its other variables.
+      params: the module's ``nnx.Param`` variables.
+      state: the module's other variables.
     """
 
     def __init__(self, module: nnx.Module):
@@ -46,14 +46,14 @@ class FlaxModel:
     def train(
         self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """``(losses, logits [batch], new state)`` in training mode; losses are
+        """Returns ``(losses, logits [batch], new state)`` in training mode; losses are
         ``[batch]``, or their mean ``[]``.
 
         Args:
-          params, state: of the module.
-          embeddings: by feature.
+          params, state: arrays of the module.
+          embeddings: embeddings by feature.
           batch: the samples.
-          loss: for modules without one of their own.
+          loss: loss of modules without one of their own.
 
         Raises:
           ValueError: if the logits are not ``[batch]``, or the call adds or removes
@@ -84,8 +84,8 @@ class FlaxModel:
         embeddings: dict,
         method: str = CALL,
     ) -> jax.Array:
-        """``[batch]`` logits in evaluation mode: no dropout, running statistics; or
-        what another ``method`` of the module gives, called alike.
+        """Returns ``[batch]`` logits in evaluation mode: no dropout, running
+        statistics; or the result of another ``method`` of the module, called alike.
 
         Raises:
           ValueError: if the logits are not ``[batch]``.
@@ -96,13 +96,13 @@ class FlaxModel:
         return _logits(module, dense, embeddings)
 
     def module(self, params: Any, state: Any) -> nnx.Module:
-        """A module of its own, in evaluation mode, with copies of these arrays."""
+        """Returns a new module in evaluation mode, with copies of these arrays."""
         arrays = jax.tree.map(jnp.copy, (params, state))
         return nnx.merge(self._scoring, *arrays)
 
 
 def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array:
-    """Calls the module; its own errors get a note of what it was called with."""
+    """Calls the module; its own errors get a note with the arguments of the call."""
     try:
         logits = module(dense, embeddings)
     except (TypeError, ValueError) as error:
@@ -116,7 +116,7 @@ def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array
 
 
 def check_logits(logits: jax.Array, dense: jax.Array) -> jax.Array:
-    """The logits, if there is one a sample; raises ``ValueError`` if not."""
+    """Returns the logits, if there is one per sample; else raises ``ValueError``."""
     if logits.shape != dense.shape[:1]:
         raise ValueError(
             f"the model returns logits of shape {logits.shape}, must be "

@@ -1,4 +1,4 @@
-"""What a step takes of a model, and how it is had of one of plain functions."""
+"""The model as a step takes it, and how a model of plain functions becomes one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class StepModel(Protocol):
     """A model taken apart into arrays and functions of them.
 
     Attributes:
-      params: what the optimizer changes.
-      state: all its other arrays.
+      params: arrays that the optimizer changes.
+      state: all other arrays.
     """
 
     @property
@@ -31,11 +31,11 @@ class StepModel(Protocol):
     def train(
         self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """``(losses, logits [batch], new state)`` in training mode; losses are
+        """Returns ``(losses, logits [batch], new state)`` in training mode; losses are
         ``[batch]``, or their mean ``[]``.
 
         Args:
-          loss: for models without one of their own.
+          loss: loss of models without one of their own.
         """
         ...
 
@@ -47,11 +47,11 @@ class StepModel(Protocol):
         embeddings: dict,
         method: str = CALL,
     ) -> jax.Array:
-        """``[batch]`` logits in evaluation mode, or what another method gives."""
+        """Returns ``[batch]`` logits in evaluation mode, or another method's result."""
         ...
 
     def module(self, params: Any, state: Any) -> Any:
-        """A model like the one that was given, with copies of these arrays."""
+        """Returns a model like the given one, with copies of these arrays."""
         ...
 
 
@@ -81,7 +81,7 @@ class PlainModel:
 
 
 def step_model(model: Model) -> StepModel:
-    """The model as a step takes it."""
+    """Returns the model as a step takes it."""
     if isinstance(model, FunctionModel):
         return PlainModel(model)
     return FlaxModel(model)

@@ -1,8 +1,8 @@
 """Forward and backward of a batch: at once, or in micro-batches one after the other.
 
-A micro-batch is an equal part of what each device holds of the batch, so that cutting
-the batch moves nothing. Their losses are shares of the batch's mean, so their gradients
-add up to the batch's.
+A micro-batch is an equal part of each device's samples, so that cutting the batch moves
+nothing. Losses of micro-batches are shares of the batch's mean, so their gradients add
+up to the batch's.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from embark_jax.train.device_batch import Columns
 
 
 class Gradients(NamedTuple):
-    """What backward gives.
+    """The result of backward.
 
     Attributes:
       loss: ``[]`` mean log loss of the batch.
       logits: ``[batch]`` in the order of the batch's samples.
-      model_state: after the batch; each micro-batch starts from that of the one before.
-      dense: of the loss by the model's parameters.
-      embeddings: by each array that ``lookup`` returned; of several micro-batches along
-        a first axis.
+      model_state: state after the batch; each micro-batch starts from that of the one
+        before.
+      dense: gradients of the loss by the model's parameters.
+      embeddings: gradients by each array that ``lookup`` returned; several
+        micro-batches lie along a first axis.
     """
 
     loss: jax.Array
@@ -42,7 +43,7 @@ class Gradients(NamedTuple):
 def route(
     collection: EmbeddingCollection, batch: Columns, micro_batches: int
 ) -> Routes:
-    """Routes of the batch; of several micro-batches along a first axis."""
+    """Routes the batch; several micro-batches lie along a first axis of the result."""
     if micro_batches == 1:
         return collection.route(batch.ids, batch.weights)
     parts = _cut(collection, batch, micro_batches)
@@ -59,18 +60,19 @@ def gradients(
     batch: Columns,
     micro_batches: int,
 ) -> Gradients:
-    """Gradients of the mean loss.
+    """Computes gradients of the mean loss.
 
     Args:
       losses_of: ``(params, model_state, embeddings, batch) -> (losses, logits,
-        model_state)``; logits are ``[batch]``, and losses, too, or their mean ``[]``.
+        model_state)``; logits are ``[batch]``, and so are losses, unless they are their
+        mean ``[]``.
       collection: the embedding tables.
-      params: of the dense model.
-      model_state: the rest of its variables.
-      storages: of the tables.
-      routes: of ``route``.
-      batch: all of it.
-      micro_batches: that it is cut into.
+      params: parameters of the dense model.
+      model_state: the dense model's other variables.
+      storages: storages of the tables.
+      routes: result of ``route``.
+      batch: the whole batch.
+      micro_batches: number of parts that the batch is cut into.
     """
     samples = batch.labels.size
 
@@ -109,7 +111,7 @@ def gradients(
 def _cut(
     collection: EmbeddingCollection, batch: Columns, micro_batches: int
 ) -> Columns:
-    """``[batch, …]`` to ``[micro_batches, batch / micro_batches, …]``."""
+    """Cuts ``[batch, …]`` into ``[micro_batches, batch / micro_batches, …]``."""
 
     def cut(part):
         return jax.tree.map(
@@ -125,7 +127,7 @@ def _cut(
 
 
 def _join(collection: EmbeddingCollection, parts: jax.Array) -> jax.Array:
-    """``[micro_batches, n]`` back to ``[batch]``."""
+    """Joins ``[micro_batches, n]`` back to ``[batch]``."""
     return jax.shard_map(
         lambda part: part.reshape(-1),
         mesh=collection.mesh,

@@ -1,7 +1,7 @@
-"""Which config trained which steps of a run.
+"""The configs of a run, and the steps that each of them trained.
 
-``config.yaml`` is the config of now. ``configs/STEP.yaml`` is the one that trained the
-steps after STEP, up to that of the next of these files.
+``config.yaml`` is the current config. ``configs/STEP.yaml`` is the one that trained the
+steps after STEP, up to that of the next such file.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ MAY_CHANGE = (
         )
     ),
 )
-"""Keys of a config that may have another value when a run is resumed. The others say
-what the model, its initial state, and the order of the data are."""
+"""Keys of a config that may have another value when a run is resumed. The others set
+the model, its initial state, and the order of the data."""
 
 
 def changes(workdir: Path, config: ExperimentConfig) -> list[str]:
-    """In which keys a config differs from that of a run, in words.
+    """Returns in words the keys in which a config differs from a run's config.
 
     Args:
-      workdir: of the run.
-      config: that the run is to be resumed with.
+      workdir: folder of the run.
+      config: config with which the run is resumed.
 
     Raises:
       ConfigError: if a key differs that must not.
@@ -69,7 +69,7 @@ def changes(workdir: Path, config: ExperimentConfig) -> list[str]:
 
 
 def record(workdir: Path, config: ExperimentConfig, step: int) -> None:
-    """Writes down that from ``step`` on a run is trained with this config."""
+    """Records that this config trains a run from ``step`` on."""
     current, folder = workdir / CURRENT, workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     trained = {int(p.stem): p for p in folder.glob("*.yaml") if p.stem.isdecimal()}
@@ -90,7 +90,7 @@ def _may_change(key: str) -> bool:
 
 
 def _leaves(config: ExperimentConfig) -> dict[str, Any]:
-    """The values that are set, by dotted key."""
+    """Returns the values that are set, by dotted key."""
 
     def visit(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Steps that are dispatched before the oldest is looked at.
+"""Steps that are dispatched before the result of the oldest is looked at.
 
-The host stays ahead of the devices. A step that was refused, and those behind it, which
-then did nothing, are dispatched again before any other.
+The host stays ahead of the devices. A refused step and those behind it, which then did
+nothing, are dispatched again before any other.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from embark_jax.train.report import Flight, Numbers
 from embark_jax.train.results import BadIdError, NonFiniteLossError, StepResult
 
 STEPS_IN_FLIGHT = 2
-"""Behind the one that is looked at."""
+"""Steps behind the one that is looked at."""
 
 
 class StepsInFlight(NamedTuple):
-    """How a trainer applies batches.
+    """The way in which a trainer applies batches.
 
     Attributes:
-      dispatch: starts the step of a batch, and is told which comes next, if that is
-        known; waits for nothing.
-      mend: of refused steps, the first of which has these numbers, gives the batches to
-        be dispatched again; or raises why that would not help.
-      land: what is said of a step that was applied.
-      waiting: batches that are kept back, so that ``dispatch`` is told of them.
+      dispatch: starts the step of a batch, given the next batch if that is known; waits
+        for nothing.
+      mend: takes refused steps, the first of which has these numbers, and gives the
+        batches to dispatch again; or raises why that would not help.
+      land: gives the result of a step that was applied.
+      waiting: number of batches that are kept back, so that ``dispatch`` can be given
+        them.
     """
 
     dispatch: Callable[[PlacedBatch, PlacedBatch | None], Flight]
@@ -38,8 +39,8 @@ class StepsInFlight(NamedTuple):
 
     def apply(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
         """Applies batches in order, and yields each step once it is certain. When this
-        ends, early or not, all batches that were taken have been applied, unless an
-        error says that they cannot be."""
+        ends, early or not, all batches taken have been applied, unless an error says
+        that they cannot be."""
         waiting: deque[PlacedBatch] = deque()
         flying: deque[Flight] = deque()
         try:

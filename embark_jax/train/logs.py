@@ -15,7 +15,7 @@ from tensorboardX import SummaryWriter
 
 FILE_NAME = "metrics.jsonl"
 DAMAGED = "metrics.damaged"
-"""Gets the lines that make no sense."""
+"""File that gets the lines that make no sense."""
 
 
 class LogError(ValueError):
@@ -30,18 +30,18 @@ class MetricsLog:
     the infinities: they are written as the strings "nan", "inf" and "-inf", which
     Python's ``float`` reads.
 
-    A run that resumes at step S repeats what came after it, and ends anew. So lines
-    beyond S or with ``"final": true`` are dropped, atomically, with a last line that a
-    killed process left unfinished; in TensorBoard events beyond S are hidden. Other
-    lines that are no object with a step are moved to ``metrics.damaged``.
+    A run that resumes at step S repeats all later steps, and ends anew. So lines beyond
+    S or with ``"final": true`` are dropped, atomically, with a last line that a killed
+    process left unfinished; in TensorBoard events beyond S are hidden. Other lines that
+    are no object with a step are moved to ``metrics.damaged``.
 
     Args:
-      workdir: of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
-      resume_at: the step that training continues from; 0 begins anew.
-      writes: False leaves no trace: in a run of several processes one writes.
+      workdir: folder of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
+      resume_at: step from which training continues; 0 begins anew.
+      writes: False leaves no trace: in a run of several processes only one writes.
 
     Attributes:
-      set_aside: says how many lines were moved; None if none were.
+      set_aside: message with the number of lines that were moved; None if none were.
     """
 
     def __init__(self, workdir: Path, resume_at: int = 0, writes: bool = True):
@@ -64,8 +64,8 @@ class MetricsLog:
         """Logs values at a step.
 
         Args:
-          step: steps applied so far.
-          values: numbers, Python's or scalar arrays; strings, booleans and None too,
+          step: number of steps applied so far.
+          values: Python numbers or scalar arrays; also strings, booleans and None,
             which go into the JSON line only.
 
         Raises:
@@ -109,13 +109,13 @@ def _json(value: bool | int | float | str | None) -> bool | int | float | str | 
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``, with NaN and the infinities as floats.
+    """Returns the lines of ``metrics.jsonl``, with NaN and the infinities as floats.
 
     A last line that is still being written, or that a killed process left unfinished,
     is left out.
 
     Raises:
-      LogError: if there is none, or another line is damaged.
+      LogError: if the file is missing, or another line is damaged.
     """
     path = Path(workdir) / FILE_NAME
     if not path.is_file():
@@ -137,9 +137,9 @@ _NOT_FINITE: dict[Any, Any] = {"nan": math.nan, "inf": math.inf, "-inf": -math.i
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Each line's number, itself with its newline, and what it says: None if nothing.
+    """Yields each line's number, the line with its newline, and its object or None.
 
-    A last line without a newline that says nothing is left out: it was cut short.
+    A last line without a newline that has no object is left out: it was cut short.
     """
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -155,8 +155,8 @@ def _records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
 
 
 def _keep_until(path: Path, step: int) -> str | None:
-    """Drops what a run resumed at ``step`` writes again, and a last line cut short;
-    moves what makes no sense, and says so.
+    """Drops lines that a run resumed at ``step`` writes again, and a last line cut
+    short; moves lines that make no sense, and says so.
 
     The old file stays whole until the new one takes its name.
     """

@@ -1,4 +1,4 @@
-"""What training makes small."""
+"""The losses that training minimizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optax
 
 Loss = Callable[[jax.Array, jax.Array, Mapping[str, jax.Array]], jax.Array]
 """``(logits [batch], labels [batch], embeddings) -> losses [batch]``, with embeddings
-as the model is given them; their mean is what a step's gradient is of."""
+as the model gets them; a step's gradient is that of their mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +19,10 @@ class BinaryCrossEntropy:
     """Log loss of click probabilities.
 
     Args:
-      label_smoothing: labels are trained as this much of 1/2 and the rest of themselves
-        (https://arxiv.org/abs/1512.00567).
+      label_smoothing: weight of 1/2 in the labels that are trained; the label itself
+        has the rest (https://arxiv.org/abs/1512.00567).
       embedding_l2: half of this times the squares of all of a sample's embeddings is
-        added to its loss. Of features with one id a bag these are rows, so that a row
+        added to its loss. For features with one id a bag these are rows, so that a row
         shrinks as often as the batch has it.
     """
 

@@ -1,4 +1,4 @@
-"""How good predictions are, over a whole evaluation set and exactly."""
+"""The quality of predictions, over a whole evaluation set and exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 
 class NonFiniteLogitError(ValueError):
-    """A prediction is NaN or infinite: the parameters are no good."""
+    """A prediction is NaN or infinite: the parameters are unusable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Metrics:
     """Metrics of predicted click probabilities, computed in float64.
 
     Attributes:
-      samples: how many were evaluated.
+      samples: number of samples that were evaluated.
       log_loss: mean binary cross entropy, in nats.
       normalized_entropy: ``log_loss`` over that of always predicting the mean label; 1
         is useless. None if all labels are equal. He et al., ADKDD 2014,
@@ -41,7 +41,7 @@ class Metrics:
 
 
 def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
-    """Metrics of ``logits``, as predictions of ``labels``.
+    """Computes metrics of ``logits`` as predictions of ``labels``.
 
     Args:
       labels: ``[samples]``, each from 0 to 1: clicks, or probabilities of one.
@@ -104,18 +104,18 @@ class EvalAccumulator:
         self._batches: list[tuple[ArrayLike, ArrayLike, int]] = []
 
     def add(self, labels: ArrayLike, logits: ArrayLike, valid: int) -> None:
-        """Adds a batch.
+        """Adds a batch to those to evaluate.
 
         Args:
           labels, logits: ``[batch]``, on the host or on devices, sharded or not.
-          valid: its first samples that count; the others are padding.
+          valid: number of its first samples that count; the others are padding.
         """
         if isinstance(labels, np.ndarray):
             labels = labels.copy()  # which may be a view that keeps a whole batch
         self._batches.append((labels, logits, valid))
 
     def result(self) -> Metrics:
-        """Metrics of all that was added.
+        """Returns the metrics of everything that was added.
 
         Raises:
           ValueError: as ``evaluate`` does.
@@ -130,7 +130,7 @@ class EvalAccumulator:
 
 
 def _to_host(array: ArrayLike) -> np.ndarray:
-    """The whole of an array, whichever processes hold its parts."""
+    """Returns the whole of an array, whichever processes hold its parts."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)

@@ -1,8 +1,8 @@
-"""Keys of dynamic tables become numbers of rows, on their way to the devices.
+"""Keys of dynamic tables become row numbers, on their way to the devices.
 
-The host numbers keys, in the order in which training comes to them: from there on a
-dynamic table is a cached table that has room for so many rows. Which number a key gets
-changes no result: its row begins as a function of the key.
+The host numbers keys in the order in which training first meets them: from there on a
+dynamic table is a cached table with that much room. The number that a key gets changes
+no result: the initial value of its row is a function of the key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Numbering:
     """The numbers of all dynamic tables of a plan.
 
     Args:
-      plan: with those tables.
+      plan: plan with those tables.
 
     Raises:
       ValueError: if there are some in a run of several processes, which would have to
@@ -46,7 +46,8 @@ class Numbering:
         self._lock = threading.Lock()  # batches that are replayed are placed again
 
     def keys(self, table: str) -> np.ndarray:
-        """``[n]`` int64 keys of a dynamic table by number; not to be written to."""
+        """Returns a dynamic table's ``[n]`` int64 keys by number; do not change
+        them."""
         return self._numbers[table].keys
 
     def restore(self, table: str, keys: np.ndarray) -> None:
@@ -54,15 +55,16 @@ class Numbering:
         self._numbers[table] = KeyNumbers(keys)
 
     def number(self, batch: Batch) -> tuple[Batch, dict[str, int]]:
-        """A checked batch for the devices, and how many keys each table then has: new
-        ones get the next numbers."""
+        """Returns a checked batch for the devices, and how many keys each table then
+        has: new ones get the next numbers."""
         with self._lock:
             numbered = self._replaced(batch, KeyNumbers.number)
             return numbered, {name: len(n) for name, n in self._numbers.items()}
 
     def find(self, batch: Batch, room: Mapping[str, int]) -> Batch:
-        """A checked batch for the devices, with padding where a key was never trained:
-        of each table as many keys were as ``room`` says, at most."""
+        """Returns a checked batch for the devices, with padding for keys that were
+        never
+        trained: unknown ones, and those with numbers from their table's ``room`` on."""
         with self._lock:
             found = self._replaced(batch, KeyNumbers.find)
         for table, names in self._features.items():

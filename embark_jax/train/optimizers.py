@@ -1,4 +1,4 @@
-"""Both optimizers of a run, with their learning rates as they are now."""
+"""Both optimizers of a run, with their current learning rates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from embark_jax.train.row_optimizers import build_embedding_optimizer
 def build_optimizers(
     config: ExperimentConfig, steps: int, factor: float = 1.0
 ) -> tuple[optax.GradientTransformation, RowOptimizer]:
-    """Of the dense parameters and of rows.
+    """Builds the optimizers of the dense parameters and of rows.
 
     Args:
-      config: of the experiment.
-      steps: of the whole run.
-      factor: of all learning rates.
+      config: config of the experiment.
+      steps: number of steps of the whole run.
+      factor: factor of all learning rates.
 
     Raises:
       ConfigError: if a schedule does not fit the run, or there is no such optimizer.

@@ -18,13 +18,13 @@ from embark_jax.train.step import TrainState
 
 
 class OverlappedStep:
-    """A train step that is told the batch after the one it is to apply.
+    """A train step that also takes the batch after the one it applies.
 
     Args:
-      steps: of ``make_train_step`` with ``next_collection``, by whether the batch is
-        all-hot, and whether the one after it is.
-      collections: the embedding tables, by whether they are for all-hot batches.
-      micro_batches: that a batch is cut into.
+      steps: results of ``make_train_step`` with ``next_collection``, by whether the
+        batch is a hot batch, and whether the one after it is.
+      collections: embedding tables, by whether they are for hot batches.
+      micro_batches: number of parts that a batch is cut into.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OverlappedStep:
         """Applies ``batch``; ``following`` is the one after it, None if not known."""
         if self._routed is not batch:
             self._routes = self._route[hot](batch)
-        # Where nothing follows, the route that is made is this one again, for nobody.
+        # Where nothing follows, the step makes this route again, for nobody.
         routed, routed_hot = batch, hot
         if following is not None:
             routed, routed_hot = following.on_devices, following.batch.hot

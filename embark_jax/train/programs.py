@@ -25,17 +25,17 @@ from embark_jax.train.step import (
 
 
 class Programs:
-    """What a trainer runs; each is compiled when it is first needed.
+    """The programs of a trainer; each is compiled when it is first needed.
 
-    Hot rows lie in the storages of the state and nowhere else, so that to go from one
-    train step to another moves nothing.
+    Hot rows lie in the storages of the state and nowhere else, so that a change from
+    one train step to another moves nothing.
 
     Args:
-      model: of the dense layers.
+      model: model of the dense layers.
       embeddings: the embedding tables.
-      dense_optimizer, embedding_optimizer: of the step.
-      state: that it takes.
-      micro_batches, dense, loss: as of ``make_train_step``.
+      dense_optimizer, embedding_optimizer: optimizers of the step.
+      state: state that the step takes.
+      micro_batches, dense, loss: as in ``make_train_step``.
       overlap: whether a step makes the routes of the batch after it.
       cached: the rows of cached tables, if there are any.
     """
@@ -99,8 +99,8 @@ class Programs:
         hot: bool,
         following: PlacedBatch | None,
     ) -> tuple[TrainState, StepReport]:
-        """Applies a batch: one of hot rows alone by a step that exchanges nothing for
-        its embeddings; with overlap, each makes the routes of ``following``."""
+        """Applies a batch; the step of a hot batch exchanges nothing for its
+        embeddings. With overlap, each step makes the routes of ``following``."""
         if self._cached is not None and (self._looks_ahead or not hot):
             after = following.on_devices if following else None
             state, routes = self._cached.bring(state, batch, after, self._micro_batches)
@@ -112,8 +112,8 @@ class Programs:
     def predict(
         self, state: TrainState, batch: DeviceBatch, method: str = CALL
     ) -> tuple[TrainState, StepReport]:
-        """Scores a batch, by a method of the model. Of the state, rows of cached tables
-        may be in other slots."""
+        """Scores a batch, by a method of the model. Rows of cached tables in the state
+        may change their slots."""
         routes = ()
         if self._cached is not None:
             state, *routes = self._cached.bring(state, batch, None, training=False)
@@ -121,5 +121,5 @@ class Programs:
         return state, self._score(method=method)(*dense, state.storages, batch, *routes)
 
     def capacities(self, hot: bool) -> Mapping[str, int]:
-        """Of the step that ``train`` takes for such a batch."""
+        """Returns the capacities of the step that ``train`` takes for such a batch."""
         return self._capacities[hot and not self._looks_ahead]

@@ -14,11 +14,11 @@ from rich.table import Column
 
 
 def step_progress(show: bool | None = None, console: Console | None = None) -> Progress:
-    """A bar of steps, with what the task's field ``shown`` says beside it.
+    """Returns a bar of steps, with the text of the task's field ``shown`` beside it.
 
     Args:
-      show: whether it is to be seen; None shows it in a terminal and in a notebook.
-      console: where; None takes standard output.
+      show: whether the bar is shown; None shows it in a terminal and in a notebook.
+      console: console that shows it; None takes standard output.
     """
     console = console or Console()
     if show is None:

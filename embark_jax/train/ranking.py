@@ -1,4 +1,4 @@
-"""How well predictions rank: within a user's samples, and by how likely they said."""
+"""The ranking quality of predictions within a user's samples, and their calibration."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sklearn.calibration import calibration_curve
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """Metrics of predictions, group by group, a user's samples for example.
+    """Metrics of predictions within groups, such as a user's samples.
 
     Attributes:
       gauc: mean AUC of the groups with both labels, weighted by their samples
         (https://arxiv.org/abs/1706.06978, section 6.2). None if there is no such group.
-      ndcg, recall, mrr: at the first ``k`` of each group, by decreasing prediction, and
-        of equal ones in the order given; the mean over groups with a positive sample.
-        MRR is of the first positive sample, 0 if it is not among these. None if there
-        is no such group.
-      k: that many.
-      groups: all of them.
+      ndcg, recall, mrr: metrics at the first ``k`` samples of each group by decreasing
+        prediction (equal ones in the order given); the mean over groups with a positive
+        sample. MRR is that of the first positive sample, 0 if it is not among these.
+        None if there is no such group.
+      k: number of first samples.
+      groups: number of all groups.
     """
 
     gauc: float | None
@@ -33,13 +33,13 @@ class Ranking:
 
 
 def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ranking:
-    """Metrics within groups.
+    """Computes metrics within groups.
 
     Args:
       groups: ``[samples]``, the group of each sample, such as its user's id.
       labels: ``[samples]``, each 0 or 1.
-      logits: ``[samples]``; any score that orders samples will do.
-      k: of ``Ranking``.
+      logits: ``[samples]`` logits; any score that orders samples will do.
+      k: ``k`` of ``Ranking``.
 
     Raises:
       ValueError: if shapes differ, there are no samples, or a label is neither 0 nor 1.
@@ -86,8 +86,8 @@ def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ran
 def calibration(
     labels: ArrayLike, logits: ArrayLike, buckets: int = 10
 ) -> list[tuple[float, float]]:
-    """Mean prediction and mean label of buckets with equally many samples, from the
-    least likely to the most; buckets whose predictions are all alike are one."""
+    """Returns mean prediction and mean label of buckets with equally many samples, from
+    the least likely to the most; buckets whose predictions are all equal become one."""
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     found, said = calibration_curve(
         np.asarray(labels), probabilities, n_bins=buckets, strategy="quantile"
@@ -102,14 +102,14 @@ def _aucs(
     logits: np.ndarray,
     positives: np.ndarray,
 ) -> np.ndarray:
-    """AUC of each group, ties counted half, from ranks (Mann and Whitney,
+    """Returns the AUC of each group, ties counted half, from ranks (Mann and Whitney,
     https://doi.org/10.1214/aoms/1177730491).
 
     Args:
-      first: place of each group's first sample.
-      counts: samples of each group.
-      labels, logits: of all samples, by group and decreasing logit.
-      positives: of each group.
+      first: index of each group's first sample.
+      counts: number of samples of each group.
+      labels, logits: values of all samples, by group and decreasing logit.
+      positives: number of positive samples of each group.
     """
     is_new = np.diff(logits, prepend=np.nan) != 0
     is_new[first] = True

@@ -1,4 +1,4 @@
-"""What a step tells the loop: large arrays that stay, and a few numbers that travel.
+"""A step's report to the loop: large arrays that stay, a few numbers that travel.
 
 The numbers are one small array, so that the host asks for them once a step, when it
 dispatches the step, and has them by the time it looks.
@@ -18,14 +18,14 @@ from embark_jax.data import Batch
 
 
 class StepReport(NamedTuple):
-    """What a step gives beside the new state.
+    """The results of a step besides the new state.
 
     Attributes:
-      numbers: ``[3 + storages]`` int32 of ``join_numbers``.
-      bad_ids: ``[devices, features]`` how many ids are no row of their table, as in
-        ``Routes``; of several micro-batches along a first axis.
-      logits: ``[batch]`` before the update, sharded.
-      labels: ``[batch]``, sharded.
+      numbers: ``[3 + storages]`` int32, made by ``join_numbers``.
+      bad_ids: ``[devices, features]`` number of ids that are no row of their table, as
+        in ``Routes``; several micro-batches lie along a first axis.
+      logits: ``[batch]`` logits before the update, sharded.
+      labels: ``[batch]`` labels, sharded.
     """
 
     numbers: jax.Array
@@ -51,14 +51,14 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, joined: jax.Array, capacities: Mapping[str, int]) -> Numbers:
-        """What ``join_numbers`` joined, of these storages; waits for the step."""
+        """Inverts ``join_numbers``, for these storages; waits for the step."""
         applied, any_bad, _, *needed = words = np.asarray(joined).tolist()
         loss = float(np.array(words[2], np.int32).view(np.float32))
         by_name = dict(zip(capacities, needed, strict=True))
         return cls(bool(applied), bool(any_bad), loss, by_name)
 
     def overflow(self, capacities: Mapping[str, int]) -> bool:
-        """Whether the batch needs more than there is."""
+        """Returns whether the batch needs more than there is."""
         return any(self.needed[name] > have for name, have in capacities.items())
 
 
@@ -73,12 +73,12 @@ class Flight(NamedTuple):
     def of(
         cls, batch: Batch, report: StepReport, capacities: Mapping[str, int]
     ) -> Flight:
-        """Asks for the numbers, too, and waits for nothing."""
+        """Returns the flight and asks for its numbers, too; waits for nothing."""
         report.numbers.copy_to_host_async()
         return cls(batch, report, capacities)
 
     def numbers(self) -> Numbers:
-        """Waits for the step."""
+        """Waits for the step, and returns its numbers."""
         return Numbers.of(self.report.numbers, self.capacities)
 
 
@@ -89,7 +89,7 @@ def join_numbers(
     needed: Mapping[str, jax.Array],
     capacities: Mapping[str, int],
 ) -> jax.Array:
-    """The numbers of a step as one array, in the order of ``capacities``."""
+    """Joins the numbers of a step into one array, in the order of ``capacities``."""
     numbers = [
         applied.astype(jnp.int32),
         any_bad.astype(jnp.int32),

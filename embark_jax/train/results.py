@@ -1,4 +1,4 @@
-"""What a step of training ends in: a result, or an error that names its batch."""
+"""The outcome of a training step: a result, or an error that names its batch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss of a batch or its update is NaN or infinite; the state is that before
+    """The loss of a batch or its update is NaN or infinite; the state is the one before
     this batch."""
 
 
 class BadIdError(DataError):
-    """Ids that are no row of their table reached the devices; the state is that before
-    their batch."""
+    """Ids that are no row of their table reached the devices; the state is the one
+    before their batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """A step that was applied.
+    """The result of a step that was applied.
 
     Attributes:
-      step: its number, from 1.
+      step: number of the step, from 1.
       loss: mean log loss of its batch, before the update.
       logits, labels: ``[batch]``, sharded by samples; logits before the update.
       used: for each sharded storage the share of its capacity that the batch needed.
@@ -52,9 +52,9 @@ def refuse_bad_ids(batch: Batch, bad_ids: jax.Array, check: BatchChecker) -> NoR
     """Raises for ids that reached the devices in spite of a checker.
 
     Args:
-      batch: this process's part.
-      bad_ids: ``[…, features]`` how many each feature has, by devices.
-      check: knows the features and their tables.
+      batch: this process's part of the batch.
+      bad_ids: ``[…, features]`` number of bad ids of each feature, by devices.
+      check: checker that knows the features and their tables.
     """
     shards = [np.asarray(shard.data) for shard in bad_ids.addressable_shards]
     counts = [shard.reshape(-1, shard.shape[-1]).sum(axis=0) for shard in shards]

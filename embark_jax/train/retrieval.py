@@ -23,9 +23,9 @@ class ItemIndex:
     """The vectors of all items, sharded over the devices.
 
     Args:
-      ids: ``[items]`` of the items.
-      vectors: ``[items, dim]``.
-      mesh: of the devices.
+      ids: ``[items]`` ids of the items.
+      vectors: ``[items, dim]`` vectors of the items.
+      mesh: mesh of the devices.
     """
 
     def __init__(self, ids: np.ndarray, vectors: np.ndarray, mesh: Mesh):
@@ -36,15 +36,15 @@ class ItemIndex:
         self._vectors = jax.device_put(filled, rows)
 
     def search(self, users: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The K items whose vectors have the largest dot product with each user's.
+        """Finds the K items with the largest dot product with each user's vector.
 
         Args:
-          users: ``[users, dim]``.
-          k: at most all items.
+          users: ``[users, dim]`` vectors of the users.
+          k: number of items for each user; at most all.
 
         Returns:
-          ids ``[users, k]``, the best first, and of equals the first item; and their
-          products.
+          ids ``[users, k]``, the best first, and the first item before its equals; and
+          their products.
 
         Raises:
           ValueError: if there are fewer items.
@@ -88,12 +88,12 @@ def _search(mesh: Mesh, k: int, items: int):
 def items_of(
     batches: Iterable[Batch], item: str, features: Sequence[str]
 ) -> list[Batch]:
-    """Each different item of some batches once, as samples without a user.
+    """Yields each unique item of some batches once, as samples without a user.
 
     Args:
-      batches: of a dataset.
-      item: the feature, of one id a sample, that says which item it is.
-      features: of the item, ``item`` among them; others become empty bags.
+      batches: batches of a dataset.
+      item: feature, of one id a sample, that says which item it is.
+      features: features of the item, ``item`` among them; others become empty bags.
 
     Returns:
       Batches no larger than those given.

@@ -21,7 +21,7 @@ from embark_jax.train.schedules import build_schedule
 def build_embedding_optimizer(
     config: EmbeddingOptimizerConfig, steps: int
 ) -> RowOptimizer:
-    """The row optimizer that a config describes, in a run of so many ``steps``."""
+    """Builds the row optimizer that a config describes, in a run of ``steps`` steps."""
     rate, eps = config.learning_rate, config.eps
     match config.kind:
         case "sgd":

@@ -33,11 +33,11 @@ def reported(workdir: Path, plan: Plan) -> Iterator[None]:
 
 
 def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
-    """A whole page, which fetches nothing from a network.
+    """Returns a whole page, which fetches nothing from a network.
 
     Args:
       runs: the records of each run, by its name.
-      plans: HTML that shows the plan, of runs that have one.
+      plans: HTML that shows the plan, for runs that have one.
     """
     title = escape(", ".join(runs))
     parts = [f"<h2>{title}</h2>", _results(runs)]
@@ -51,7 +51,7 @@ def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
 
 
 def _results(runs: Mapping[str, Records]) -> str:
-    """A table with the last throughput and the test metrics of each run."""
+    """Returns a table with the last throughput and the test metrics of each run."""
     last = {name: _final(records) for name, records in runs.items()}
     metrics = sorted({key for record in last.values() for key in record})
     if not metrics:
@@ -68,7 +68,7 @@ def _results(runs: Mapping[str, Records]) -> str:
 
 
 def _final(records: Records) -> dict[str, Any]:
-    """What a run ended with: its test metrics, and its median throughput."""
+    """Returns the final figures of a run: its test metrics and median throughput."""
     found = {
         key: value
         for record in records

@@ -1,6 +1,6 @@
 """A trained model in a checkpoint, read piece by piece into host memory.
 
-Needs neither the mesh nor the plan nor the data that it was trained with.
+Reading needs neither the mesh nor the plan nor the data of the training.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from embark_jax.train.logs import LogError, read_metrics
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
-    """The config of a run.
+    """Reads the config of a run.
 
     Raises:
-      ConfigError: if the folder is not one, or holds no usable config.
+      ConfigError: if the folder is not a run's, or holds no usable config.
     """
     if not workdir.is_dir():
         raise ConfigError(f"{workdir}: is not a folder, must be the folder of a run")
@@ -33,7 +33,7 @@ def read_config(workdir: Path) -> ExperimentConfig:
 
 
 def best_step(workdir: Path) -> int | None:
-    """The step that a run was tested at, if it stopped early; else None."""
+    """Returns the step that a run was tested at, if it stopped early; else None."""
     with contextlib.suppress(LogError):
         for record in reversed(read_metrics(workdir)):
             if record.get("final"):
@@ -46,12 +46,12 @@ class SavedModel:
 
     Args:
       folder: a run's ``checkpoints``.
-      step: of the checkpoint; None takes the newest.
+      step: step of the checkpoint; None takes the newest.
 
     Attributes:
-      step: of the checkpoint.
-      tables, features: of the model.
-      dense_features: columns of its dense input.
+      step: step of the checkpoint.
+      tables, features: tables and features of the model.
+      dense_features: number of columns of its dense input.
 
     Raises:
       CheckpointError: if there is none, or it is damaged.
@@ -91,8 +91,8 @@ class SavedModel:
         self._saved.close()
 
     def dense(self) -> dict[str, np.ndarray]:
-        """Parameters and running statistics of the dense model by dotted path, such as
-        "top.layers.0.w"."""
+        """Returns parameters and running statistics of the dense model by dotted path,
+        such as "top.layers.0.w"."""
         names = {
             name.partition(".")[2]: name
             for name in self._saved.manifest.arrays
@@ -102,11 +102,11 @@ class SavedModel:
             arrays = {path: self._saved.array(name) for path, name in names.items()}
         except CheckpointError as error:
             raise self._damaged(error) from None
-        # Without keys and counts of random streams, which training alone uses.
+        # Leaves out keys and counts of random streams, which training alone uses.
         return {path: each for path, each in arrays.items() if each.dtype.kind == "f"}
 
     def table(self, table: TableSpec) -> np.ndarray:
-        """``[rows, dim]`` of one table, which is all that is read."""
+        """Returns ``[rows, dim]`` of one table; nothing else is read."""
         layout = self._saved.manifest.tables[table.name]
         rows = np.empty((table.rows, table.dim), np.float32)
 

@@ -16,17 +16,17 @@ from embark_jax.config import (
 
 
 def build_schedule(config: AnyScheduleConfig, steps: int) -> optax.Schedule | None:
-    """The factor of a learning rate by the number of steps before.
+    """Builds the factor of a learning rate by the number of steps before.
 
     Args:
-      config: what shape it has.
-      steps: of the whole run.
+      config: shape of the schedule.
+      steps: number of steps of the whole run.
 
     Returns:
       An optax schedule; None where the factor is always 1.
 
     Raises:
-      ValueError: if warm-up and hold leave no step for what comes after.
+      ValueError: if warm-up and hold leave no step for the part after them.
     """
     warmup = config.warmup_steps
     match config:

@@ -1,4 +1,4 @@
-"""Scores batches, some of them at once, and again where a buffer was too small."""
+"""Scores batches, several in flight, and again where a buffer was too small."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def placing_part(
     numbering: Numbering,
     embeddings: EmbeddingCollection,
 ) -> Callable[[Batch], PlacedBatch]:
-    """Checks a batch, and brings this process's part of it to the devices, with its
-    keys numbered."""
+    """Returns a function that checks a batch and brings this process's part of it to
+    the devices, with its keys numbered."""
     size, mesh = embeddings.plan.batch_size, embeddings.mesh
     room = {table.name: table.rows for table in embeddings.plan.tables}
 
@@ -40,14 +40,14 @@ def score_all(
     check: BatchChecker,
     in_flight: int,
 ) -> Iterator[tuple[Batch, jax.Array]]:
-    """Yields each batch and its logits, of the padding that is on the devices too.
+    """Yields each batch and its logits, also those of the padding on the devices.
 
     Args:
-      batches: checked.
+      batches: checked batches.
       start: dispatches the scoring of a batch, and waits for nothing.
       make_room: grows the capacities to what a batch needs.
-      check: knows the features and their tables.
-      in_flight: batches that are dispatched before the oldest is waited for.
+      check: checker that knows the features and their tables.
+      in_flight: number of batches dispatched before the oldest is waited for.
 
     Raises:
       BadIdError: if ids that are no row of their table reached the devices.

@@ -33,9 +33,9 @@ from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.report import StepReport, join_numbers
 
 MATMUL_PRECISION = "highest"
-"""Precision of products of float32 operands. Unless told, XLA lets newer GPUs round
-them to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Models
-that want speed ask for bfloat16, or for another precision in a product of their own."""
+"""Precision of products of float32 operands. By default XLA lets newer GPUs round them
+to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Models that
+want speed ask for bfloat16, or for another precision in a product of their own."""
 
 
 class TrainState(NamedTuple):
@@ -45,12 +45,12 @@ class TrainState(NamedTuple):
       step: ``[]`` int32 steps applied so far.
       halted: ``[]`` bool; once set, steps change nothing until the loop clears it, so
         that steps already in flight behind a refused one wait for its replay.
-      params: of the dense model, float32.
-      dense_state: of the dense optimizer.
+      params: parameters of the dense model, float32.
+      dense_state: state of the dense optimizer.
       model_state: all other variables of the model, such as running statistics and
         random streams.
-      storages: of the embedding tables.
-      embedding_state: of the embedding optimizer.
+      storages: storages of the embedding tables.
+      embedding_state: state of the embedding optimizer.
     """
 
     step: jax.Array
@@ -70,12 +70,12 @@ def init_state(
     key: jax.Array,
     dense: DenseParallelism = "replicated",
 ) -> TrainState:
-    """The state before the first step; each device creates its own part.
+    """Creates the state before the first step; each device creates its own part.
 
     Args:
-      model: its variables are copied.
+      model: model whose variables are copied.
       collection: the embedding tables.
-      dense_optimizer, embedding_optimizer: what the step will use.
+      dense_optimizer, embedding_optimizer: optimizers that the step will use.
       key: a JAX random key for the tables.
       dense: how the dense model lies on the devices.
     """
@@ -99,7 +99,7 @@ def init_state(
 
 
 def clear_halt(state: TrainState) -> TrainState:
-    """The state, in which steps change something again."""
+    """Returns the state without the halt, so that steps change something again."""
     halted = jax.device_put(jnp.zeros((), bool), state.halted.sharding)
     return state._replace(halted=halted)
 
@@ -111,9 +111,9 @@ def abstract_state(
     embedding_optimizer: RowOptimizer,
     dense: DenseParallelism = "replicated",
 ) -> TrainState:
-    """Shapes and shardings of ``init_state``'s result; nothing is allocated.
+    """Returns shapes and shardings of ``init_state``'s result; nothing is allocated.
 
-    With it a step can be compiled for devices that are not there.
+    With them a step can be compiled for devices that are not there.
     """
 
     def create():
@@ -146,7 +146,7 @@ def _dense_shardings(
     optimizer: optax.GradientTransformation,
     dense: DenseParallelism,
 ) -> tuple[Any, Any]:
-    """The shardings of the parameters and of their optimizer's state."""
+    """Returns the shardings of the parameters and of their optimizer's state."""
     mesh = collection.mesh
     updated = update_shardings(dense, params, mesh)
     state = jax.eval_shape(optimizer.init, params)
@@ -168,27 +168,27 @@ def make_train_step(
     loss: Loss = LOG_LOSS,
     routed: bool = False,
 ) -> Callable:
-    """The jitted step ``(state, batch) -> (state, report)``; its state is donated.
+    """Makes a jitted step ``(state, batch) -> (state, report)``; it donates its state.
 
-    A step is applied as a whole or not at all: not if the batch overflows a capacity
-    (ids would be missing) or has an id that is no row of its table, nor if the loss or
-    an update is not finite, nor while halted.
+    A step is applied as a whole or not at all. It is refused if the batch overflows a
+    capacity (ids would be missing) or has an id that is no row of its table, if the
+    loss or an update is not finite, and while the state is halted.
 
     Args:
-      model: of the dense layers.
+      model: model of the dense layers.
       collection: the embedding tables.
-      dense_optimizer: an optax optimizer of the dense parameters.
+      dense_optimizer: optax optimizer of the dense parameters.
       embedding_optimizer: the rule for touched rows.
-      state: of ``init_state`` or ``abstract_state``.
+      state: result of ``init_state`` or ``abstract_state``.
       micro_batches: parts of a batch that go through the model one after the other;
         the collection's plan is for one of them.
       dense: how the dense model lies on the devices, as in ``state``.
-      next_collection: where it is given, the step is ``(state, batch, routes,
-        following) -> (state, report, routes of following)``: this collection's routes
-        of the batch after this one. The routes it is given are donated, too.
-      loss: of a sample, whose mean over the batch is made small, of models that have
-        none of their own.
-      routed: the step is ``(state, batch, routes) -> (state, report)``.
+      next_collection: if given, the step is ``(state, batch, routes, following) ->
+        (state, report, routes of following)``: this collection makes the routes of the
+        batch after this one. The given routes are donated, too.
+      loss: loss of a sample, whose mean over the batch is minimized, for models that
+        have none of their own.
+      routed: makes the step ``(state, batch, routes) -> (state, report)``.
 
     Raises:
       ValueError: if ``micro_batches`` is below 1.
@@ -233,8 +233,8 @@ def make_train_step(
 
         # Rows wait for the check of the dense update, so that a batch is applied as a
         # whole: a dense gradient may be NaN where all of the embeddings' are finite.
-        # Not to wait, old rows would have to be kept until then, to be put back; on 8
-        # and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
+        # Without the wait, old rows would have to be kept until then, to be put back;
+        # on 8 and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
         # T180, T200), and cost another pass over the touched rows.
         # Optimizers of rows accumulate squares.
         with jax.named_scope("checks"):
@@ -279,8 +279,8 @@ def make_train_step(
         check_batch(collection.plan, batch, micro_batches)
         batch = batch.columns()
         routes = route(collection, batch, micro_batches)
-        # As opaque as routes that were made a step ahead, so that both ways compile to
-        # the same arithmetic.
+        # As opaque as routes made a step ahead, so that both ways compile to the same
+        # arithmetic.
         return apply_batch(state, batch, lax.optimization_barrier(routes))
 
     def routed_step(state, batch, routes):
@@ -301,7 +301,7 @@ def make_train_step(
     report = StepReport._make([replicated, bad_ids, by_batch, by_batch])
     out_shardings = jax.tree.map(lambda each: each.sharding, state), report
     if next_collection is not None:
-        # Routes of all-hot batches and of others do not fit into each other's place.
+        # Routes of hot batches and of others do not fit into each other's place.
         alike = next_collection.hot_only == collection.hot_only
         return jax.jit(
             overlapped_step,
@@ -328,9 +328,10 @@ def make_predict_step(
     routed: bool = False,
     method: str = CALL,
 ) -> Callable:
-    """A jitted ``(params, model_state, storages, batch) -> report``; its numbers have
-    no loss, and say of applied whether the logits are good. If ``routed``, routes are
-    given to it, too. With another ``method`` of the model they are what that gives."""
+    """Makes a jitted ``(params, model_state, storages, batch) -> report``; its numbers
+    have no loss, and ``applied`` says whether the logits are good. If ``routed``, it
+    takes routes, too. With another ``method`` of the model the logits are its
+    results."""
     capacities = collection.capacities
 
     def predict(params, model_state, storages, batch):

@@ -1,7 +1,7 @@
 """All rows of one cached storage, on the devices of this process, in row stores.
 
 A row that was never written has its initial value, which is computed when it is asked
-for: what a run has never seen takes neither time nor memory nor disk.
+for: rows that a run has never seen take neither time nor memory nor disk.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from embark_jax.stores import RowStore
 from embark_jax.train.checkpoint.stored import StoredArray
 
 LEAST_ROWS = 64
-"""That a swap has room for; above, it is a power of two, so that few are compiled."""
+"""Least rows that a swap has room for; more are a power of two: few are compiled."""
 ROWS_AT_ONCE = 8192
-"""Of each device, where all of a storage's rows go through host memory."""
+"""Rows of each device at a time, where all of a storage's rows pass host memory."""
 KEY = "key"
-"""Beside the states of a dynamic table's rows in a checkpoint: the key of each."""
+"""Name of the keys beside the states of a dynamic table's rows in a checkpoint."""
 NO_KEY = -1
 
 
 class StoredRows:
-    """See above.
+    """All rows of one cached storage, as described above.
 
     Args:
       storage: the storage.
-      mesh: whose devices own its blocks.
-      values: which values of a row are its parameters and states, as of ``row_values``.
+      mesh: mesh whose devices own its blocks.
+      values: slice of each value in a row, parameters and states, as in ``row_values``.
       scratch: folder for rows of tier "disk"; None takes the system's for temporary
         files.
-      keys: of a dynamic table, gives ``[numbers]`` int64 keys by number.
+      keys: for a dynamic table, gives ``[numbers]`` int64 keys by number.
 
     Raises:
-      StoreError: if they have no room.
+      StoreError: if there is no room for them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StoredRows:
         }
 
     def grown(self, storage: Storage) -> StoredRows:
-        """A copy with room for the rows of a storage that has more of them."""
+        """Returns a copy with room for the rows of a storage that has more of them."""
         larger = StoredRows(
             storage, self._mesh, self._values, self._scratch, self._keys
         )
@@ -78,7 +78,7 @@ class StoredRows:
         return larger
 
     def incoming(self, demand: Demand) -> Incoming:
-        """What is to come into slots, on the devices."""
+        """Returns the rows that come into slots, on the devices."""
         most, *_ = np.asarray(demand.most).tolist()
         room = demand.moves.slot.shape[0] // self._mesh.size
         size = min(room, max(LEAST_ROWS, 1 << (most - 1).bit_length()))
@@ -112,8 +112,8 @@ class StoredRows:
         """Stores a copy of all rows that have a slot.
 
         Args:
-          slot_keys: of the key index.
-          arrays: the storage and its states, in the order of a row's values.
+          slot_keys: slot keys of the key index.
+          arrays: storage and its states, in the order of a row's values.
         """
         for device, store in self._stores.items():
             all_numbers = np.asarray(on_device(device, slot_keys))[:, 0]
@@ -130,7 +130,7 @@ class StoredRows:
     def fill(
         self, collection: EmbeddingCollection, optimizer: RowOptimizer, key: jax.Array
     ) -> None:
-        """Stores the initial rows of all that were never written; arguments as of
+        """Stores the initial rows of all that were never written; arguments as in
         ``initial_values``."""
         storage, count = self.storage, min(ROWS_AT_ONCE, self.storage.rows_per_device)
 
@@ -155,8 +155,8 @@ class StoredRows:
                     self._stores[device].write(mine, found)
 
     def array(self, value: str, blank: bool = False) -> StoredArray:
-        """All that the stores have of a value of rows, in place; ``KEY`` copies what
-        the rows of a dynamic table are called, or, ``blank``, has no keys."""
+        """Returns all that the stores have of a value of rows, in place; for ``KEY`` a
+        copy of the keys of a dynamic table's rows, or, if ``blank``, no keys."""
         if value == KEY:
             parts = {device: self._block_keys(device, blank) for device in self._stores}
         else:
@@ -170,14 +170,15 @@ class StoredRows:
         )
 
     def overwritten(self) -> None:
-        """Says that all rows have been written into the arrays: of a dynamic table
-        those that have keys."""
+        """Marks all rows as written into the arrays; of a dynamic table, those that
+        have keys."""
         for device, store in self._stores.items():
             store.written[:] = self._keys is None
             store.written[self._named(device, np.arange(len(store.written)))] = True
 
     def keys_in(self, array: StoredArray) -> np.ndarray:
-        """``[keys]`` int64 by number, of an array as ``array(KEY)`` gives it."""
+        """Returns ``[keys]`` int64 by number, from an array as ``array(KEY)`` gives
+        it."""
         shards = len(self.storage.ranges[0].devices)
         rows = self.storage.rows_per_device
         found = np.full(shards * rows, NO_KEY, np.int64)
@@ -187,7 +188,7 @@ class StoredRows:
         return found[: np.count_nonzero(found != NO_KEY)]
 
     def _whole(self, *parts: jax.Array) -> jax.Array:
-        """An array of the parts of this process's devices."""
+        """Returns an array of the parts of this process's devices."""
         rows, *others = parts[0].shape
         return jax.make_array_from_single_device_arrays(
             (rows * self._mesh.size, *others),
@@ -196,13 +197,13 @@ class StoredRows:
         )
 
     def _shard(self, device: Any) -> int | None:
-        """The row shard of a dynamic table that a device has, if it has one."""
+        """Returns the row shard of a dynamic table that a device has, if it has one."""
         devices = self.storage.ranges[0].devices
         number = list(self._mesh.devices.flat).index(device)
         return devices.index(number) if number in devices else None
 
     def _block_keys(self, device: Any, blank: bool = False) -> np.ndarray:
-        """``[rows_per_device, 1]`` int64 what the rows of a block are called."""
+        """Returns ``[rows_per_device, 1]`` int64: the keys of the rows of a block."""
         found = np.full((self.storage.rows_per_device, 1), NO_KEY, np.int64)
         shard = self._shard(device)
         if self._keys is not None and shard is not None and not blank:
@@ -211,14 +212,14 @@ class StoredRows:
         return found
 
     def _named(self, device: Any, numbers: np.ndarray) -> np.ndarray:
-        """Those of the rows of a block that have a key, if they need one."""
+        """Returns those of the rows of a block that have a key, if they need one."""
         if self._keys is None:
             return numbers
         return numbers[self._block_keys(device)[numbers, 0] != NO_KEY]
 
     def _words(self, device: Any, numbers: np.ndarray) -> np.ndarray:
-        """``[n, 2]`` uint32 the low and high bits of the keys of rows of a block; zeros
-        where the table is not dynamic."""
+        """Returns ``[n, 2]`` uint32: the low and high bits of the keys of rows of a
+        block; zeros where the table is not dynamic."""
         shard = self._shard(device)
         if self._keys is None or shard is None:
             return np.zeros((len(numbers), 2), np.uint32)
@@ -230,13 +231,13 @@ class StoredRows:
 
 
 def on_device(device: Any, array: jax.Array) -> jax.Array:
-    """What a device has of an array."""
+    """Returns a device's part of an array."""
     (data,) = (each.data for each in array.addressable_shards if each.device == device)
     return data
 
 
 def _moving(device: Any, demand: Demand, keys: jax.Array) -> np.ndarray:
-    """Those of a device's keys in ``moves`` that mean something."""
+    """Returns those of a device's keys in ``moves`` that mean something."""
     count = int(np.asarray(on_device(device, demand.moves.count))[0])
     return np.asarray(on_device(device, keys))[:count, 0]
 

@@ -43,7 +43,7 @@ from embark_jax.train.step import TrainState, clear_halt, init_state
 
 
 class Trainer:
-    """A model, its embeddings and their state, and how a batch changes them.
+    """A model, its embeddings and their state; batches change them.
 
     Args:
       model: a Flax NNX module called as ``model(dense, embeddings) -> logits``, copied
@@ -57,19 +57,19 @@ class Trainer:
         updated once a batch.
       dense: how the dense model lies on the devices.
       overlap: whether the route of a batch is made during the step before it.
-      loss: of a sample, whose mean training makes small, unless the model has its own.
-      seed: of the initial tables.
-      on_bad_id: of ids that are no row of their table; as in ``data.BatchChecker``.
+      loss: loss of a sample, whose mean is minimized, unless the model has its own.
+      seed: seed of the initial tables.
+      on_bad_id: rule for ids that are no row of a table; as in ``data.BatchChecker``.
       scratch: folder for rows of tier "disk"; None takes the one for temporary files.
 
     Attributes:
       state: the current ``TrainState``.
       check: brings training batches into the form that a step takes; counts bad ids.
-      step: steps that were applied for certain.
+      step: number of steps that were applied for certain.
       embeddings: the collection in use; replaced when capacities grow.
       embedding_optimizer: the rule for touched rows.
-      batch_size: global, samples a step.
-      recompilations: times a capacity had to grow.
+      batch_size: number of samples in a step, over all devices.
+      recompilations: number of times a capacity had to grow.
       cached: rows of cached tables, None if there are none.
     """
 
@@ -121,7 +121,7 @@ class Trainer:
     def use_optimizers(
         self, dense: optax.GradientTransformation, rows: RowOptimizer
     ) -> None:
-        """Goes on with optimizers of the same state, such as with other rates."""
+        """Changes to optimizers of the same state, such as with other rates."""
         self._dense_optimizer, self.embedding_optimizer = dense, rows
         self._use(self.embeddings)
 
@@ -152,13 +152,13 @@ class Trainer:
         callback: Callable[[StepResult], None] = lambda result: None,
         progress: bool | None = None,
     ) -> StepResult | None:
-        """Trains up to step ``steps``, from wherever the state is.
+        """Trains up to step ``steps``, from the current state on.
 
         Args:
-          dataset: its batch ``step`` is a pure function of the step.
+          dataset: data set whose batch ``step`` is a pure function of the step.
           steps: number of the last step.
           callback: called with each step, in order, once it is certain.
-          progress: whether to show a bar; None does in a terminal and in a notebook.
+          progress: whether to show a bar; None does so in a terminal and in a notebook.
 
         Returns:
           The last step; None if the state was at ``steps`` already.
@@ -180,7 +180,7 @@ class Trainer:
         *,
         callback: Callable[[StepResult], None] = lambda result: None,
     ) -> StepResult | None:
-        """Trains on one's own batches, in order.
+        """Trains on your own batches, in order.
 
         Args:
           batches: as ``iterate_batches`` takes them.
@@ -211,8 +211,8 @@ class Trainer:
 
         Args:
           dataset, steps: as for ``fit``.
-          stop: asked before each batch is made, with its step (from 0), whether to end
-            early; must answer alike in all processes.
+          stop: called before each batch is made with its step (from 0); says whether to
+            end early, and must answer alike in all processes.
 
         Raises:
           DataError, NonFiniteLossError: as ``iterate_batches`` does.
@@ -237,13 +237,13 @@ class Trainer:
         then ``state`` may be ahead of what was yielded.
 
         Args:
-          batches: each of ``batch_size`` samples; in a run of several processes each
+          batches: batches of ``batch_size`` samples; in a run of several processes each
             gives its own part of every batch.
 
         Raises:
-          DataError: if a batch breaks a rule of ``data.BatchChecker``; the state is
-            that before it.
-          NonFiniteLossError: if a loss or an update is not finite; the state is that
+          DataError: if a batch breaks a rule of ``data.BatchChecker``; the state is the
+            one before it.
+          NonFiniteLossError: if a loss or an update is not finite; the state is the one
             before it.
         """
         return self._in_flight().apply(map(self._place, map(self.check, batches)))
@@ -281,14 +281,14 @@ class Trainer:
     def _mend(
         self, flights: Sequence[Flight], numbers: Numbers
     ) -> Iterable[PlacedBatch]:
-        """Makes room for the first of steps that were refused; gives their batches."""
+        """Makes room for the first of the refused steps; returns the batches of all."""
         batches, (_, report, capacities) = [f.batch for f in flights], flights[0]
         self.state = clear_halt(self.state)
         if numbers.any_bad:
             refuse_bad_ids(batches[0], report.bad_ids, self._checker())
         if not numbers.overflow(capacities):
             refuse_non_finite(batches[0], numbers.loss, self.step + 1)
-        # One that is not of hot rows, as was said, takes the ordinary step.
+        # A batch announced as hot that is not takes the ordinary step.
         batches[0] = dataclasses.replace(batches[0], hot=False)
         self._make_room(numbers.needed)
         return map(self._place, batches)
@@ -306,8 +306,8 @@ class Trainer:
 
     @property
     def model(self) -> Any:
-        """The model as it was given, with its trained variables and in evaluation mode:
-        a copy, which further training leaves as it is."""
+        """Returns a copy of the given model, with its trained variables and in
+        evaluation mode; further training leaves it as it is."""
         return self._model.module(self.state.params, self.state.model_state)
 
     def predict(
@@ -322,9 +322,9 @@ class Trainer:
         of several processes all give the same whole batches.
 
         Args:
-          batches: to score.
-          check: counts their bad ids; None takes a new one.
-          method: of the model to call instead, such as "users" of ``TwoTower``.
+          batches: batches to score.
+          check: checker that counts their bad ids; None takes a new one.
+          method: method of the model to call instead, such as "users" of ``TwoTower``.
 
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
@@ -337,7 +337,8 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[Batch], check: BatchChecker | None = None
     ) -> Metrics:
-        """Metrics over all batches together; arguments and errors as of ``predict``.
+        """Returns metrics over all batches; arguments and errors are those of
+        ``predict``.
 
         Batches are taken ahead of time, by another thread.
         """
@@ -366,8 +367,8 @@ class Trainer:
         return BatchChecker(plan.features, rows, on_bad_id=self._on_bad_id)
 
     def whole_state(self) -> TrainState:
-        """The state as a checkpoint has it, with all rows of cached tables: good until
-        the next batch."""
+        """Returns the state as a checkpoint has it, with all rows of cached tables:
+        good until the next batch."""
         if self.cached is None:
             return self.state
         self.state = self.cached.settle(self.state)
@@ -376,8 +377,8 @@ class Trainer:
     def load(
         self, checkpoints: Checkpointer, step: int | None = None
     ) -> dict[str, int]:
-        """Takes over the state of a checkpoint; arguments, errors and what it returns
-        as of ``Checkpointer.restore``."""
+        """Takes over the state of a checkpoint; arguments, errors and result are those
+        of ``Checkpointer.restore``."""
 
         def make_room(rows: Mapping[str, int]):
             self._grow_tables(rows)
@@ -391,7 +392,7 @@ class Trainer:
         return bad_ids
 
     def restore(self, state: TrainState) -> None:
-        """Takes over a state, of a checkpoint say, shaped like ``whole_state``."""
+        """Takes over a state, such as a checkpoint's, shaped like ``whole_state``."""
         if self.cached is not None:
             state = self.cached.restore(state, self.state)
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)

@@ -1,8 +1,8 @@
 """AUC of training batches, from a histogram of their logits on the devices.
 
-The exact one, of ``train.metrics``, sorts all logits on the host; so much is done for
-an evaluation alone. Here each device counts its own logits in bins, which costs it one
-scatter in several steps, and 8 MB come to the host when somebody asks.
+``train.metrics`` computes the exact AUC: it sorts all logits on the host, too much work
+for anything but an evaluation. Here each device counts its own logits in bins, which
+costs it one scatter in several steps, and 8 MB come to the host when somebody asks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 MAX_ERROR = 1e-3
-"""Largest error of an AUC that is reported."""
+"""Largest error of a reported AUC."""
 _BITS = 20
 """Bits of a logit that choose its bin: sign, exponent and 11 of the mantissa. A bin is
 as wide as 0.05 % of its logits."""
@@ -26,11 +26,11 @@ _BINS = 2**_BITS
 _AT_ONCE = 10
 """Batches that are counted together, as each call of a program costs the host time."""
 _SOFT = 2 * _BINS
-"""The place behind the bins of label 0 and of label 1, for labels between them."""
+"""The element behind the bins of label 0 and of label 1, for labels between them."""
 
 
 class TrainingAuc:
-    """AUC of the batches that were added since it was last told."""
+    """AUC of the batches that were added since it was last taken."""
 
     def __init__(self):
         self._counts: jax.Array | None = None
@@ -48,7 +48,7 @@ class TrainingAuc:
             self._count()
 
     def _count(self) -> None:
-        """Counts the batches that wait; others make up the number, and do not count."""
+        """Counts the waiting batches; others make up the number, and do not count."""
         batches, self._waiting = self._waiting, []
         if self._programs is None or self._counts is None:
             sharding = batches[0][0].sharding
@@ -62,14 +62,16 @@ class TrainingAuc:
         self._counts = self._programs.count(self._counts, number, logits, labels)
 
     def take(self) -> float | None:
-        """The AUC, at most MAX_ERROR from the exact one; the next one begins here.
+        """Returns the AUC, at most MAX_ERROR from the exact one; the next one begins
+        here.
 
         Logits that share a bin count as ties, so the error is at most half of the share
         of pairs, of a positive and a negative sample, that do.
 
         Returns:
-          None if that may be more than MAX_ERROR, as where all logits are nearly the
-          same; if all labels are equal; or if some are soft, neither 0 nor 1.
+          The AUC; None if the error may exceed MAX_ERROR, as where all logits are
+          nearly the same; if all labels are equal; or if some are soft, neither 0 nor
+          1.
         """
         if self._waiting:
             self._count()
@@ -123,7 +125,7 @@ def _programs(mesh: Mesh) -> _Programs:
 
 
 def _bin_of(logits: jax.Array) -> jax.Array:
-    """``[batch]`` int32 bins, in the order of the logits."""
+    """Returns ``[batch]`` int32 bins, in the order of the logits."""
     bits = lax.bitcast_convert_type(logits, jnp.uint32)
     negative = bits >> 31 == 1
     key = jnp.where(negative, ~bits, bits | jnp.uint32(1 << 31))

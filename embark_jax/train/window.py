@@ -1,4 +1,4 @@
-"""What the steps since the last record say: loss, AUC, throughput, fill of buffers."""
+"""The figures of the steps since the last record: loss, AUC, throughput, fill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embark_jax.train.results import StepResult
 from embark_jax.train.training_auc import TrainingAuc
 
 MIN_TIMED_STEPS = 10
-"""Over fewer steps nothing is said of throughput: the time of one of them varies."""
+"""Fewer steps give no throughput: the time of one of them varies."""
 _UNDER_WAY = STEPS_IN_FLIGHT + 1
 """Steps that may land together when no further batch comes: those in flight, and one
 whose route was made ahead (``train.overlap``)."""
@@ -28,7 +28,7 @@ class Window:
     before it.
 
     Args:
-      clock: gives seconds.
+      clock: function that gives seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -48,11 +48,11 @@ class Window:
         self._landings.append(self._clock())
 
     def stop(self) -> None:
-        """Says that what comes next is no step."""
+        """Says that no step comes next."""
         self._landings.clear()
 
     def close(self) -> dict[str, float | None]:
-        """The record of the window; the next one begins here."""
+        """Returns the record of the window; the next one begins here."""
         results, self._results = self._results, []
         return {
             "loss": float(np.mean([result.loss for result in results])),
@@ -65,7 +65,8 @@ class Window:
         }
 
     def _samples_per_s(self, steps: int, batch_size: int) -> float | None:
-        """Over so many steps, or MIN_TIMED_STEPS; None if not as many have landed."""
+        """Returns samples/s over so many steps, or MIN_TIMED_STEPS; None if fewer
+        landed."""
         steps = max(steps, MIN_TIMED_STEPS)
         self._landings = self._landings[-(steps + _UNDER_WAY + 1) :]
         timed = self._landings[:-_UNDER_WAY]
