@@ -1,4 +1,4 @@
-"""Checkpoints: as they lie on the devices, and logical to whoever reads them.
+"""Checkpoints, written as arrays lie on the devices, and logical for every reader.
 
 README.md beside this file describes the format.
 """

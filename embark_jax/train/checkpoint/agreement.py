@@ -1,7 +1,7 @@
-"""What processes tell each other beside training, without a device.
+"""Messages that processes exchange outside of training, without a device.
 
-Collectives of devices give up when a partner is late, as one with a slow disk is. The
-service that JAX starts processes with waits as long as it is told to.
+Collectives of devices give up when a process is late, such as one with a slow disk. The
+service that JAX starts processes with waits for as long as its caller wants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 def tell_all(text: str) -> list[str]:
-    """What each process tells, in their order; comes back when all have.
+    """Tells all processes a text, and returns the texts of all, in their order.
 
     All processes must call it equally often.
     """

@@ -1,8 +1,8 @@
-"""The checkpoints of a run: saved beside training, restored whatever plan wrote them.
+"""The checkpoints of a run: saved during training, restored whatever plan wrote them.
 
-Each process writes and reads for its own devices, and none waits for another but to
-go on together. The order of data is a function of seed and step: the step, with the
-seed in the identity, is the data position.
+Each process writes and reads for its own devices, and waits for others only before it
+continues with them. The order of data is a function of seed and step: the step, with
+the seed in the identity, is the data position.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from embark_jax.train.step import TrainState
 
 PLAN_NAME = "plan.json"
 READING_BYTES = 256 << 20
-"""Bytes of memory that reading takes at most: more makes it no faster."""
+"""Most bytes of memory that reading takes: more makes it no faster."""
 
 
 MakeRoom = Callable[[Mapping[str, int]], tuple[TrainState, EmbeddingCollection]]
@@ -63,22 +63,23 @@ class Checkpointer:
     """Writes and reads the checkpoints of one run.
 
     Args:
-      folder: holds one subfolder a checkpoint, named by its step.
+      folder: holds one subfolder per checkpoint, named by its step.
       identity: JSON-like description of what a checkpoint must agree on to be loaded:
-        seed, tables, features, model, optimizers; not plan or mesh. What is saved may
-        have more keys than what is asked for.
-      keep: how many to keep; older ones are deleted, and what a killed write left.
-        None only reads, and changes nothing in the folder.
-      memory_bytes: of this process that saving and restoring may take; None is what a
-        copy of its part of the state takes, but at most half of what is free.
-      say: gets a line about each checkpoint and about what was left out.
+        seed, tables, features, model, optimizers; not plan or mesh. A saved one may
+        have more keys than this one.
+      keep: number of checkpoints to keep; older ones are deleted, and the rest of
+        killed writes. None only reads, and changes nothing in the folder.
+      memory_bytes: memory of this process that saving and restoring may take; None
+        takes as much as a copy of its part of the state, but at most half of what is
+        free.
+      say: gets a line about each checkpoint and about those that were left out.
 
     Attributes:
-      best_step: that of a checkpoint to keep however old it gets; None keeps none.
+      best_step: step of a checkpoint to keep however old it gets; None keeps none.
 
     Raises:
       CheckpointError: if another run writes into the folder.
-      OSError: if it cannot be written.
+      OSError: if the folder cannot be written.
     """
 
     def __init__(
@@ -104,16 +105,17 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        # Of several processes the others may never come to where they close.
+        # With several processes the others may never come to where they close.
         if kind is None or jax.process_count() == 1:
             self.close()
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, in order; waits for one in the making.
+        """Returns the steps of complete checkpoints, in order; waits for one in the
+        making.
 
         Raises:
-          CheckpointError: if that could not be written, or if the newest is of an
+          CheckpointError: if the latter could not be written, or if the newest is of an
             older version.
         """
         self._finish()
@@ -131,12 +133,12 @@ class Checkpointer:
         A write that is killed or fails leaves the older checkpoints as they are.
 
         Args:
-          state: to be saved, a trainer's ``whole_state``; may be donated as soon as
+          state: state to save, a trainer's ``whole_state``; may be donated as soon as
             this returns.
-          step: that it is at.
-          embeddings: the collection that the state belongs to.
-          bad_ids: for each feature those mended so far, so that a run that resumes
-            goes on counting.
+          step: step of the state.
+          embeddings: collection that the state belongs to.
+          bad_ids: for each feature the ids dropped or hashed so far, so that a resumed
+            run continues the count.
 
         Raises:
           CheckpointError: if this checkpoint, or the one before it, could not be
@@ -169,7 +171,7 @@ class Checkpointer:
             writer = StateWriter(folder, arrays, layout, embeddings.mesh, memory)
         except OSError as error:
             problem = _reason(error)
-        # Without it the others' next step would wait for a slow disk here.
+        # Without this wait the others' next step would wait for a slow disk here.
         problems = [each for each in tell_all(problem) if each]
         if writer is None or problems:
             if writer is not None:
@@ -204,9 +206,9 @@ class Checkpointer:
 
         Args:
           state: a trainer's ``whole_state``, for structure and shardings; consumed.
-          embeddings: the collection that the state belongs to.
-          step: of the checkpoint; None takes the newest that is not damaged.
-          make_room: gives state and collection anew, with room for so many rows of
+          embeddings: collection that the state belongs to.
+          step: step of the checkpoint; None takes the newest that is not damaged.
+          make_room: returns state and collection anew, with room for so many rows of
             each table: dynamic ones may have grown.
 
         Returns:
@@ -262,7 +264,7 @@ class Checkpointer:
         """Waits until everything is written.
 
         Raises:
-          CheckpointError: if it could not be.
+          CheckpointError: if it could not be written.
         """
         try:
             self._finish()
@@ -284,7 +286,7 @@ class Checkpointer:
             raise CheckpointError(problems[0])
 
     def _set_aside(self, damaged: list[int]) -> None:
-        """Makes room for checkpoints of the same steps, in a run that goes on."""
+        """Makes room for checkpoints of the same steps, in a run that resumes."""
         if self._keep is not None and jax.process_index() == 0:
             for step in damaged:
                 self._say(f"moved to {self._folder.set_aside(step)}")
@@ -299,7 +301,7 @@ class Checkpointer:
             self._folder.wait_for_commit(step)
 
     def _finish(self) -> None:
-        """Waits for the checkpoint in the making; raises why it could not be made."""
+        """Waits for the checkpoint in the making; raises the reason if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -334,16 +336,16 @@ def _reason(error: Exception) -> str:
 
 
 def _memory_share() -> int:
-    """Each process's share of half of the host's free memory."""
+    """Returns each process's share of half of the host's free memory."""
     hosts = tell_all(platform.node())
     return free_memory_bytes() // 2 // hosts.count(platform.node())
 
 
 def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[int]:
-    """The steps to try, the best first: the one asked for, or all, the newest first.
+    """Returns the steps to try, best first: the given one, or all, the newest first.
 
     Raises:
-      CheckpointError: if it is not among the steps of the complete checkpoints.
+      CheckpointError: if the given step is not among the complete checkpoints.
     """
     if not steps:
         raise CheckpointError(f"{folder}: holds no complete checkpoint")
@@ -358,7 +360,8 @@ def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[i
 def _numbers(
     arrays: Mapping[str, jax.Array],
 ) -> tuple[dict[str, jax.Array], dict[str, str]]:
-    """Arrays with the data of random keys in their place; and the keys' kinds."""
+    """Returns arrays with the data of random keys in their place, and the keys'
+    kinds."""
     kinds = {
         name: str(jax.random.key_impl(array))
         for name, array in arrays.items()
@@ -377,7 +380,7 @@ def _state(
     tables: Mapping[str, jax.Array],
     embeddings: EmbeddingCollection,
 ) -> TrainState:
-    """The state, with the arrays of the tables as they are given."""
+    """Returns the state, with the given arrays of the tables."""
     dense = named_arrays(like, tables=False)
     arrays = dict(tables) | {
         name: restore_array(saved, name, array) for name, array in dense.items()

@@ -1,4 +1,4 @@
-"""What may be wrong with a checkpoint."""
+"""Errors about checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class CheckpointError(ValueError):
 
 
 class ForeignCheckpointError(CheckpointError):
-    """A checkpoint of another model or other data, or in a format not known here."""
+    """A checkpoint of another model or other data, or in an unknown format."""
 
 
 def differences(theirs: Any, mine: Any, there: str, where: str = "") -> list[str]:
-    """In which places two JSON-like values differ, by dotted path.
+    """Returns the places in which two JSON-like values differ, by dotted path.
 
     Args:
       theirs, mine: the values.

@@ -1,8 +1,8 @@
-"""Files that are verified as they are read, and that pass the page cache by.
+"""Files that are verified as they are read, and that bypass the page cache.
 
 ``FILE.xxh3`` beside a file holds one checksum (XXH3, 64 bits, little-endian) for each
 128 KiB of it. Bytes go between disk and page-aligned buffers of a bounded pool: the
-page cache would need a copy, and as much memory as all that is written.
+page cache would need a copy, and as much memory as everything written.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import xxhash
 from embark_jax.train.checkpoint.errors import CheckpointError
 
 CHECKED_BYTES = 128 << 10
-"""Behind one checksum: little enough to read a few rows, enough to cost nothing."""
+"""Bytes behind one checksum: few enough to read a few rows, enough to cost nothing."""
 PIECE_BYTES = 8 << 20
-"""Bytes of one read or write: disks reach their speed with it."""
+"""Bytes of one read or write: disks reach their full speed with it."""
 PAGE_BYTES = mmap.PAGESIZE
 """Direct input and output wants addresses, offsets and lengths to be multiples."""
 SUFFIX = ".xxh3"
@@ -30,7 +30,7 @@ class Buffers:
     """A pool of page-aligned buffers, none larger than a piece, bounded in bytes.
 
     Args:
-      limit_bytes: of all buffers together, but at least two pieces.
+      limit_bytes: size of all buffers together, but at least two pieces.
     """
 
     def __init__(self, limit_bytes: int):
@@ -40,10 +40,10 @@ class Buffers:
         self._broken: BaseException | None = None
 
     def take(self) -> np.ndarray:
-        """A ``[PIECE_BYTES]`` uint8 buffer; waits until there is one.
+        """Returns a ``[PIECE_BYTES]`` uint8 buffer; waits until there is one.
 
         Raises:
-          Exception: what ``fail`` was given.
+          Exception: error that ``fail`` was given.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._left or self._broken)
@@ -74,8 +74,8 @@ class FileWriter:
     ``FILE.xxh3`` is there.
 
     Args:
-      path: of the file.
-      size: its bytes, a multiple of ``PAGE_BYTES``.
+      path: path of the file.
+      size: size in bytes, a multiple of ``PAGE_BYTES``.
     """
 
     def __init__(self, path: Path, size: int):
@@ -99,7 +99,7 @@ class FileWriter:
             left, offset = left[written:], offset + written
 
     def close(self) -> None:
-        """Comes back when everything is on the disk."""
+        """Returns when everything is on the disk."""
         os.fsync(self._file)
         self.abandon()
         _write_sums(self._path, self._sums)
@@ -118,11 +118,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 class FileReader:
-    """Reads what ``FileWriter`` or ``write_file`` wrote; any threads may.
+    """Reads what ``FileWriter`` or ``write_file`` wrote; any thread may call it.
 
     Args:
-      path: of the file.
-      size: bytes that it must have; None takes it as it is.
+      path: path of the file.
+      size: bytes that the file must have; None takes it as it is.
 
     Raises:
       CheckpointError: if it is missing, has another size, or lacks its checksums.
@@ -146,11 +146,11 @@ class FileReader:
             raise
 
     def read(self, begin: int, end: int, buffer: np.ndarray) -> np.ndarray:
-        """The bytes ``[begin, end)``, verified, as a part of the buffer.
+        """Returns the bytes ``[begin, end)``, verified, as a part of the buffer.
 
         Args:
-          begin, end: whose checked parts are no larger together than a piece.
-          buffer: of ``Buffers``.
+          begin, end: range whose checked parts together are no larger than a piece.
+          buffer: buffer of ``Buffers``.
 
         Raises:
           CheckpointError: if the bytes are not those that were written.
@@ -180,7 +180,7 @@ class FileReader:
 
 
 def read_file(path: Path) -> bytes:
-    """A small file, verified; raises ``CheckpointError``."""
+    """Reads a small file and verifies it; raises ``CheckpointError``."""
     file = FileReader(path)
     try:
         step, buffer = PIECE_BYTES // 2, _aligned(PIECE_BYTES)
@@ -193,7 +193,7 @@ def read_file(path: Path) -> bytes:
 
 
 def checksums(data: np.ndarray) -> np.ndarray:
-    """The checksum of each ``CHECKED_BYTES`` of uint8 data."""
+    """Returns the checksum of each ``CHECKED_BYTES`` of uint8 data."""
     parts = range(0, len(data), CHECKED_BYTES)
     sums = [xxhash.xxh3_64_intdigest(data[i : i + CHECKED_BYTES].data) for i in parts]
     return np.array(sums, "<u8")
@@ -219,7 +219,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sums_path(path: Path) -> Path:
-    """Where the checksums of a file are."""
+    """Returns the path of a file's checksums."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -241,7 +241,7 @@ def _read_sums(path: Path, size: int) -> np.ndarray:
 
 
 def _open(path: Path, flags: int) -> int:
-    """A descriptor that passes the page cache by, where the filesystem can."""
+    """Opens a descriptor that bypasses the page cache, where the filesystem can."""
     if direct := getattr(os, "O_DIRECT", 0):
         try:
             return os.open(path, flags | direct, 0o666)

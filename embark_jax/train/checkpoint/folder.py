@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints: which are complete, and how one becomes so.
+"""The folder of a run's checkpoints: which are complete, and how one becomes complete.
 
-A checkpoint is written as ``STEP.tmp``, and is complete when it has got its name
-``STEP``. What has another name is left of a write that was killed.
+A checkpoint is written as ``STEP.tmp``, and is complete when it has the name ``STEP``.
+Anything with another name remains from a write that was killed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TEMPORARY = ".tmp"
 FAILED = "failed-"
 """A process that cannot write its part leaves the reason in such a file."""
 ORBAX_NAME = "_CHECKPOINT_METADATA"
-"""In checkpoints of version 0, which Orbax wrote."""
+"""Name in checkpoints of version 0, which Orbax wrote."""
 ORBAX_SUFFIX = ".orbax"
 """Suffix of checkpoints that are being converted."""
 PATIENCE_S = 3600.0
-"""How much slower than another's the disk of a process may be."""
+"""Seconds by which one process may write later than another."""
 GLANCE_S = 0.05
 
 
 class CheckpointFolder:
-    """Names in the folder, and who may change them.
+    """The names in the folder, and the lock of its writer.
 
     Args:
-      path: of the folder.
+      path: path of the folder.
     """
 
     def __init__(self, path: Path):
@@ -42,11 +42,12 @@ class CheckpointFolder:
         self._lock: int | None = None
 
     def prepare(self) -> None:
-        """Makes the folder, keeps other writers out, and clears what was left.
+        """Makes the folder, keeps other writers out, and clears the rest of killed
+        writes.
 
         Raises:
           CheckpointError: if another program writes there.
-          OSError: if it cannot be written.
+          OSError: if the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path, os.O_RDONLY)
@@ -70,7 +71,7 @@ class CheckpointFolder:
             self._lock = None
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, in order.
+        """Returns the steps of the complete checkpoints, in order.
 
         Raises:
           CheckpointError: if the newest is of a version that must be converted.
@@ -90,14 +91,14 @@ class CheckpointFolder:
         return [step for step in steps if step not in of_orbax]
 
     def temporary(self, step: int) -> Path:
-        """Where the checkpoint is written."""
+        """Returns the path at which the checkpoint is written."""
         return self.path / f"{step}{TEMPORARY}"
 
     def begin(self, step: int) -> Path:
-        """Makes the folder to write into.
+        """Makes the folder to write into, and returns it.
 
         Raises:
-          CheckpointError: if there is a checkpoint of that step.
+          CheckpointError: if that step already has a checkpoint.
         """
         if (self.path / str(step)).exists():
             raise CheckpointError(f"{self.path / str(step)}: is there already")
@@ -111,7 +112,7 @@ class CheckpointFolder:
 
         Args:
           step: of the checkpoint.
-          files: the bytes of each.
+          files: bytes of each file.
 
         Raises:
           CheckpointError: if a process could not write its part.
@@ -136,7 +137,8 @@ class CheckpointFolder:
         sync_folder(self.path)
 
     def wait_for_commit(self, step: int) -> None:
-        """Waits until process 0 has made the checkpoint complete, or given it up."""
+        """Waits until process 0 has made the checkpoint complete, or has given it
+        up."""
         deadline = time.monotonic() + PATIENCE_S
         while not (self.path / str(step)).exists():
             if not self.temporary(step).exists() or time.monotonic() > deadline:
@@ -146,7 +148,7 @@ class CheckpointFolder:
             time.sleep(GLANCE_S)
 
     def give_up(self, step: int, process: int, reason: str) -> None:
-        """Clears what was written; of several processes, 0 does so."""
+        """Clears what was written; with several processes, process 0 does so."""
         folder = self.temporary(step)
         if process == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -160,11 +162,11 @@ class CheckpointFolder:
         return (self.path / str(step)).rename(path)
 
     def keep(self, count: int, best: int | None) -> None:
-        """Deletes all checkpoints but the newest ones, and the best."""
+        """Deletes all checkpoints except the newest ones and the best."""
         for step in self.steps()[:-count]:
             if step == best:
                 continue
-            # Never half a checkpoint under a good name.
+            # No name of a checkpoint ever stands for half of one.
             doomed = self.path / f"{step}.old{TEMPORARY}"
             (self.path / str(step)).rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Which device writes what: the blocks of the arrays of a state, and their files.
+"""The blocks of a state's arrays, the devices that write them, and their files.
 
-Each device's blocks go into a file of its own, ``device-N.bin``. All processes come to
-the same layout without a word to each other: shapes and shardings say it all.
+Each device's blocks go into a file of its own, ``device-N.bin``. All processes compute
+the same layout without a message: shapes and shardings determine it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from embark_jax.train.checkpoint.stored import StoredArray
 from embark_jax.train.step import TrainState
 
 SHARED_BYTES = 1 << 20
-"""What several devices hold is written in equal shares if it is larger."""
+"""Blocks that several devices hold are written in equal shares if they are larger."""
 BLOCK_ALIGNMENT = 64
 
 NOT_SAVED = ("step", "halted")
-"""Fields of the state that the manifest has, or that are always alike."""
+"""Fields of the state that the manifest has, or that are always equal."""
 TABLE_FIELDS = ("storages", "embedding_state")
 
 
 def named_arrays(state: TrainState, tables: bool) -> dict[str, Any]:
-    """The arrays of a state by dotted path, such as "params.top.layers.0.w".
+    """Returns the arrays of a state by dotted path, such as "params.top.layers.0.w".
 
     Args:
-      state: of arrays, or of their shapes.
-      tables: whether those of the tables are asked for, or all others.
+      state: state of arrays, or of their shapes.
+      tables: whether to return the arrays of the tables, or all others.
     """
     wanted = {
         name: value
@@ -55,7 +55,7 @@ def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
 
 
 def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainState:
-    """The state with other arrays, by the names that ``named_arrays`` gives."""
+    """Returns the state with other arrays, by the names that ``named_arrays`` gives."""
     fields = {
         name: value for name, value in state._asdict().items() if name not in NOT_SAVED
     }
@@ -65,7 +65,7 @@ def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainStat
 
 
 def array_name(path: Sequence[Any]) -> str:
-    """The name of an array, by its path in the state."""
+    """Returns the name of an array, by its path in the state."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
     return name.removesuffix(".value")  # of nnx.Variable
 
@@ -74,8 +74,8 @@ class Layout(NamedTuple):
     """Arrays and their files.
 
     Attributes:
-      arrays: by name.
-      files: the bytes of each file.
+      arrays: arrays by name.
+      files: bytes of each file.
     """
 
     arrays: dict[str, SavedArray]
@@ -94,8 +94,8 @@ def lay_out(arrays: Mapping[str, jax.Array], mesh: Mesh) -> Layout:
     """Gives each block of each array its place.
 
     Args:
-      arrays: of numbers, by name.
-      mesh: files are numbered in the order of its devices.
+      arrays: arrays of numbers, by name.
+      mesh: mesh whose order of devices numbers the files.
     """
     numbers = device_numbers(mesh)
     ends = [0] * len(numbers)
@@ -121,7 +121,7 @@ def lay_out(arrays: Mapping[str, jax.Array], mesh: Mesh) -> Layout:
 def _shares(
     array: jax.Array, numbers: Mapping[Any, int]
 ) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """``(device number, begin, shape)`` of the blocks of an array."""
+    """Yields ``(device number, begin, shape)`` of the blocks of an array."""
     holders: dict[tuple, list[int]] = {}
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         bounds = [each.indices(n) for each, n in zip(index, array.shape, strict=True)]

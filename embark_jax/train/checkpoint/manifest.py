@@ -1,6 +1,6 @@
-"""What ``checkpoint.json`` says: which bytes of which files make up which arrays.
+"""The content of ``checkpoint.json``: which bytes of which files are which arrays.
 
-It is complete in itself: whoever reads it needs neither plan nor mesh.
+It is complete in itself: a reader needs neither plan nor mesh.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Block(NamedTuple):
     """A rectangular part of an array, row by row in a file.
 
     Attributes:
-      file: its name.
-      offset: of the block's first byte in the file.
+      file: name of the file.
+      offset: position of the block's first byte in the file.
       begin: index of its first element in the array.
-      shape: of the block.
+      shape: shape of the block.
     """
 
     file: str
@@ -39,10 +39,10 @@ class SavedArray:
     """One array of the state.
 
     Attributes:
-      dtype: NumPy's name of it, such as "float32".
-      shape: of the whole array.
-      blocks: its parts, in the order of ``begin``; together they are all of it.
-      key: of random keys the name of their implementation; the array is their data.
+      dtype: NumPy's name of its type, such as "float32".
+      shape: shape of the whole array.
+      blocks: its parts, in the order of ``begin``; together they are the whole array.
+      key: name of the implementation, for random keys; the array is their data.
     """
 
     dtype: str
@@ -53,15 +53,15 @@ class SavedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's description.
+    """The description of a checkpoint.
 
     Attributes:
-      step: that the state is of.
-      identity: what a run must agree on to load it.
-      bad_ids: for each feature those mended so far.
-      files: the bytes of each file.
-      arrays: by dotted path in the state, such as "storages.rb_64".
-      tables: where their rows lie in the arrays of storages, by name.
+      step: step of the state.
+      identity: description that a run must agree with to load it.
+      bad_ids: for each feature the ids dropped or hashed so far.
+      files: bytes of each file.
+      arrays: arrays by dotted path in the state, such as "storages.rb_64".
+      tables: layout of each table's rows in the arrays of storages, by name.
     """
 
     step: int
@@ -73,11 +73,11 @@ class Manifest:
 
     @property
     def table_rows(self) -> dict[str, int]:
-        """Of each table, by name."""
+        """Returns the number of rows of each table, by name."""
         return {name: layout[-1].end for name, layout in self.tables.items()}
 
     def to_json(self) -> str:
-        """``from_json`` is its inverse."""
+        """Writes the manifest as JSON; ``from_json`` is the inverse."""
         value = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         for array in value["arrays"].values():
             array["blocks"] = [block._asdict() for block in array["blocks"]]
@@ -88,8 +88,8 @@ class Manifest:
         """Reads what ``to_json`` wrote.
 
         Raises:
-          ForeignCheckpointError: if it is of a version that is not known here.
-          CheckpointError: if it is no manifest.
+          ForeignCheckpointError: if the manifest's version is unknown here.
+          CheckpointError: if the text is no manifest.
         """
         try:
             value = json.loads(text)
@@ -120,7 +120,8 @@ def _ranges(value: Any) -> TableLayout:
 
 
 def _ranges_of_version_1(value: dict[str, Any]) -> TableLayout:
-    """A table was in one storage; the first rows of some were not in turn."""
+    """Reads a table in one storage; refuses it if its first rows are not round
+    robin."""
     if value.get("limits"):
         raise ForeignCheckpointError(
             f"{NAME} is of version 1, with rows of a table dealt to its row shards, "
@@ -132,7 +133,7 @@ def _ranges_of_version_1(value: dict[str, Any]) -> TableLayout:
 
 
 def _tuples(value: Any) -> Any:
-    """With JSON's lists as tuples; a dict's values alone."""
+    """Turns JSON's lists into tuples; of a dict, only in its values."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

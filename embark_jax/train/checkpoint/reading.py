@@ -1,4 +1,4 @@
-"""Reads a checkpoint: any rows of any array, verified, in bounded memory."""
+"""Reads any rows of any array of a checkpoint, verified, in bounded memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from embark_jax.train.checkpoint.manifest import (
 
 READING_THREADS = 4
 READ_BYTES = PIECE_BYTES - 2 * CHECKED_BYTES
-"""As much as surely fits a buffer, wherever it begins."""
+"""Bytes that surely fit a buffer, wherever they begin."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -36,11 +36,11 @@ class SavedCheckpoint:
     """A complete checkpoint.
 
     Args:
-      folder: of the checkpoint.
-      memory_bytes: of what is read and not yet where it belongs.
+      folder: folder of the checkpoint.
+      memory_bytes: memory for bytes that were read and are not yet where they belong.
 
     Attributes:
-      manifest: what it holds.
+      manifest: description of the checkpoint.
 
     Raises:
       CheckpointError: if a part is missing or its description is damaged.
@@ -56,7 +56,7 @@ class SavedCheckpoint:
         except BaseException:
             self.close()
             raise
-        # Of each piece that is read: as it is on disk, in order, and as it shall lie.
+        # Buffers of each piece that is read: as on disk, in order, and as it will lie.
         pieces = memory_bytes // (3 * PIECE_BYTES)
         self._ahead = min(max(1, pieces - 1), READING_THREADS + 2)
         self._threads = min(READING_THREADS, self._ahead + 1)
@@ -73,7 +73,7 @@ class SavedCheckpoint:
             file.close()
 
     def array(self, name: str) -> np.ndarray:
-        """A whole array, for those that are small.
+        """Returns a whole array, if it is a small one.
 
         Raises:
           CheckpointError: if there is none of that name, or it is damaged.
@@ -90,7 +90,7 @@ class SavedCheckpoint:
         return found
 
     def find(self, name: str) -> SavedArray:
-        """The description of an array; raises ``CheckpointError``."""
+        """Returns the description of an array; raises ``CheckpointError``."""
         if name not in self.manifest.arrays:
             raise CheckpointError(f"{NAME} has no array {name!r}")
         return self.manifest.arrays[name]
@@ -98,10 +98,10 @@ class SavedCheckpoint:
     def rows(
         self, name: str, begin: int, count: int
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Rows of ``[rows, width]`` from ``begin`` on, in parts.
+        """Yields rows of ``[rows, width]`` from ``begin`` on, in parts.
 
         Yields:
-          How many rows came before, and the next; they are overwritten thereafter.
+          The number of rows before, and the next rows; they are overwritten thereafter.
         """
         saved, done = self.find(name), 0
         dtype, width = np.dtype(saved.dtype), saved.shape[1]
@@ -129,16 +129,15 @@ class SavedCheckpoint:
         into: np.ndarray,
         wanted: Callable[[int, int], bool] = lambda row_shard, column_shard: True,
     ) -> None:
-        """Those of some rows of a table that are in a range, whatever plan wrote them.
+        """Reads those rows of a table that are in a range, whatever plan wrote them.
 
         Args:
-          layout: of a range of this checkpoint.
-          name: of an array of its storage.
-          rows: their numbers.
-          into: ``[rows, dim]``, or ``[rows, 1]`` of a state with one value a row; rows
-            of other ranges are left as they are.
-          wanted: tells of the range's shards which are needed; what others hold is not
-            read.
+          layout: layout of a range of this checkpoint.
+          name: name of an array of its storage.
+          rows: row numbers.
+          into: ``[rows, dim]`` array, or ``[rows, 1]`` for a state with one value a
+            row; rows of other ranges keep their values.
+          wanted: says which of the range's shards are needed; the others are not read.
         """
         width = self.find(name).shape[1]
         for j in range(layout.row_shards):
@@ -155,7 +154,7 @@ class SavedCheckpoint:
     def in_threads(
         self, function: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[Result]:
-        """The function's results in order, a few of them ahead."""
+        """Yields the function's results in order, and computes a few of them ahead."""
         waiting: deque[Future[Result]] = deque()
         with ThreadPoolExecutor(self._threads, "checkpoint-read") as pool:
             try:
@@ -171,13 +170,15 @@ class SavedCheckpoint:
                 raise
 
     def read(self, file: str, offset: int, size: int, buffer: np.ndarray) -> np.ndarray:
-        """At most ``READ_BYTES`` of a file, verified, as a part of the buffer."""
+        """Returns at most ``READ_BYTES`` of a file, verified, as a part of the
+        buffer."""
         return self._files[file].read(offset, offset + size, buffer)
 
     def _read(
         self, file: str, offset: int, size: int, unit: int
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Bytes of a file in parts of whole units, and where each part begins."""
+        """Yields bytes of a file in parts of whole units, and where each part
+        begins."""
         buffer, done = self.buffers.take(), 0
         try:
             while done < size:
@@ -192,6 +193,6 @@ class SavedCheckpoint:
 
 
 def pieces(rows: range, row_bytes: int) -> Iterator[range]:
-    """Rows of a table in parts that fit a buffer."""
+    """Yields rows of a table in parts that fit a buffer."""
     step = 1 << max(1, PIECE_BYTES // row_bytes).bit_length() - 1
     return (rows[i : i + step] for i in range(0, len(rows), step))

@@ -1,9 +1,9 @@
-"""Puts what a checkpoint holds onto devices, piece by piece.
+"""Puts the arrays of a checkpoint onto devices, piece by piece.
 
-If this plan lays out a storage as the one that wrote it did, the bytes are copied as
-they are. Else each table goes through host memory, some thousands of its rows at a
-time, out of the shards that hold them and into those that shall. Either way the arrays
-that are there are overwritten in place.
+If this plan lays out a storage as the one that wrote it did, the bytes are copied
+unchanged. Else each table goes through host memory, some thousands of its rows at a
+time, out of the shards that hold them and into those that will. Either way existing
+arrays are overwritten in place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embark_jax.train.checkpoint.reading import (
 from embark_jax.train.checkpoint.stored import StoredArray
 
 OVERWRITTEN_BYTES = 1 << 20
-"""At a time, on a device."""
+"""Bytes of a device's array that are overwritten at a time."""
 
 
 def restore_tables(
@@ -40,12 +40,13 @@ def restore_tables(
 
     Args:
       saved: the checkpoint.
-      arrays: by name in the state. They are overwritten, and others in their place.
-      tables: where tables lie in them.
+      arrays: arrays by name in the state. They are overwritten, and the results take
+        their place.
+      tables: layouts of the tables in these arrays.
 
     Raises:
-      CheckpointError: if the checkpoint is damaged; the arrays then have some rows of
-        it, and may be given again.
+      CheckpointError: if the checkpoint is damaged; the arrays then have some of its
+        rows, and may be given again.
     """
     for name, array in arrays.items():
         blocks = _Blocks(array)
@@ -60,10 +61,10 @@ def restore_tables(
 
 
 def restore_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
-    """An array of the dense state, or random keys, lying like what is there.
+    """Restores an array of the dense state, or random keys, sharded like ``like``.
 
     Raises:
-      CheckpointError: if it has another shape, or is damaged.
+      CheckpointError: if the saved array has another shape, or is damaged.
     """
     is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
     data = jax.random.key_data(like) if is_key else like
@@ -89,8 +90,8 @@ class _Found(NamedTuple):
     """Rows on their way to devices.
 
     Attributes:
-      buffer: that they are in.
-      parts: rows of an array that follow each other, and the number of the first.
+      buffer: buffer that holds them.
+      parts: consecutive rows of an array, and the number of the first.
     """
 
     buffer: np.ndarray
@@ -98,8 +99,8 @@ class _Found(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Rows of an array on one device: ``data``, from ``begin`` on; in host memory, of a
-    ``StoredArray``."""
+    """Rows of an array on one device: ``data``, from ``begin`` on; for a
+    ``StoredArray`` they are in host memory."""
 
     begin: int
     data: jax.Array | np.ndarray
@@ -122,12 +123,12 @@ class _Blocks:
 
     @property
     def ranges(self) -> list[range]:
-        """The rows that this process has, each once."""
+        """Returns the rows that this process has, each once."""
         found = {(begin, len(data)) for begin, data in self._blocks}
         return [range(begin, begin + count) for begin, count in sorted(found)]
 
     def rows_in(self, buffer: np.ndarray, count: int, width: int) -> np.ndarray:
-        """``[count, width]`` at the beginning of a buffer."""
+        """Returns ``[count, width]`` at the beginning of a buffer."""
         dtype = np.dtype(self._like.dtype)
         size = count * width * dtype.itemsize
         return buffer[:size].view(dtype).reshape(count, width)
@@ -143,7 +144,8 @@ class _Blocks:
             if isinstance(data, np.ndarray):
                 data[first - begin :][: len(rows)] = rows
                 continue
-            # Few sizes, so that few programs are compiled: the last part overlaps.
+            # Few sizes are used, so that few programs are compiled: the last part
+            # overlaps.
             most = max(1, OVERWRITTEN_BYTES // self.row_bytes)
             size = 1 << min(len(rows), most).bit_length() - 1
             for start in [*range(0, len(rows) - size, size), len(rows) - size]:
@@ -179,12 +181,12 @@ def _put_all(
 
 
 def _storage_of(name: str) -> str:
-    """The storage of an array of the state, such as "embedding_state.rb_64.sum"."""
+    """Returns the storage of a state's array, such as "embedding_state.rb_64.sum"."""
     return name.split(".")[1]
 
 
 def _of_storage(tables: Mapping[str, TableLayout], name: str) -> dict[str, RangeLayout]:
-    """By table, what lies in the storage of an array."""
+    """Returns the row range of each table that lies in the storage of an array."""
     storage = _storage_of(name)
     return {
         table: rows
@@ -233,7 +235,8 @@ def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
 def _copy_rows(
     saved: SavedCheckpoint, name: str, table: str, here: RangeLayout, blocks: _Blocks
 ) -> None:
-    """The rows of a table that lie here in one storage, from wherever they were."""
+    """Copies the rows of a table that lie here in one storage, from wherever they
+    were."""
     whole = blocks.width == here.width  # else one value a row, in all column shards
     mine = [
         (j, k)

@@ -1,7 +1,7 @@
 """An array of a state whose blocks lie in host memory, or in a file mapped to it.
 
-Rows of cached tables are saved and restored where they all have room: to a checkpoint
-it is as if devices had them.
+Rows of cached tables are saved and restored where all of them have room: a checkpoint
+sees them as if devices had them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from jax.sharding import Sharding
 
 
 class StoredShard(NamedTuple):
-    """A block: ``data`` is ``[rows, width]``, in place; ``index`` where it is in the
-    array; ``device`` that whose rows these are."""
+    """A block: ``data`` is ``[rows, width]``, in place; ``index`` is its position in
+    the array; ``device`` is the one whose rows these are."""
 
     device: Any
     index: tuple[slice, ...]
@@ -25,12 +25,12 @@ class StoredShard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredArray:
-    """What a ``jax.Array`` says of itself, as far as checkpoints ask.
+    """The part of ``jax.Array``'s interface that checkpoints use.
 
     Attributes:
       shape: ``[rows of all devices, width]``.
-      sharding: which rows belong to which device.
-      blocks: of the devices of this process.
+      sharding: says which rows belong to which device.
+      blocks: blocks of the devices of this process.
     """
 
     shape: tuple[int, int]

@@ -1,7 +1,7 @@
-"""Converts checkpoints of version 0: those that Orbax wrote.
+"""Converts checkpoints of version 0, which Orbax wrote.
 
-They held each table as its rows, padded, with their optimizer state; the dense state;
-and step, identity and bad ids in JSON.
+They held the padded rows of each table with their optimizer state; the dense state; and
+step, identity and bad ids in JSON.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ WEIGHTS = "weights"
 def convert(folder: Path, say: Callable[[str], None]) -> None:
     """Converts all checkpoints of version 0 in a run's ``checkpoints``, one by one.
 
-    One that is killed goes on where it was. A table at a time is in host memory.
+    A conversion that was killed resumes where it was. Host memory holds one table at a
+    time.
 
     Args:
       folder: the run's ``checkpoints``.
-      say: gets a line for each that is converted.
+      say: gets a line for each checkpoint that is converted.
 
     Raises:
-      CheckpointError: if there are none, or one cannot be read.
+      CheckpointError: if there is none, or one cannot be read.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
@@ -108,7 +109,7 @@ def _convert(target: CheckpointFolder, step: int, old: Path) -> None:
 
 
 def _read(item: Path, only: str | None = None) -> Mapping[str, Any]:
-    """An item's arrays in NumPy, or only those under one of its keys."""
+    """Reads an item's arrays in NumPy, or only those under one of its keys."""
     handler = ocp.PyTreeCheckpointHandler()
     with ocp.Checkpointer(handler) as checkpointer:
         tree = checkpointer.metadata(item).item_metadata.tree

@@ -1,8 +1,8 @@
 """One checkpoint on its way to disk: copied out of device memory, then written.
 
-Training waits for the copy alone. Copies go into buffers that are bounded; threads
-write them and give them back. With buffers for the whole state the copy is as fast as
-memory; with fewer it waits for the disk.
+Training waits only for the copy. Copies go into buffers of bounded size; threads write
+them and give them back. With buffers for the whole state the copy is as fast as memory;
+with fewer it waits for the disk.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ WRITING_THREADS = 4
 """Pieces on their way to disk at a time; more make no disk faster."""
 COPYING_THREADS = 8
 PROGRESS_S = 10.0
-"""Between two lines that say how far writing is."""
+"""Seconds between two lines that say how far writing is."""
 GIGABYTE = 1e9
 
 
 def free_memory_bytes() -> int:
-    """Memory of this machine that programs can have without anything being swapped
+    """Returns memory of this machine that programs can have without swapping anything
     out."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -48,12 +48,12 @@ def free_memory_bytes() -> int:
 
 
 class _Part(NamedTuple):
-    """Where rows of a device's array go in that device's file.
+    """The place of rows of a device's array in that device's file.
 
     Attributes:
-      offset, size: bytes in the file.
-      data: the array, on its device; or in host memory, of a ``StoredArray``.
-      skipped: bytes of the array before those rows.
+      offset, size: position and number of bytes in the file.
+      data: the array, on its device; for a ``StoredArray``, in host memory.
+      skipped: number of bytes of the array before those rows.
     """
 
     offset: int
@@ -66,11 +66,11 @@ class StateWriter:
     """Writes this process's part of a state.
 
     Args:
-      folder: to write into.
-      arrays: of numbers, by name.
-      layout: of all of them.
-      mesh: of the devices.
-      memory_bytes: of all buffers.
+      folder: folder to write into.
+      arrays: arrays of numbers, by name.
+      layout: layout of all these arrays.
+      mesh: mesh of the devices.
+      memory_bytes: size of all buffers.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StateWriter:
         return list(self._files)
 
     def finish(self, say: Callable[[str], None]) -> None:
-        """Comes back when all is on the disk; calls ``say`` with how far it is."""
+        """Returns when all is on the disk; calls ``say`` with how far it is."""
         begin = said = time.monotonic()
         try:
             while any(not write.done() for write in self._writes):
@@ -124,7 +124,7 @@ class StateWriter:
         self._pool.shutdown()
 
     def abandon(self) -> None:
-        """Writes no more."""
+        """Stops writing."""
         self._buffers.fail(CheckpointError("the checkpoint was given up"))
         self._pool.shutdown(cancel_futures=True)
         for writer in self._writers.values():
@@ -136,7 +136,7 @@ class StateWriter:
             for name, size in self._files.items()
             for offset in range(0, size, PIECE_BYTES)
         ]
-        # All devices at a time, each from the beginning.
+        # Copies from all devices at a time, each from the beginning.
         pieces.sort(key=lambda piece: piece[1])
         threads = min(COPYING_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads, "checkpoint-copy") as copying:
@@ -177,7 +177,7 @@ class StateWriter:
 def _parts(
     arrays: Mapping[str, jax.Array], layout: Layout, mesh: Mesh
 ) -> dict[str, list[_Part]]:
-    """What this process's devices write, by file, in the order of offsets."""
+    """Returns the parts that this process's devices write, by file, by offset."""
     parts: dict[str, list[_Part]] = {}
     numbers = device_numbers(mesh)
     for name, array in arrays.items():
@@ -199,7 +199,8 @@ def _parts(
 
 
 def _bytes_of(array: jax.Array | np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Bytes of an array on one device, as uint8; of one in host memory, in place."""
+    """Returns bytes of an array on one device, or in host memory (in place), as
+    uint8."""
     if isinstance(array, np.ndarray):  # columns of wider rows
         row_bytes = array.itemsize * array.shape[1]
         first = begin // row_bytes
