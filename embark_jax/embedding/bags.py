@@ -28,8 +28,7 @@ def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
 def mean_factor(
     ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
 ) -> jax.Array:
-    """Returns ``[batch]``: one over the total weight of each bag; zero if that is
-    zero."""
+    """Returns ``[batch]``: one over the weight of each bag; zero if that is zero."""
     present = (ids[name] >= 0).astype(jnp.float32)
     total = (present * weights[name] if name in weights else present).sum(axis=1)
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
@@ -72,8 +71,8 @@ def storage_columns(
     ids: Mapping[str, jax.Array],
     weights: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns ``[batch, columns]`` ids of a storage's features, and weights if any
-    has."""
+    """Returns ``[batch, columns]`` ids of a storage, and weights if a feature has
+    any."""
     names = [f.feature.name for f in index.features]
     wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
     with jax.enable_x64(wide):

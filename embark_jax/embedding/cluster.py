@@ -69,13 +69,11 @@ class Cluster(Protocol):
         ...
 
     def lookup(self, block: jax.Array, route: Route) -> jax.Array:
-        """Returns weighted sums of the rows of each bag,
-        ``[batch, outputs, width]``."""
+        """Returns weighted sums of each bag's rows, ``[batch, outputs, width]``."""
         ...
 
     def summands(self, gradients: jax.Array, route: Route) -> Summands | None:
-        """Returns the summands of ``row_gradients``; None if other devices add to
-        it."""
+        """Returns what ``row_gradients`` sums; None if other devices add to it."""
         ...
 
     def row_gradients(self, gradients: jax.Array, route: Route) -> RowGradients:

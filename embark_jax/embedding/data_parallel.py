@@ -1,11 +1,11 @@
 """DP: the storage is replicated; lookups are local, gradients are all-reduced.
 
-One buffer sums them. It holds every row of a table that has no more rows here than the
-batch has ids for it; of other tables it holds the rows that any device touches, so that
-many rows cost what the batch touches, not their number. Devices tell each other which
-rows they touch in the all-reduce that the step has for its capacities. One device sums
-nothing. Where gradients are compressed, a table's rows are padded to a multiple of the
-devices, so that each adds up an equal share.
+They are summed in one buffer, which holds every row of a table that has no more rows
+here than the batch has ids for it; of other tables it holds the rows that any device
+touches, so that many rows cost what the batch touches, not their number. Devices tell
+each other which rows they touch in the all-reduce that the step has for its capacities.
+One device sums nothing. Where gradients are compressed, a table's rows are padded to a
+multiple of the devices, so that each adds up an equal share.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class HierarchicalExchange:
     """An all-to-all inside each node, and one along each rail; see ``Exchange``.
 
     Sums are exchanged inside the node and then added, not reduce-scattered: so a device
-    sends only its own sums, where it would send zeros for those of the other GPUs.
+    sends only its own sums; a reduce-scatter would also send zeros for those of the
+    other GPUs.
     """
 
     def __init__(self, partial_sums: PartialSums, nodes: int, gpus_per_node: int):
@@ -130,7 +131,7 @@ def gather(values: jax.Array) -> jax.Array:
 
 
 def own_part(gathered: jax.Array) -> jax.Array:
-    """Returns this device's ``[n, ...]`` of what ``gather`` returned."""
+    """Returns this device's ``[n, ...]`` of the result of ``gather``."""
     devices = math.prod(lax.axis_size(axis) for axis in MESH_AXES)
     n = gathered.shape[0] // devices
     return lax.dynamic_slice_in_dim(gathered, lax.axis_index(MESH_AXES) * n, n)

@@ -90,21 +90,19 @@ class HotKeys:
             return jnp.where(ids < 0, PADDING_ID, jnp.where(hot, rank, cold))
 
     def rows(self, position: jax.Array, table: jax.Array) -> jax.Array:
-        """Inverts ``positions``: returns the rows at positions of tables; all are
-        int64."""
+        """Returns the rows at positions of tables, the inverse; all are int64."""
         first = jnp.asarray(self.first)[table]
         count = jnp.asarray(self.first)[table + 1] - first
         keys, rank = jnp.asarray(self.keys), jnp.asarray(self.rank)
         cold, most = position - count, int(np.diff(self.first).max(initial=0))
-        # Counts the hot rows before a cold one: they have no more cold rows before
-        # them.
+        # Counts hot rows before a cold one: those with no more cold ones before.
         low = _search(first, first + count, most, lambda i: keys[i] - rank[i] <= cold)
         hot = jnp.minimum(first + position, len(self.keys) - 1)
         return jnp.where(position < count, keys[hot], cold + low - first)
 
 
 def _search(low, high, most, is_before):
-    """Returns for each ``[low, high)``, at most ``most`` long, the first not before."""
+    """Finds in each ``[low, high)``, at most ``most`` long, the first not before."""
     for _ in range(int(most).bit_length()):
         middle = (low + high) // 2
         right = (low < high) & is_before(middle)

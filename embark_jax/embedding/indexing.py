@@ -179,8 +179,7 @@ class StorageIndex:
         return jnp.broadcast_to(shard, slot.shape), owner, slot
 
     def entry_bags(self, batch: int) -> jax.Array:
-        """Returns each entry's bag, ``[batch * entries]``:
-        ``sample * outputs + output``."""
+        """Returns ``[batch * entries]`` bags: ``sample * outputs + output``."""
         sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
         return (sample * self.outputs + jnp.asarray(self.entry_output[None])).reshape(
             -1

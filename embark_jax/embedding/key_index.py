@@ -7,7 +7,7 @@ buckets, and so finds room unless it is very unlucky: then ``rehash`` enlarges t
 directory.
 
 Slots are given out in order until all are filled. From then on each new key takes the
-slot of a *victim*: among the next slots around the ring, those with the lowest scores,
+slot of a *victim*: among the next slots around the ring, one with the lowest score,
 but none that the batch asks for. All work is sorting, without atomics: equal inputs
 give equal indexes.
 
@@ -46,8 +46,7 @@ class KeyIndex(NamedTuple):
       times_asked: ``[slots]`` int32 turns in which it was, since it came.
       turn: ``[1]`` int32 turn of the last batch.
       filled: ``[1]`` int32 slots that hold a key; they are the first ones.
-      hand: ``[1]`` int32 slot of the ring at which the search for the next victims
-        begins.
+      hand: ``[1]`` int32 slot of the ring at which the search for victims begins.
     """
 
     way_keys: jax.Array
@@ -91,7 +90,7 @@ class Resolved(NamedTuple):
       needed: ``[1]`` int32 slots that the batch needs. If there are fewer, nothing was
         done at all.
       homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
-        ``rehash`` gives it to them.
+        ``rehash`` finds it for them.
     """
 
     index: KeyIndex
@@ -107,8 +106,7 @@ def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
     Args:
       slots: number of slots of the block.
       words: number of words of a key.
-      buckets: number of buckets of the directory; None takes twice as many ways as
-        slots.
+      buckets: buckets of the directory; None takes twice as many ways as slots.
     """
     if buckets is None:
         buckets = default_buckets(slots)
@@ -195,8 +193,7 @@ def resolve(
 
 
 def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Array]:
-    """Moves the keys to a new directory; they keep their slots, of which there may be
-    more.
+    """Makes a new directory; keys keep their slots, of which there may be more.
 
     Returns:
       The index, and the ``[1]`` int32 number of keys that found no room in it.
@@ -283,8 +280,7 @@ def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
 def _locate(
     way_keys: jax.Array, keys: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns ``(bucket, way, whether it is there)`` of each key; ``EMPTY`` never
-    is."""
+    """Returns ``(bucket, way, whether it is there)`` of keys; ``EMPTY`` never is."""
     choices = _buckets(keys, way_keys.shape[0])
     equal = (way_keys[choices] == keys[:, None, None]).all(axis=-1)
     equal = equal.reshape(len(keys), -1)

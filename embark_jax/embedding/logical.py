@@ -24,8 +24,7 @@ class HeldRows(NamedTuple):
     """Rows of a table that follow each other in a row shard.
 
     Attributes:
-      among: index that selects them, in their order, from the rows that were asked
-        about.
+      among: index that selects them, in their order, from the rows asked about.
       first: index of the first of them in the row shard.
       count: number of rows.
     """

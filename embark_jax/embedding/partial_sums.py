@@ -45,8 +45,7 @@ class PartialSums:
         return len(np.unique(pairs)) == len(pairs)
 
     def add_up(self, received: jax.Array) -> jax.Array:
-        """Turns sums ``[owners, batch, places, width]`` into
-        ``[batch, outputs, width]``.
+        """Adds ``[owners, batch, places, width]`` up to ``[batch, outputs, width]``.
 
         Outputs with the same number of sums are added up together, so that the program
         grows with the distinct counts of a plan, not with its tables.
@@ -105,8 +104,7 @@ class Merging:
 
 
 def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
-    """Merges the sums of devices into those of nodes, each of ``gpus_per_node``
-    devices."""
+    """Merges the sums of devices into sums of nodes with so many GPUs."""
     nodes = len(partial_sums.held) // gpus_per_node
     node, gpu = np.divmod(partial_sums.owner, gpus_per_node)
     pairs = partial_sums.output.astype(np.int64) * nodes + node

@@ -31,7 +31,7 @@ class Filled(NamedTuple):
 
     @property
     def back(self) -> Filled:
-        """Returns the counts of the answers, which travel the other way."""
+        """Counts for the answers, which travel the other way."""
         return Filled(self.received, self.sent)
 
 

@@ -78,8 +78,7 @@ def _joined(
     mean_factors: Mapping[str, jax.Array],
     gradients: Mapping[str, jax.Array],
 ) -> jax.Array:
-    """Joins the gradients of a storage's ``lookup`` result,
-    ``[batch, outputs, width]``."""
+    """Joins ``[batch, outputs, width]`` gradients of a storage's ``lookup`` result."""
     parts = []
     for feature in cluster.index.features:
         name = feature.feature.name

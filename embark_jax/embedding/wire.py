@@ -21,8 +21,7 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16}
 
 
 def encode(rows: jax.Array, wire: WireFormat) -> jax.Array:
-    """Returns the bits of ``rows``, rounded; each row is followed by its factor, if
-    any.
+    """Returns the rounded bits of ``rows``; each row's factor, if any, follows it.
 
     Args:
       rows: ``[..., width]`` float32 values.

@@ -177,8 +177,7 @@ class StoredRows:
             store.written[self._named(device, np.arange(len(store.written)))] = True
 
     def keys_in(self, array: StoredArray) -> np.ndarray:
-        """Returns ``[keys]`` int64 by number, from an array as ``array(KEY)`` gives
-        it."""
+        """Returns ``[keys]`` int64 by number, from a result of ``array(KEY)``."""
         shards = len(self.storage.ranges[0].devices)
         rows = self.storage.rows_per_device
         found = np.full(shards * rows, NO_KEY, np.int64)

@@ -183,7 +183,7 @@ class Trainer:
         """Trains on your own batches, in order.
 
         Args:
-          batches: as ``iterate_batches`` takes them.
+          batches: batches as ``iterate_batches`` takes them.
           callback: called with each step, in order, once it is certain.
 
         Returns:
@@ -306,8 +306,8 @@ class Trainer:
 
     @property
     def model(self) -> Any:
-        """Returns a copy of the given model, with its trained variables and in
-        evaluation mode; further training leaves it as it is."""
+        """A copy of the given model, with its trained variables and in evaluation mode;
+        further training leaves it as it is."""
         return self._model.module(self.state.params, self.state.model_state)
 
     def predict(
@@ -337,8 +337,7 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[Batch], check: BatchChecker | None = None
     ) -> Metrics:
-        """Returns metrics over all batches; arguments and errors are those of
-        ``predict``.
+        """Returns metrics over all batches; arguments and errors as in ``predict``.
 
         Batches are taken ahead of time, by another thread.
         """

@@ -62,8 +62,7 @@ class TrainingAuc:
         self._counts = self._programs.count(self._counts, number, logits, labels)
 
     def take(self) -> float | None:
-        """Returns the AUC, at most MAX_ERROR from the exact one; the next one begins
-        here.
+        """Returns the AUC, within MAX_ERROR of the exact one; the next begins here.
 
         Logits that share a bin count as ties, so the error is at most half of the share
         of pairs, of a positive and a negative sample, that do.

@@ -65,8 +65,7 @@ class Window:
         }
 
     def _samples_per_s(self, steps: int, batch_size: int) -> float | None:
-        """Returns samples/s over so many steps, or MIN_TIMED_STEPS; None if fewer
-        landed."""
+        """Returns samples/s over these steps, or MIN_TIMED_STEPS; None if too few."""
         steps = max(steps, MIN_TIMED_STEPS)
         self._landings = self._landings[-(steps + _UNDER_WAY + 1) :]
         timed = self._landings[:-_UNDER_WAY]

@@ -111,8 +111,7 @@ class Checkpointer:
 
     @property
     def steps(self) -> list[int]:
-        """Returns the steps of complete checkpoints, in order; waits for one in the
-        making.
+        """Steps of the complete checkpoints, in order; waits for one in the making.
 
         Raises:
           CheckpointError: if the latter could not be written, or if the newest is of an
@@ -221,7 +220,7 @@ class Checkpointer:
         # The other processes may not see yet what process 0 sees.
         steps = [int(each) for each in tell_all(" ".join(map(str, steps)))[0].split()]
         memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
-        jax.block_until_ready(state)  # lest reading be charged for initial tables
+        jax.block_until_ready(state)  # else reading pays for initial tables
         tables: dict[str, jax.Array] = {}
         problems: list[str] = []
         damaged: list[int] = []
@@ -235,7 +234,7 @@ class Checkpointer:
                         state, embeddings = make_room(saved.manifest.table_rows)
                     check_whole(state, embeddings)
                     tables = named_arrays(state, tables=True) | {
-                        name: array  # one that was begun to be overwritten
+                        name: array  # already overwritten in part
                         for name, array in tables.items()
                         if not isinstance(array, StoredArray)
                     }
@@ -360,8 +359,7 @@ def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[i
 def _numbers(
     arrays: Mapping[str, jax.Array],
 ) -> tuple[dict[str, jax.Array], dict[str, str]]:
-    """Returns arrays with the data of random keys in their place, and the keys'
-    kinds."""
+    """Replaces random keys by their data; returns the arrays and the keys' kinds."""
     kinds = {
         name: str(jax.random.key_impl(array))
         for name, array in arrays.items()

@@ -42,8 +42,7 @@ class CheckpointFolder:
         self._lock: int | None = None
 
     def prepare(self) -> None:
-        """Makes the folder, keeps other writers out, and clears the rest of killed
-        writes.
+        """Makes the folder, keeps other writers out, and clears what was left.
 
         Raises:
           CheckpointError: if another program writes there.
@@ -111,7 +110,7 @@ class CheckpointFolder:
         checkpoint.
 
         Args:
-          step: of the checkpoint.
+          step: step of the checkpoint.
           files: bytes of each file.
 
         Raises:
@@ -137,8 +136,7 @@ class CheckpointFolder:
         sync_folder(self.path)
 
     def wait_for_commit(self, step: int) -> None:
-        """Waits until process 0 has made the checkpoint complete, or has given it
-        up."""
+        """Waits until process 0 has completed the checkpoint, or given it up."""
         deadline = time.monotonic() + PATIENCE_S
         while not (self.path / str(step)).exists():
             if not self.temporary(step).exists() or time.monotonic() > deadline:

@@ -73,7 +73,7 @@ class Manifest:
 
     @property
     def table_rows(self) -> dict[str, int]:
-        """Returns the number of rows of each table, by name."""
+        """Number of rows of each table, by name."""
         return {name: layout[-1].end for name, layout in self.tables.items()}
 
     def to_json(self) -> str:
@@ -120,8 +120,7 @@ def _ranges(value: Any) -> TableLayout:
 
 
 def _ranges_of_version_1(value: dict[str, Any]) -> TableLayout:
-    """Reads a table in one storage; refuses it if its first rows are not round
-    robin."""
+    """Reads a table in one storage; refuses one with rows not round robin."""
     if value.get("limits"):
         raise ForeignCheckpointError(
             f"{NAME} is of version 1, with rows of a table dealt to its row shards, "

@@ -170,15 +170,14 @@ class SavedCheckpoint:
                 raise
 
     def read(self, file: str, offset: int, size: int, buffer: np.ndarray) -> np.ndarray:
-        """Returns at most ``READ_BYTES`` of a file, verified, as a part of the
+        """Reads at most ``READ_BYTES`` of a file, verified, into a part of the
         buffer."""
         return self._files[file].read(offset, offset + size, buffer)
 
     def _read(
         self, file: str, offset: int, size: int, unit: int
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields bytes of a file in parts of whole units, and where each part
-        begins."""
+        """Yields a file's bytes in parts of whole units, and where each begins."""
         buffer, done = self.buffers.take(), 0
         try:
             while done < size:

@@ -40,8 +40,8 @@ def restore_tables(
 
     Args:
       saved: the checkpoint.
-      arrays: arrays by name in the state. They are overwritten, and the results take
-        their place.
+      arrays: arrays by name in the state. They are overwritten, and others in their
+        place.
       tables: layouts of the tables in these arrays.
 
     Raises:
@@ -123,7 +123,7 @@ class _Blocks:
 
     @property
     def ranges(self) -> list[range]:
-        """Returns the rows that this process has, each once."""
+        """The rows that this process has, each once."""
         found = {(begin, len(data)) for begin, data in self._blocks}
         return [range(begin, begin + count) for begin, count in sorted(found)]
 
@@ -144,8 +144,7 @@ class _Blocks:
             if isinstance(data, np.ndarray):
                 data[first - begin :][: len(rows)] = rows
                 continue
-            # Few sizes are used, so that few programs are compiled: the last part
-            # overlaps.
+            # Few sizes, so that few programs are compiled: the last part overlaps.
             most = max(1, OVERWRITTEN_BYTES // self.row_bytes)
             size = 1 << min(len(rows), most).bit_length() - 1
             for start in [*range(0, len(rows) - size, size), len(rows) - size]:
@@ -235,8 +234,7 @@ def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
 def _copy_rows(
     saved: SavedCheckpoint, name: str, table: str, here: RangeLayout, blocks: _Blocks
 ) -> None:
-    """Copies the rows of a table that lie here in one storage, from wherever they
-    were."""
+    """Copies a table's rows that lie here in one storage, wherever they were."""
     whole = blocks.width == here.width  # else one value a row, in all column shards
     mine = [
         (j, k)

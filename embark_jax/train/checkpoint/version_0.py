@@ -39,8 +39,7 @@ WEIGHTS = "weights"
 def convert(folder: Path, say: Callable[[str], None]) -> None:
     """Converts all checkpoints of version 0 in a run's ``checkpoints``, one by one.
 
-    A conversion that was killed resumes where it was. Host memory holds one table at a
-    time.
+    A killed conversion resumes where it was. Host memory holds one table at a time.
 
     Args:
       folder: the run's ``checkpoints``.

@@ -199,8 +199,7 @@ def _parts(
 
 
 def _bytes_of(array: jax.Array | np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Returns bytes of an array on one device, or in host memory (in place), as
-    uint8."""
+    """Returns bytes of an array on one device or in host memory, as uint8."""
     if isinstance(array, np.ndarray):  # columns of wider rows
         row_bytes = array.itemsize * array.shape[1]
         first = begin // row_bytes
