@@ -130,7 +130,7 @@ class StorageIndex:
         return self.storage.kind.split
 
     def most_rows(self, samples: int) -> int:
-        """Returns the most unique rows that so many samples can ask of one device."""
+        """Returns the most unique rows that these samples can ask of one device."""
         most = np.zeros(self.devices, np.int64)
         for rows in self.storage.ranges:
             table = rows.table.name

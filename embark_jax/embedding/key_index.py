@@ -121,7 +121,7 @@ def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
 
 
 def default_buckets(slots: int) -> int:
-    """Returns the buckets of a directory for so many slots."""
+    """Returns the number of buckets of a directory for these slots."""
     return max(2, -(-WAYS_PER_SLOT * slots // WAYS))
 
 

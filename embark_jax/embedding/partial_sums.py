@@ -104,7 +104,7 @@ class Merging:
 
 
 def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
-    """Merges the sums of devices into sums of nodes with so many GPUs."""
+    """Merges sums of devices into those of nodes with ``gpus_per_node`` GPUs."""
     nodes = len(partial_sums.held) // gpus_per_node
     node, gpu = np.divmod(partial_sums.owner, gpus_per_node)
     pairs = partial_sums.output.astype(np.int64) * nodes + node

@@ -30,7 +30,7 @@ def mean_square_over_column_shards(
     sent_entry: jax.Array,
     inverse: jax.Array,
 ) -> jax.Array:
-    """Finds the mean of gradient² over whole rows, of column shards on many devices.
+    """Finds the mean of gradient² of rows whose column shards lie on several devices.
 
     Each owner returns its part of the sum to the requesters, along the route of the
     ids; they know all column shards of an id, add the parts up, and send the total to

@@ -135,7 +135,7 @@ class Trainer:
             self.recompilations += 1
 
     def _grow_tables(self, keys: Mapping[str, int]) -> None:
-        """Makes room for so many keys of dynamic tables."""
+        """Makes room for these numbers of keys of dynamic tables."""
         plan = self.embeddings.plan.with_room(keys)
         if self.cached is not None and plan is not self.embeddings.plan:
             larger = self.embeddings.with_plan(plan)

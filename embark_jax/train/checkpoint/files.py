@@ -61,7 +61,7 @@ class Buffers:
             self._changed.notify()
 
     def fail(self, error: BaseException) -> None:
-        """Lets nobody wait for a buffer any more."""
+        """Ends every wait for a buffer with this error."""
         with self._changed:
             self._broken = error
             self._changed.notify_all()
