@@ -28,7 +28,7 @@ def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
 def mean_factor(
     ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
 ) -> jax.Array:
-    """Returns one over the total weight of each bag, ``[batch]``; zero if that is zero."""
+    """Returns ``[batch]``: one over each bag's total weight; zero if that is zero."""
     present = (ids[name] >= 0).astype(jnp.float32)
     total = (present * weights[name] if name in weights else present).sum(axis=1)
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
