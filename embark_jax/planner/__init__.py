@@ -1,8 +1,8 @@
 """Decides where every shard of every table lives. Needs no JAX and no device.
 
-One folder after the other, and imports point back: ``request`` (what is asked for),
-``layout`` (the plan), ``cost`` (what a plan costs), ``search`` (how one is found), and
-``report`` (how it is shown). ``README.md`` beside this explains all on one page.
+One folder follows the other, and imports point back: ``request`` (the request),
+``layout`` (the plan), ``cost`` (the cost of a plan), ``search`` (finds a plan), and
+``report`` (shows it). ``README.md`` in this folder explains all on one page.
 """
 
 import embark_jax.planner.report  # noqa: F401  (enters how plans are shown)

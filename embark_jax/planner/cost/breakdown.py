@@ -67,7 +67,7 @@ def break_down(
         _device_ms(parts, workload.devices),
         table_ms,
         {
-            # Of a table with hot rows, the cold ones: they come last.
+            # A table with hot rows has two ranges; the cold rows come last.
             name: float(ids.max() / ids.mean()) if ids.any() else 1.0
             for name, ids in zip(names, likely, strict=True)
         },
@@ -88,8 +88,8 @@ def _device_ms(parts: Sequence[Phase], devices: int) -> dict[str, tuple[float, .
 
 
 def _range_ms(priced: Priced) -> np.ndarray:
-    """``[ranges]`` the part of the step that each is for: at every peak its part of
-    the fullest device's load, so that they sum to the step."""
+    """Returns ``[ranges]`` the part of the step that each range causes: at every peak
+    its part of the fullest device's load, so that the parts sum to the step."""
     candidates, _, loads, objective = priced
     peaks, prices = objective.peaks(loads), objective.prices
     total_ms = candidates.everywhere_ms.copy()
@@ -118,8 +118,8 @@ def _range_ms(priced: Priced) -> np.ndarray:
 def _useful_bytes(
     priced: Priced, model: ProgramModel, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``([devices], [devices])`` bytes to and from the owner, as in ``Breakdown``, of
-    ``[storages, devices]`` ids that a device sends each."""
+    """Returns ``([devices], [devices])`` bytes to and from the owner, as in
+    ``Breakdown``, for ``[storages, devices]`` ids that a device sends to each."""
     own, devices = priced.loads.own, priced.objective.devices
     to_owner, from_owner = np.zeros((2, devices))
     for s, storage in enumerate(priced.candidates.storages):

@@ -1,7 +1,7 @@
-"""Candidates: shapes of any cluster with what they add to the loads of devices.
+"""Candidates: shapes of any cluster, with what they add to the loads of devices.
 
-A candidate with hot rows is that of the cold rows, with the time and memory of the hot
-ones, which lie in DP, added to what it costs everywhere.
+A candidate with hot rows is the candidate of its cold rows. The time and memory of the
+hot rows, which lie in DP, are added to what it costs everywhere.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from embark_jax.tables import FeatureSpec
 CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 SUMS, CERTAIN, EXPECTED, ROWS, LOOKUP_MS, GRADIENTS_MS, UPDATE_MS = range(7)
-"""What a row shard adds to its owner: partial sums a sample that it makes; ids that a
-device sends it, certain and expected; rows; and time in ``OWNER_PHASES``."""
+"""Loads that a row shard adds to its owner: partial sums a sample; ids that a device
+sends it, certain and expected; rows; and time in ``OWNER_PHASES``."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,18 +37,19 @@ class Candidates:
     """Candidates of some tables, as arrays.
 
     Attributes:
-      uses: of the tables.
-      table: ``[candidates]`` whose candidate it is, a number in ``uses``.
+      uses: the use of each table.
+      table: ``[candidates]`` table of each, a number in ``uses``.
       cluster, exchange: ``[candidates]`` numbers in ``CLUSTERS`` and ``EXCHANGES``.
       row_shards, column_shards: ``[candidates]``; both 1 for DP.
       hot_rows: ``[candidates]`` rows of the table that lie in DP.
-      storages: all in which any lies.
-      storage: ``[candidates]`` in which each lies.
-      hot_storage: ``[candidates]`` in which their hot rows lie; -1 of those without.
-      everywhere_ms, everywhere_bytes: ``[candidates]`` of every device alike.
-      loads: ``[7, row shards]`` what each row shard adds to its owner, those of one
-        candidate after those of the other; DP has none.
-      first: ``[candidates + 1]`` where the row shards of each begin.
+      storages: all storages of the candidates.
+      storage: ``[candidates]`` storage of each.
+      hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
+      everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
+        device spends on it.
+      loads: ``[7, row shards]`` loads that each row shard adds to its owner, candidate
+        by candidate; DP has no row shards here.
+      first: ``[candidates + 1]`` number of each candidate's first row shard.
     """
 
     uses: Sequence[TableUse]
@@ -70,11 +71,11 @@ class Candidates:
         return len(self.table)
 
     def shard_loads(self, candidate: int) -> np.ndarray:
-        """``[7, row_shards]`` of one candidate."""
+        """Returns ``[7, row_shards]`` loads of one candidate."""
         return self.loads[:, self.first[candidate] : self.first[candidate + 1]]
 
     def shards(self, candidate: int) -> int:
-        """How many have owners: none in DP."""
+        """Returns the number of shards that have owners: none in DP."""
         row_shards = self.first[candidate + 1] - self.first[candidate]
         return int(row_shards * self.column_shards[candidate])
 
@@ -86,7 +87,7 @@ class Candidates:
         ]
 
     def reduced(self, operation: np.ufunc, values: np.ndarray) -> np.ndarray:
-        """``[..., candidates]`` of ``[..., row shards]``: their sum or maximum."""
+        """Reduces ``[..., row shards]`` to ``[..., candidates]`` by sum or maximum."""
         found = np.zeros((*values.shape[:-1], len(self)))
         some = np.flatnonzero(np.diff(self.first))
         if len(some):
@@ -101,12 +102,12 @@ def weigh(
     model: CostModel,
     memory: Memory,
 ) -> Candidates:
-    """The candidates of all choices, priced at once.
+    """Returns the candidates of all choices, priced at once.
 
     Args:
-      uses: of the tables.
+      uses: the use of each table.
       choices: ``[candidates, 5]`` table, cluster, exchange, row shards, column shards.
-      workload, model, memory: what is planned for, and what prices it.
+      workload, model, memory: circumstances of the plan, and prices of time and memory.
     """
     choices = np.asarray(choices, np.int64).reshape(-1, 5)
     table, cluster, exchange, row_shards, column_shards = choices.T
@@ -153,13 +154,14 @@ def weigh(
 def with_hot_rows(
     cold: Candidates, hot: Candidates, table: np.ndarray, hot_rows: np.ndarray
 ) -> Candidates:
-    """Candidates of whole tables, of those of their cold and of their hot rows.
+    """Joins candidates of cold rows and of hot rows to candidates of whole tables.
 
     Args:
-      cold: of cold rows; ``cold.table`` numbers the ways to cut a table in two.
-      hot: in DP, one for each way, in their order.
-      table: ``[ways]`` of each.
-      hot_rows: ``[ways]``; 0 where all rows are cold.
+      cold: candidates of cold rows; ``cold.table`` numbers the ways to cut a table in
+        two.
+      hot: candidates of hot rows in DP, one for each way, in their order.
+      table: ``[ways]`` table of each way.
+      hot_rows: ``[ways]`` number of hot rows; 0 where all rows are cold.
     """
     way, some = cold.table, hot_rows[cold.table] > 0
     taken = {hot.storages[s] for s in hot.storage[hot_rows > 0]}
@@ -180,7 +182,7 @@ def with_hot_rows(
 
 
 def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
-    """``[7, row shards]``."""
+    """Returns ``[7, row shards]`` loads."""
     certain, expected = shapes.sent_ids
     pooled = shapes.cluster == "rb"
     none = np.zeros(len(shapes.shape))
@@ -201,7 +203,7 @@ def candidates_of(
     workload: Workload,
     model: CostModel,
 ) -> Candidates:
-    """One candidate for each row range, in their order."""
+    """Returns one candidate for each row range, in their order."""
     uses = uses_of(ranges, features, workload)
     choices = [
         (

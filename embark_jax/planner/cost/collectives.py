@@ -1,7 +1,7 @@
-"""The collectives of a train step: what each carries, and how large its buffer is.
+"""The collectives of a train step: the contents and buffer size of each.
 
-A description of what ``embark_jax.embedding`` compiles to, in which the cost model
-counts; a test compares it with the compiled program, byte by byte. Buffers are those of
+This module describes what ``embark_jax.embedding`` compiles to. The cost model counts
+in it; a test compares it with the compiled program, byte by byte. Buffers are those of
 one device: of an all-to-all the parts for all devices, of an all-reduce the summed
 array, of an all-gather the gathered one. Slots are int32 whatever the type of the ids:
 64-bit ids become a device and a slot before they travel.
@@ -23,7 +23,8 @@ FLAG_BYTES = 1
 
 CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
 Reach = Literal["fleet", "node", "rail"]
-"""Between whom: all devices, those of a node, or those of equal rank of all nodes."""
+"""Devices of a collective: all, those of a node, or those of equal rank of all
+nodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Collective:
     """One collective of the step.
 
     Attributes:
-      kind: which.
-      phase: of the step, in which it runs.
-      carries: what.
-      fixed_bytes, sum_bytes, node_sum_bytes, id_bytes: its buffer has so many bytes,
-        and so many for each partial sum a sample of the device that makes the most, for
-        each of the node that makes the most, and for each id of the capacity.
-      reach: between which devices it is.
+      kind: kind of collective.
+      phase: phase of the step in which it runs.
+      carries: name of its contents.
+      fixed_bytes, sum_bytes, node_sum_bytes, id_bytes: size of its buffer: a fixed
+        part, and bytes for each partial sum a sample of the device that makes the most,
+        for each of the node that makes the most, and for each id of the capacity.
+      reach: devices that take part.
     """
 
     kind: CollectiveKind
@@ -58,11 +59,11 @@ def storage_collectives(
     row_wise: bool,
     wire: Wire,
 ) -> Iterator[Collective]:
-    """Those of a sharded storage.
+    """Yields the collectives of a sharded storage.
 
     Args:
       storage: its kind.
-      nodes, gpus_per_node: of the fleet.
+      nodes, gpus_per_node: size of the fleet.
       device_batch: samples of each device.
       row_wise: whether the optimizer needs mean squares of whole rows.
       wire: the formats in which rows and gradients travel.
@@ -120,16 +121,16 @@ def storage_collectives(
 def dense_collectives(
     parameters: int, arrays: int, sharded_storages: int, devices: int
 ) -> Iterator[Collective]:
-    """Those of the dense layers and of the step as a whole.
+    """Yields the collectives of the dense layers and of the step as a whole.
 
     Args:
-      parameters: float32, of all dense layers.
-      arrays: embeddings that they take, one a feature; their gradients are checked to
-        be finite.
-      sharded_storages: of which the step learns whether their capacities sufficed,
-        beside whether any id was out of range, and which rows of replicated tables
-        are touched (``replicated_collectives``): that is one collective.
-      devices: in the fleet.
+      parameters: number of float32 parameters of all dense layers.
+      arrays: number of embeddings that they take, one a feature; their gradients are
+        checked to be finite.
+      sharded_storages: number of storages whose capacities are checked. One collective
+        says whether they sufficed, whether any id was out of range, and which rows of
+        replicated tables are touched (``replicated_collectives``).
+      devices: number of devices in the fleet.
     """
     if devices == 1:
         return
@@ -142,33 +143,33 @@ def dense_collectives(
 
 
 def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
-    """Whether gradients of a replicated table are summed in a buffer of all its rows,
-    and not of those alone that the batch touches.
+    """Returns whether gradients of a replicated table are summed in a buffer of all its
+    rows, rather than of only those that the batch touches.
 
     Args:
-      rows: of the table.
-      batch_ids: that the global batch has for it, padding included.
+      rows: rows of the table.
+      batch_ids: ids that the global batch has for it, padding included.
     """
     return rows <= batch_ids
 
 
 def replicated_sums(wire: WireFormat) -> tuple[tuple[CollectiveKind, str], ...]:
-    """The collectives that sum gradients of replicated tables, and what they carry.
-    Those of one width share them."""
+    """Returns the collectives that sum gradients of replicated tables, and their
+    contents. Tables of one width share them."""
     if wire == "float32":
         return (("all_reduce", "row gradients"),)
     return ("all_to_all", "row gradients"), ("all_gather", "summed gradients")
 
 
 def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> int:
-    """Rows of the buffer in which gradients of a replicated table are summed; where
-    they are compressed, a multiple of the devices.
+    """Returns the rows of the buffer in which gradients of a replicated table are
+    summed; if they are compressed, a multiple of the devices.
 
     Args:
-      rows: of the table.
-      batch_ids: that the global batch has for it, padding included.
-      devices: in the fleet.
-      wire: the format in which they travel.
+      rows: rows of the table.
+      batch_ids: ids that the global batch has for it, padding included.
+      devices: number of devices in the fleet.
+      wire: format in which the gradients travel.
     """
     summed = min(rows, batch_ids)
     return summed if wire == "float32" else -(-summed // devices) * devices
@@ -177,15 +178,15 @@ def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> in
 def replicated_collectives(
     rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
 ) -> Iterator[Collective]:
-    """Those of a replicated table. Which rows are touched is told in the step's
-    all-reduce of capacities: by a flag for each row, or all ids, each in a place of its
-    own.
+    """Yields the collectives of a replicated table. The step's all-reduce of capacities
+    also says which rows are touched: by a flag for each row, or by all ids, each in an
+    element of its own.
 
     Args:
-      rows, width: of the table.
-      batch_ids: that the global batch has for it, padding included.
-      devices: in the fleet.
-      wire: the format in which gradients travel.
+      rows, width: size of the table.
+      batch_ids: ids that the global batch has for it, padding included.
+      devices: number of devices in the fleet.
+      wire: format in which the gradients travel.
     """
     if devices == 1:
         return

@@ -1,15 +1,15 @@
 """Bytes that a step takes in device memory, as its arrays are really allocated.
 
-A storage is as large on every device as on its fullest, with its optimizer state; so
-are the buffers of its exchange. What a step makes beside them is there at one of two
-times, and the larger of them counts:
+A storage, with its optimizer state, is as large on every device as on the fullest one;
+so are the buffers of its exchange. The other arrays that a step makes exist at one of
+two times, and the larger of them counts:
 
 - in backward of the dense layers: all that they kept of forward, and its gradients;
-  those of weights come late, and in the place of what they were made from;
+  gradients of weights come late, in the memory of what they were made from;
 - in the update: gradients of weights, and of rows of all storages, since none is
-  written before the whole step is known to be finite; and the buffers in which they, or
-  before them the rows, travelled, of all storages, since their exchanges may be under
-  way together.
+  written before the whole step is known to be finite; and the buffers of all storages
+  in which the gradients, or before them the rows, travelled, since their exchanges may
+  be under way together.
 
 The rest is held from the beginning of the step to its end.
 """
@@ -34,19 +34,19 @@ much if XLA_PYTHON_CLIENT_MEM_FRACTION says so
 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
 
 PLACE_VALUES = 4
-"""int32 values that a route holds for each place of an exchange: the bag, the group of
-places for the same row, and of that the slot and how to reach it."""
+"""int32 values that a route holds for each element of an exchange: the bag, the group
+of elements for the same row, and for that group its slot and how to reach it."""
 INDEX_BYTES = 28
-"""That the key index of a cached storage has for each slot: two ways of its directory,
-a key and a slot each; the slot's key, when it was last asked for, and how often."""
+"""Bytes of the key index of a cached storage for each slot: two ways of its directory,
+a key and a slot each; the slot's key, when it was last read, and how often."""
 ENTRY_VALUES = 2
-"""The same for each id that a device pools itself: the slot or place that it reads, and
-its group."""
+"""int32 values for each id that a device pools itself: the slot or element that it
+reads, and its group."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one device for a unit of each quantity of a storage."""
+    """Memory of one device, in bytes, for a unit of each quantity of a storage."""
 
     workload: Workload
 
@@ -66,28 +66,28 @@ class Memory:
 
     @property
     def activation_bytes(self) -> float:
-        """What dense layers keep of forward, and its gradients."""
+        """Values that dense layers keep of forward, and their gradients."""
         workload = self.workload
         sample_bytes = workload.dense.sample_bytes(workload.fleet)
         return sample_bytes * workload.device_batch
 
     @property
     def routed(self) -> int:
-        """Micro-batches whose routes are there at once."""
+        """Number of micro-batches whose routes exist at once."""
         workload = self.workload
         return workload.micro_batches * (2 if workload.overlap else 1)
 
     def row_bytes(self, width: Any) -> Any:
-        """Parameters and optimizer state of a row."""
+        """Returns the bytes of a row's parameters and optimizer state."""
         per_parameter, per_row = self.workload.state_values
         return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
 
     def slot_bytes(self, storage: StorageKind) -> float:
-        """A slot, and in a cached storage its part of the key index."""
+        """Returns the bytes of a slot, and in a cached storage of its key index."""
         return self.row_bytes(storage.width) + INDEX_BYTES * (storage.tier != "device")
 
     def id_bytes(self, storage: StorageKind) -> float:
-        """The route of a place of capacity for each device."""
+        """Returns the bytes of the route of one id of capacity for each device."""
         if storage.cluster == "dp":
             return 0.0
         asked = storage.split and self.workload.row_wise  # squares come back the way
@@ -95,9 +95,9 @@ class Memory:
         return self.routed * traffic.id_buffer_bytes(values, self.workload.devices)
 
     def everywhere_bytes(self, shapes: Shapes) -> np.ndarray:
-        """``[shapes]`` of each table, on every device: its ids, their bags' pooled rows
-        or the gradients of those; if rows are pooled here, how; and if it is
-        replicated, all of it, and the buffer that its gradients are summed in."""
+        """Returns ``[shapes]`` bytes of each table on every device: its ids; the pooled
+        rows of their bags or the gradients of those; if rows are pooled here, how; and
+        if it is replicated, the whole table and the buffer that sums its gradients."""
         workload = self.workload
         per_sample = shapes.hotness * (1 + shapes.weighted)
         if shapes.cluster != "rb":
@@ -116,8 +116,8 @@ class Memory:
         return held_bytes + table_bytes + gradient_bytes
 
     def sum_bytes(self, storage: StorageKind) -> float:
-        """Partial sums, or gradients of them, to send and received, of a partial
-        sum a sample."""
+        """Returns the bytes of a partial sum a sample, or of its gradients, both sent
+        and received."""
         if storage.cluster != "rb":
             return 0.0
         workload = self.workload
@@ -126,7 +126,7 @@ class Memory:
         )
 
     def node_sum_bytes(self, storage: StorageKind) -> float:
-        """The same of a node, where its devices add up theirs."""
+        """Returns the same for a node whose devices add up their partial sums."""
         if storage.cluster != "rb" or not storage.hierarchical:
             return 0.0
         workload = self.workload
@@ -135,20 +135,20 @@ class Memory:
         )
 
     def place_bytes(self, storage: StorageKind) -> float:
-        """Rows of UB, or their gradients, to send and received, of a place of capacity
-        for each device."""
+        """Returns the bytes of UB rows, or of their gradients, both sent and received,
+        for one id of capacity for each device."""
         if storage.cluster != "ub":
             return 0.0
         return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
 
     def shortage(self, needed_bytes: float, tables_bytes: float, forced: bool) -> str:
-        """What is short, by how much, where, and what would make it fit.
+        """Says what is short, by how much, where, and what would make it fit.
 
         Args:
-          needed_bytes: on each device, at least; where that would suffice, no plan was
-            found that does with it.
-          tables_bytes: of that, tables and their optimizer state.
-          forced: whether some placement is.
+          needed_bytes: bytes needed on each device, at least; if that many would
+            suffice, the search found no plan that needs no more.
+          tables_bytes: bytes of them for tables and their optimizer state.
+          forced: whether some placement is forced.
         """
         workload, limit_bytes = self.workload, self.limit_bytes
         fleet = workload.fleet

@@ -1,12 +1,12 @@
-"""Cost models: what the work of a step costs, in milliseconds.
+"""Cost models: the cost of a step's work, in milliseconds.
 
 A cost model is anything with the attributes of ``CostModel``. It prices
 
-- each storage (``StoragePrice``): a fixed part, and so much for a unit of each peak;
+- each storage (``StoragePrice``): a fixed part, and a price for a unit of each peak;
 - each shard, for the device that owns it (``owner_ms``), in three phases;
-- what every device does for a table, wherever its shards are (``everywhere_ms``).
+- the work of every device for a table, wherever its shards are (``everywhere_ms``).
 
-``objective.py`` makes the time of a step of these.
+``objective.py`` makes the time of a step from these prices.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ lie between its exchanges; the update of all follows the last exchange of a step
 
 @dataclasses.dataclass(frozen=True)
 class StoragePrice:
-    """What one storage costs a step.
+    """The cost of one storage to a step.
 
     Attributes:
-      fixed_ms: if any table lies in it.
-      sum_ms: for each partial sum a sample of the device that makes the most.
-      node_sum_ms: for each of the node that makes the most, its devices' added up.
-      id_ms: for each id that a device can send to another: the capacity.
+      fixed_ms: time if any table lies in it.
+      sum_ms: time for each partial sum a sample of the device that makes the most.
+      node_sum_ms: time for each partial sum a sample of the node that makes the most,
+        added up over its devices.
+      id_ms: time for each id that a device can send to another: the capacity.
     """
 
     fixed_ms: float = 0.0
@@ -54,25 +55,25 @@ class StoragePrice:
 
 
 class CostModel(Protocol):
-    """What objective and search need to know of costs; none may be negative."""
+    """The costs that objective and search need to know; none may be negative."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
-        """Those it can price."""
+        """Clusters that it can price."""
         ...
 
     def storage_price(self, storage: StorageKind) -> StoragePrice: ...
 
     def owner_ms(self, shapes: Shapes) -> np.ndarray:
-        """``[3, row shards]`` in ``OWNER_PHASES``, for the owner of one column shard of
-        each row shard."""
+        """Returns ``[3, row shards]`` time in ``OWNER_PHASES`` of the owner of one
+        column shard of each row shard."""
         ...
 
     def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
-        """``[shapes]`` for every device alike."""
+        """Returns ``[shapes]`` time of every device alike."""
         ...
 
 
@@ -81,7 +82,7 @@ class ProgramModel:
     """Prices what the compiled train step really moves, padding included.
 
     Attributes:
-      workload: what is planned for.
+      workload: circumstances of the plan.
     """
 
     workload: Workload
@@ -92,7 +93,8 @@ class ProgramModel:
         return ("dp", "rb", "ub")
 
     def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
-        """What the exchanges of a storage ask of every device, for a unit of each."""
+        """Yields the work of every device in a storage's exchanges, for a unit of
+        each."""
         workload = self.workload
         if storage.cluster == "dp":
             for kind, carries in replicated_sums(workload.wire.gradients):
@@ -116,7 +118,7 @@ class ProgramModel:
                 yield "node_sum", self._moved(each, each.node_sum_bytes)
             if each.id_bytes:
                 yield "id", self._moved(each, each.id_bytes)
-        # A place of capacity for each device: what arrives is grouped by row.
+        # One id of capacity for each device: what arrives is grouped by row.
         places = workload.devices
         yield "id", Work("sort", "received slots", _grouping_bytes(places))
         if storage.cluster == "rb":
@@ -125,11 +127,11 @@ class ProgramModel:
         place_bytes = traffic.rows_bytes(places, storage.width)
         if storage.cluster == "ub":
             yield "id", Work("lookup", "rows", place_bytes)
-        if workload.row_wise:  # of row gradients, with those that are unused
+        if workload.row_wise:  # squares of row gradients, unused ones included
             yield "id", Work("gradients", "squares", place_bytes)
 
     def owner_work(self, shapes: Shapes) -> Iterator[Work]:
-        """What shapes ask of the owners of their row shards, in each column shard."""
+        """Yields the work of the owners of row shards, in each column shard."""
         row_bytes = traffic.rows_bytes(1, shapes.width)[shapes.shape]
         if shapes.cluster == "rb":  # owners pool
             yield Work("lookup", "rows", row_bytes * shapes.batch_ids)
@@ -145,7 +147,7 @@ class ProgramModel:
         )
 
     def everywhere_work(self, shapes: Shapes) -> Iterator[Work]:
-        """What shapes ask of every device, wherever their shards are."""
+        """Yields the work of every device, wherever the shards are."""
         workload = self.workload
         ids = workload.device_batch * shapes.hotness
         bags = workload.device_batch * shapes.bags
@@ -169,7 +171,7 @@ class ProgramModel:
     def _replicated_work(self, shapes: Shapes, ids: np.ndarray) -> Iterator[Work]:
         workload = self.workload
         batch_ids = workload.batch_size * shapes.hotness
-        # The collectives of each, as arrays: the same work of all shapes together.
+        # Collectives of one kind carry the work of all shapes together, as arrays.
         moved: dict[tuple, np.ndarray] = {}
         each = zip(shapes.rows, shapes.dim, batch_ids, strict=True)
         for i, (rows, dim, of_batch) in enumerate(each):
@@ -207,13 +209,13 @@ class ProgramModel:
         return sum((self.work_ms(work) for work in works), np.zeros(len(shapes)))
 
     def work_ms(self, work: Work) -> Any:
-        """Memory, links and latency one after the other."""
+        """Returns the time of memory, links and latency, one after the other."""
         rates = Rates(self.workload.fleet)
         link_ms = rates.links_ms(self.link_bytes(work))
         return rates.memory_ms(work.memory_bytes) + link_ms + work.latency_ms
 
     def link_bytes(self, work: Work) -> traffic.LinkBytes:
-        """What a device sends."""
+        """Returns the bytes that a device sends."""
         if work.collective is None:
             return traffic.LinkBytes(0.0, 0.0)
         fleet = self.workload.fleet
@@ -255,19 +257,20 @@ class ProgramModel:
 
 
 def _grouping_bytes(ids: Any) -> Any:
-    """In memory, of sorting ids by row and finding where the rows begin."""
+    """Returns the bytes in memory of sorting ids by row and finding where rows
+    begin."""
     return traffic.sort_bytes(ids) + traffic.index_bytes(ids, traffic.GROUP_VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbarkModel:
-    """The cost that EMBark's released planner searches with, for RB shards alone.
+    """The cost that EMBark's released planner searches with, for RB shards only.
 
     ``W · B · Σ hotness · width / row shards + R · B · Σ width`` over the shards of a
-    device, B the global batch; between nodes the first is divided by 8, the second
-    multiplied by 1.5 / 8 (HugeCTR, ``benchmarks/embedding_collection``). W and R weigh
-    bytes of memory and of links against each other; a weighted byte is taken to last as
-    long as one of device memory. No skew, ids, latency or padding.
+    device, where B is the global batch; between nodes the first term is divided by 8,
+    the second multiplied by 1.5 / 8 (HugeCTR, ``benchmarks/embedding_collection``). W
+    and R weigh bytes of memory and of links against each other; a weighted byte takes
+    as long as one of device memory. Skew, ids, latency and padding are left out.
     """
 
     workload: Workload

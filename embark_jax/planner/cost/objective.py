@@ -1,4 +1,4 @@
-"""The objective: the time and the memory of a plan, of what its devices hold.
+"""The objective: the time and memory of a plan, from the loads of its devices.
 
 Phases of a step run one after the other, with an exchange as a barrier after each: a
 phase ends when its fullest device is done. So a plan costs ::
@@ -8,14 +8,14 @@ phase ends when its fullest device is done. So a plan costs ::
     + sum over peaks and storages of price × peak
     + the longest update of any device
 
-in which a *peak* is the largest load of any device in a storage: of partial sums, ids,
-and owners' time in lookup and gradients. Time in the update is added up over storages
+A *peak* is the largest load of any device in a storage: of partial sums, ids, and
+owners' time in lookup and gradients. Time in the update is added up over storages
 first: all are updated between the last exchange of a step and the first of the next.
-Nothing is taken to overlap, in whatever order the program runs the storages, so that a
-step takes no longer than that; the dense layers are not in it.
+The objective counts no overlap, in whatever order the program runs the storages, so
+that a step takes no longer than that; the dense layers are not in it.
 
 Search, bound, report and simulator ask this module; a few lines in
-``tests/planner/scalar_objective.py`` compute the same one shard at a time.
+``tests/planner/scalar_objective.py`` compute the same cost one shard at a time.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ partial sums of the fullest node."""
 
 
 class Loads:
-    """What the shards on each device add up to, with tables added and removed.
+    """The loads of the shards on each device; tables can be added and removed.
 
     Attributes:
-      own: ``[7, storages, devices]`` by the kinds of ``candidates``.
-      node_sums: ``[storages, nodes]`` partial sums of nodes, where they are added up.
-      tables: ``[storages]`` tables in each.
-      everywhere_ms, everywhere_bytes: of every device alike.
+      own: ``[7, storages, devices]`` loads by the kinds in ``candidates``.
+      node_sums: ``[storages, nodes]`` partial sums of nodes, if they are added up
+        there.
+      tables: ``[storages]`` number of tables in each.
+      everywhere_ms, everywhere_bytes: time and memory of every device alike.
     """
 
     def __init__(self, candidates: Candidates, workload: Workload):
@@ -89,15 +90,15 @@ class Loads:
             self.node_sums[s] += times * self.of_nodes(candidate, owners)
 
     def of_nodes(self, candidate: int, owners: np.ndarray) -> np.ndarray:
-        """``[nodes]`` partial sums of a table whose shards lie on ``owners``: one for
-        each column shard of which a node has a row shard."""
+        """Returns ``[nodes]`` partial sums of a table whose shards lie on ``owners``:
+        one for each column shard of which a node has a row shard."""
         columns = int(self.candidates.column_shards[candidate])
         held = np.zeros((self.node_sums.shape[1], columns), bool)
         held[owners // self.gpus_per_node, np.arange(len(owners)) % columns] = True
         return self.candidates.shard_loads(candidate)[SUMS].max() * held.sum(axis=1)
 
     def copy(self) -> Loads:
-        """Loads of their own, equal to these."""
+        """Returns independent loads that are equal to these."""
         other = copy.copy(self)
         for name in ("own", "node_sums", "tables"):
             setattr(other, name, getattr(self, name).copy())
@@ -105,7 +106,7 @@ class Loads:
 
     @property
     def update_ms(self) -> np.ndarray:
-        """``[devices]`` time in the update."""
+        """Returns ``[devices]`` time in the update."""
         return self.own[UPDATE_MS].sum(axis=0)
 
 
@@ -113,11 +114,11 @@ class Objective:
     """Prices plans.
 
     Attributes:
-      storages: all that a plan may have.
-      fixed_ms: ``[storages]`` of one that is used.
-      prices: ``[peaks, storages]`` ms of a unit of each peak.
-      held_bytes: ``[peaks, storages]`` memory that a unit takes all the time.
-      update_bytes: the same in the update alone.
+      storages: all storages that a plan may have.
+      fixed_ms: ``[storages]`` fixed time of each, if it is used.
+      prices: ``[peaks, storages]`` ms for a unit of each peak.
+      held_bytes: ``[peaks, storages]`` bytes that a unit takes all the time.
+      update_bytes: ``[peaks, storages]`` bytes that it takes in the update only.
     """
 
     def __init__(
@@ -156,15 +157,15 @@ class Objective:
         )
 
     def capacities(self, certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
-        """The capacity for so many ids, elementwise."""
-        # Tables that were removed again leave rounding errors below zero.
+        """Returns the capacity for these ids, elementwise."""
+        # Tables that were removed leave rounding errors below zero.
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
     def counted(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
-        """``[6, ...]`` what has a price of ``[7, ...]`` loads: in the order of peaks
-        partial sums, capacity, rows, ms of lookup and of gradients, and last the ms of
-        the update. With ``at_least`` without what chance adds to a capacity, so that
-        the parts of a sum add up."""
+        """Returns ``[6, ...]`` amounts that have a price, from ``[7, ...]`` loads: in
+        the order of peaks partial sums, capacity, rows, ms of lookup and of gradients,
+        and last the ms of the update. ``at_least`` leaves out what chance adds to a
+        capacity, so that the parts of a sum add up."""
         found = np.empty((6, *own.shape[1:]))
         found[PEAK_SUMS], found[PEAK_ROWS] = own[SUMS], own[ROWS]
         found[PEAK_IDS] = (
@@ -177,12 +178,12 @@ class Objective:
         return found
 
     def peaks(self, loads: Loads) -> np.ndarray:
-        """``[peaks, storages]`` of the fullest devices."""
+        """Returns ``[peaks, storages]`` loads of the fullest devices."""
         own = self.counted(loads.own)[:PEAK_NODE].max(axis=2)
         return np.concatenate([own, loads.node_sums.max(axis=1)[None]])
 
     def step_ms(self, loads: Loads) -> float:
-        """What a step takes at most."""
+        """Returns the longest time that a step takes."""
         return float(
             loads.everywhere_ms
             + self.fixed_ms @ (loads.tables > 0)
@@ -191,14 +192,14 @@ class Objective:
         )
 
     def device_ms(self, loads: Loads) -> np.ndarray:
-        """``[devices]`` how long each is busy; in the rest of a step it waits."""
+        """Returns ``[devices]`` busy time of each; in the rest of a step it waits."""
         peaks = self.peaks(loads)
         waits_ms = peaks[[PEAK_LOOKUP, PEAK_GRADIENTS]].sum() + loads.update_ms.max()
         own_ms = loads.own[[LOOKUP_MS, GRADIENTS_MS, UPDATE_MS]].sum(axis=(0, 1))
         return self.step_ms(loads) - waits_ms + own_ms
 
     def unit_bytes(self, loads: Loads) -> np.ndarray:
-        """``[peaks, storages]`` memory that one more unit of each peak takes."""
+        """Returns ``[peaks, storages]`` bytes that one more unit of each peak takes."""
         peaks, found = self.peaks(loads), self.held_bytes + self.update_bytes
         fewer_places = peaks[PEAK_IDS] * self.devices < peaks[PEAK_ROWS]
         gradient_bytes = self.row_gradient_bytes
@@ -207,13 +208,14 @@ class Objective:
         return found
 
     def bytes(self, loads: Loads) -> float:
-        """Allocated on every device, at the fuller of two times (``memory.py``)."""
+        """Returns the bytes on every device, at the fuller of two times
+        (``memory.py``)."""
         peaks = self.peaks(loads)
         held = (self.held_bytes * peaks).sum() + loads.everywhere_bytes
         places, rows = peaks[PEAK_IDS] * self.devices, peaks[PEAK_ROWS]
         touched = np.minimum(places, rows)
         batches = self.workload.micro_batches
-        if batches > 1:  # of one, and the sum over all
+        if batches > 1:  # gradients of one, and the sum over all
             touched = touched + np.minimum(batches * places, rows)
         update = (self.update_bytes * peaks).sum() + self.row_gradient_bytes @ touched
         times = self.fixed_bytes + np.array([0.0, update])

@@ -1,7 +1,7 @@
-"""A step, phase by phase: what each asks of each device by the program's cost model.
+"""The phases of a step: the work of each device in each, by the program's cost model.
 
-The same terms as in the objective, before they are added up: a timeline can be made of
-them, or a table of where the time goes.
+The terms are those of the objective, before they are added up: a timeline can be made
+of them, or a table of where the time goes.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ PHASES = (
     *("sort", "id exchange", "lookup", "row exchange"),
     *("gradients", "gradient exchange", "square exchange", "update"),
 )
-"""In the order of the step."""
+"""Names of the phases, in the order of the step."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Phase:
-    """What one part of the step asks of the devices, for one storage.
+    """The work of the devices in one part of the step, for one storage.
 
     Attributes:
-      name: of the phase, such as "id exchange"; several parts may share it.
-      what: is moved.
-      storage: for which.
-      collective: that carries it, if it travels.
-      reach: between which devices.
-      buffer_bytes: of that collective, the same on every device.
-      memory_bytes, node_link_bytes, network_bytes: ``[devices]`` that each moves in its
-        memory, sends inside its node and to other nodes.
-      latency_ms: of the collective, whatever its size.
+      name: name of the phase, such as "id exchange"; several parts may share it.
+      what: name of what is moved.
+      storage: the storage.
+      collective: collective that carries it; None if it does not travel.
+      reach: devices that take part in the collective.
+      buffer_bytes: size of its buffer, the same on every device.
+      memory_bytes, node_link_bytes, network_bytes: ``[devices]`` bytes that each moves
+        in its memory, sends inside its node and sends to other nodes.
+      latency_ms: latency of the collective, whatever its size.
       device_ms: ``[devices]`` time of all that, one after the other.
     """
 
@@ -65,16 +65,16 @@ def phases(
     model: ProgramModel,
     capacities: Mapping[str, int] | None = None,
 ) -> tuple[Phase, ...]:
-    """The phases of a step with ``placements``.
+    """Returns the phases of a step with ``placements``.
 
     Args:
       placements, features, workload, model: as for ``predict``.
-      capacities: of a plan, by storage name, for exchanges of that size; None takes
-        those of the prediction.
+      capacities: capacities of a plan by storage name, for exchanges of that size; None
+        takes those of the prediction.
 
     Returns:
-      In no particular order. ``critical_ms`` of them, with the prediction's capacities,
-      sums to the predicted time of the step.
+      Parts in no particular order. Their ``critical_ms``, with the prediction's
+      capacities, sums to the predicted time of the step.
     """
     priced = price(placements, features, workload, model)
     peaks = priced.objective.peaks(priced.loads)
@@ -114,11 +114,11 @@ def phases(
 
 
 def critical_ms(parts: Sequence[Phase]) -> dict[str, float]:
-    """By phase, in the order of the step, how long it lasts: until its fullest device
-    is done, storage by storage, or in the update of all storages together."""
+    """Returns how long each phase lasts, in the order of the step: until its fullest
+    device is done, storage by storage, or in the update of all storages together."""
     total_ms: dict[tuple[str, StorageKind | None], np.ndarray] = {}
     for part in parts:
-        # Between exchanges, what differs between devices ends when the fullest is done.
+        # Between exchanges, uneven work ends when the fullest device is done.
         key = part.name, part.storage if part.name != "update" else None
         total_ms[key] = total_ms.get(key, 0.0) + part.device_ms
     found = dict.fromkeys((*PHASES, *(part.name for part in parts)), 0.0)
@@ -130,7 +130,8 @@ def critical_ms(parts: Sequence[Phase]) -> dict[str, float]:
 def _phase(
     model: ProgramModel, storage: StorageKind, work: Work, times: np.ndarray
 ) -> Phase:
-    """``times`` units of work on each device."""
+    """Returns the part of the step in which each device does ``times`` units of
+    work."""
     sent = model.link_bytes(work)
     memory_bytes, buffer_bytes, link_bytes, network_bytes, ms = (
         float(np.sum(each))

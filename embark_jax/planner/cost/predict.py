@@ -1,4 +1,4 @@
-"""The cost of a plan by a cost model, whoever made the plan."""
+"""The cost of a plan by a cost model, whatever made the plan."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from embark_jax.tables import FeatureSpec
 
 
 class Priced(NamedTuple):
-    """A plan as the objective sees it: candidate i is that of row range i, with its
-    ``owners[i]``."""
+    """A plan as the objective sees it: candidate i is for row range i, with its owners
+    in ``owners[i]``."""
 
     candidates: Candidates
     owners: list[np.ndarray]
@@ -38,16 +38,16 @@ def predict(
     workload: Workload,
     model: CostModel,
 ) -> Prediction:
-    """What ``placements`` cost by ``model``; nothing is searched.
+    """Predicts the cost of ``placements`` by ``model``, without a search.
 
     Args:
-      placements: of all tables.
-      features: of the model.
-      workload: fleet, batch, skew and optimizer.
-      model: of the same workload.
+      placements: placements of all tables.
+      features: features of the model.
+      workload: circumstances of the plan: fleet, batch, skew and optimizer.
+      model: cost model of the same workload.
 
     Returns:
-      With a lower bound of zero: how near the optimum they are is not known.
+      A prediction with a lower bound of zero: its distance from the optimum is unknown.
 
     Raises:
       ValueError: if a placement is impossible on the fleet.
@@ -68,7 +68,7 @@ def price(
     workload: Workload,
     model: CostModel,
 ) -> Priced:
-    """The loads of ``placements``, with what prices them."""
+    """Returns the loads of ``placements``, with what prices them."""
     problems = [p for each in placements for p in each.problems(workload.devices)]
     if problems:
         raise ValueError("; ".join(problems))
@@ -88,12 +88,13 @@ def capacities(
     features: Sequence[FeatureSpec],
     workload: Workload,
 ) -> dict[str, int]:
-    """Ids that one device may send to one other in a step, for each sharded storage.
+    """Returns the ids that one device may send to one other in a step, for each sharded
+    storage.
 
     Args:
-      placements: of all tables.
-      features: of the model.
-      workload: fleet, batch, skew and slack.
+      placements: placements of all tables.
+      features: features of the model.
+      workload: circumstances of the plan: fleet, batch, skew and slack.
     """
     priced = price(placements, features, workload, ProgramModel(workload))
     own, objective = priced.loads.own, priced.objective

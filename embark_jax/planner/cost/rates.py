@@ -1,4 +1,4 @@
-"""How long a fleet takes to move bytes."""
+"""Rates: the time in which a fleet moves bytes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from embark_jax.planner.cost.traffic import LinkBytes
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """From bytes of one device to milliseconds.
+    """Converts bytes of one device to milliseconds.
 
     Attributes:
-      fleet: the machines, with what they achieve.
+      fleet: the machines, with their efficiency.
     """
 
     fleet: Fleet
 
     def memory_ms(self, moved_bytes, kernels: int = 0):
-        """The time of kernels that read and write so many bytes of device memory in
-        all."""
+        """Returns the time of kernels that together read and write these bytes of
+        device memory."""
         efficiency = self.fleet.efficiency
         rate = self.fleet.device.memory_bytes_per_s * efficiency.memory
         return 1e3 * moved_bytes / rate + kernels * efficiency.kernel_us / 1e3
 
     def links_ms(self, sent: LinkBytes, latency_us: float = 0.0):
-        """The time of a collective; both kinds of links work at once."""
+        """Returns the time of a collective; both kinds of links work at once."""
         device = self.fleet.device
         seconds = np.maximum(
             sent.node_link / device.node_link_bytes_per_s,
@@ -50,13 +50,13 @@ class Rates:
 
     @property
     def node_exchange_us(self) -> float:
-        """The same of an all-to-all inside each node."""
+        """Latency of an all-to-all inside each node."""
         efficiency = self.fleet.efficiency
         return efficiency.launch_us + efficiency.node_hop_us
 
     @property
     def rail_exchange_us(self) -> float:
-        """The same between the devices of equal rank of all nodes."""
+        """Latency of an all-to-all between the devices of equal rank of all nodes."""
         return self._network_us(self.fleet.nodes - 1)
 
     def _network_us(self, messages: int) -> float:

@@ -1,9 +1,9 @@
 """Shapes of tables as arrays, and the ids and rows that fall on their row shards.
 
 A *shape* is a cluster, a split and an exchange of a table, before it has owners. All
-shapes of one ``Shapes`` share cluster and exchange. What differs between the row shards
-of a shape is in *flat* arrays, the row shards of one shape after those of the other:
-for 2 and 3 row shards ``[a0, a1, b0, b1, b2]``.
+shapes of one ``Shapes`` share cluster and exchange. Values that differ between the row
+shards of a shape are in *flat* arrays, shape by shape: for 2 and 3 row shards ``[a0,
+a1, b0, b1, b2]``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Shapes:
     """Shapes of one cluster and one exchange.
 
     Attributes:
-      workload: what is planned for.
-      uses: of the tables.
-      cluster, exchange: of all shapes.
-      table: ``[shapes]`` whose shape it is, a number in ``uses``.
-      row_shards, column_shards: ``[shapes]``.
+      workload: circumstances of the plan.
+      uses: the use of each table.
+      cluster, exchange: those of all shapes.
+      table: ``[shapes]`` table of each, a number in ``uses``.
+      row_shards, column_shards: ``[shapes]`` number of each.
     """
 
     workload: Workload
@@ -55,7 +55,7 @@ class Shapes:
         column_shards: int = 1,
         exchange: Exchange = "flat",
     ) -> Shapes:
-        """A single shape."""
+        """Returns a single shape."""
         arrays = np.array([[0], [row_shards], [column_shards]])
         return cls(workload, [use], cluster, exchange, *arrays)
 
@@ -95,7 +95,7 @@ class Shapes:
 
     @functools.cached_property
     def storages(self) -> list[StorageKind]:
-        """``[shapes]`` where each would lie."""
+        """Returns ``[shapes]`` the storage that each would lie in."""
         uses = [
             (use.dim, use.weighted, use.tier, use.evict, use.dynamic)
             for use in self.uses
@@ -113,34 +113,35 @@ class Shapes:
             found.append(known[key])
         return found
 
-    # Flat arrays, one entry a row shard.
+    # Flat arrays, one element for each row shard.
 
     @functools.cached_property
     def shape(self) -> np.ndarray:
-        """Which shape each row shard is of."""
+        """Number of the shape of each row shard."""
         return np.repeat(np.arange(len(self)), self.row_shards)
 
     @functools.cached_property
     def row_shard(self) -> np.ndarray:
-        """The number of each in its shape."""
+        """Number of each row shard in its shape."""
         first = np.cumsum(self.row_shards) - self.row_shards
         return np.arange(self.row_shards.sum()) - first[self.shape]
 
     @functools.cached_property
     def shard_rows(self) -> np.ndarray:
-        """Rows that each holds: in turn."""
+        """Rows of each row shard: they go round robin."""
         row_shards = self.row_shards[self.shape]
         return (self.rows[self.shape] - self.row_shard + row_shards - 1) // row_shards
 
     @functools.cached_property
     def shard_slots(self) -> np.ndarray:
-        """Slots that each takes: one a row, or a share of a cached table's."""
+        """Slots of each row shard: one a row, or its share of a cached table's
+        slots."""
         slots = np.array([use.slots or use.rows for use in self.uses])[self.table]
         return np.minimum(self.shard_rows, -(-slots // self.row_shards)[self.shape])
 
     @functools.cached_property
     def shares(self) -> np.ndarray:
-        """Share of its table's ids that fall on each."""
+        """Share of its table's ids that fall on each row shard."""
         pairs = list(zip(self.table.tolist(), self.row_shards.tolist(), strict=True))
         known: dict[tuple[int, int], np.ndarray] = {}
         for table, shards in dict.fromkeys(pairs):  # table by table: skews keep some
@@ -150,8 +151,8 @@ class Shapes:
 
     @functools.cached_property
     def sent_ids(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(certain, expected)`` ids that a device sends to each: what cannot be
-        exceeded, where slack would go beyond it, or else the expectation."""
+        """``(certain, expected)`` ids that a device sends to each row shard: the most
+        that are possible, where slack would go beyond them, or else the expectation."""
         most = self.workload.device_batch * self.hotness[self.shape].astype(float)
         if self.cluster == "ub":
             most = np.minimum(most, self.shard_rows)
@@ -161,8 +162,8 @@ class Shapes:
 
     @functools.cached_property
     def likely_ids(self) -> np.ndarray:
-        """Ids that a device may be expected to send to each: in RB every id, in UB
-        every id once."""
+        """Ids that a device is expected to send to each row shard: in RB every id, in
+        UB every unique id."""
         likely = (self.workload.device_batch * self._ids)[self.shape] * self.shares
         if self.cluster == "ub":
             unique = self.expected_unique(self.workload.device_batch) / self.row_shards
@@ -171,13 +172,13 @@ class Shapes:
 
     @functools.cached_property
     def batch_ids(self) -> np.ndarray:
-        """Ids of the whole batch that fall on each."""
+        """Ids of the whole batch that fall on each row shard."""
         return (self.workload.batch_size * self._ids)[self.shape] * self.shares
 
     @functools.cached_property
     def batch_unique(self) -> np.ndarray:
-        """Rows of each that the whole batch touches: as many as it has rows, since rows
-        that go in turn are touched evenly but for the hottest few."""
+        """Rows of each row shard that the whole batch touches: in proportion to its
+        rows, since round robin spreads touched rows evenly except the hottest few."""
         unique = self.expected_unique(self.workload.batch_size) / self.rows
         return unique[self.shape] * self.shard_rows
 
@@ -187,7 +188,7 @@ class Shapes:
         return self.hotness * self.filled
 
     def expected_unique(self, samples: int) -> np.ndarray:
-        """``[shapes]`` different rows to expect in so many samples."""
+        """Returns ``[shapes]`` expected number of unique rows in these samples."""
         of_table = np.zeros(len(self.uses))
         for i in np.unique(self.table):
             use = self.uses[i]
@@ -199,7 +200,7 @@ class Shapes:
 def uses_of(
     ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
 ) -> list[TableUse]:
-    """What ``features`` ask of each row range."""
+    """Returns the use of each row range by ``features``."""
     uses = table_uses([rows.table for rows in ranges], features, workload)
     pairs = zip(uses, ranges, strict=True)
     return [
@@ -210,7 +211,7 @@ def uses_of(
 def shapes_of(
     ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
 ) -> list[Shapes]:
-    """The shape of each row range, by itself."""
+    """Returns the shape of each row range, on its own."""
     uses = uses_of(ranges, features, workload)
     return [
         Shapes.one(

@@ -1,8 +1,8 @@
 """Bytes that one step moves, term by term: over the links, and in device memory.
 
-All are those of one device. The names say of what: ``batch`` is the device's own share
-of the global batch, ``width`` the columns of a shard. Every value is 4 bytes, ids as
-well as float32 parameters; rows and gradients may be less on the wire.
+All are bytes of one device. ``batch`` is the device's own share of the global batch,
+``width`` the columns of a shard. Every value is 4 bytes, ids as well as float32
+parameters; rows and gradients may take fewer bytes on the wire.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from embark_jax.planner.request.wire import (
 
 VALUE_BYTES = 4
 Numbers: TypeAlias = Any
-"""A number or a NumPy array of them: the formulas are for both."""
+"""A number or a NumPy array of numbers: the formulas are for both."""
 
 NARROW_KEY_BYTES, WIDE_KEY_BYTES = 4, 8
-"""Of a key packed with a position. A least-significant-digit radix sort reads and
-writes its keys once a digit of eight bits (https://arxiv.org/abs/2206.01784): as often
-as a key has bytes."""
+"""Bytes of a key packed with a position. A least-significant-digit radix sort reads and
+writes its keys once for each digit of eight bits (https://arxiv.org/abs/2206.01784): as
+often as a key has bytes."""
 
 BUCKET_VALUES = 5
-"""32-bit values read and written for each id beside its sort by owner
+"""32-bit values read and written for each id around its sort by owner
 (``bucket_by_owner``): the id; its owner and slot, written and read."""
 UNIQUE_VALUES = 13
-"""The same where ids are made unique (``unique_by_owner``): also the rank, the unique
-key of two words, the order, the first entry, the owner in that order, the rank again,
-and the place of an entry."""
+"""32-bit values for each id where ids are made unique (``unique_by_owner``): also the
+rank, the unique key of two words, the order, the first occurrence, the owner in that
+order, the rank again, and the element of an id."""
 GROUP_VALUES = 8
-"""The same of grouping by row (``group_rows``): the row; its run, its group, the order,
-the offsets, the row of a group, and the group of an entry, in that order."""
+"""32-bit values for each id that is grouped by row (``group_rows``): the row; its run
+of equal rows, its group, the order, the offsets, the row of a group, and the group of
+an id, in that order."""
 
 UNPACKED_VALUES = 4
-"""The same of the slots and bags that arrive in RB, packed: each is written, and read
-where it is pooled."""
+"""32-bit values for each slot and bag that arrive in RB, packed: each is written, and
+read where it is pooled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +55,10 @@ class LinkBytes:
 def all_to_all_bytes(
     buffer_bytes: Numbers, nodes: int, gpus_per_node: int
 ) -> LinkBytes:
-    """An exchange of a buffer with an equal part for every device.
+    """Returns the bytes of exchanging a buffer with an equal part for every device.
 
-    A stage of a hierarchical exchange is one on a single node, or on nodes of a single
-    GPU.
+    A stage of a hierarchical exchange counts as an exchange on a single node, or on
+    nodes of a single GPU.
     """
     devices = nodes * gpus_per_node
     return LinkBytes(
@@ -69,8 +70,8 @@ def all_to_all_bytes(
 def all_reduce_bytes(
     buffer_bytes: Numbers, nodes: int, gpus_per_node: int
 ) -> LinkBytes:
-    """A sum over all devices: reduce-scatter, then all-gather, in rings that cross
-    between nodes at every GPU's own network port
+    """Returns the bytes of a sum over all devices: reduce-scatter, then all-gather, in
+    rings that cross between nodes at every GPU's own network port
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)."""
     devices = nodes * gpus_per_node
     if gpus_per_node == 1:
@@ -84,78 +85,80 @@ def all_reduce_bytes(
 def all_gather_bytes(
     buffer_bytes: Numbers, nodes: int, gpus_per_node: int
 ) -> LinkBytes:
-    """Everybody's parts to all devices, in the same rings, once around.
+    """Returns the bytes of sending all parts to all devices, in the same rings, once
+    around.
 
     Args:
-      buffer_bytes: of what is gathered, all parts.
+      buffer_bytes: size of the gathered buffer, all parts.
     """
     reduced = all_reduce_bytes(buffer_bytes, nodes, gpus_per_node)
     return LinkBytes(reduced.node_link / 2, reduced.network / 2)
 
 
 def id_buffer_bytes(values_per_id: int, devices: int) -> float:
-    """Bytes of the buffer of an exchange of so many 32-bit values for each id, a place
-    of capacity."""
+    """Returns the buffer bytes of an exchange of these 32-bit values for each id, for
+    one id of capacity."""
     return VALUE_BYTES * values_per_id * devices
 
 
 def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
-    """Bytes of the buffer of the exchange of ids in RB, a place of capacity: slot, bag
-    and weight."""
+    """Returns the buffer bytes of RB's exchange of ids, for one id of capacity: slot,
+    bag and weight."""
     return float(pooled_id_bytes(weighted) * devices)
 
 
 def block_buffer_bytes(batch: int, devices: int) -> float:
-    """The same, a partial sum: where each block of its bags ends among the ids."""
+    """Returns the same for a partial sum: where each block of its bags ends among
+    ids."""
     return float(SLOT_BYTES * sum_blocks(batch) * devices)
 
 
 def sum_buffer_bytes(
     width: int, batch: int, devices: int, wire: WireFormat = "float32"
 ) -> float:
-    """Bytes of the buffer of the exchange of partial sums in RB: one of every sample of
-    every device. Their gradients come back in as large a buffer."""
+    """Returns the buffer bytes of RB's exchange of partial sums: one for every sample
+    of every device. Their gradients come back in a buffer of the same size."""
     return row_bytes(width, wire) * batch * devices
 
 
 def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
-    """Bytes of the buffer of the exchange of unique rows in UB, a place of capacity;
-    gradients alike. A ragged exchange has these buffers too, but sends what is filled
-    of them alone."""
+    """Returns the buffer bytes of UB's exchange of unique rows, or of their gradients,
+    for one id of capacity. A ragged exchange has these buffers too, but sends only
+    their filled part."""
     return row_bytes(width, wire) * devices
 
 
 def buffer_memory_bytes(buffer_bytes: Numbers) -> Numbers:
-    """In memory, of one exchange: written and sent, received and read."""
+    """Returns the memory bytes of one exchange: written and sent, received and read."""
     return 4 * buffer_bytes
 
 
 def rows_bytes(rows: Numbers, width: Numbers) -> Numbers:
-    """In memory, of reading or writing so many rows, sums or gradients once."""
+    """Returns the memory bytes of reading or writing rows, sums or gradients once."""
     return VALUE_BYTES * rows * width
 
 
 def update_rows_bytes(
     rows: Numbers, width: Numbers, values_per_parameter: int, values_per_row: int
 ) -> Numbers:
-    """In memory, of reading the gradients of rows, and of reading and writing the rows
-    with their optimizer state."""
+    """Returns the memory bytes of reading the gradients of rows, and of reading and
+    writing the rows with their optimizer state."""
     values = width * (1 + values_per_parameter) + values_per_row
     return VALUE_BYTES * rows * (width + 2 * values)
 
 
 def sort_bytes(keys: Numbers, key_bytes: int = WIDE_KEY_BYTES) -> Numbers:
-    """In memory, of sorting packed keys; one more pass counts the digits."""
+    """Returns the memory bytes of sorting packed keys; one more pass counts digits."""
     return key_bytes * keys * (2 * key_bytes + 1)
 
 
 def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
-    """In memory, of reading and writing so many 32-bit values for each id, around a
-    sort."""
+    """Returns the memory bytes of reading and writing these 32-bit values for each id,
+    around a sort."""
     return VALUE_BYTES * ids * values_per_id
 
 
 def replicated_gradient_bytes(rows: Numbers, width: Numbers) -> Numbers:
-    """Bytes of the buffer in which DP sums row gradients over all devices, with a flag
-    a row that says whether it was touched."""
+    """Returns the bytes of the buffer in which DP sums row gradients over all devices,
+    with a flag for each row that says whether it was touched."""
     return VALUE_BYTES * rows * (width + 1)

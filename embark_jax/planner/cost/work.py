@@ -1,4 +1,4 @@
-"""Work: what a part of the step asks of a device, before any hardware is named."""
+"""Work: what a part of the step needs from a device, before hardware is chosen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from embark_jax.planner.cost.collectives import CollectiveKind, Reach
 
 Unit = Literal["storage", "sum", "node_sum", "id"]
-"""What work of a storage is counted by: once if any table lies in it; for each partial
-sum a sample that the fullest device, or node, makes; for each id of its capacity."""
+"""Unit of a storage's work: once if any table lies in it; each partial sum a sample
+that the fullest device, or node, makes; each id of its capacity."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Work:
     """One kind of work of a phase of the step.
 
     Attributes:
-      phase: of the step.
-      what: is moved.
-      memory_bytes: read and written in device memory; ``[shapes]`` or ``[row shards]``
-        where it is of several.
-      collective: that carries it, if it travels.
-      reach: between which devices.
-      buffer_bytes: of that collective, on one device.
-      latency_ms: of that collective, whatever its size.
+      phase: phase of the step.
+      what: name of what is moved.
+      memory_bytes: bytes read and written in device memory; ``[shapes]`` or ``[row
+        shards]`` if it is the work of several.
+      collective: collective that carries it; None if it does not travel.
+      reach: devices that take part in the collective.
+      buffer_bytes: size of its buffer on one device.
+      latency_ms: latency of the collective, whatever its size.
     """
 
     phase: str
