@@ -1,4 +1,4 @@
-"""The contract with ``embedding/``: the words of this folder.
+"""The layout of a plan, the contract with ``embedding/``: the words of this folder.
 
 - **cluster**: DP replicates a table; RB pools at the owner, UB at the requester.
 - **placement**: cluster, splits, owners and exchange of one table.

@@ -1,4 +1,4 @@
-"""What the shards of one storage have in common."""
+"""Storage kinds: the properties that the shards of one storage share."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from embark_jax.tables import Evict, Tier
 
 
 class StorageKind(NamedTuple):
-    """What the shards of one storage have in common.
+    """The properties that the shards of one storage share.
 
     Attributes:
-      cluster: of their tables.
+      cluster: cluster of their tables.
       width: columns of a shard.
-      split: whether their tables are split by columns. Each of their rows then lies on
-        several devices, and optimizers of whole rows need an exchange that other
-        storages do not.
-      weighted: whether weights travel with their ids: in RB, where owners pool.
-      hierarchical: whether what travels does so inside nodes first, then between GPUs
-        of equal rank, or directly between any two devices.
-      tier, evict: where all their rows have room, and which leave slots first, as in
-        ``TableSpec``.
-      table: the name of a dynamic table, which lies in a storage of its own: there it
-        grows, and no row of it moves.
+      split: whether their tables are split by columns. Each row of such a table lies on
+        several devices, and optimizers of whole rows need an additional exchange.
+      weighted: whether weights travel with ids: in RB, where owners pool.
+      hierarchical: whether exchanges go inside nodes first, then between GPUs of equal
+        rank, rather than directly between any two devices.
+      tier, evict: where all rows of their tables have room, and which rows leave slots
+        first, as in ``TableSpec``.
+      table: name of a dynamic table, which has a storage of its own: the table grows
+        there, and no row of it moves.
     """
 
     cluster: Cluster
@@ -37,7 +36,8 @@ class StorageKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as "rb_128", "rb_64_split", "ub_128_host" or "ub_128_host_user"."""
+        """Name of the storage: "rb_128", "rb_64_split", "ub_128_host",
+        "ub_128_host_user"."""
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
         name += "_hierarchical" * self.hierarchical
@@ -56,8 +56,8 @@ def storage_kind(
     evict: Evict = "lru",
     dynamic: str = "",
 ) -> StorageKind:
-    """The kind of storage of a table of ``dim`` columns; ``weighted`` if some of its
-    ids have weights; ``dynamic`` the name of a dynamic table."""
+    """Returns the kind of storage of a table of ``dim`` columns. ``weighted`` says
+    whether some of its ids have weights; ``dynamic`` is the name of a dynamic table."""
     return StorageKind(
         cluster,
         dim // column_shards,

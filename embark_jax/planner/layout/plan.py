@@ -1,4 +1,4 @@
-"""The plan: who holds what, as data."""
+"""The plan: the owners of all shards, as data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 MESH_AXES = ("node", "gpu")
 PLAN_VERSION = 5
 MAX_SLOTS = 2**31 - 2**24
-"""Slots are 32-bit; the rest numbers the places of a batch that hold no row."""
+"""Slots are 32-bit; larger numbers stand for elements of a batch that hold no row."""
 VIEWS: dict[str, Callable[[Plan], Any]] = {}
-"""How a plan is shown, as "rich", "text" and "html". A plan knows no renderer:
+"""Functions that show a plan, as "rich", "text" and "html". A plan knows no renderer:
 ``planner/report`` enters its own here."""
 
 
@@ -33,18 +33,18 @@ class Plan:
     Attributes:
       features: the model's features.
       placements: one for each table.
-      nodes, gpus_per_node: the mesh it is made for.
+      nodes, gpus_per_node: mesh that the plan is made for.
       batch_size: global batch that ``capacities`` are made for.
       capacities: for each "rb" and "ub" storage, the ids that one device can send to
         one other in a step.
-      prediction: what the planner expects of it, if the planner made it.
+      prediction: cost that the planner expects, if the planner made the plan.
 
     Raises:
-      ValueError: with everything that makes it invalid: a table missing, a shard
-        without owner, a capacity missing.
+      ValueError: if the plan is invalid; the message names every problem, such as a
+        missing table, a shard without owner, a missing capacity.
     """
 
-    # For ``from_json``, of all that is in a plan too.
+    # ``from_json`` validates everything in a plan this way, too.
     __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid", strict=True)
 
     features: tuple[FeatureSpec, ...]
@@ -124,11 +124,11 @@ class Plan:
             raise ValueError("plan is for another model: " + "; ".join(differences))
 
     def with_room(self, keys: Mapping[str, int]) -> Plan:
-        """The same plan, with room for so many keys of dynamic tables: where there is
-        too little, it is doubled.
+        """Returns the plan with room for the keys of dynamic tables: a table with too
+        little room doubles until it has enough.
 
         Args:
-          keys: by table, how many there are.
+          keys: number of keys by table.
         """
         placements = []
         for each in self.placements:
@@ -143,7 +143,7 @@ class Plan:
         return dataclasses.replace(self, placements=tuple(placements))
 
     def make_mesh(self) -> jax.sharding.Mesh:
-        """A ``("node", "gpu")`` mesh over the first devices of this process group.
+        """Makes a ``("node", "gpu")`` mesh over the first devices of this process group.
 
         Raises:
           ValueError: if there are fewer devices than the plan needs.
@@ -165,7 +165,7 @@ class Plan:
         )
 
     def partition_specs(self) -> dict[str, jax.sharding.PartitionSpec]:
-        """How each storage is sharded: over all devices by slots, or replicated."""
+        """Shardings of the storages: over all devices by slots, or replicated."""
         from jax.sharding import PartitionSpec
 
         return {
@@ -191,11 +191,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads what ``to_json`` wrote.
+        """Reads the output of ``to_json``.
 
         Raises:
-          ValueError: if it is not a plan of this version, or with all that is wrong
-            with it, one a line.
+          ValueError: if it is no plan of this version; or with all its problems, one a
+            line.
         """
         try:
             value = json.loads(text)
@@ -216,7 +216,7 @@ class Plan:
 
 
 def _explain(error: Any) -> str:
-    """One pydantic error, in our words."""
+    """Describes one pydantic error in the words of this package."""
     key = ".".join(map(str, error["loc"]))
     match error["type"]:
         case "value_error":

@@ -1,4 +1,4 @@
-"""What the planner expects of a plan."""
+"""Predictions: the cost that the planner expects of a plan."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """What the time of a step is made of, and what travels in it.
+    """The parts of a step's time, and the bytes that travel in it.
 
-    In an exchange, every device sends as much to one owner as any other does, and an
-    owner as much back to each; so vectors say all that a matrix of pairs would.
+    In an exchange, every device sends one owner as many bytes as any other device does,
+    and an owner sends as many back to each; so vectors hold as much as a matrix of
+    pairs.
 
     Attributes:
       critical_ms: for each phase of the step, in its order, how long it lasts: until
         its fullest device is done.
-      phase_ms: for each phase ``[devices]`` how long each device is busy in it.
-      table_ms: for each table, the part of the step that it is for: in each phase its
+      phase_ms: for each phase ``[devices]`` busy time of each device.
+      table_ms: for each table, the part of the step that it causes: in each phase its
         part of the fullest device's load.
       hottest_row_shard: for each table, ids of its hottest row shard, as a multiple of
         the mean.
-      device_ids: ``[devices]`` ids a sample that each is expected to be sent.
-      to_owner_bytes, from_owner_bytes: ``[devices]`` that each device sends a device
-        for the shards it owns, and gets back, without any padding.
-      padded_bytes: that each device really sends each other. Of a hierarchical
+      device_ids: ``[devices]`` ids a sample that each device is expected to receive.
+      to_owner_bytes, from_owner_bytes: ``[devices]`` bytes that each device sends to a
+        device for the shards it owns, and gets back, without any padding.
+      padded_bytes: bytes that each device really sends to each other. In a hierarchical
         exchange these are the bytes of its first stage, inside the node.
-      reduced_bytes: that each device sends for sums over all devices.
+      reduced_bytes: bytes that each device sends for sums over all devices.
     """
 
     critical_ms: Mapping[str, float]
@@ -46,13 +47,13 @@ class Prediction:
     """A plan's cost by a cost model.
 
     Attributes:
-      cost_model: its name.
-      step_ms: time that the embeddings take of a step.
-      lower_bound_ms: no plan takes less by this cost model; zero where that was not
-        asked.
-      device_ms, device_bytes: of each device, how long it is busy, and the memory that
-        is allocated on it.
-      breakdown: of the time, if the cost model is the program's.
+      cost_model: name of the cost model.
+      step_ms: time of the embeddings in a step.
+      lower_bound_ms: bound of the step's time by this cost model; zero if it was not
+        computed.
+      device_ms, device_bytes: busy time of each device, and the memory that is
+        allocated on it.
+      breakdown: parts of the time, if the cost model is the program's.
     """
 
     cost_model: str
@@ -64,7 +65,7 @@ class Prediction:
 
     @property
     def gap(self) -> float:
-        """How far above the optimum the plan is at most, as a share of it."""
+        """Largest distance of the plan from the optimum, as a share of the optimum."""
         if not self.step_ms:
             return 0.0
         if not self.lower_bound_ms:

@@ -1,12 +1,12 @@
 """Storages: the arrays in which all shards of a plan lie.
 
-All shards of one cluster and one width lie in one *storage*, an array of
-``[devices × slots_per_device, width]`` in which device d's block holds its shards one
-after the other; tables that need other exchanges than the rest, because they are split
-by columns, their ids have weights, or the plan says so, lie apart. A plan of any shape
-so becomes a few uniformly sharded arrays, with one gather and one update a device each;
-that also fuses tables. A storage is as large on every device as on its fullest: this
-padding is the price of imbalance.
+All shards of one cluster and one width lie in one *storage*, an array of ``[devices ×
+slots_per_device, width]`` in which device d's block holds its shards one after the
+other. Tables that need other exchanges lie apart: those that are split by columns,
+whose ids have weights, or for which the plan says so. So a plan of any shape becomes a
+few uniformly sharded arrays, with one gather and one update a device each; this also
+fuses tables. A storage is as large on every device as on its fullest: this padding is
+the price of imbalance.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from embark_jax.tables import FeatureSpec, TableSpec
 class RowRange:
     """Rows ``[begin, end)`` of a table, which lie in one storage.
 
-    Rows go in turn: row ``begin + r`` of the table is row ``r // row_shards`` of row
-    shard ``r % row_shards``. Where hot rows are listed, rows are counted with those
+    Rows go round robin: row ``begin + r`` of the table is row ``r // row_shards`` of
+    row shard ``r % row_shards``. Where hot rows are listed, rows are counted with those
     first.
 
     Attributes:
       table: the table.
-      begin, end: which of its rows.
+      begin, end: bounds of its rows.
       cluster, row_shards, column_shards, devices, exchange, hot_ids: as in
         ``Placement``.
     """
@@ -56,11 +56,11 @@ class RowRange:
         return self.table.dim // self.column_shards
 
     def shard_rows(self, row_shard: int) -> int:
-        """Rows of the table that row shard ``row_shard`` holds."""
+        """Returns the rows of the table that row shard ``row_shard`` holds."""
         return len(range(row_shard, self.rows, self.row_shards))
 
     def shard_slots(self, row_shard: int) -> int:
-        """Slots that row shard ``row_shard`` adds to the block of its owner."""
+        """Returns the slots that row shard ``row_shard`` adds to its owner's block."""
         rows = self.shard_rows(row_shard)
         if self.cluster == "dp" or self.table.slots is None:
             return rows
@@ -69,22 +69,22 @@ class RowRange:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the rows of one table live.
+    """The places of one table's rows.
 
     The first ``hot_rows``, or those that ``hot_ids`` lists, are replicated on all
-    devices; the rest, the cold rows, are split into shards. So "dp" is the case of hot
-    rows alone, and a table without any the other extreme.
+    devices; the rest, the cold rows, are split into shards. A "dp" table has only hot
+    rows; the other extreme is a table without hot rows.
 
     Attributes:
       table: the table.
-      cluster: of the cold rows: "rb" pools at the owner, "ub" at the requester; or "dp"
-        if there are none, and the whole table is replicated.
-      row_shards, column_shards: into how many shards rows and columns are split.
+      cluster: cluster of the cold rows: "rb" pools at the owner, "ub" at the requester;
+        or "dp" if there are none, and the whole table is replicated.
+      row_shards, column_shards: numbers of shards that rows and columns are split into.
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
       exchange: how its ids, rows and gradients travel; "flat" for "dp".
       reason: why the planner chose this, for the report.
-      hot_rows: how many of the table's rows are replicated, in "rb" and "ub".
-      hot_ids: which, ascending; empty if they are the first ones.
+      hot_rows: number of the table's rows that are replicated, in "rb" and "ub".
+      hot_ids: ids of those rows, ascending; empty if they are the first ones.
     """
 
     table: TableSpec
@@ -103,7 +103,7 @@ class Placement:
 
     @property
     def row_ranges(self) -> tuple[RowRange, ...]:
-        """The rows by where they lie: hot ones, if there are any, then cold ones."""
+        """Row ranges of the table: hot rows, if there are any, then cold rows."""
         table, hot = self.table, self.hot_rows
         if self.cluster == "dp":
             return (RowRange(table, 0, table.rows, "dp"),)
@@ -117,11 +117,11 @@ class Placement:
 
     @property
     def replicated_rows(self) -> int:
-        """How many rows are on all devices."""
+        """Number of rows that are on all devices."""
         return self.table.rows if self.cluster == "dp" else self.hot_rows
 
     def problems(self, devices: int) -> list[str]:
-        """What is wrong with this placement on so many devices."""
+        """Lists the problems of this placement on this number of devices."""
         found, name = [], f"table {self.table.name!r}"
         if self.cluster not in get_args(Cluster):
             return [f"{name}: cluster is {self.cluster!r}, must be dp, rb or ub"]
@@ -211,13 +211,13 @@ class Storage:
     """One array of the plan and where each shard begins in it.
 
     Attributes:
-      kind: what its shards have in common.
-      slots_per_device: rows of its block on every device, padding included.
-      rows_per_device: the same, if each row had a slot: that of which shards and first
-        slots speak. Of a cached storage it is larger, and where a row of a block lies
-        is what its key index says.
-      ranges: the rows in it, one range of a table at most.
-      first_slots: for each table ``[row_shards, column_shards]``, the slot, in its
+      kind: properties that its shards share.
+      slots_per_device: rows of a device's block, padding included.
+      rows_per_device: rows of the block if each row had a slot: shards and first slots
+        count in these. In a cached storage it is larger, and the key index says where a
+        row of a block lies.
+      ranges: row ranges in it, one of a table at most.
+      first_slots: for each table ``[row_shards, column_shards]`` the slot, in its
         owner's block, at which a shard begins.
     """
 
@@ -248,7 +248,7 @@ class Storage:
         return self.kind.tier != "device"
 
     def owners(self, table: str) -> np.ndarray:
-        """``[row_shards, column_shards]`` owner of each shard; zeros if replicated."""
+        """Returns ``[row_shards, column_shards]`` owners; zeros if replicated."""
         (rows,) = (each for each in self.ranges if each.table.name == table)
         shape = (rows.row_shards, rows.column_shards)
         if self.replicated:
@@ -294,5 +294,5 @@ def lay_out(
 
 
 def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:
-    """The row ranges of all tables, those of one table after those of the other."""
+    """Returns the row ranges of all tables, table by table."""
     return [rows for placement in placements for rows in placement.row_ranges]
