@@ -1,6 +1,6 @@
-"""How a plan is shown: the words of this folder.
+"""Reports show a plan: the words of this folder.
 
-- **decision**: where a table lives and why, or several that are alike.
+- **decision**: where a table lives and why, or several tables that are alike.
 - **critical phase**: how long a phase lasts, until its fullest device is done.
 - **record**: a plan as JSON for other programs.
 

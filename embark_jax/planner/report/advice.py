@@ -1,4 +1,5 @@
-"""What a reader asks first: why a step is so long, where it is uneven, what would help.
+"""Answers a reader's first questions: why a step is long, where it is uneven, what
+helps.
 
 Each answer is a list of sentences; all of it comes from a plan's prediction.
 """
@@ -11,17 +12,18 @@ from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.report import summary
 
 MOST_PHASES = 3
-"""Phases that are named."""
+"""Phases that an answer names."""
 LARGE_TABLE = 0.1
-"""Share of the step from which on a table is named."""
+"""Smallest share of the step at which a table is named."""
 LARGE_EXCHANGE = 0.3
-"""Share of the step from which on formats on the wire are advised."""
+"""Smallest share of the step at which other formats on the wire are advised."""
 LARGE_PADDING = 0.3
-"""Share of what travels from which on padding is spoken of."""
+"""Smallest share of the exchanged bytes at which padding is mentioned."""
 
 
 def why(plan: Plan) -> list[str]:
-    """The phases and tables that take most of the step; empty if nothing is known."""
+    """Names the phases and tables that take most of the step; empty if none are
+    known."""
     path, step_ms = (
         summary.critical_path(plan),
         sum(summary.critical_path(plan).values()),
@@ -43,7 +45,7 @@ def why(plan: Plan) -> list[str]:
 
 
 def uneven(plan: Plan) -> list[str]:
-    """How evenly load, memory and rows lie; empty if nothing is known."""
+    """Says how evenly load, memory and rows lie; empty if it is not known."""
     prediction = plan.prediction
     if prediction is None:
         return []
@@ -69,7 +71,7 @@ def uneven(plan: Plan) -> list[str]:
 
 
 def remedies(plan: Plan) -> list[str]:
-    """What would make the step shorter; empty if nothing that is known of would."""
+    """Says what would make the step shorter; empty if no known remedy would."""
     path, found = summary.critical_path(plan), []
     if warning := summary.verdict(plan)[1]:
         found.append(warning)

@@ -1,4 +1,4 @@
-"""Plots of what the planner knows. Drawn without any state of pyplot."""
+"""Plots of plans and statistics, drawn without any state of pyplot."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from embark_jax.planner.report import summary
 from embark_jax.planner.request.statistics import Statistics
 
 MOST_CURVES = 10
-"""Tables that are drawn, those with the most accesses; more cannot be told apart."""
+"""Tables that are drawn: those with the most accesses. More cannot be told apart."""
 MOST_BARS = 30
 
 
 def accesses(statistics: Statistics) -> Figure:
-    """How often rows are looked up, by rank and in sum, and how long bags are."""
+    """Draws how often rows are looked up, by rank and in sum, and how long bags are."""
     figure = Figure(figsize=(14, 5), layout="constrained")
     by_rank, in_sum, hotness = figure.subplots(1, 3)
     drawn = sorted(
@@ -45,7 +45,7 @@ def accesses(statistics: Statistics) -> Figure:
 
 
 def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
-    """Longest and mean bag of the features with the most ids."""
+    """Draws the longest and the mean bag of the features with the most ids."""
     hottest = sorted(
         statistics.features.items(), key=lambda item: -item[1].mean_hotness
     )[:MOST_BARS]
@@ -60,7 +60,7 @@ def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
 
 
 def table_devices(plan: Plan) -> Figure | None:
-    """Which device holds how much of which table, the slowest tables first; None where
+    """Draws how much of each table each device holds, the slowest tables first; None if
     there is one device."""
     if plan.devices == 1:
         return None
@@ -80,7 +80,7 @@ def table_devices(plan: Plan) -> Figure | None:
 
 
 def device_loads(plan: Plan) -> Figure:
-    """How long each device is busy, phase upon phase."""
+    """Draws how long each device is busy, phase upon phase."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     devices = np.arange(plan.devices)
@@ -100,7 +100,7 @@ def device_loads(plan: Plan) -> Figure:
 
 
 def device_memory(plan: Plan) -> Figure:
-    """Rows that each device owns, and what is allocated on it."""
+    """Draws the rows that each device owns, and the bytes that are allocated on it."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     devices = np.arange(plan.devices)
@@ -115,7 +115,8 @@ def device_memory(plan: Plan) -> Figure:
 
 
 def traffic_matrix(plan: Plan) -> Figure | None:
-    """Bytes from each device to each other, useful and with padding, on one scale."""
+    """Draws the bytes from each device to each other, useful and padded, on one
+    scale."""
     sent = summary.sent_bytes(plan)
     if sent is None or plan.devices == 1:
         return None

@@ -1,7 +1,7 @@
 """A plan as one HTML page, which fetches nothing from a network.
 
 The first screen says how long a step is and why, where it is uneven, and what would
-help; pictures follow, then the tables, alike ones on one line.
+help; figures follow, then the tables, alike ones on one line.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"),
     *("#ee7733", "#009988", "#332288", "#882255", "#999933"),
 )
-"""Paul Tol's, which readers with any colour vision tell apart."""
+"""Colours of Paul Tol, which readers with any colour vision tell apart."""
 PIXELS_PER_INCH = 110
 
 
 def page(plan: Plan) -> str:
-    """A whole page, which names each table."""
+    """Returns a whole page, which names each table."""
     return whole_page(f"Plan: {escape(summary.headline(plan))}", body(plan))
 
 
 def body(plan: Plan) -> str:
-    """What such a page shows."""
+    """Returns the body of such a page."""
     each = _section("Every table", _decisions(plan, each=True), False)
     return _body(plan, True, each)
 
 
 def whole_page(title: str, body: str) -> str:
-    """A page that needs no other file; ``title`` and ``body`` are HTML."""
+    """Returns a page that needs no other file; ``title`` and ``body`` are HTML."""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -85,7 +85,7 @@ def whole_page(title: str, body: str) -> str:
 
 
 def fragment(plan: Plan) -> str:
-    """For a notebook: all but the answers is folded."""
+    """Returns HTML for a notebook, in which all but the answers is folded."""
     return f"<style>{STYLE}</style>{_body(plan, False)}"
 
 
@@ -121,7 +121,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
 
 
 def _phases(path: dict[str, float]) -> str:
-    """The step as one bar, phase after phase, with its legend."""
+    """Returns the step as one bar, phase after phase, with its legend."""
     total_ms = sum(path.values())
     if not total_ms:
         return ""
@@ -179,7 +179,8 @@ def _decisions(plan: Plan, each: bool) -> str:
 def table(
     headings: Iterable[str], rows: Iterable[Iterable[tuple[str, str | float]]]
 ) -> str:
-    """Cells are what is shown, and what the column is sorted by."""
+    """Returns a table. A cell is the text shown, and the value that a column sorts
+    by."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
         "<tr>"

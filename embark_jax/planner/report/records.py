@@ -11,7 +11,8 @@ from embark_jax.planner.layout.storage import Placement, RowRange, row_ranges
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """What a plan says, spelled out: its predicted cost, every table and every shard.
+    """Spells out the content of a plan: its predicted cost, every table and every
+    shard.
 
     Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
     column shard the columns ``range(column_start, column_stop)``. A replicated table,
@@ -63,7 +64,7 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
 
 
 def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
-    """All but what the tables say."""
+    """Returns all of a breakdown but its values of single tables."""
     of_tables = "table_ms", "hottest_row_shard"
     return {k: v for k, v in vars(breakdown).items() if k not in of_tables}
 

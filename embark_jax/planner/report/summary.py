@@ -1,4 +1,4 @@
-"""What a report of a plan says, before it is laid out for a terminal or a page."""
+"""The content of a plan's report, before it is laid out for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from embark_jax.planner.layout.storage import Placement, row_ranges
 
 BYTES_PER_PARAMETER = 4
 MOST_RUNS = 6
-"""Runs of neighbouring devices that a list of owners names at most."""
+"""Largest number of runs of neighbouring devices that a list of owners names."""
 MOST_NAMED = 3
 """Phases and tables that an overview names."""
 POOR_GAP = 0.1
-"""From which on a report says that a better plan may exist."""
+"""Smallest gap at which a report says that a better plan may exist."""
 UNEVEN = 1.2
-"""Ids of the hottest row shard to the mean, from which on a report speaks of it."""
+"""Smallest ratio of the hottest row shard's ids to the mean that a report mentions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Where a table lives, or several that are alike in all that is told of them.
+    """The place of a table, or of several tables whose lines would be equal.
 
     Attributes:
-      tables: their names.
-      rows, dim, ids: of each; ids a sample at most.
-      placement: such as "RB 8 × 1", row shards by column shards.
+      tables: names of the tables.
+      rows, dim, ids: figures of each table; ids are those a sample at most.
+      placement: text such as "RB 8 × 1", row shards by column shards.
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.
       why: the reason.
@@ -60,7 +60,8 @@ def headline(plan: Plan) -> str:
 
 
 def overview(plan: Plan) -> str:
-    """The plan in a few lines: tables by cluster, time, memory, and what dominates."""
+    """Sums up the plan in a few lines: tables by cluster, time, memory, longest
+    phases."""
     clusters = Counter(placement.cluster.upper() for placement in plan.placements)
     lines = [
         headline(plan),
@@ -85,7 +86,7 @@ def overview(plan: Plan) -> str:
 
 
 def verdict(plan: Plan) -> tuple[str, str]:
-    """What the plan is predicted to cost, and a warning if it may be poor, or ""."""
+    """Returns the plan's predicted cost, and a warning if it may be poor, or ""."""
     prediction = plan.prediction
     if prediction is None:
         return "no prediction: the plan was not made by the planner", ""
@@ -112,11 +113,11 @@ def verdict(plan: Plan) -> tuple[str, str]:
 
 
 def decisions(plan: Plan, each: bool = False) -> list[Decision]:
-    """Where each table lives, those that take most time first.
+    """Returns the place of each table, those that take most time first.
 
     Args:
       plan: the plan.
-      each: every table by itself, rather than alike ones together.
+      each: whether every table has a line of its own, rather than one for alike tables.
     """
     ids: dict[str, int] = {}
     for feature in plan.features:
@@ -152,13 +153,14 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
 
 
 def critical_path(plan: Plan) -> dict[str, float]:
-    """How many ms each phase lasts; empty if it is not known."""
+    """Returns how many ms each phase lasts; empty if it is not known."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
     return dict(breakdown.critical_ms) if breakdown else {}
 
 
 def uneven_rows(plan: Plan) -> str:
-    """How uneven row shards are, since rows go in turn; "" if they are not."""
+    """Says how uneven row shards are, since rows go round robin; "" if they are
+    even."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
     hottest = dict(breakdown.hottest_row_shard) if breakdown else {}
     uneven = [name for name in hottest if hottest[name] >= UNEVEN]
@@ -172,8 +174,8 @@ def uneven_rows(plan: Plan) -> str:
 
 
 def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
-    """``[devices]`` bytes of each table's rows on each device; replicated rows count
-    for all."""
+    """Returns ``[devices]`` bytes of each table's rows on each device; replicated rows
+    count on all."""
     found = {each.table.name: np.zeros(plan.devices) for each in plan.placements}
     for rows in row_ranges(plan.placements):
         held = found[rows.table.name]
@@ -186,25 +188,25 @@ def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
 
 
 def row_bytes(plan: Plan) -> np.ndarray:
-    """``[devices]`` bytes of rows of each device's own shards; replicated rows count
-    for all."""
+    """Returns ``[devices]`` bytes of rows of each device's own shards; replicated rows
+    count on all."""
     return np.sum([*table_bytes(plan).values()], axis=0)
 
 
 def sent_bytes(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:
-    """``([devices, devices] useful, [devices, devices] with padding)`` bytes that each
-    device (row) sends each other in exchanges; None if it is not known."""
+    """Returns ``([devices, devices] useful, [devices, devices] padded)`` bytes that
+    each device (row) sends to each other in exchanges; None if it is not known."""
     breakdown = plan.prediction.breakdown if plan.prediction else None
     if breakdown is None:
         return None
     others = ~np.eye(plan.devices, dtype=bool)
-    # A device asks of owners by column, and answers as an owner by row.
+    # A device sends requests to owners (columns), and answers as an owner (row).
     useful = np.add.outer(breakdown.from_owner_bytes, breakdown.to_owner_bytes)
     return useful * others, breakdown.padded_bytes * others
 
 
 def byte_unit(most_bytes: float) -> tuple[str, float]:
-    """Name and size of the unit in which so many bytes read well."""
+    """Returns the name and size of the unit in which these bytes read well."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if most_bytes >= size:
             return unit, size
@@ -212,12 +214,12 @@ def byte_unit(most_bytes: float) -> tuple[str, float]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Such as "1 table", "26 tables"."""
+    """Returns a number with its noun, such as "1 table" or "26 tables"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def short(number: float) -> str:
-    """Three figures, such as "0.0123", "39.1k", "40M"."""
+    """Formats a number with three figures, such as "0.0123", "39.1k" or "40M"."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= 0.9995 * size:
             return f"{number / size:.3g}{unit}"
@@ -225,7 +227,7 @@ def short(number: float) -> str:
 
 
 def _ranges(owners: Sequence[int], devices: int) -> str:
-    """Such as "0–3, 6"."""
+    """Formats device numbers, such as "0–3, 6"."""
     if len(set(owners)) == devices > 1:
         return "all"
     runs: list[list[int]] = []

@@ -17,25 +17,25 @@ from embark_jax.planner.report import summary
 from embark_jax.planner.report.summary import short
 
 MOST_DECISIONS = 30
-"""Lines of tables, unless each is asked for."""
+"""Largest number of lines of tables, unless each table is asked for."""
 MOST_DEVICES = 16
-"""Listed one by one; more are listed by node."""
+"""Devices that are listed one by one; more are listed by node."""
 PATH_TITLE = (
     "Where the step's time goes: phases last until their fullest device is done"
 )
 BAR_COLUMNS = 24
 TEXT_COLUMNS = 120
 WIDE_COLUMNS = 100
-"""A narrower terminal is not shown all numbers of tables."""
+"""Width below which a terminal is not shown all numbers of tables."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Who holds what and why, and what each device has to do and to keep.
+    """Shows owners of tables with reasons, and the work and memory of each device.
 
     Attributes:
       plan: the plan.
-      each: every table on a line of its own, rather than alike ones together.
+      each: whether every table has a line, rather than one for alike tables.
     """
 
     plan: Plan
@@ -58,7 +58,7 @@ class Report:
 
 
 def as_text(plan: Plan) -> str:
-    """Plain text, also in a terminal and in a notebook."""
+    """Returns plain text, also in a terminal and in a notebook."""
     text = io.StringIO()
     console = Console(
         file=text, width=TEXT_COLUMNS, force_terminal=False, force_jupyter=False
@@ -68,7 +68,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _table(*headings: str, title: str) -> Table:
-    """The first column is text, the others are numbers."""
+    """Makes a table whose first column is text; the others are numbers."""
     table = Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1)
     )
