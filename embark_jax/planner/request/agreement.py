@@ -13,16 +13,16 @@ from embark_jax.planner.request.histogram import MOST_HOTTEST
 
 @dataclasses.dataclass(frozen=True)
 class HalfAgreement:
-    """What one half of a sample says of the rows that are hottest in the other half.
+    """Agreement between two halves of a sample on which rows are hot.
 
     A row may be hot in a sample by chance, and then adds to the share that the hottest
-    rows take there. The half that did not choose them has no such bias.
+    rows take there. The half that did not choose the rows has no such bias.
 
     Attributes:
-      listed: the hottest rows of the first half, as many as ``Histogram`` names.
-      agreed: how many of them are among the hottest of the second half.
-      share: of the second half's accesses that they take.
-      share_error: standard error of that share, binomial: as if accesses were
+      listed: number of hottest rows of the first half, as many as ``Histogram`` names.
+      agreed: number of them that are among the hottest of the second half.
+      share: share of the second half's accesses that they take.
+      share_error: standard error of that share, binomial: it takes accesses as
         independent, which those of one user are not quite.
     """
 
@@ -35,8 +35,8 @@ class HalfAgreement:
     def from_counts(
         cls, first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]
     ) -> HalfAgreement | None:
-        """From each half's ``[rows seen]`` ids and how often each was seen; None if one
-        half saw none."""
+        """Compares two halves, each ``[rows seen]`` ids and how often each was seen;
+        None if one half saw none."""
         if not (len(first[0]) and len(second[0])):
             return None
         hottest, others = (

@@ -1,4 +1,4 @@
-"""The dense part of a model: its matrix products, and what flows between them."""
+"""The dense part of a model: its matrix products, and the values between them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ VALUE_BYTES = 4
 """Bytes of a float32."""
 
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
-"""How dense layers lie on the devices:
+"""Layout of the dense layers on the devices:
 
 - replicated: every device holds all parameters and all of the optimizer state.
 - zero1: as replicated, but each device holds and updates its part of the optimizer
   state: gradients are reduce-scattered, new parameters all-gathered (ZeRO stage 1,
   https://arxiv.org/abs/1910.02054).
-- tensor: the devices of a node hold parts of the layers, split by columns and rows in
-  turn, and compute them for all samples of their node (Megatron-LM,
+- tensor: the devices of a node hold parts of the layers, split alternately by columns
+  and by rows, and compute them for all samples of their node (Megatron-LM,
   https://arxiv.org/abs/1909.08053).
 
 An array with no axis that divides by the devices stays replicated.
@@ -32,13 +32,13 @@ Product = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class DenseNetwork:
-    """Matrix products of a model, and how wide is what flows between them.
+    """Matrix products of a model, and the width of the values that join before them.
 
     Attributes:
-      bottom: of the MLP on the dense features; needs no embedding.
-      cross: two for each cross layer; needs all embeddings.
-      top: of the MLP that follows.
-      width: of the values that come together from embeddings and bottom MLP.
+      bottom: products of the MLP on the dense features; needs no embedding.
+      cross: two products for each cross layer; needs all embeddings.
+      top: products of the MLP that follows.
+      width: number of joined values from embeddings and bottom MLP.
     """
 
     bottom: tuple[Product, ...]
@@ -58,9 +58,9 @@ class DenseNetwork:
 
     @property
     def kept_values(self) -> int:
-        """Values a sample that backward needs of forward: what comes together; what
-        comes out of each product; and out of each cross layer, which is more than its
-        products: ``x0 * (W (V x) + b) + x``."""
+        """Values a sample that backward needs from forward: the joined values; the
+        output of each product; and the output of each cross layer, which is more than
+        its products: ``x0 * (W (V x) + b) + x``."""
         products = (*self.bottom, *self.cross, *self.top)
         made = sum(outputs for _, outputs in products)
         return made + self.width * (1 + self.cross_layers)
@@ -74,31 +74,32 @@ class DenseNetwork:
 
     @property
     def flops_per_sample(self) -> int:
-        """Forward and backward: three products of each weight, of two operations."""
+        """FLOPs of forward and backward: three products of each weight, two FLOPs
+        each."""
         return 6 * self.parameters
 
 
 def activation_bytes(kept_bytes: int, pooled_bytes: int) -> int:
-    """What the dense layers have in memory at once, a sample: what they keep of forward
-    and its gradients, all of which are there together at worst, since XLA makes the
-    gradients of weights late.
+    """Returns the bytes a sample that the dense layers have in memory at once: the
+    values kept of forward and their gradients. At worst all exist together, since XLA
+    makes the gradients of weights late.
 
     Args:
-      kept_bytes: of forward.
-      pooled_bytes: of what comes together, whose gradients count with the tables.
+      kept_bytes: bytes kept of forward.
+      pooled_bytes: bytes of the joined values, whose gradients count with the tables.
     """
     return max(kept_bytes, 2 * kept_bytes - pooled_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseLoad:
-    """What the dense part of a model takes of every device's memory.
+    """The part of every device's memory that the dense part of a model takes.
 
     Attributes:
-      parameters: float32, of all layers.
-      states: float32 values that the optimizer keeps for each.
-      activation_bytes: of a sample.
-      parallelism: how all that lies on the devices.
+      parameters: number of float32 parameters of all layers.
+      states: number of float32 values that the optimizer keeps for each parameter.
+      activation_bytes: bytes of activations a sample.
+      parallelism: layout of the dense layers on the devices.
     """
 
     parameters: int
@@ -107,26 +108,27 @@ class DenseLoad:
     parallelism: DenseParallelism = "replicated"
 
     def held_bytes(self, fleet: Fleet) -> float:
-        """Parameters and their states."""
+        """Returns the bytes of parameters and their states."""
         states = float(self.states)
         if self.parallelism == "zero1":
             states /= fleet.devices
         return self.gradient_bytes(fleet) * (1 + states)
 
     def gradient_bytes(self, fleet: Fleet) -> float:
-        """Gradients of the parameters."""
+        """Returns the bytes of the parameters' gradients."""
         split = self.parallelism == "tensor"
         return VALUE_BYTES * self.parameters / (fleet.gpus_per_node if split else 1)
 
     def sample_bytes(self, fleet: Fleet) -> float:
-        """Activations, a sample of the device's share of the batch: where layers are
-        split inside nodes, a device takes part in all samples of its node."""
+        """Returns the bytes of activations for a sample of the device's share of the
+        batch: where layers are split inside nodes, a device takes part in all samples
+        of its node."""
         split = self.parallelism == "tensor"
         return self.activation_bytes * (fleet.gpus_per_node if split else 1)
 
 
 NO_DENSE = DenseLoad(0, 0, 0.0)
-"""The load of a model of which only the tables are known."""
+"""The load of a model whose tables alone are known."""
 
 
 def dlrm_dcnv2(
@@ -137,11 +139,12 @@ def dlrm_dcnv2(
     cross_layers: int,
     cross_rank: int,
 ) -> DenseNetwork:
-    """Pooled rows and the bottom MLP's output through cross layers to the top MLP.
+    """The network in which pooled rows and the bottom MLP's output go through cross
+    layers to the top MLP.
 
     Args:
       embedding_width: values of all pooled rows of a sample.
-      dense_features: that the bottom MLP reads.
+      dense_features: dense features that the bottom MLP reads.
       bottom, top: widths of the MLPs.
       cross_layers, cross_rank: number of cross layers, and the rank of each.
     """
@@ -157,14 +160,15 @@ def dlrm_dcnv2(
 def dlrm(
     embeddings: int, dense_features: int, bottom: Sequence[int], top: Sequence[int]
 ) -> DenseNetwork:
-    """Dot products of each two vectors, with the bottom MLP's output to the top MLP.
+    """The network in which dot products of each two vectors and the bottom MLP's output
+    go to the top MLP.
 
     The dot products themselves are left out: they are 4 % of the top MLP's for 26
     embeddings of 128.
 
     Args:
       embeddings: pooled rows of a sample, each as wide as the bottom MLP's output.
-      dense_features: that the bottom MLP reads.
+      dense_features: dense features that the bottom MLP reads.
       bottom, top: widths of the MLPs.
     """
     dim = (dense_features, *bottom)[-1]

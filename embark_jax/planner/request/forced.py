@@ -1,4 +1,4 @@
-"""What the user fixes of a table's placement, and the words for it."""
+"""Forced placements: the parts of a table's placement that the user fixes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Exchange = Literal["flat", "hierarchical"]
 
 @dataclasses.dataclass(frozen=True)
 class ForcedPlacement:
-    """What the user fixes of a table's placement; ``None`` leaves it to the planner."""
+    """The parts of a placement that the user fixes; ``None`` leaves one to the
+    planner."""
 
     cluster: Cluster | None = None
     row_shards: int | None = None
@@ -22,15 +23,15 @@ class ForcedPlacement:
 
     @property
     def sharded(self) -> bool:
-        """Whether it only makes sense for a table that is not replicated."""
+        """Whether it makes sense only for a table that is not replicated."""
         fixed = self.row_shards, self.column_shards, self.devices, self.exchange
         return fixed != (None,) * 4 or bool(self.hot_rows)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether anything is."""
+        """Whether the user fixes anything."""
         return self.cluster is not None or self.sharded
 
 
 FREE = ForcedPlacement()
-"""Nothing is fixed."""
+"""The placement in which nothing is fixed."""

@@ -1,9 +1,9 @@
-"""Skew as a sample of the data shows it.
+"""Histograms: skew as a sample of the data shows it.
 
-Hot rows of real data may be any, and most rows of a large table are not in the sample
-at all. So a histogram keeps three things: how many rows were seen how often, which
-rows were the most frequent, and, from the rows seen once and twice, an estimate of
-those not seen.
+Any rows of real data may be hot, and most rows of a large table are not in the sample
+at all. So a histogram keeps three things: how many rows were seen how often; which rows
+were the most frequent; and, from the rows seen once and twice, an estimate of the rows
+not seen.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from embark_jax.planner.request.skew import Zipf, intervals, row_probabilities
 
 BIN_RATIO = 1.05
-"""Counts of the rows of one bin are within 5 % of each other."""
+"""Ratio of a bin: counts of its rows are within 5 % of each other."""
 MOST_HOTTEST = 1024
-"""Rows that are kept with their ids. The rest spread over row shards by chance: with
+"""Rows that are kept with their ids. The others spread over row shards by chance: with
 exponent 1.1, to 3 % of a share on 128 shards."""
 MOST_SEEN = 0.9
-"""Share of a table's rows up to which the number seen tells of the skew."""
+"""Largest share of a table's rows at which the number seen tells the skew."""
 MOST_IN_ORDER = 0.75
 """Share of the most frequent rows that must have low numbers for rows to count as
 numbered by frequency."""
@@ -45,10 +45,12 @@ class Histogram:
 
     @classmethod
     def from_counts(cls, ids: np.ndarray, counts: np.ndarray) -> Histogram:
-        """From ``[rows seen]`` different ids and how often each was seen."""
+        """Makes a histogram from ``[rows seen]`` unique ids and how often each was
+        seen."""
         order = np.lexsort((ids, -counts))
         ids, counts = ids[order], counts[order]
-        # Bins 1 and 2 hold exact counts, as do all up to where two are within 5 %.
+        # Bins 1 and 2 hold exact counts, as do all bins up to where two counts are
+        # within 5 %.
         of_bin = np.floor(np.log(counts) / np.log(BIN_RATIO)).astype(np.int64)
         starts = np.flatnonzero(np.diff(of_bin, prepend=-1))
         rows = np.diff(np.append(starts, len(counts)))
@@ -68,22 +70,22 @@ class Histogram:
         return sum(accesses for _, accesses in self.bins)
 
     def expected_unique(self, rows: int, draws: float) -> float:
-        """Different rows to expect among ``draws`` ids, of a table of ``rows``.
+        """Returns the unique rows to expect among ``draws`` ids of a table of ``rows``.
 
-        Up to the size of the sample by thinning it at random, beyond by Chao's estimate
-        of the rows not seen (https://doi.org/10.1890/13-0133.1).
+        Up to the size of the sample the estimate thins it at random; beyond, it adds
+        Chao's estimate of the rows not seen (https://doi.org/10.1890/13-0133.1).
         """
         if draws > self.accesses:
             return self._extrapolated(rows, draws - self.accesses)
         seen, accesses = np.array(self.bins, np.float64).reshape(-1, 2).T
         kept = draws / max(self.accesses, 1)
-        with np.errstate(divide="ignore"):  # all are kept: log1p(-1) is -inf
+        with np.errstate(divide="ignore"):  # if all are kept, log1p(-1) is -inf
             return float(-(seen * np.expm1(accesses / seen * np.log1p(-kept))).sum())
 
     def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
-        """``[row_shards]`` share of ids that fall on each, where rows go in turn.
+        """Returns ``[row_shards]`` share of ids that fall on each; rows go round robin.
 
-        The most frequent rows count where they are, the others evenly.
+        The most frequent rows count in their own row shards, the others evenly.
         """
         held = (rows - np.arange(row_shards) + row_shards - 1) // row_shards
         if not self.accesses:
@@ -95,33 +97,33 @@ class Histogram:
 
     @functools.cached_property
     def in_order(self) -> bool:
-        """Whether rows are numbered by frequency, as those of vocabularies are: most of
-        the k most frequent ones then are among the first 2 k. In any other order a
-        quarter of them is at most, k being an eighth of the rows seen."""
+        """Whether rows are numbered by frequency, as those of vocabularies are: then
+        most of the k most frequent rows are among the first 2 k. In any other order at
+        most a quarter of them is; k is an eighth of the rows seen."""
         most = self.hottest[: max(1, self.rows_seen // 8)]
         ids = np.array(most, np.int64).reshape(-1, 2)[:, 0]
         return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False
 
     def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
-        """As ``Skew.share``."""
+        """Returns the same as ``Skew.share``."""
         held = self.within(rows, begin, end, by_rank)
         return held.accesses / max(self.accesses, 1)
 
     def within(
         self, rows: int, begin: int, end: int, by_rank: bool = False
     ) -> Histogram:
-        """The histogram of the ids that fall on rows ``[begin, end)``, counted from
-        ``begin``.
+        """Returns the histogram of the ids that fall on rows ``[begin, end)``, counted
+        from ``begin``.
 
-        Where rows are numbered by frequency, the curve of frequencies is cut; else the
-        most frequent rows count where they are, the others evenly. Where rows were seen
-        a few times only, chance decides which were seen more, so that the share of the
-        first ones comes out a little too large.
+        Where rows are numbered by frequency, the method cuts the curve of frequencies;
+        elsewhere the most frequent rows count under their own ids, the others evenly.
+        Where rows were seen a few times only, chance decides which were seen more, so
+        that the share of the first rows comes out a little too large.
         """
         hottest = tuple(
             (row - begin, count) for row, count in self.hottest if begin <= row < end
         )
-        if by_rank:  # which row has which number is not known then
+        if by_rank:  # then the ids of the rows are unknown
             return Histogram(_cut(self.bins, begin, end), ())
         if self.in_order:
             return Histogram(_cut(self.bins, begin, end), hottest)
@@ -130,18 +132,18 @@ class Histogram:
         return Histogram(tuple((1, count) for _, count in hottest) + others, hottest)
 
     def share_of_hottest(self, rows: int) -> float:
-        """What share of the accesses the ``rows`` most frequent rows take."""
+        """Returns the share of accesses that the ``rows`` most frequent rows take."""
         seen, accesses = np.array(self.bins, np.float64).reshape(-1, 2).T
         ranks = np.append(0.0, np.cumsum(seen))
         share = np.interp(rows, ranks, np.append(0.0, np.cumsum(accesses)))
         return float(share) / max(self.accesses, 1)
 
     def zipf_exponent(self, rows: int) -> float:
-        """The exponent of the power law that fits a table of ``rows``.
+        """Returns the exponent of the power law that fits a table of ``rows``.
 
-        Of that which shows as many different rows in as many draws; where nearly all
-        rows were seen, the likeliest one, in which chance makes uniform draws look like
-        an exponent of up to 0.25.
+        This power law shows as many unique rows in as many draws. Where nearly all rows
+        were seen, it is the likeliest one, in which chance makes uniform draws look
+        like an exponent of up to 0.25.
         """
         if not self.accesses:
             return 0.0
@@ -184,7 +186,7 @@ def _cut(
 def _thin(
     bins: tuple[tuple[int, int], ...], share: float
 ) -> tuple[tuple[int, int], ...]:
-    """A share of the rows of bins, taken at equal distances."""
+    """Takes a share of the rows of bins, at equal distances."""
     found, first = [], 0
     for rows, accesses in bins:
         kept = round((first + rows) * share) - round(first * share)
@@ -195,8 +197,8 @@ def _thin(
 
 
 def _likeliest_exponent(bins: np.ndarray) -> float:
-    """The exponent of a power law over the rows of these bins, ``[bins, 2]``: that of
-    equal mean logarithm of ranks."""
+    """Returns the likeliest exponent of a power law over the rows of these bins,
+    ``[bins, 2]``: the one with an equal mean logarithm of ranks."""
     rows, accesses = bins.T
     last = np.cumsum(rows).astype(np.int64)
     log_ranks = np.cumsum(np.log(np.arange(1, last[-1] + 1)))
@@ -212,7 +214,7 @@ def _likeliest_exponent(bins: np.ndarray) -> float:
 
 
 def _falls_to_zero(value: Callable[[float], float]) -> float:
-    """The exponent at which a falling function of it crosses zero."""
+    """Returns the exponent at which a falling function of it crosses zero."""
     low, high = 0.0, MAX_EXPONENT
     while high - low > EXPONENT_TOLERANCE:
         middle = (low + high) / 2

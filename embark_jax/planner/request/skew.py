@@ -1,8 +1,8 @@
-"""Skew: how often the rows of a table are looked up, and what that makes of a batch.
+"""Skew: how often the rows of a table are looked up, and its effect on a batch.
 
-A power law, ``Zipf``, is known by one number; a sample of the data gives a
-``Histogram`` (``histogram.py``). The planner asks both the same questions, also of
-the hot or the cold rows of a table alone.
+One number describes a power law, ``Zipf``; a sample of the data gives a ``Histogram``
+(``histogram.py``). The planner asks both the same questions, also about only the hot or
+the cold rows of a table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 import numpy as np
 
 HEAD_ROWS = 1 << 14
-"""Rows whose row shard is looked at one by one."""
+"""Rows whose row shards are computed one by one."""
 SUMMED_ROWS = 64
 """Rows whose probabilities are summed one by one."""
 SINGLE_ROWS = 1 << 10
 INTERVAL_RATIO = 1.01
-"""Beyond the first ``SINGLE_ROWS``, rows are summed over intervals that grow by this
-ratio; the midpoint rule is off by (log ratio)² / 24 = 4e-6."""
+"""Ratio by which intervals of rows grow beyond the first ``SINGLE_ROWS``; the midpoint
+rule is off by (log ratio)² / 24 = 4e-6."""
 
 
 class Skew(Protocol):
@@ -31,30 +31,32 @@ class Skew(Protocol):
     """
 
     def expected_unique(self, rows: int, draws: float) -> float:
-        """Different rows to expect among ``draws`` ids, of a table of ``rows``."""
+        """Returns the unique rows to expect among ``draws`` ids of a table of
+        ``rows``."""
         ...
 
     def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
-        """``[row_shards]`` share of ids that fall on each, where rows go in turn."""
+        """Returns ``[row_shards]`` share of ids that fall on each; rows go round
+        robin."""
         ...
 
     def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
-        """Share of ids that fall on rows ``[begin, end)``, of a table of ``rows``; with
-        ``by_rank`` on rows counted from the most frequent one."""
+        """Returns the share of ids that fall on rows ``[begin, end)`` of a table of
+        ``rows``; with ``by_rank``, rows are counted from the most frequent one."""
         ...
 
     def within(self, rows: int, begin: int, end: int, by_rank: bool = False) -> Skew:
-        """How those ids are distributed over those rows, counted from ``begin``."""
+        """Returns the skew of those ids over those rows, counted from ``begin``."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Zipf:
-    """Row r (from 0) is drawn with probability proportional to
-    ``(shift + r + 1) ** -exponent``, each id independently; exponent 0 is uniform.
+    """A power law: row r (from 0) is drawn with probability proportional to ``(shift +
+    r + 1) ** -exponent``, each id independently; exponent 0 is uniform.
 
-    Where the ``shift`` hottest rows of a table are elsewhere, so are the others drawn
-    (Zipf–Mandelbrot law).
+    With a ``shift``, the law describes the other rows of a table whose ``shift``
+    hottest rows are elsewhere (Zipf–Mandelbrot law).
     """
 
     exponent: float = 0.0
@@ -82,7 +84,8 @@ UNIFORM = Zipf(0.0)
 
 @functools.lru_cache(maxsize=4096)
 def intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Midpoints (1-based ranks) of intervals that cover the rows, and their lengths."""
+    """Returns midpoints (1-based ranks) and lengths of intervals that cover the
+    rows."""
     head = np.arange(1, min(rows, SINGLE_ROWS) + 1, dtype=np.float64)
     if rows <= SINGLE_ROWS:
         return head, np.ones_like(head)
@@ -95,7 +98,8 @@ def intervals(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=4096)
 def row_probabilities(rows: int, zipf: Zipf) -> tuple[np.ndarray, np.ndarray]:
-    """``(probability of one row, number of rows)`` for each interval of rows."""
+    """Returns ``(probability of one row, number of rows)`` for each interval of
+    rows."""
     ranks, lengths = intervals(rows)
     density = (zipf.shift + ranks) ** -zipf.exponent
     return density / (density * lengths).sum(), lengths
@@ -111,8 +115,9 @@ def _expected_unique(rows: int, draws: float, zipf: Zipf) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _total(rows: int, zipf: Zipf) -> float:
-    """Sum of ``(shift + rank) ** -exponent`` over all rows: of the first one by one, of
-    the others by the formula of Euler and Maclaurin, off by less than 1e-9 of it."""
+    """Returns the sum of ``(shift + rank) ** -exponent`` over all rows: the first rows
+    one by one, the others by the formula of Euler and Maclaurin, off by less than 1e-9
+    of it."""
     first = min(rows, SUMMED_ROWS)
     shift, exponent = zipf.shift, zipf.exponent
     total = float(_head(first, zipf).sum())
@@ -131,8 +136,8 @@ def _total(rows: int, zipf: Zipf) -> float:
 
 @functools.lru_cache(maxsize=16384)
 def _head_sums(rows: int, row_shards: int, zipf: Zipf) -> np.ndarray:
-    """``[row_shards]`` the same of those of the first ``rows`` rows in each row
-    shard."""
+    """Returns ``[row_shards]`` the sum over those of the first ``rows`` rows that are
+    in each row shard."""
     whole = rows // row_shards * row_shards
     each = _head(rows, zipf)
     sums = each[:whole].reshape(-1, row_shards).sum(axis=0)
@@ -142,5 +147,5 @@ def _head_sums(rows: int, row_shards: int, zipf: Zipf) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _head(rows: int, zipf: Zipf) -> np.ndarray:
-    """``(shift + rank) ** -exponent`` of the first ``rows`` rows."""
+    """Returns ``(shift + rank) ** -exponent`` of the first ``rows`` rows."""
     return (zipf.shift + np.arange(1, rows + 1, dtype=np.float64)) ** -zipf.exponent

@@ -1,4 +1,4 @@
-"""What a sample of a dataset says of its ids: the file of ``embark data stats``."""
+"""Statistics of the ids in a sample of a dataset: the file of ``embark data stats``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class FeatureAccess:
-    """Bags of one feature.
+    """Accesses by the bags of one feature.
 
     Attributes:
-      mean_hotness, max_hotness: ids a bag, padding not counted.
-      ids_seen: different ids.
+      mean_hotness, max_hotness: mean and largest number of ids in a bag, without
+        padding.
+      ids_seen: number of unique ids.
     """
 
     mean_hotness: NonNegativeFloat
@@ -37,8 +38,8 @@ class TableAccess:
     """Accesses of one table of ``rows`` rows, by all its features.
 
     Attributes:
-      rows: of the table.
-      histogram: of its accesses.
+      rows: rows of the table.
+      histogram: histogram of its accesses.
       halves: how sure it is which rows are hot; None if that is not known.
     """
 
@@ -56,8 +57,8 @@ class Statistics:
     """Accesses in a sample of the data, by feature and by table.
 
     Attributes:
-      samples: in the sample.
-      features, tables: by name.
+      samples: number of samples read.
+      features, tables: accesses by name.
     """
 
     samples: int = 0
@@ -65,13 +66,14 @@ class Statistics:
     tables: Mapping[str, TableAccess] = dataclasses.field(default_factory=dict)
 
     def skew(self, table: TableSpec) -> Histogram | None:
-        """The histogram of a table's accesses; None if it is not in the sample."""
+        """Returns the histogram of a table's accesses; None if the sample lacks the
+        table."""
         found = self.tables.get(table.name)
         return found.histogram if found and found.histogram.accesses else None
 
     def hot_ids(self, table: TableSpec, hot_rows: int) -> tuple[int, ...]:
-        """The most frequent rows, ascending; empty if they are the first ones, or if
-        nothing is known of them.
+        """Returns the most frequent rows, ascending; empty if they are the first ones,
+        or if nothing is known of them.
 
         Raises:
           ValueError: if fewer are known.
@@ -88,14 +90,14 @@ class Statistics:
         return tuple(sorted(row for row, _ in histogram.hottest[:hot_rows]))
 
     def mean_hotness(self, feature: FeatureSpec) -> float:
-        """Ids a bag; as many as fit, if the feature is not in the sample."""
+        """Returns the mean ids a bag; hotness, if the sample lacks the feature."""
         found = self.features.get(feature.name)
         return found.mean_hotness if found else float(feature.hotness)
 
     def problems(
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
     ) -> list[str]:
-        """Why they cannot be of this model, if they cannot."""
+        """Says why the statistics cannot be of this model, if they cannot."""
         rows = {table.name: table.rows for table in tables}
         hotness = {feature.name: feature.hotness for feature in features}
         found = [
@@ -121,7 +123,7 @@ class Statistics:
         return found
 
     def to_json(self) -> str:
-        """``from_json`` is its inverse."""
+        """Returns the statistics as JSON; ``from_json`` is the inverse."""
         value: dict[str, Any] = {"version": VERSION, "samples": self.samples}
         value["features"] = {
             name: dataclasses.asdict(each) for name, each in self.features.items()
@@ -140,10 +142,10 @@ class Statistics:
 
     @classmethod
     def from_json(cls, text: str) -> Statistics:
-        """Reads what ``to_json`` wrote.
+        """Reads the output of ``to_json``.
 
         Raises:
-          ConfigError: with all that is wrong with it.
+          ConfigError: if it is invalid; the message names every problem.
         """
         try:
             file = _File.model_validate_json(text)
@@ -177,7 +179,7 @@ NO_STATISTICS = Statistics()
 class _Table(Config):
     rows: PositiveInt
     zipf_exponent: NonNegativeFloat
-    """For the reader; the planner takes the bins."""
+    """For the reader only; the planner takes the bins."""
     bins: tuple[tuple[PositiveInt, PositiveInt], ...]
     hottest: tuple[tuple[NonNegativeInt, PositiveInt], ...]
     halves: HalfAgreement | None = None

@@ -1,7 +1,7 @@
-"""Table lists: what a model looks up, without data or code to train it.
+"""Table lists: the lookups of a model, without data or code to train it.
 
-Written in YAML or JSON, either the bare list of tables or a mapping with the list under
-``tables`` and with what else is known of the model::
+A list is YAML or JSON: either the bare list of tables, or a mapping with the list under
+``tables`` and with other properties of the model::
 
     name: example
     zipf_exponent: 1.1
@@ -9,7 +9,7 @@ Written in YAML or JSON, either the bare list of tables or a mapping with the li
       - {count: 40, rows: 4_000_000, dim: 64, hotness: 200}
       - {name: genre, rows: 20, dim: 16, hotness: [1, 10]}  # read by two features
 
-``configs/models/`` holds those of published models.
+``configs/models/`` holds the lists of published models.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ T = TypeVar("T")
 Count = Annotated[int, Field(strict=True, ge=1)]
 ITEM = "table list"
 MODELS = Path(__file__).parents[2] / "config_files" / "models"
-"""``configs/models``, by a link that a built package has as a folder."""
+"""``configs/models``, through a link that a built package has as a folder."""
 
 
 class TableEntry(Config):
     """``count`` equal tables, each read by one sum-pooled feature per hotness.
 
-    Tables without a name are called after their place: t0, t1, …; with a name and a
+    Tables without a name are called after their position: t0, t1, …; with a name and a
     count, a number is added to the name.
     """
 
@@ -59,9 +59,10 @@ class TableEntry(Config):
 
 
 class DenseNet(Config):
-    """The dense layers. They see the pooled rows side by side, with ``bottom`` of the
-    dense features or, without a bottom, those themselves; or, with ``interaction``
-    "dot", that beside the dot products of all pairs (DLRM)."""
+    """The dense layers. Their input is the pooled rows side by side, with the output of
+    the ``bottom`` MLP on the dense features or, without a bottom, with these features.
+    With ``interaction`` "dot" it is that output with the dot products of all pairs
+    (DLRM)."""
 
     features: Annotated[int, Field(strict=True, ge=0)] = 0
     bottom: tuple[Count, ...] = ()
@@ -70,12 +71,12 @@ class DenseNet(Config):
     cross_rank: Annotated[int, Field(strict=True, ge=0)] = 0
     interaction: Literal["concatenate", "dot"] = "concatenate"
     pool_stride: Count = 1
-    """Neighbouring columns of the pooled rows that are averaged into one."""
+    """Number of neighbouring columns of the pooled rows that are averaged into one."""
 
     def network(
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
     ) -> DenseNetwork:
-        """The layers, on top of these tables."""
+        """Returns the layers, on top of these tables."""
         if self.interaction == "dot":
             return dlrm(len(features), self.features, self.bottom, self.top)
         return dlrm_dcnv2(
@@ -89,9 +90,9 @@ class DenseNet(Config):
 
 
 class TableList(Config):
-    """Tables, and how the model that reads them was measured.
+    """Tables, and the conditions under which the model that reads them was measured.
 
-    ``None`` is what the list does not say.
+    ``None`` means that the list does not say.
     """
 
     tables: Annotated[tuple[TableEntry, ...], Field(min_length=1)]
@@ -102,7 +103,7 @@ class TableList(Config):
     dense: DenseNet | None = None
 
     def specs(self) -> tuple[list[TableSpec], list[FeatureSpec]]:
-        """Tables and features, spelled out."""
+        """Returns tables and features, spelled out."""
         tables: list[TableSpec] = []
         features = []
         for entry in self.tables:
@@ -128,9 +129,9 @@ class TableList(Config):
         optimizer: str | None = None,
         wire: Wire = FLOAT32,
     ) -> Workload:
-        """On a fleet; what is given goes before the list. What neither says is 65,536
-        samples a step, uniform ids, row-wise Adagrad. The dense layers take the
-        optimizer of the rows."""
+        """Returns the workload on a fleet. Arguments take precedence over the list; the
+        default is 65,536 samples a step, uniform ids and row-wise Adagrad. The dense
+        layers take the optimizer of the rows."""
         optimizer = _first_given(optimizer, self.optimizer, "rowwise_adagrad")
         dense = NO_DENSE
         if self.dense is not None:
@@ -148,12 +149,12 @@ class TableList(Config):
 
 
 def dense_optimizer_of(optimizer: str) -> str:
-    """The dense layers' optimizer that goes with that of the rows."""
+    """Returns the dense layers' optimizer that goes with that of the rows."""
     return optimizer.removeprefix("rowwise_")
 
 
 def _first_given(*values: T | None) -> T:
-    """The first that is not None."""
+    """Returns the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
@@ -164,7 +165,7 @@ def load_table_list(source: str | Path) -> TableList:
       source: a path, or a name in ``configs/models`` such as "t180".
 
     Raises:
-      ConfigError: with the path and all that is wrong with it.
+      ConfigError: if it is invalid; the message has the path and every problem.
     """
     path = Path(source)
     known = {each.stem: each for each in MODELS.glob("*.yaml")}
@@ -186,10 +187,10 @@ def read_table_list(text: str) -> TableList:
     """Reads a table list.
 
     Raises:
-      ConfigError: with all that is wrong with it; it names the entries.
+      ConfigError: if it is invalid; the message names the entries and every problem.
     """
     try:
-        data = json.loads(text)  # not all of JSON is YAML: tabs are not
+        data = json.loads(text)  # YAML does not include all of JSON, such as tabs
     except ValueError:
         try:
             data = yaml_text.parse(text)
@@ -205,7 +206,7 @@ def read_table_list(text: str) -> TableList:
         listed = TableList.model_validate(data)
         check_model(*listed.specs())
     except pydantic.ValidationError as error:
-        # A value that fits none of several types is reported once for each.
+        # A value that fits none of several types is reported once for each type.
         errors = error.errors(include_url=False)
         problems = dict.fromkeys(filter(None, (_explain(e, data) for e in errors)))
         raise ConfigError("; ".join(problems)) from None
@@ -215,8 +216,8 @@ def read_table_list(text: str) -> TableList:
 
 
 def _explain(error: Any, data: dict[str, Any]) -> str | None:
-    """One pydantic error, in our words; None if it only repeats others: a list whose
-    entries are all bad counts as empty."""
+    """Describes one pydantic error in the words of this package; None if it only
+    repeats others: a list whose entries are all bad counts as empty."""
     where, keys, known = ITEM, list(error["loc"]), TableList.model_fields
     if keys[0] == "tables" and len(keys) > 1:
         where, keys, known = (

@@ -1,4 +1,4 @@
-"""How many bytes ids and rows take on the wire: the formats that they travel in."""
+"""Formats in which ids and rows travel, and their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ SCALE_BYTES: dict[WireFormat, int] = {
     "float16": 4,
     "float8_e4m3": 4,
 }
-"""Formats of a narrow range travel with a float32 factor for each row."""
+"""Bytes of a row's float32 factor, which formats of a narrow range travel with."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """What travels between devices in which format; all sums are float32.
+    """Formats of values that travel between devices; all sums are float32.
 
     Attributes:
-      rows: of UB, and the partial sums of RB.
-      gradients: of both, and of DP. Those of the dense layers are float32: XLA sums
-        them by itself, and of fewer bits the sums would be in these.
+      rows: format of UB's rows, and of RB's partial sums.
+      gradients: format of row gradients in RB, UB and DP. Those of the dense layers are
+        float32: XLA sums them by itself, and in a narrower format it would sum in that
+        format.
 
     Raises:
       ValueError: if a format is unknown.
@@ -48,25 +49,25 @@ class Wire:
 
 
 FLOAT32 = Wire()
-"""Nothing is compressed."""
+"""The formats in which nothing is compressed."""
 
 
 SLOT_BYTES = 4
-"""Bytes of a slot, of a weight, and of where a block of bags ends."""
+"""Bytes of a slot, of a weight, and of the end of a block of bags."""
 BLOCK_BAGS = 256
-"""In RB an id says with a single byte which bag of its block it is for."""
+"""Bags of a block. In RB an id names the bag of its block in a single byte."""
 
 
 def sum_blocks(batch: int) -> int:
-    """Blocks of the bags of one partial sum, one bag of each sample of a device."""
+    """Blocks of the bags of one partial sum: one bag for each sample of a device."""
     return -(-batch // BLOCK_BAGS)
 
 
 def pooled_id_bytes(weighted: bool) -> int:
-    """Bytes of one id in RB: its slot, its bag, and its weight if it has one."""
+    """Returns the bytes of one id in RB: its slot, its bag, and its weight if any."""
     return 1 + SLOT_BYTES + SLOT_BYTES * weighted
 
 
 def row_bytes(width: int, wire: WireFormat) -> int:
-    """Bytes of one row of ``width`` values."""
+    """Returns the bytes of one row of ``width`` values."""
     return VALUE_BYTES[wire] * width + SCALE_BYTES[wire]

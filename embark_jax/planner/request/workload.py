@@ -1,4 +1,4 @@
-"""What is planned for: a fleet, a batch, and what the batch asks of each table."""
+"""Workloads: a fleet, a batch, and how the batch uses each table."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Workload:
 
     Attributes:
       fleet: the machines.
-      batch_size: global, samples a step, or of one of its micro-batches.
+      batch_size: samples of a step over all devices, or of one of its micro-batches.
       zipf_exponent: skew of ids within their table; 0 is uniform.
-      capacity_slack: exchange buffers hold this multiple of the expectation.
-      optimizer: of the embedding rows.
-      statistics: of a sample of the data; the power law is then for the tables that
-        are not in it, and bags of features that are not in it are full.
+      capacity_slack: factor of the expectation that exchange buffers hold.
+      optimizer: optimizer of the embedding rows.
+      statistics: statistics of a sample of the data; the power law is then for the
+        tables that are not in it, and bags of features that are not in it are full.
       wire: the formats in which rows and gradients travel.
       dense: the dense layers.
-      micro_batches: that a step takes one after the other.
+      micro_batches: number of micro-batches that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
 
     Raises:
@@ -91,19 +91,19 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class TableUse:
-    """All that matters of a table to its cost; tables that agree in it are alike.
+    """All properties of a table that affect its cost; tables with equal ones are alike.
 
     Attributes:
-      rows, dim: of the table.
+      rows, dim: size of the table.
       hotness: ids a sample at most, over all its features.
-      bags: rows a sample that pooling leaves: one for a pooled feature, ``hotness`` for
-        a sequence.
+      bags: rows a sample after pooling: one for a pooled feature, ``hotness`` for a
+        sequence.
       weighted: whether some of its ids come with a weight.
-      filled: ids a sample on average, as a share of ``hotness``; the rest is padding,
-        which is not sent.
+      filled: mean ids a sample, as a share of ``hotness``; the rest is padding, which
+        is not sent.
       skew: how the ids are distributed over its rows.
       tier, slots, evict: as in ``TableSpec``.
-      dynamic: the name of a dynamic table, which is like no other.
+      dynamic: name of a dynamic table, which is like no other.
     """
 
     rows: int
@@ -119,9 +119,9 @@ class TableUse:
     dynamic: str = ""
 
     def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
-        """What is asked of rows ``[begin, end)`` alone: to them the ids of all other
+        """Returns the use of only rows ``[begin, end)``, for which the ids of all other
         rows are padding. With ``by_rank`` they are the ``begin``-th to ``end``-th most
-        frequent ones."""
+        frequent rows."""
         if (begin, end) == (0, self.rows):
             return self
         return dataclasses.replace(
@@ -135,14 +135,14 @@ class TableUse:
 def table_use(
     table: TableSpec, features: Sequence[FeatureSpec], workload: Workload
 ) -> TableUse:
-    """What ``features`` ask of ``table``."""
+    """Returns the use of ``table`` by ``features``."""
     return table_uses([table], features, workload)[0]
 
 
 def table_uses(
     tables: Sequence[TableSpec], features: Sequence[FeatureSpec], workload: Workload
 ) -> list[TableUse]:
-    """What ``features`` ask of each of ``tables``."""
+    """Returns the use of each of ``tables`` by ``features``."""
     statistics, zipf = workload.statistics, Zipf(workload.zipf_exponent)
     of_table: dict[str, list[FeatureSpec]] = {}
     for feature in features:
