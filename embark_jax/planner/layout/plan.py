@@ -143,7 +143,7 @@ class Plan:
         return dataclasses.replace(self, placements=tuple(placements))
 
     def make_mesh(self) -> jax.sharding.Mesh:
-        """Makes a ``("node", "gpu")`` mesh over the first devices of this process group.
+        """Makes a ``("node", "gpu")`` mesh of the first devices of this process group.
 
         Raises:
           ValueError: if there are fewer devices than the plan needs.

@@ -1,14 +1,14 @@
 """The search for a plan: the words of this folder.
 
 - **instance**: one request: groups of alike tables, with the candidates of each.
-- **candidate**: a cluster, a split and an exchange that a table may take. Example: "RB,
+- **candidate**: a cluster, a split and an exchange that a table may take, such as "RB,
   8 row shards × 2 column shards, flat".
 - **relaxation**: a linear program in which shards have no owners and loads are spread
   evenly; its optimum is the **bound**: no plan is faster.
 - **rounding**: a candidate for every table, from the relaxation's fractions.
-- **assignment**: a candidate and owners for every table: a plan, to the search.
+- **assignment**: a candidate and owners for every table: the search's form of a plan.
 - **shortlist**: the candidates that the search tries: the relaxation's best.
-- **insertion**: the owners at which a candidate adds least to the smooth cost.
+- **insertion**: puts a table in at the owners where it adds least to the smooth cost.
 - **move**: a table is taken out and inserted anew, with the same or another candidate.
 - **swap**: two shards change devices, or one goes to another.
 - **local search**: moves and swaps while they help.

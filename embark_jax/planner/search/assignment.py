@@ -1,4 +1,4 @@
-"""Assignments: a candidate and owners for every table, with what they add up to."""
+"""Assignments: a candidate and owners for every table, with the sums of their loads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from embark_jax.planner.search.instance import Instance
 
 
 class Rank(NamedTuple):
-    """What assignments are compared by: the lower is the better one.
+    """The order of assignments: the lower rank is the better one.
 
     Attributes:
       excess_bytes: memory beyond the limit, on every device, and a byte for each slot
-        beyond those that can be numbered; 0 if it fits.
-      step_ms: of a step.
+        beyond those that have numbers; 0 if the assignment fits.
+      step_ms: time of a step.
     """
 
     excess_bytes: float
@@ -28,12 +28,12 @@ class Rank(NamedTuple):
 
 
 class Assignment:
-    """A plan, to the search.
+    """The search's form of a plan.
 
     Attributes:
-      candidate: ``[tables]`` that each takes.
-      owners: of each table; shard (j, k) is at ``j * column_shards + k``.
-      loads: of all tables that are in.
+      candidate: ``[tables]`` candidate that each takes.
+      owners: owners of each table; shard (j, k) is at ``j * column_shards + k``.
+      loads: loads of all tables that are in.
     """
 
     def __init__(self, instance: Instance, candidate: np.ndarray):
@@ -52,8 +52,8 @@ class Assignment:
         self.loads.add(int(self.candidate[table]), self.owners[table], times=-1)
 
     def copy(self) -> Assignment:
-        """An assignment of its own, whose loads are added up anew, without rounding
-        errors of what was taken out."""
+        """Returns an independent copy, whose loads are added up anew, without rounding
+        errors of tables that were taken out."""
         other = Assignment(self.instance, self.candidate)
         for table, owners in enumerate(self.owners):
             other.put(table, int(self.candidate[table]), owners)
@@ -63,18 +63,18 @@ class Assignment:
         return self.instance.objective.step_ms(self.loads)
 
     def rank(self) -> Rank:
-        """What it is compared by."""
+        """Returns the rank by which the assignment is compared."""
         limit_bytes = self.instance.memory.limit_bytes
         excess_bytes = self.instance.objective.bytes(self.loads) - limit_bytes
         excess_slots = float(self.loads.own[ROWS].max()) - MAX_SLOTS
         return Rank(max(0.0, excess_bytes) + max(0.0, excess_slots), self.step_ms())
 
     def fits(self) -> bool:
-        """Whether memory suffices, and slots can be numbered."""
+        """Whether memory suffices, and all slots have numbers."""
         return not self.rank().excess_bytes
 
     def placements(self, reasons: Sequence[str]) -> tuple[Placement, ...]:
-        """Those that a plan is made of."""
+        """Returns the placements of a plan."""
         each = self.instance.candidates
         return tuple(
             Placement(

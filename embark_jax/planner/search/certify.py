@@ -1,8 +1,9 @@
 """Certify: a solver raises the bound and improves the plan, for as long as asked.
 
-Every solution of the whole-number program is another choice of candidates, which local
-search makes a plan of; its bound holds for all plans. Sizes of large shards are added
-until there are none, then other roundings of the relaxation are improved.
+Every solution of the whole-number program is another choice of candidates, from which
+local search makes a plan; its bound holds for all plans. The program gets the sizes of
+large shards until no more are found; then other roundings of the relaxation are
+improved.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from embark_jax.planner.search.solve import Found, Start
 from embark_jax.planner.search.whole_program import WholeProgram
 
 CLOSE = 1e-3
-"""Gap at which there is nothing left to prove."""
+"""Gap that needs no further proof."""
 LEAST_S, SHARE = 2.0, 3
-"""Seconds of one run of the solver at least, and what the time that is left is divided
-by."""
+"""Shortest time of one run of the solver, in seconds, and the divisor of the remaining
+time."""
 
 
 def certify(instance: Instance, found: Found, seconds: float) -> Found:
-    """A plan that is no worse, and a bound that is no lower.
+    """Returns a plan that is no worse, and a bound that is no lower.
 
     Args:
       instance: what is planned.
-      found: by the search.
-      seconds: of wall time, about.
+      found: result of the search.
+      seconds: approximate wall time.
     """
     end = time.monotonic() + seconds
-    # What is dominated in the relaxation may have smaller shards.
+    # A candidate that is dominated in the relaxation may have smaller shards.
     relaxation = Relaxation(instance, drop=False)
     relaxed = relaxation.solve()
     if relaxed is None:  # at the solver's tolerances: memory hardly suffices
@@ -48,11 +49,12 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
         if program is not None:
             left_s = max(LEAST_S, (end - time.monotonic()) / SHARE)
             choice, ended = program.solve(step_ms, seconds=left_s)
-            # It leaves out what no better plan takes: no more is said of worse ones.
+            # The program leaves out what no better plan takes, and bounds no worse
+            # plan.
             bound_ms = max(bound_ms, min(choice.bound_ms, step_ms))
             tables = choice.tables if choice.tables.any() else tables
             if ended and not program.add_sizes(choice):
-                program = None  # the solver has nothing more to say
+                program = None  # the solver finds nothing more
         dice = np.random.default_rng(seed)
         chosen = round_tables(instance, tables, dice)
         other = start.place(chosen, dice, found.ms_per_byte)

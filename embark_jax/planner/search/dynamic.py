@@ -1,4 +1,4 @@
-"""Dynamic tables are planned for as large as they may grow, and begin smaller."""
+"""Dynamic tables: planned for their largest size, though they begin smaller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from embark_jax.tables import TableSpec
 
 
 def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
-    """The tables, dynamic ones with room for as many keys as they may have slots."""
+    """Returns the tables, dynamic ones with room for as many keys as their most
+    slots."""
     return tuple(
         table.with_room(max(table.rows, table.max_slots)) if table.max_slots else table
         for table in tables
@@ -21,8 +22,8 @@ def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
 def spread(
     tables: Iterable[TableSpec], forced: Mapping[str, ForcedPlacement], devices: int
 ) -> dict[str, ForcedPlacement]:
-    """Dynamic tables have a row shard on each device, so that no row changes its place
-    when they grow; what else is forced of them is left as it is."""
+    """Forces a row shard of each dynamic table on each device, so that no row moves
+    when the table grows; other forced properties are left as they are."""
     return {
         table.name: dataclasses.replace(
             forced.get(table.name, FREE),
@@ -39,7 +40,7 @@ def spread(
 def with_tables(
     placements: Iterable[Placement], tables: Sequence[TableSpec]
 ) -> tuple[Placement, ...]:
-    """The placements, of tables of the same names."""
+    """Returns the placements with these tables, which have the same names."""
     named = {table.name: table for table in tables}
     return tuple(
         dataclasses.replace(each, table=named[each.table.name])

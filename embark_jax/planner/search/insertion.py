@@ -1,15 +1,15 @@
 """Insertion: the candidate and the owners at which a table adds least to the cost.
 
-A step costs what the fullest device of each peak costs, but that alone says little of
+A step costs as much as the fullest device of each peak, but this says little about
 where the next shard should lie: on most devices it raises no peak. So tables are
 inserted by a *smooth cost*, in which the mean of a power of the loads stands for their
-maximum: ``mean(load ** power) ** (1 / power)``. With power 1 that is the cost of loads
+maximum: ``mean(load ** power) ** (1 / power)``. With power 1 it is the cost of loads
 that are spread evenly, as in the relaxation; high powers come near the maximum.
 Example: loads 1 and 3 on two devices count as 2 with power 1, 2.7 with 8, 3 with many.
 
 All candidates of a table are tried at once, by *positions*: devices in the order of how
-little a shard would add on each. The largest shard takes the first. Row shards that are
-added up inside nodes lie on the first positions of as few nodes as go.
+little a shard would add on each. The largest shard takes the first position. Row shards
+that are added up inside nodes lie on the first positions of the fewest possible nodes.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 
 LEAST_LOAD = 1e-9
-"""Smallest load of any kind: what is left below it when tables are taken out is
-rounding."""
+"""Smallest load of any kind; anything below it after tables are taken out is a rounding
+error."""
 
 
 class Shortlist:
     """Some candidates of alike tables, by positions.
 
     Attributes:
-      chosen: ``[candidates]`` which they are.
-      storage: ``[candidates]``.
-      positions: of each, that of shard (j, k) at ``j * column_shards + k``.
-      loads: ``[7, candidates, devices]`` what each position gets.
-      largest: ``[7, candidates]`` the most of any position.
-      staged: those that are added up inside nodes.
-      node_sums: ``[staged, nodes]`` of nodes in their order.
-      in_node: ``[staged, GPUs]`` positions of a first node that are used.
+      chosen: ``[candidates]`` numbers of the candidates.
+      storage: ``[candidates]`` storage of each.
+      positions: positions of each candidate's shards; shard (j, k) at ``j *
+        column_shards + k``.
+      loads: ``[7, candidates, devices]`` load of each position.
+      largest: ``[7, candidates]`` largest load of any position.
+      staged: candidates whose sums are added up inside nodes.
+      node_sums: ``[staged, nodes]`` partial sums of nodes, in their order.
+      in_node: ``[staged, GPUs]`` used positions of a first node.
     """
 
     def __init__(self, instance: Instance, chosen: np.ndarray):
@@ -80,7 +81,7 @@ class Shortlist:
         self.largest = self.loads.max(axis=2)
 
     def only(self, kept: np.ndarray) -> Shortlist:
-        """The shortlist of these candidates alone, by their numbers in the
+        """Returns the shortlist of only these candidates, by their numbers in the
         shortlist."""
         other = copy.copy(self)
         other.chosen, other.storage = self.chosen[kept], self.storage[kept]
@@ -96,9 +97,9 @@ class Insertion:
     """Inserts tables into one assignment by its smooth cost.
 
     Attributes:
-      assignment: that is changed.
-      power: of the means that stand for maxima; 1, 2, 4, 8 and so on.
-      ms_per_byte: what memory is taken to cost, so that it is kept even.
+      assignment: assignment that is changed.
+      power: power of the means that stand for maxima; 1, 2, 4, 8 and so on.
+      ms_per_byte: price of memory, which keeps memory even.
     """
 
     def __init__(self, assignment: Assignment, power: int, ms_per_byte: float = 0.0):
@@ -107,7 +108,7 @@ class Insertion:
         self.ms_per_byte = ms_per_byte
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = objective.prices + ms_per_byte * unit_bytes
-        # Of what is counted on each device, the update last.
+        # Prices of the amounts on each device, that of the update last.
         self._prices = np.append(prices[:PEAK_NODE], np.ones((1, prices.shape[1])), 0)
         self._node_prices = prices[PEAK_NODE]
         self._storage_ms = np.zeros(len(objective.storages))
@@ -137,7 +138,7 @@ class Insertion:
         self._storage_ms[s] = ms
 
     def smooth_cost(self) -> float:
-        """The smooth cost of the tables that are in."""
+        """Returns the smooth cost of the tables that are in."""
         loads = self.assignment.loads
         return float(
             self._storage_ms.sum()
@@ -148,8 +149,8 @@ class Insertion:
         )
 
     def best(self, shortlist: Shortlist) -> tuple[float, int, np.ndarray]:
-        """``(growth of the smooth cost, candidate, owners)`` of the candidate of the
-        shortlist that adds least."""
+        """Returns ``(growth of the smooth cost, candidate, owners)`` for the candidate
+        of the shortlist that adds least."""
         loads, power = self.assignment.loads, self.power
         s = shortlist.storage
         own = loads.own[:, s]
@@ -182,8 +183,8 @@ class Insertion:
         costs: np.ndarray,
         devices: np.ndarray,
     ) -> None:
-        """For candidates that are added up inside nodes: adds the cost of sums of nodes
-        to ``costs``, and orders ``devices`` node by node."""
+        """Adds the cost of node sums to ``costs`` for candidates that are added up
+        inside nodes, and orders ``devices`` node by node."""
         staged, power = shortlist.staged, self.power
         s = shortlist.storage[staged]
         held = self.assignment.loads.node_sums[s]
@@ -207,7 +208,7 @@ class Insertion:
         devices[staged] = by_node.reshape(len(s), -1)
 
     def _everywhere(self, shortlist: Shortlist) -> np.ndarray:
-        """``[candidates]`` what they cost wherever their shards lie."""
+        """Returns ``[candidates]`` costs that arise wherever their shards lie."""
         instance, loads = self.assignment.instance, self.assignment.loads
         each = instance.candidates
         hot = each.hot_storage[shortlist.chosen]
@@ -223,26 +224,27 @@ class Insertion:
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:
-    """``values ** power``, by squares."""
+    """Returns ``values ** power``, by squaring."""
     while power > 1:
         values, power = values * values, power // 2
     return values
 
 
 def _root(powers: np.ndarray, power: int) -> np.ndarray:
-    """The root of the mean of powers over the last axis."""
+    """Returns the root of the mean of powers over the last axis."""
     return (np.add.reduce(powers, axis=-1) / powers.shape[-1]) ** (1 / power)
 
 
 def _norm(loads: np.ndarray, power: int) -> np.ndarray:
-    """The mean over the last axis of which a high power weighs large loads more."""
+    """Returns the mean over the last axis, in which a high power favours large
+    loads."""
     scale = np.maximum(loads.max(axis=-1), LEAST_LOAD)
     return scale * _root(_power(loads / scale[..., None], power), power)
 
 
 def _on_few_nodes(rows: int, columns: int, gpus: int, nodes: int) -> np.ndarray:
-    """``[rows, columns]`` positions of shards, each column on as few nodes as go, the
-    columns on one node after the other."""
+    """Returns ``[rows, columns]`` positions of shards, each column on the fewest
+    possible nodes, the columns on one node after the other."""
     of_column = min(-(-rows // gpus), nodes)
     row, column = np.arange(rows)[:, None], np.arange(columns)
     begun, node = np.divmod(column * of_column + row % of_column, nodes)

@@ -27,29 +27,30 @@ from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.tables import FeatureSpec, TableSpec
 
 MIN_WIDTH = 8
-"""Columns of a shard at least: 32 bytes, the sector in which GPU memory is read
-(https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
+"""Smallest number of columns of a shard: 32 bytes, the sector in which GPU memory is
+read (https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
 
 HOT_SHARES = (0.5, 0.9)
 """Shares of a table's ids that candidates' hot rows take."""
 FEWER_ROWS = 8.0
-"""Times the share of rows that hot rows are of a table is below their share of ids."""
+"""Smallest ratio of the hot rows' share of ids to their share of the table's rows."""
 MANY = 64
-"""Unlike tables of which a model is large if it has more."""
+"""Largest number of unlike tables in a model that is not large."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instance:
-    """One request.
+    """The search's form of one request.
 
     Attributes:
-      workload, model, memory, objective: what is planned for, and what prices it.
-      tables: the model's.
-      group: ``[tables]`` which tables are alike: in use, and in what is forced.
-      counts: ``[groups]`` tables of each.
-      uses: ``[groups]`` what is asked of each table.
-      owners: ``[groups]`` those that are forced, or None.
-      candidates: of all groups; a candidate's ``table`` is a group.
+      workload, model, memory, objective: circumstances of the plan, and what prices it.
+      tables: tables of the model.
+      group: ``[tables]`` number of the group of alike tables: equal in use, and in what
+        is forced.
+      counts: ``[groups]`` number of tables.
+      uses: ``[groups]`` use of each table.
+      owners: ``[groups]`` forced owners, or None.
+      candidates: candidates of all groups; a candidate's ``table`` is a group.
     """
 
     workload: Workload
@@ -72,14 +73,14 @@ class Instance:
 
     @property
     def is_large(self) -> bool:
-        """Whether it has so many unlike tables that only the best starts are searched,
-        and not by all kinds of moves."""
+        """Whether it has so many unlike tables that the search tries only the best
+        starts, and not all kinds of moves."""
         return len(self.counts) > MANY
 
     @functools.cached_property
     def shard_bytes(self) -> np.ndarray:
-        """``[candidates]`` what a device holds at least that has their largest shard:
-        its rows, and what every device holds."""
+        """``[candidates]`` least bytes of a device that has their largest shard: its
+        rows, and what every device holds."""
         each = self.candidates
         rows = each.reduced(np.maximum, each.loads[ROWS])
         row_bytes = self.objective.held_bytes[PEAK_ROWS][each.storage]
@@ -94,18 +95,18 @@ def make_instance(
     model: CostModel,
     exchanges: Sequence[Exchange],
 ) -> Instance:
-    """The instance of one request.
+    """Makes the instance of one request.
 
     Args:
       tables, features, forced: as for ``plan``.
-      workload, model: what is planned for, and what prices it.
-      exchanges: of RB, to choose among.
+      workload, model: circumstances of the plan, and what prices it.
+      exchanges: exchanges of RB to choose among.
     """
     memory = Memory(workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     forces = [forced.get(table.name, FREE) for table in tables]
     for table, force in zip(tables, forces, strict=True):
-        workload.statistics.hot_ids(table, force.hot_rows or 0)  # or says what is wrong
+        workload.statistics.hot_ids(table, force.hot_rows or 0)  # raises if it cannot
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     splits = _even_splits(workload.devices, coarse=len(numbers) > MANY)
@@ -120,7 +121,7 @@ def make_instance(
         for choice in _choices(use, force, hot_rows, splits, model, exchanges)
     ]
     in_dp = [(way, *REPLICATED) for way in range(len(ways))]
-    # What has no hot rows must still have a row to weigh.
+    # A use without hot rows must still have a row to weigh.
     hot_uses = [use.of_rows(0, max(1, hot), _listed(use)) for _, use, _, hot in ways]
     cold_uses = [use.of_rows(hot, use.rows, _listed(use)) for _, use, _, hot in ways]
     candidates = with_hot_rows(
@@ -140,16 +141,16 @@ def make_instance(
 
 
 def _listed(use: TableUse) -> bool:
-    """Whether hot rows are known by a list of their ids, not as the first ones."""
+    """Whether hot rows are known by a list of their ids, not as the first rows."""
     return isinstance(use.skew, Histogram) and not use.skew.in_order
 
 
 def _hot_rows(
     use: TableUse, force: ForcedPlacement, devices: int, model: CostModel
 ) -> list[int]:
-    """How many hot rows are worth a try: none, and as many as take certain shares of
-    the ids, where those are few. A table of which any shards are forced has as many as
-    are forced."""
+    """Returns the numbers of hot rows that are worth a try: none, and as many as take
+    certain shares of the ids, if those are few. A table whose shards are forced in any
+    way has as many as are forced."""
     if force.hot_rows is not None:
         return [force.hot_rows]
     if force.is_fixed or devices == 1 or "dp" not in model.clusters:
@@ -168,7 +169,7 @@ def _hot_rows(
         few = min(most, int(wanted / FEWER_ROWS * use.rows))
         if few < 1 or share(few) < wanted:
             continue
-        low, high = 0, few  # the least rows that take the share, or some more
+        low, high = 0, few  # the fewest rows that take the share, or slightly more
         while high - low > max(1, high // 8):
             middle = (low + high) // 2
             low, high = (middle, high) if share(middle) < wanted else (low, middle)
@@ -189,9 +190,9 @@ def _choices(
     model: CostModel,
     exchanges: Sequence[Exchange],
 ) -> list[Choice]:
-    """The candidates of cold rows that are worth a try: halvings of columns and these
-    splits of rows, that make at most one shard for each device, and shards whose slots
-    can be numbered, if there are any."""
+    """Returns the candidates of cold rows that are worth a try: halvings of columns and
+    these splits of rows that make at most one shard for each device, and shards whose
+    slots all have numbers, if there are any."""
     clusters, devices = model.clusters, row_splits[-1]
     if force.cluster is not None:
         clusters = (force.cluster,)
@@ -206,7 +207,7 @@ def _choices(
         if cluster == "dp":
             found.append(REPLICATED)
             continue
-        # In UB a hierarchical exchange saves nothing: no partial sums are added up.
+        # In UB a hierarchical exchange saves nothing, as no partial sums are added up.
         ways = exchanges if cluster == "rb" else ("flat",)
         ways = ways if force.exchange is None else (force.exchange,)
         for way in map(EXCHANGES.index, ways):
@@ -219,7 +220,7 @@ def _choices(
 def _splits(
     dim: int, rows: int, force: ForcedPlacement, row_splits: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Row shards and column shards."""
+    """Yields row shards and column shards."""
     devices = row_splits[-1]
     for columns in _column_splits(dim, force):
         if force.row_shards is not None:
@@ -240,8 +241,8 @@ def _column_splits(dim: int, force: ForcedPlacement) -> list[int]:
 
 
 def _even_splits(devices: int, coarse: bool) -> list[int]:
-    """Row shards, ascending: halvings, and one for each device; unless ``coarse``, all
-    even shares of the fleet, too."""
+    """Returns numbers of row shards, ascending: halvings, and one for each device;
+    unless ``coarse``, also all even shares of the fleet."""
     halvings = {2**k for k in range(devices.bit_length())}
     shares = {n for n in range(1, devices + 1) if devices % n == 0}
     return sorted(halvings | ({devices} if coarse else shares))
@@ -250,7 +251,7 @@ def _even_splits(devices: int, coarse: bool) -> list[int]:
 def forced_problems(
     table: TableSpec, force: ForcedPlacement, devices: int
 ) -> list[str]:
-    """What is impossible about a forced placement."""
+    """Lists what is impossible about a forced placement."""
     columns = 1 if force.column_shards is None else force.column_shards
     rows = force.row_shards
     if force.cluster == "dp":

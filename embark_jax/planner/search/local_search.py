@@ -1,12 +1,12 @@
 """Local search: moves of whole tables, while they lower the smooth cost.
 
 A *move* takes a table out and inserts it anew, in the candidate and on the owners that
-add least. Passes over all tables go on with ever higher powers of the smooth cost: low
-ones see what all loads add up to, high ones the fullest devices. Where no move helps
-any more, many tables are taken out together and inserted anew: all of one storage,
-those in RB with as many column shards each, or half of all at random (iterated local
-search, https://doi.org/10.1007/0-306-48056-5_11).
-The best assignment on the way is kept, by the true cost.
+add least. Passes over all tables use ever higher powers of the smooth cost: low powers
+see the sum of all loads, high powers the fullest devices. Where no move helps any more,
+many tables are taken out together and inserted anew: all of one storage, those in RB
+with as many column shards each, or half of all at random (iterated local search,
+https://doi.org/10.1007/0-306-48056-5_11). The best assignment on the way is kept, by
+the true cost.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ POWERS = (4, 16, 64, 256)
 """Powers of the smooth costs, one after the other; the last is within 128 ** (1 / 256)
 = 2 % of the maximum on 128 devices."""
 LARGE_POWERS = (2, 4, 16, 256)
-"""The same of a large model: where many devices are near the fullest, only low powers
-tell that it helps to unload one."""
+"""Powers for a large model: where many devices are near the fullest, only low powers
+show that it helps to unload one."""
 FIRST_POWER = 8
 """Power of the smooth cost by which tables are inserted at first."""
 POWERS_AGAIN = (16, 64, 256)
-"""The same of an assignment that was good but for what has changed."""
+"""Powers for an assignment that was good except for what has changed."""
 ANEW_POWER = 64
 """Power by which tables that were taken out together are inserted again."""
 FAILURES = 2
-"""Failures of alike tables in a pass, after which the others are not tried."""
+"""Failures of alike tables in a pass after which the others are not tried."""
 MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
-"""Candidates of a table that are tried: those that the relaxation likes best; fewer in
-a large model."""
+"""Candidates of a table that are tried: the best ones of the relaxation; fewer in a
+large model."""
 LEAST_GAIN = 1e-5
 """Share of the cost that a move must save."""
 TABLES, MOST_TIMES = 400, 4
-"""How often half of all tables are taken out: so many tables in all, at most so many
-times."""
+"""Limits on how often half of all tables are taken out: number of tables in all, and
+number of times."""
 
 
 class LocalSearch:
@@ -59,9 +59,9 @@ class LocalSearch:
         """
         Args:
           instance: what is planned.
-          relaxed: says which candidates are promising: those taken, and those beside
-            which the bound rises least. That of the smallest shard is tried, too, since
-            memory may be short.
+          relaxed: solution that says which candidates are promising: those taken, and
+            those that raise the bound least. The one with the smallest shard is tried,
+            too, since memory may be short.
         """
         self.instance = instance
         free = np.array([owners is None for owners in instance.owners])
@@ -78,7 +78,7 @@ class LocalSearch:
             smallest = able[np.argmin(instance.shard_bytes[able])]
             mine = np.unique(np.append(able[:most], smallest))
             self.shortlists.append(Shortlist(instance, mine))
-        # With many unlike tables, this many more searches would take too long.
+        # With many unlike tables, the additional searches would take too long.
         usable = np.isfinite(relaxed.above_ms)
         self._cuts = [] if instance.is_large else _cuts(instance, order, usable)
 
@@ -88,7 +88,7 @@ class LocalSearch:
 
         Args:
           chosen: ``[tables]`` the candidate of each.
-          ms_per_byte: what memory is taken to cost.
+          ms_per_byte: price of memory.
         """
         instance, each = self.instance, self.instance.candidates
         assignment = Assignment(instance, chosen)
@@ -117,14 +117,15 @@ class LocalSearch:
         powers: Sequence[int] = (),
         shortlists: Mapping[int, Shortlist] | None = None,
     ) -> Assignment:
-        """The best assignment on the way of all passes.
+        """Returns the best assignment on the way of all passes.
 
         Args:
-          assignment: where to begin; changed.
-          dice: for the order of tables.
-          ms_per_byte: what memory is taken to cost.
-          powers: of the smooth costs; of a first search, unless given.
-          shortlists: by group, the candidates to move to; None takes ``shortlists``.
+          assignment: assignment to begin with; it is changed.
+          dice: random order of tables.
+          ms_per_byte: price of memory.
+          powers: powers of the smooth costs; by default those of a first search.
+          shortlists: by group, the candidates to move to; None takes
+            ``self.shortlists``.
         """
         powers = powers or (LARGE_POWERS if self.instance.is_large else POWERS)
         shortlists = shortlists or dict(enumerate(self.shortlists))
@@ -141,9 +142,9 @@ class LocalSearch:
         dice: np.random.Generator,
         ms_per_byte: float = 0.0,
     ) -> Assignment:
-        """Gives all tables in RB the same number of column shards, each number in turn,
-        where that makes a better assignment: none would go alone, since shards of
-        another width lie in another storage, with exchanges of its own."""
+        """Gives all tables in RB the same number of column shards, one number after the
+        other, where that makes a better assignment. No table would change alone, since
+        shards of another width lie in another storage, with exchanges of its own."""
         best, each = assignment, self.instance.candidates
         group = self.instance.group
         for shortlists in self._cuts:
@@ -163,9 +164,9 @@ class LocalSearch:
         ms_per_byte: float = 0.0,
     ) -> Assignment:
         """Moves all tables of one storage to others, storage by storage, where that
-        makes a better assignment: none would go alone while the others stay."""
+        makes a better assignment. No table would move alone while the others stay."""
         best, storage = assignment, self.instance.candidates.storage
-        if self.instance.is_large or not best.fits():  # it gains little
+        if self.instance.is_large or not best.fits():  # the moves gain little
             return best
         for s in np.argsort(assignment.loads.tables, kind="stable").tolist():
             tables = np.flatnonzero(storage[best.candidate] == s)
@@ -191,8 +192,8 @@ class LocalSearch:
         return best
 
     def _outside(self, s: int, tables: np.ndarray) -> dict[int, Shortlist]:
-        """By group, candidates of these tables in other storages than this one; none if
-        one has none, or if there are no tables."""
+        """Returns by group the candidates of these tables outside of storage ``s``;
+        none if one table has none, or if there are no tables."""
         groups = np.unique(self.instance.group[tables]).tolist()
         mine = {g: self.shortlists[g] for g in groups}
         others = {
@@ -213,14 +214,14 @@ class LocalSearch:
         powers: Sequence[int],
         offered: Mapping[int, Shortlist] | None = None,
     ) -> Assignment:
-        """The better one of an assignment and another, in which these tables were taken
-        out together, then inserted one after the other, each as a candidate of its
-        group's shortlist, and then improved.
+        """Returns the better one of two assignments: this one, and another in which
+        these tables were taken out together, then inserted one after the other, each as
+        a candidate of its group's shortlist, and then improved.
 
         Args:
-          assignment, tables, shortlists: these.
-          dice, ms_per_byte, powers: as of ``improve``.
-          offered: its ``shortlists``.
+          assignment, tables, shortlists: as said above.
+          dice, ms_per_byte, powers: as in ``improve``.
+          offered: ``shortlists`` of ``improve``.
         """
         trial = assignment.copy()
         insertion = Insertion(trial, ANEW_POWER, ms_per_byte)
@@ -264,13 +265,13 @@ class LocalSearch:
 def _cuts(
     instance: Instance, order: np.ndarray, usable: np.ndarray
 ) -> list[dict[int, Shortlist]]:
-    """For each number of column shards, by group: candidates in RB with so many, and
-    those in other clusters.
+    """Returns, for each number of column shards and by group, the candidates in RB with
+    this number, and those in other clusters.
 
     Args:
       instance: what is planned.
-      order: of candidates, the promising ones of each group first.
-      usable: ``[candidates]``.
+      order: numbers of candidates, the promising ones of each group first.
+      usable: ``[candidates]`` whether each may be taken.
     """
     each = instance.candidates
     pooled = each.cluster == CLUSTERS.index("rb")

@@ -1,4 +1,4 @@
-"""Makes a plan of a request."""
+"""Makes the plan of a request."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def plan(
 
     Args:
       tables, features: the model.
-      fleet: the machines, or a fleet's name or YAML file: one machine of it.
+      fleet: the machines; or a fleet's name or YAML file, which stands for one machine.
       batch: global batch size, samples a step.
-      forced: by table name, what is not the planner's to choose.
+      forced: forced placements by table name.
       zipf_exponent: skew of ids within their table; 0 is uniform.
-      capacity_slack: exchange buffers hold this multiple of the expectation.
-      optimizer: of the embedding rows; its state takes memory beside them.
+      capacity_slack: factor of the expectation that exchange buffers hold.
+      optimizer: optimizer of the embedding rows; its state takes memory in addition.
       cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
-        published formula; or a model of your own.
-      statistics: of a sample of the data; ``zipf_exponent`` is then for the tables that
-        are not in it.
+        published formula; or your own cost model.
+      statistics: statistics of a sample of the data; ``zipf_exponent`` is then for the
+        tables that are not in it.
       wire: the formats in which rows and gradients travel.
-      certify_s: for so many seconds a solver raises the bound and improves the plan.
+      certify_s: seconds in which a solver raises the bound and improves the plan.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the
@@ -93,7 +93,7 @@ def plan_for(
     cost_model: str | CostModel = "program",
     certify_s: float = 0.0,
 ) -> Plan:
-    """As ``plan``, for all that a workload knows: of the dense layers, too."""
+    """Plans like ``plan``, with all that a workload knows, such as the dense layers."""
     check_model(tables, features)
     forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
     begun, tables = tables, fully_grown(tables)
@@ -156,7 +156,7 @@ def _as_plan(
 
 
 def exchanges_of(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
-    """Those of RB that differ, and have another price."""
+    """Returns the exchanges of RB that differ in route and in price."""
     flat = StorageKind("rb", MIN_WIDTH)
     staged = flat._replace(hierarchical=True)
     alike = model.storage_price(flat) == model.storage_price(staged)

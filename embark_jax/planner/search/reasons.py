@@ -1,4 +1,4 @@
-"""Why each table is placed as it is, in words."""
+"""Reasons: why each table is placed as it is, in words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.spread import spread_evenly
 
 NOTABLE = 1.1
-"""A ratio from which on it is worth saying."""
+"""Smallest ratio that is worth mentioning."""
 
 
 def reasons(assignment: Assignment) -> list[str]:
-    """For each table how it is split, and what the other clusters would cost it by
-    itself, with all devices evenly loaded."""
+    """Says for each table how it is split, and the cost of the other clusters for it
+    alone, with all devices evenly loaded."""
     instance, each = assignment.instance, assignment.instance.candidates
     fleet, ms = instance.workload.fleet, spread_evenly(instance).alone_ms
     dearer: list[dict[str, int]] = [{} for _ in instance.counts]
@@ -51,7 +51,7 @@ def reasons(assignment: Assignment) -> list[str]:
 
 
 def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:
-    """Such as "row-wise inside a node"."""
+    """Describes a split, such as "row-wise inside a node"."""
     if not len(owners):
         return "replicated"
     if len(owners) == 1:
@@ -75,7 +75,7 @@ def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> st
 
 
 def times(ratio: float) -> str:
-    """Such as "1.4×", "29×", "1,200×"."""
+    """Formats a ratio, such as "1.4×", "29×" or "1,200×"."""
     if ratio >= 1000:
         ratio = round(ratio, -2)
     return f"{ratio:,.0f}×" if ratio >= 10 else f"{ratio:.2g}×"

@@ -1,8 +1,8 @@
 """The relaxation: a linear program whose optimum no plan can beat.
 
 Shards have no owners in it, so that every load may be spread evenly over the devices,
-and tables may take fractions of candidates. In symbols, with x_c tables of group g that
-take candidate c, and y_r the peak of row r (``spread.py``)::
+and tables may take fractions of candidates. In symbols, where x_c tables of group g
+take candidate c, and y_r is the peak of row r (``spread.py``)::
 
     minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r
     such that  Σ_{c of g} x_c = count_g                        every table takes one
@@ -10,19 +10,19 @@ take candidate c, and y_r the peak of row r (``spread.py``)::
                y_r ≥ Σ_{c of g} largest_rc x_c / count_g        and the largest shard
                bytes(x, y) ≤ limit                              where memory is short
 
-The most of any device is at least the mean over devices, and at least any of its
-shards, so that every plan satisfies these rows; that a storage is used is one more
+The largest load of any device is at least the mean over devices, and at least any of
+its shards, so that every plan satisfies these rows. The use of a storage is one more
 peak, whose largest "shard" is 1.
 
-Of rows of the third kind, and of candidates, few matter. The program begins with a few
-candidates of each group, and round by round is given the rows that its solution breaks
-and the candidates that its multipliers find cheaper. The bound counts all candidates at
-those multipliers (weak duality), so that it holds after any round. Rows of what takes
-memory alone have no price until memory is short, which only they themselves can tell:
-when broken rows are looked for, memory always has a small price.
+Few candidates, and few rows of the third kind, matter. The program begins with a few
+candidates of each group; in each round it gets the rows that its solution breaks and
+the candidates that its multipliers find cheaper. The bound counts all candidates at
+those multipliers (weak duality), so that it holds after any round. Rows that take only
+memory have no price until memory is short, and only these rows can show that; so memory
+always has a small price in the check for broken rows.
 
-A candidate is left out if another of its group and storage has no more of any mean, any
-largest shard, time and bytes: put in its place, the other makes no left side larger.
+A candidate is left out if another of its group and storage has no larger mean, largest
+shard, time or bytes: in its place, the other makes no left side larger.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.spread import spread_evenly, undominated
 
 NEAR = 1e-3
-"""Share of the optimum by which the bound may miss it."""
+"""Largest share of the optimum by which the bound may miss it."""
 BROKEN, CHEAP = 3e-5, 0.03
-"""Share of the optimum by which a row must be broken to be added, and what all memory
-is taken to cost in that at least: it has no price before it is short."""
+"""Share of the optimum by which a row must be broken to be added; and the least price
+of all memory in that check, as a share of the optimum, since memory that is not short
+has no price."""
 FIRST, MORE, SMALLEST = 12, 8, 2
 """Candidates of a group in the first round, those added to it in a round, and those of
-the first that take least memory."""
+the first round that take least memory."""
 SAFETY = 1e-9
 """Share by which a bound is lowered for rounding errors."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """What the relaxation, or its whole-number version, says.
+    """The solution of the relaxation, or of its whole-number version.
 
     Attributes:
-      bound_ms: no plan takes less.
-      tables: ``[candidates]`` how many take each.
-      above_ms: ``[candidates]`` by how much more no plan can beat that takes it.
+      bound_ms: bound: no plan takes less.
+      tables: ``[candidates]`` number of tables that take each.
+      above_ms: ``[candidates]`` amount by which the bound rises for plans that take it.
     """
 
     bound_ms: float
@@ -70,14 +71,14 @@ class Relaxation:
 
     Attributes:
       instance: what is relaxed.
-      spread: its candidates, spread evenly.
+      spread: candidates of the instance, spread evenly.
       live: ``[live]`` candidates that are not left out.
-      group: ``[live]`` of each.
-      mean, largest: ``[rows, live]`` of ``spread``, in units of ``unit``.
-      unit: ``[rows]`` the most of any candidate.
-      cost: ``[live + rows]`` the objective: ms.
-      shards: of each entry of ``largest`` the key, ``group * rows + row``, by which
-        they are ordered; the candidate; and the value.
+      group: ``[live]`` group of each.
+      mean, largest: ``[rows, live]`` values of ``spread``, in units of ``unit``.
+      unit: ``[rows]`` largest value of any candidate.
+      cost: ``[live + rows]`` objective in ms.
+      shards: for each element of ``largest`` its key ``group * rows + row``, by which
+        they are ordered; its candidate; and its value.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Relaxation:
         """
         Args:
           instance: what is relaxed.
-          allowed: ``[candidates]`` those that plans may have.
+          allowed: ``[candidates]`` whether plans may have each.
           drop: whether dominated candidates are left out.
         """
         self.instance, each = instance, instance.candidates
@@ -120,18 +121,19 @@ class Relaxation:
     def solve(
         self, objective: np.ndarray | None = None, crowding: float = 0.0
     ) -> Solution | None:
-        """The optimum; None if memory does not suffice.
+        """Returns the optimum; None if memory does not suffice.
 
         Args:
-          objective: ``[live + rows]`` instead of time, whatever memory that takes.
-          crowding: peaks are taken to be the mean and this share of the largest shard,
-            at least. Above 0 the result bounds nothing, but its candidates are easier
-            to place: they end up to one shard above the mean.
+          objective: ``[live + rows]`` objective instead of time, without a memory
+            limit.
+          crowding: share of the largest shard that is added to the mean as the least
+            peak. Above 0 the result bounds nothing, but its candidates are easier to
+            place: placing ends up to one shard above the mean.
         """
         instance, number = self.instance, len(self.live)
         limit_bytes = instance.memory.limit_bytes
         counts, rows = instance.counts, self.spread.rows
-        extra = rows * bool(crowding)  # one more variable a row: the largest shard
+        extra = rows * bool(crowding)  # the largest shard is one more variable of a row
         cost = self.cost if objective is None else objective
         cost = np.append(cost, np.zeros(extra))
         scale = max(float(cost.max()), 1e-300)
@@ -175,8 +177,8 @@ class Relaxation:
             prices = (cost + of_memory @ in_bytes[: len(of_memory)])[number:][:rows]
             broken = self._broken(x[:number], x[number + extra :], prices, found.fun)
             broken, before = np.setdiff1d(broken, added), len(columns)
-            # Multipliers swing from round to round; half-way to the best ones so far
-            # they say better which candidates are wanted.
+            # Multipliers swing from round to round; halfway to the best ones so far
+            # they show better which candidates are wanted.
             known = np.pad(best[0], (0, len(multipliers) - len(best[0])))
             for each in (multipliers, (multipliers + known) / 2):
                 rates = cost + blocks.T @ each
@@ -202,12 +204,12 @@ class Relaxation:
         return Solution(bound_ms, tables_of, above_ms)
 
     def _dual_bound(self, rates: np.ndarray) -> float:
-        """What no plan is below, whatever the solver's tolerances: for any multipliers
-        of the rows, every table takes the candidate of the least rate, and every peak
-        is zero, or where its rate is negative as large as a peak can be.
+        """Returns a bound that holds whatever the solver's tolerances: for any
+        multipliers of the rows, every table takes the candidate of the lowest rate, and
+        every peak is zero or, where its rate is negative, as large as a peak can be.
 
         Args:
-          rates: ``[live + rows]`` costs with the rows' at their multipliers.
+          rates: ``[live + rows]`` costs, with the rows at their multipliers.
         """
         counts, number = self.instance.counts, len(self.live)
         least = np.full(len(counts), np.inf)
@@ -223,7 +225,7 @@ class Relaxation:
         return float(counts @ least + below @ highest)
 
     def least_bytes(self) -> float:
-        """No plan takes less memory on every device."""
+        """Returns a bound of memory: no plan takes less on every device."""
         shares, fixed = self.memory()
         scale = self.instance.memory.limit_bytes
         found = [self.solve(objective=share / scale) for share in shares]
@@ -234,8 +236,8 @@ class Relaxation:
         )
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
-        """``[2, live + rows]`` bytes in backward of the dense layers and in the update,
-        and ``[2]`` what is fixed of them (``Objective.bytes``)."""
+        """Returns ``[2, live + rows]`` bytes in backward of the dense layers and in the
+        update, and ``[2]`` the fixed part of them (``Objective.bytes``)."""
         objective, each = self.instance.objective, self.instance.candidates
         none = np.zeros(self.spread.rows - objective.held_bytes.size)
         held = np.append(objective.held_bytes.reshape(-1), none) * self.unit
@@ -246,17 +248,17 @@ class Relaxation:
         return np.stack(times), objective.fixed_bytes
 
     def _best_of_groups(self, rates: np.ndarray, number: int) -> np.ndarray:
-        """So many candidates of each group, by their numbers in ``live``: those of the
-        lowest ``[live]`` rates."""
+        """Returns this number of candidates of each group, as numbers in ``live``:
+        those of the lowest ``[live]`` rates."""
         order = np.lexsort((rates, self.group))
         group = self.group[order]
         rank = np.arange(len(order)) - np.searchsorted(group, group)
         return np.sort(order[rank < number])
 
     def _peak_rows(self, crowding: float) -> sparse.csr_matrix:
-        """``[rows, live + rows]`` means less the peak; or with crowding, ``[2 * rows,
-        live + 2 * rows]`` means and a share of the largest shard less the peak, and
-        that shard less the peak."""
+        """Returns ``[rows, live + rows]`` means less the peak; or with crowding, ``[2 *
+        rows, live + 2 * rows]`` means and a share of the largest shard less the peak,
+        and that shard less the peak."""
         one = sparse.identity(self.spread.rows)
         if not crowding:
             return sparse.csr_matrix(sparse.hstack([self.mean, -one]))
@@ -268,11 +270,12 @@ class Relaxation:
         return sparse.csr_matrix(sparse.bmat(blocks))
 
     def largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
-        """``[keys, live + extra + rows]`` largest shards of a group less the peak.
+        """Returns ``[keys, live + extra + rows]`` largest shards of a group less the
+        peak.
 
         Args:
-          keys: ``group * rows + row`` of each.
-          extra: variables before those of the rows.
+          keys: ``group * rows + row`` of each row of the result.
+          extra: number of variables before those of the rows.
         """
         known, columns, sizes = self.shards
         rows, number = self.spread.rows, len(self.live) + extra
@@ -296,11 +299,12 @@ class Relaxation:
     def _broken(
         self, tables: np.ndarray, peaks: np.ndarray, prices: np.ndarray, least: float
     ) -> np.ndarray:
-        """Keys of groups and rows where a group's largest shards are above the peak.
+        """Returns keys of groups and rows where a group's largest shard exceeds the
+        peak.
 
         Args:
-          tables, peaks: the solution, ``[live]`` and ``[rows]``.
-          prices: ``[rows]`` of peaks.
+          tables, peaks: ``[live]`` and ``[rows]`` of the solution.
+          prices: ``[rows]`` prices of peaks.
           least: the optimum.
         """
         keys, columns, sizes = self.shards

@@ -1,4 +1,4 @@
-"""Rounding: from fractions of tables to a candidate for every table."""
+"""Rounding: turns fractions of tables into a candidate for every table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from embark_jax.planner.search.instance import Instance
 def round_tables(
     instance: Instance, tables: np.ndarray, dice: np.random.Generator | None = None
 ) -> np.ndarray:
-    """``[tables]`` candidates that are near the fractions of a relaxation.
+    """Returns ``[tables]`` candidates that are near the fractions of a relaxation.
 
     Args:
       instance: what is planned.
-      tables: ``[candidates]`` how many take each, fractions allowed.
+      tables: ``[candidates]`` number of tables that take each, fractions allowed.
       dice: rounds up at random, as often as a fraction says; None rounds up the largest
         fractions.
     """
@@ -34,7 +34,7 @@ def round_tables(
 def _whole(
     values: np.ndarray, total: int, dice: np.random.Generator | None
 ) -> np.ndarray:
-    """Whole numbers near ``values`` that sum to ``total``."""
+    """Returns whole numbers near ``values`` that sum to ``total``."""
     whole = np.floor(values + 1e-6).astype(int)
     left = total - whole.sum()
     fraction = np.maximum(values - whole, 0.0)

@@ -1,8 +1,9 @@
-"""How many slots cached tables get that were not told.
+"""Chooses the slots of cached tables for which the user gives no number.
 
-Slots are device memory: all that a plan with the fewest possible leaves is shared out.
-A slot is worth the ids that ask for the row it holds, and tables hold their hottest
-rows, nearly so where those leave that were asked for longest ago.
+Slots are device memory: the search shares out all memory that a plan with the fewest
+possible slots leaves. The worth of a slot is the number of ids that ask for its row.
+Tables hold their hottest rows, at least nearly so where the rows asked for longest ago
+leave.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.tables import FeatureSpec, TableSpec
 
 LEAST_BATCHES = 2.0
-"""Times the rows that a batch is expected to ask for, that slots hold at least."""
+"""Smallest number of slots, as a multiple of the rows that a batch is expected to ask
+for."""
 SHARE = 0.9
-"""Of the memory that is left over, that slots take: devices are not even."""
+"""Share of the remaining memory that slots take: devices are not even."""
 STRETCHES = 64
-"""Into which the rows of a table are cut, from hot to cold, to be given slots."""
+"""Number of row ranges, from hot to cold, that get slots one by one."""
 
 
 def choose_slots(
@@ -33,12 +35,12 @@ def choose_slots(
     workload: Workload,
     plan_with: Callable[[Sequence[TableSpec]], Plan],
 ) -> tuple[TableSpec, ...]:
-    """The tables, each cached one with its slots.
+    """Returns the tables, each cached one with its slots.
 
     Args:
       tables, features: the model.
-      workload: what is planned for.
-      plan_with: plans the tables that are given.
+      workload: circumstances of the plan.
+      plan_with: function that plans the tables it is given.
     """
     uses = table_uses(tables, features, workload)
     free = [i for i, table in enumerate(tables) if table.cached and not table.slots]
@@ -69,7 +71,8 @@ def _fewest(use: TableUse, batch: int) -> int:
 def _stretches(
     table: int, use: TableUse, first: int, memory: Memory
 ) -> list[tuple[float, int, int, float]]:
-    """Minus the ids a sample for each byte, the table, rows, and bytes of a row."""
+    """Returns for each row range: minus the ids a sample and byte, table, rows, and
+    bytes of a row."""
     row_bytes = memory.slot_bytes(StorageKind("ub", use.dim, tier=use.tier))
     edges = np.unique(np.geomspace(first, use.rows, STRETCHES + 1).astype(np.int64))
     ids = use.hotness * use.filled

@@ -19,33 +19,34 @@ from embark_jax.planner.search.whole_program import WholeProgram
 CROWDING = (0.0, 0.5, 1.0, 0.25)
 """Crowding of the relaxations whose roundings are improved (``Relaxation.solve``)."""
 GROUPS = 240
-"""Groups of alike tables in all roundings together: of models with more of them, fewer
-roundings are improved."""
+"""Groups of alike tables in all roundings together; models with more groups have fewer
+roundings improved."""
 PROMISING = 1.02
-"""Times the best step, up to which a start with this bound is searched."""
+"""A start is searched if its bound times this factor is at most the best step."""
 ALIKE = 0.1
-"""Groups for each table, up to which whole numbers of tables are solved for."""
+"""Largest number of groups for each table at which whole tables are solved for."""
 FEW_CANDIDATES = 400
-"""Candidates of the relaxation, up to which that takes no longer than the rest."""
+"""Largest number of candidates at which that takes no longer than the rest."""
 NODES = 20
-"""Nodes of that solver's tree: a count, not a time, so that plans repeat."""
+"""Nodes of the solver's tree: a count, not a time, so that plans repeat."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
-"""Where memory is short: what all of it is taken to cost at first, in step times, and
-times that price from one search to the next."""
+"""Price of all memory at first where it is short, in step times, and the factor of the
+price from one search to the next."""
 LARGE_PRICE = 0.4
-"""The first price of a large model."""
+"""First price of memory in a large model, in step times."""
 MOST_PRICES, MORE_PRICES = 13, 2
-"""Searches, and those after the first whose plan fits: a dearer one may be better."""
+"""Number of searches, and of those after the first whose plan fits: a higher price may
+give a better plan."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What a search comes up with.
+    """The result of a search.
 
     Attributes:
-      assignment: the best.
-      bound_ms: no plan takes less.
-      ms_per_byte: the price of memory at which it was found.
+      assignment: best assignment.
+      bound_ms: bound: no plan takes less.
+      ms_per_byte: price of memory at which it was found.
     """
 
     assignment: Assignment
@@ -54,7 +55,7 @@ class Found:
 
 
 def solve(instance: Instance) -> Found:
-    """The best plan of a search, and the bound.
+    """Returns the best plan of a search, and the bound.
 
     Args:
       instance: what is planned.
@@ -69,8 +70,8 @@ def solve(instance: Instance) -> Found:
 
 
 def _search(instance: Instance) -> Found | None:
-    """The best plan of all starts, that of the lowest bound first, if any fits; of a
-    large model that of the first."""
+    """Returns the best plan of all starts, that of the lowest bound first, if any fits;
+    for a large model that of the first start that has one."""
     relaxations = [Relaxation(instance, allowed) for allowed in searched(instance)]
     starts = [
         Start(relaxation, relaxed)
@@ -94,11 +95,12 @@ def _search(instance: Instance) -> Found | None:
 
 
 def searched(instance: Instance) -> list[np.ndarray]:
-    """``[candidates]`` those among which each search chooses: on several nodes, with
-    one exchange for all tables in RB, and not both in one plan; and, where there are
-    any hot rows to choose, as few as go, unless the model is large. With fewer
-    candidates a search comes nearer to the bound, so that a choice more makes no plan
-    longer. A candidate of which one shard does not fit is in none."""
+    """Returns ``[candidates]`` masks of the candidates that each search chooses among.
+    On several nodes all tables in RB have one exchange, rather than both in one plan;
+    and where hot rows can be chosen, one search has as few as possible, unless the
+    model is large. A search with fewer candidates comes nearer to the bound, so that
+    one more choice makes no plan longer. A candidate is in no mask if one of its shards
+    does not fit."""
     each = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
     free = (each.cluster == CLUSTERS.index("rb")) & ~fixed[each.table]
@@ -121,7 +123,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
 
 
 class Start:
-    """Where searches of some candidates begin.
+    """The start of searches among some candidates.
 
     Attributes:
       relaxation, relaxed: the linear program and its solution.
@@ -136,8 +138,9 @@ class Start:
 
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
-        """Those worth a search, each ``[tables]`` candidates: of the relaxation, of
-        relaxations with crowded peaks, and of whole tables, where many are alike."""
+        """Returns the roundings worth a search, each ``[tables]`` candidates: of the
+        relaxation, of relaxations with crowded peaks, and of whole tables, where many
+        are alike."""
         instance, solutions = self.relaxation.instance, [self.relaxed]
         number = int(np.clip(GROUPS // len(instance.counts), 1, len(CROWDING)))
         for crowding in CROWDING[1:number]:
@@ -151,11 +154,11 @@ class Start:
         return [round_tables(instance, each.tables) for each in solutions]
 
     def search_plan(self) -> Found | None:
-        """The best plan that fits, if any is found.
+        """Returns the best plan that fits, if any is found.
 
-        Where memory is short it has a price, from nothing to more and more until a plan
-        fits: the fullest device counts for all, and only whole plans say how full it
-        is. A large model hardly fits without a price, and one plan must do.
+        Where memory is short it gets a price, which rises from nothing until a plan
+        fits: the fullest device counts for all, and only whole plans show how full it
+        is. A large model hardly fits without a price, and must do with one plan.
         """
         instance = self.relaxation.instance
         of_all = self.relaxed.bound_ms / instance.memory.limit_bytes
@@ -175,7 +178,7 @@ class Start:
         return best
 
     def _best_choice(self, ms_per_byte: float) -> Assignment:
-        """The best plan of all choices at a price of memory."""
+        """Returns the best plan of all choices at a price of memory."""
         placed = [
             self.place(chosen, np.random.default_rng(seed), ms_per_byte)
             for seed, chosen in enumerate(self.choices)
@@ -192,7 +195,7 @@ class Start:
     def place(
         self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
     ) -> Assignment:
-        """A plan that begins with these candidates, ``[tables]``."""
+        """Returns a plan that begins with these candidates, ``[tables]``."""
         found = self.search.construct(chosen, ms_per_byte)
         found = self.search.improve(found, dice, ms_per_byte)
         found = self.search.close_storages(found, dice, ms_per_byte)
@@ -200,7 +203,7 @@ class Start:
 
 
 def table_bytes(instance: Instance) -> float:
-    """What a device holds at least of tables and optimizer state, if each row lies on
+    """Returns a device's least bytes of tables and optimizer state, if each row lies on
     one device: its fair share."""
     total = sum(
         count * (use.slots or use.rows) * instance.memory.row_bytes(use.dim)
@@ -210,7 +213,7 @@ def table_bytes(instance: Instance) -> float:
 
 
 def shortage(instance: Instance) -> str:
-    """What is short, by how much, where, and what would make it fit."""
+    """Says what is short, by how much, where, and what would make it fit."""
     forced = any(force.is_fixed for force in instance.forced)
     least_bytes = Relaxation(instance).least_bytes()
     said = instance.memory.shortage(least_bytes, table_bytes(instance), forced)

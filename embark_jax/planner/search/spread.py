@@ -1,9 +1,9 @@
-"""What candidates cost if they are spread evenly, and which are dominated.
+"""The cost of candidates that are spread evenly, and which of them are dominated.
 
-A candidate adds to the six peaks of its storage (``cost/objective.py``), to whether
-that storage is used and the one of its hot rows, and to the update: nine *measures*,
-each of one *row* of the relaxation. Rows are numbered peak by peak, those of all
-storages together; then come the storages that are used, and last the update.
+A candidate adds to the six peaks of its storage (``cost/objective.py``), to the use of
+that storage and of the storage of its hot rows, and to the update: nine *measures*,
+each in one *row* of the relaxation. Rows are numbered peak by peak, those of all
+storages together; then come the rows for the use of storages, and last the update.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Spread:
     """Candidates, spread evenly over all devices.
 
     Attributes:
-      rows: how many there are.
-      row: ``[measures, candidates]`` which row each is of.
-      mean: ``[measures, candidates]`` what a candidate adds to each device.
-      largest: ``[measures, candidates]`` its largest shard, or 1 for what is used.
+      rows: number of rows.
+      row: ``[measures, candidates]`` row of each.
+      mean: ``[measures, candidates]`` amount that a candidate adds to each device.
+      largest: ``[measures, candidates]`` its largest shard, or 1 for the use of a
+        storage.
       ms: ``[rows]`` price of each row.
       alone_ms: ``[candidates]`` time of a table by itself.
-      touched_bytes: ``[candidates]`` of row gradients, of a table by itself.
+      touched_bytes: ``[candidates]`` bytes of row gradients of a table by itself.
     """
 
     rows: int
@@ -49,7 +50,7 @@ class Spread:
 
 
 def spread_evenly(instance: Instance) -> Spread:
-    """All candidates of an instance."""
+    """Spreads all candidates of an instance."""
     each, objective = instance.candidates, instance.objective
     storages, devices = len(objective.storages), objective.devices
     mean, largest = np.zeros((2, MEASURES, len(each)))
@@ -58,7 +59,7 @@ def spread_evenly(instance: Instance) -> Spread:
         mean[measure] = each.reduced(np.add, loads) * each.column_shards / devices
         largest[measure] = each.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
-    nodes = np.ceil(each.row_shards / gpus)  # on as few as go, each on another device
+    nodes = np.ceil(each.row_shards / gpus)  # on the fewest, each on another device
     largest[PEAK_NODE] = each.hierarchical * largest[PEAK_SUMS]
     mean[PEAK_NODE] = largest[PEAK_NODE] * nodes * each.column_shards * gpus / devices
     largest[USED], largest[USED_HOT] = 1.0, each.hot_rows > 0
@@ -75,8 +76,8 @@ def spread_evenly(instance: Instance) -> Spread:
 
 
 def undominated(instance: Instance, spread: Spread) -> np.ndarray:
-    """``[candidates]`` whether no other of the same table and storage is as good in
-    every measure, time and bytes; of equals the first stays."""
+    """Returns ``[candidates]`` whether no other of the same table and storage is as
+    good in every measure, time and bytes; of equal candidates the first stays."""
     each = instance.candidates
     measures = np.concatenate(
         [

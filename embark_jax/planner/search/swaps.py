@@ -1,10 +1,10 @@
-"""Swaps: single shards change devices, so that the fullest have less.
+"""Swaps: single shards change devices, so that the fullest devices have less.
 
-Local search moves whole tables. What is then left is a shard here and there that would
-lie better where another is: two shards of one storage change devices, or one goes to
-another device, always the best such pair, until none helps. Shards that add the same
-are one *class*: it does not matter which of them is taken. Shards that are added up
-inside their node stay in it, so that partial sums of nodes stay as they are.
+Local search moves whole tables. After it, a shard here and there would lie better where
+another is: two shards of one storage change devices, or one shard goes to another
+device. Each time the best such pair is swapped, until none helps. Shards that add the
+same loads are one *class*: it does not matter which of them is taken. Shards that are
+added up inside their node stay in it, so that partial sums of nodes stay as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from embark_jax.planner.cost.objective import PEAK_NODE
 from embark_jax.planner.search.assignment import Assignment
 
 EVENNESS = 1e-3
-"""Weight of a load that raises no peak, against one that does."""
+"""Weight of a load that raises no peak, relative to one that does."""
 MOST_PAIRS = 200_000
-"""Most pairs of shards of a storage that are tried: a count, not a time, so that plans
-repeat."""
+"""Largest number of shard pairs of a storage that are tried: a count, not a time, so
+that plans repeat."""
 
 
 def swap_shards(
@@ -27,12 +27,12 @@ def swap_shards(
     movable: np.ndarray,
     ms_per_byte: float = 0.0,
 ) -> Assignment:
-    """The assignment after swaps, or as it was if it is not better.
+    """Returns the assignment after swaps, or the old one if swaps make it no better.
 
     Args:
-      assignment: of all tables; not changed.
+      assignment: assignment of all tables; not changed.
       movable: ``[tables]`` whether the planner chooses their owners.
-      ms_per_byte: what memory is taken to cost.
+      ms_per_byte: price of memory.
     """
     if assignment.instance.workload.devices == 1:
         return assignment
@@ -47,9 +47,9 @@ class _Swaps:
     """Swaps of the shards of one storage.
 
     Attributes:
-      tables: whose shards they are, ``shard_table`` and ``shard_index`` say which.
-      load: ``[7, classes]``; the last class is nothing, of which all devices have some,
-        since to swap a shard with nothing is to move it.
+      shards: ``(table, index)`` of each shard, the index in its table's owners.
+      load: ``[7, classes]`` loads; the last class is nothing, of which all devices have
+        some, since swapping a shard with nothing moves it.
       held: ``[classes][devices]`` lists of shards.
     """
 
@@ -133,8 +133,8 @@ class _Swaps:
     def _best(
         self, classes: np.ndarray, devices: np.ndarray
     ) -> tuple[int, tuple[int, int, int, int] | None]:
-        """Pairs that were looked at, and ``(class, device, class, device)`` of the swap
-        with a device that is fullest in something that saves most, if any saves."""
+        """Returns the number of tried pairs, and ``(class, device, class, device)`` of
+        the swap with a device at a peak that saves most, if any saves."""
         costs = self._costs(self.own)
         least, found, tried = -1e-7 * costs.max(axis=1).sum(), None, 0
         for here in np.unique(costs.argmax(axis=1)).tolist():
@@ -163,6 +163,6 @@ class _Swaps:
         return tried, found
 
     def _costs(self, own: np.ndarray) -> np.ndarray:
-        """``[6, ...]`` ms that each peak would have, of ``[7, ...]`` loads."""
+        """Returns ``[6, ...]`` ms that each peak would have with ``[7, ...]`` loads."""
         price = self.price.reshape(-1, *[1] * (own.ndim - 1))
         return price * self.objective.counted(own)

@@ -1,16 +1,16 @@
 """The relaxation with whole tables: a mixed-integer program.
 
 The relaxation allows fractions of tables and any spread of shards. Here tables are
-whole (HiGHS through ``scipy.optimize.milp``), and large shards take room: of shards of
-at least a size q a device holds at most peak / q, rounded down (a dual feasible
-function, https://doi.org/10.1007/s101079900114). In symbols, beside the rows of
-the relaxation, with n_rq the most shards of size q on a device::
+whole (HiGHS through ``scipy.optimize.milp``), and large shards take room: of shards
+that have at least a size q, a device holds at most peak / q, rounded down (a dual
+feasible function, https://doi.org/10.1007/s101079900114). In symbols, added to the rows
+of the relaxation, where n_rq is the largest number of shards of size q on a device::
 
     x_c whole;  largest_rc t_c ≤ y_r;  x_c ≤ count_g t_c           a shard is whole, too
     n_rq whole;  Σ_c ⌊shards_rc / q⌋ x_c ≤ devices × n_rq;  q n_rq ≤ y_r
 
-Sizes q are those of the shards that the last solution takes. Candidates beside which
-the bound is already above the plan are left out: no better plan takes them.
+Sizes q are those of the shards that the last solution takes. A candidate is left out if
+it raises the bound above the plan: no better plan takes it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.spread import UPDATE
 
 LARGE = 0.1
-"""Share of a peak from which on a shard is large."""
+"""Smallest share of a peak at which a shard is large."""
 MOST_SIZES = 24
-"""Most sizes of large shards of a peak."""
+"""Largest number of sizes of large shards of a peak."""
 ALIKE = 0.02
-"""Sizes that differ by less share a row."""
+"""Relative difference up to which sizes share a row."""
 SAFETY = 1e-6
 """Share by which a bound is lowered for the solver's tolerances."""
 GAP = 1e-3
-"""At which the solver ends."""
+"""Gap at which the solver ends."""
 
 
 class WholeProgram:
@@ -59,8 +59,8 @@ class WholeProgram:
         self.add_sizes(relaxed)
 
     def add_sizes(self, solution: Solution) -> bool:
-        """Adds the sizes of the large shards that a solution takes; whether any is
-        new."""
+        """Adds the sizes of the large shards that a solution takes; returns whether any
+        is new."""
         relaxation, number = self.relaxation, len(self.sizes)
         tables = solution.tables[relaxation.live]
         largest = relaxation.largest[:, np.flatnonzero(tables > 1e-6)]
@@ -83,7 +83,8 @@ class WholeProgram:
         return UPDATE if row == self.relaxation.spread.rows - 1 else row // storages
 
     def _counts(self, row: int, size: float) -> np.ndarray:
-        """``[live]`` how many shards of this size a candidate takes the room of."""
+        """Returns ``[live]`` the number of shards of this size whose room each
+        takes."""
         relaxation = self.relaxation
         each = relaxation.instance.candidates
         unit = size * relaxation.unit[row] * (1 - 1e-9)
@@ -95,13 +96,13 @@ class WholeProgram:
     def solve(
         self, best_ms: float, seconds: float = np.inf, nodes: int | None = None
     ) -> tuple[Solution, bool]:
-        """``(bound and candidates, whether the solver came to its end)``; no plan that
-        is better than ``best_ms`` is below the bound.
+        """Returns ``(bound and candidates, whether the solver came to its end)``; no
+        plan that is better than ``best_ms`` is below the bound.
 
         Args:
-          best_ms: of a plan that is known.
-          seconds: after which the solver gives up.
-          nodes: of its tree, after which it does.
+          best_ms: step time of a known plan.
+          seconds: time after which the solver gives up.
+          nodes: nodes of its tree after which it gives up.
         """
         relaxation, rows = self.relaxation, self.relaxation.spread.rows
         instance, live = relaxation.instance, len(relaxation.live)
@@ -109,7 +110,8 @@ class WholeProgram:
         kept = np.flatnonzero(above <= best_ms)
         group, counts = relaxation.group[kept], instance.counts
         number, sizes = len(kept), len(self.sizes)
-        # x of candidates, t of those of alike tables, y of rows, and n of sizes.
+        # Variables: x of candidates, t of candidates of alike tables, y of rows, n of
+        # sizes.
         many = np.flatnonzero(counts[group] > 1)
         largest = relaxation.largest[:, kept]
         alone = counts[relaxation.group] == 1
