@@ -106,7 +106,7 @@ def make_instance(
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     forces = [forced.get(table.name, FREE) for table in tables]
     for table, force in zip(tables, forces, strict=True):
-        workload.statistics.hot_ids(table, force.hot_rows or 0)  # raises if it cannot
+        workload.statistics.hot_ids(table, force.hot_rows or 0)  # raises if unknown
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     splits = _even_splits(workload.devices, coarse=len(numbers) > MANY)
