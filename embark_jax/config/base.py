@@ -1,4 +1,4 @@
-"""What all sections of a config share."""
+"""The parts that all sections of a config share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ConfigError(ValueError):
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that a user names.
+    """Returns the text of a file that a user names.
 
     Raises:
-      ConfigError: if it cannot be read, or is no UTF-8 text.
+      ConfigError: if it cannot be read, or is not UTF-8 text.
     """
     try:
         return path.read_text("utf-8")
@@ -31,7 +31,7 @@ def read_text(path: Path) -> str:
 class Config(BaseModel):
     """Base of all sections: immutable, and closed to keys it does not know.
 
-    ``None`` means "not set", so a key that takes it must have it as its default.
+    ``None`` means "not set", so ``None`` must be the default of a key that accepts it.
     """
 
     model_config = ConfigDict(
@@ -40,10 +40,11 @@ class Config(BaseModel):
 
 
 def sections(annotation: Any) -> list[type[Config]]:
-    """The sections a field may hold: none, one, or several that ``kind`` tells apart.
+    """Returns the sections a field may hold: none, one, or several that differ in
+    ``kind``.
 
     Args:
-      annotation: of the field, from ``model_fields``.
+      annotation: annotation of the field, from ``model_fields``.
     """
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
@@ -51,12 +52,12 @@ def sections(annotation: Any) -> list[type[Config]]:
 
 
 def kind_of(section: type[Config]) -> str:
-    """The value of ``kind`` that chooses this section among several."""
+    """Returns the value of ``kind`` that chooses this section among several."""
     return section.model_fields["kind"].default
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the known one it resembles, or else all of them."""
+    """Returns a hint for an unknown name: the known one it resembles, or else all."""
     known = sorted(known)
     if close := difflib.get_close_matches(name, known, n=1):
         return f"did you mean {close[0]}?"

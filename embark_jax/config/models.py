@@ -19,7 +19,7 @@ from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
 
 
 class BaseModelConfig(Config):
-    """What all models have."""
+    """The keys that all models have."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the operands of matrix products; parameters and sums are float32."""
@@ -54,19 +54,19 @@ class DLRMConfig(BaseModelConfig):
 
 
 class DCNConfig(BaseModelConfig):
-    """DCN, version 1: cross layers of one vector each beside an MLP
+    """DCN, version 1: cross layers with one weight vector each, in parallel with an MLP
     (https://arxiv.org/abs/1708.05123)."""
 
     kind: Literal["dcn"] = "dcn"
     cross_layers: PositiveInt = 6
     """Number of cross layers."""
     deep: tuple[PositiveInt, ...] = (1024, 1024)
-    """Widths of the MLP beside the cross layers."""
+    """Widths of the MLP in parallel with the cross layers."""
 
 
 class WideDeepConfig(BaseModelConfig):
-    """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table is
-    its ids' weights in the wide part; a table of dim 1 is in no other."""
+    """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table holds
+    its ids' weights in the wide part; a table of dim 1 belongs to that part only."""
 
     kind: Literal["wide_deep"] = "wide_deep"
     deep: tuple[PositiveInt, ...] = (1024, 512, 256)
@@ -74,7 +74,7 @@ class WideDeepConfig(BaseModelConfig):
 
 
 class DeepFMConfig(BaseModelConfig):
-    """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table is its
+    """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table holds its
     ids' first-order weights."""
 
     kind: Literal["deepfm"] = "deepfm"
@@ -87,7 +87,8 @@ class TBSMConfig(BaseModelConfig):
 
     kind: Literal["tbsm"] = "tbsm"
     history: Annotated[Mapping[str, str], Field(min_length=1)]
-    """For each sequence feature (pooling none) the feature whose past it is."""
+    """For each sequence feature (pooling none) the feature whose past values it
+    holds."""
     bottom: tuple[PositiveInt, ...] = (16,)
     """Widths of the MLP that reads the dense features."""
     event: tuple[PositiveInt, ...] = (15, 15)
@@ -99,7 +100,7 @@ class TBSMConfig(BaseModelConfig):
 
 
 class AutoIntConfig(BaseModelConfig):
-    """AutoInt (https://arxiv.org/abs/1810.11921); with ``deep`` AutoInt+."""
+    """AutoInt (https://arxiv.org/abs/1810.11921); with ``deep`` it is AutoInt+."""
 
     kind: Literal["autoint"] = "autoint"
     attention: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 64, 64)
@@ -107,7 +108,7 @@ class AutoIntConfig(BaseModelConfig):
     heads: PositiveInt = 2
     """Attention heads, which must divide each width."""
     deep: tuple[PositiveInt, ...] = ()
-    """Hidden widths of the network beside attention; () is none."""
+    """Hidden widths of the network in parallel with attention; () means no network."""
 
 
 class FinalMLPConfig(BaseModelConfig):
@@ -121,11 +122,11 @@ class FinalMLPConfig(BaseModelConfig):
     heads: PositiveInt = 1
     """Heads of the bilinear term that joins the streams."""
     gate: tuple[PositiveInt, ...] = ()
-    """Hidden widths of the feature gates; () is no gates."""
+    """Hidden widths of the feature gates; () means no gates."""
     context1: tuple[str, ...] = ()
-    """Features that the first stream's gate looks at; () is a learned vector."""
+    """Features that the first stream's gate reads; () means a learned vector."""
     context2: tuple[str, ...] = ()
-    """The same of the second stream's gate."""
+    """Features that the second stream's gate reads; () means a learned vector."""
 
 
 class DINConfig(BaseModelConfig):
@@ -133,7 +134,8 @@ class DINConfig(BaseModelConfig):
 
     kind: Literal["din"] = "din"
     history: Annotated[Mapping[str, str], Field(min_length=1)]
-    """For each sequence feature (pooling none) the feature whose past it is."""
+    """For each sequence feature (pooling none) the feature whose past values it
+    holds."""
     activation: tuple[PositiveInt, ...] = (80, 40)
     """Hidden widths of the unit that weighs events of the history."""
     deep: tuple[PositiveInt, ...] = (200, 80)
@@ -145,16 +147,17 @@ class TwoTowerConfig(BaseModelConfig):
 
     kind: Literal["two_tower"] = "two_tower"
     items: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Features of the item, the first of which says which item it is."""
+    """Features of the item; the first one identifies it."""
     tower: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
-    """Widths of each tower; the last is that of the vectors."""
+    """Widths of each tower; the last is the length of the vectors."""
     temperature: PositiveFloat = 0.05
-    """Divides the products of vectors before the softmax."""
+    """Number that divides the products of vectors before the softmax."""
 
 
 class OwnModelConfig(OwnConfig):
-    """A model of one's own. What ``kind`` names is called as ``Name(embedding_shapes,
-    dense_features, **options, rngs=rngs)`` and returns the model."""
+    """Your own model. The object that ``kind`` names is called as
+    ``Name(embedding_shapes, dense_features, **options, rngs=rngs)`` and returns the
+    model."""
 
 
 AnyModelConfig = (

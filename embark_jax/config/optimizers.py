@@ -1,4 +1,4 @@
-"""Optimizers of a config, of rows and of the dense part, and their schedules."""
+"""Optimizers of rows and of dense parameters, and their schedules."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ DENSE_EPS = 1e-8
 
 
 class ConstantScheduleConfig(Config):
-    """The whole rate, after a warm-up that rises in a line from 0."""
+    """The whole rate, after a warm-up in which it rises linearly from 0."""
 
     kind: Literal["constant"] = "constant"
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises in a line from 0."""
+    """Steps in which the rate rises linearly from 0."""
 
 
 class CosineScheduleConfig(Config):
-    """After the warm-up half a cosine down to ``end_factor`` of the rate
+    """After the warm-up, half a cosine down to ``end_factor`` of the rate
     (https://arxiv.org/abs/1608.03983, without restarts)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises in a line from 0."""
+    """Steps in which the rate rises linearly from 0."""
     decay_steps: PositiveInt | None = None
     """Steps of the decay; None takes all steps after the warm-up."""
     end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -43,32 +43,33 @@ class CosineScheduleConfig(Config):
 
 
 class PolynomialScheduleConfig(Config):
-    """After the warm-up ``hold_steps`` of the whole rate, then ``(1 - t) ** power``
+    """After the warm-up, ``hold_steps`` of the whole rate, then ``(1 - t) ** power``
     down to ``end_factor`` of it; MLPerf's DLRM has power 2."""
 
     kind: Literal["polynomial"] = "polynomial"
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises in a line from 0."""
+    """Steps in which the rate rises linearly from 0."""
     hold_steps: NonNegativeInt = 0
     """Steps of the whole rate between warm-up and decay."""
     decay_steps: PositiveInt | None = None
-    """Steps of the decay; None takes all steps that are left."""
+    """Steps of the decay; None takes all remaining steps."""
     power: PositiveFloat = 1.0
-    """Exponent of the decay; 1 is a line."""
+    """Exponent of the decay; 1 is linear."""
     end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the rate at which the decay ends."""
 
 
 class StepScheduleConfig(Config):
-    """After the warm-up the rate is multiplied by ``factor`` at each of these steps."""
+    """After the warm-up, the rate is multiplied by ``factor`` at each of these
+    steps."""
 
     kind: Literal["steps"] = "steps"
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises in a line from 0."""
+    """Steps in which the rate rises linearly from 0."""
     at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     """Steps at which the rate changes."""
     factor: PositiveFloat = 0.1
-    """What the rate is multiplied by at each of them."""
+    """Factor of the rate at each of these steps."""
 
 
 AnyScheduleConfig = (
@@ -78,26 +79,26 @@ AnyScheduleConfig = (
     | StepScheduleConfig
 )
 ScheduleConfig = Annotated[AnyScheduleConfig, Field(discriminator="kind")]
-"""The factor of a learning rate, step by step."""
+"""Schedule: the factor of a learning rate, step by step."""
 
 
 class EmbeddingOptimizerConfig(Config):
-    """Applied once to each touched row."""
+    """The optimizer of embedding rows, applied once to each touched row."""
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
     learning_rate: PositiveFloat = 0.01
     """Rate of the rows of all tables, before the schedule."""
     eps: PositiveFloat = 1e-8
-    """Added to the square root that the adaptive rules divide by."""
+    """Number added to the square root that the adaptive rules divide by."""
     initial_accumulator: NonNegativeFloat = 0.0
-    """Where Adagrad's sums of squares start."""
+    """Initial value of Adagrad's sums of squares."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of Adam's mean gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of Adam's mean squared gradient."""
     weight_decay: NonNegativeFloat = 0.0
-    """A touched row first loses this share of itself, times the learning rate; rows
-    that no id of a batch touches are left as they are."""
+    """Share of itself, times the learning rate, that a touched row first loses; rows
+    that no id of a batch touches stay as they are."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """How the rate changes from step to step."""
 
@@ -118,25 +119,26 @@ class DenseOptimizerConfig(Config):
     """The optax optimizer of the dense parameters."""
 
     kind: Annotated[str, AfterValidator(_dense_kind)] = "adagrad"
-    """``sgd``, ``adagrad``, ``adam``; or what is called as ``name(learning_rate=…,
-    **options)``, of optax as ``optax.name``, and else as ``MODULE:NAME``."""
+    """``sgd``, ``adagrad`` or ``adam``; or a function to call as
+    ``name(learning_rate=…, **options)``: ``optax.name`` for one of optax, otherwise
+    ``MODULE:NAME``."""
     options: Mapping[str, Any] = {}
     """Further arguments of a named optimizer, such as `{weight_decay: 0.01}`."""
     learning_rate: PositiveFloat = 0.01
     """Rate of the dense parameters, before the schedule."""
     eps: PositiveFloat = DENSE_EPS
-    """Added to the square root that the adaptive rules divide by."""
+    """Number added to the square root that the adaptive rules divide by."""
     weight_decay: NonNegativeFloat = 0.0
-    """A parameter first loses this share of itself, times the learning rate."""
+    """Share of itself, times the learning rate, that a parameter first loses."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """How the rate changes from step to step."""
     clip_norm: PositiveFloat | None = None
-    """Gradients of the dense parameters are scaled down to this norm of all of them
-    together; those of embeddings are not. None leaves them as they are."""
+    """Largest norm of all gradients of dense parameters together; larger ones are
+    scaled down to it. Gradients of embeddings are not. None leaves all as they are."""
 
     @property
     def named(self) -> str | None:
-        """``MODULE:NAME`` of what is called; None of those that are built in."""
+        """``MODULE:NAME`` of the function to call; None for built-in optimizers."""
         return (
             None
             if self.kind in DENSE_OPTIMIZERS

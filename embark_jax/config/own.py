@@ -1,4 +1,4 @@
-"""Models and data of one's own, which a config names as ``my_package.my_module:Name``.
+"""Your own models and data, which a config names as ``my_package.my_module:Name``.
 
 Such a config runs the code that it names, as Python's ``import`` does.
 """
@@ -18,25 +18,25 @@ from pydantic import ConfigDict, Field
 from embark_jax.config.base import Config, ConfigError, nearest
 
 OWN_KIND = "MODULE:NAME"
-"""Stands for all such kinds, in unions and messages."""
+"""The name for all such kinds, in unions and messages."""
 
 
 class OwnConfig(Config):
-    """Names what is called, with all keys but ``kind`` as its options."""
+    """A section that names what to call; all its keys but ``kind`` are options."""
 
     model_config = ConfigDict(extra="allow")
 
     kind: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = OWN_KIND
-    """Such as my_package.my_module:Name."""
+    """Module and name, such as my_package.my_module:Name."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it is called with."""
+        """Options that it is called with."""
         return dict(self.model_extra or {})
 
 
 def kind_tag(section: Any) -> str | None:
-    """Chooses among the sections that ``kind`` tells apart."""
+    """Chooses among the sections that differ in ``kind``."""
     given = section.get("kind") if isinstance(section, Mapping) else None
     kind = getattr(section, "kind", given)
     return OWN_KIND if ":" in str(kind) else kind
@@ -48,7 +48,7 @@ CODE = "code"
 
 @contextlib.contextmanager
 def code_of(folder: Path) -> Iterator[None]:
-    """Modules are found in the folder's copies, too, after all other places."""
+    """Makes Python find modules in the folder's copies, too, after all other places."""
     path = str((folder / CODE).absolute())
     sys.path.append(path)
     try:
@@ -58,19 +58,19 @@ def code_of(folder: Path) -> Iterator[None]:
 
 
 def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
-    """Calls what ``kind`` names.
+    """Calls the object that ``kind`` names.
 
-    The working directory is searched too, after all else that Python searches.
+    The working directory is searched too, after all other places that Python searches.
 
     Args:
       kind: ``my_package.my_module:Name``.
-      arguments, options: to call it with.
+      arguments, options: arguments of the call.
 
     Raises:
       ConfigError: if there is no such module or name, or it takes other arguments.
     """
     named = import_named(kind)
-    # Metaclasses, such as Flax's, hide what a class takes.
+    # Metaclasses, such as Flax's, hide the arguments that a class takes.
     is_class = inspect.isclass(named)
     signature = inspect.signature(named.__init__ if is_class else named)
     try:
@@ -86,7 +86,7 @@ def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
 
 
 def import_named(kind: str) -> Callable[..., Any]:
-    """What ``kind`` names; errors as of ``call_named``."""
+    """Returns the object that ``kind`` names; raises as ``call_named`` does."""
     module_name, _, name = kind.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -94,7 +94,7 @@ def import_named(kind: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # of what the module imports itself
+            raise  # the module's own import failed
         raise ConfigError(
             f"{kind}: no module {error.name!r} is installed, in PYTHONPATH or in {here}"
         ) from None
@@ -109,6 +109,6 @@ def import_named(kind: str) -> Callable[..., Any]:
 
 
 def source_file(kind: str) -> Path | None:
-    """The file that the module of ``kind`` is in, if it is one."""
+    """Returns the file of the module that ``kind`` names, if it is one file."""
     file = inspect.getsourcefile(import_named(kind))
     return Path(file) if file else None

@@ -1,6 +1,6 @@
 """The experiment config: frozen, typed, validated at construction.
 
-One schema for both syntaxes: ``config_io`` reads YAML and gin into these classes. The
+Both syntaxes share one schema: ``config_io`` reads YAML and gin into these classes. The
 rest of the package takes plain arguments and never sees a parser.
 """
 
@@ -33,7 +33,7 @@ from embark_jax.tables import Pooling
 
 
 class MeshConfig(Config):
-    """Devices: ``nodes × gpus_per_node``; on CPU that many host devices are made."""
+    """Devices: ``nodes × gpus_per_node``; on CPU these are host devices."""
 
     nodes: PositiveInt = 1
     """Number of machines."""
@@ -46,8 +46,8 @@ class MeshConfig(Config):
 
 
 class SyntheticConfig(Config):
-    """Power-law clicks from a planted teacher; tables and features come from
-    ``embedding``."""
+    """Synthetic data: power-law clicks with labels from a teacher; tables and features
+    come from ``embedding``."""
 
     kind: Literal["synthetic"] = "synthetic"
     dense_features: PositiveInt = 13
@@ -59,8 +59,8 @@ class SyntheticConfig(Config):
     test_samples: PositiveInt = 100_000
     """Samples of the test set."""
     seed: NonNegativeInt = 0
-    """Seed of samples and teacher, apart from that of the run: runs of a sweep over
-    `seed` then differ in the initial parameters alone."""
+    """Seed of samples and teacher, separate from the run's seed, so that runs of a
+    sweep over `seed` differ only in the initial parameters."""
 
 
 class MovieLens100KConfig(Config):
@@ -68,7 +68,8 @@ class MovieLens100KConfig(Config):
 
     kind: Literal["movielens_100k"] = "movielens_100k"
     path: Path | None = None
-    """Folder of the three ml-100k files; None is the cache ``embark data`` fills."""
+    """Folder of the three ml-100k files; None is the cache that ``embark data``
+    fills."""
     earlier_items: NonNegativeInt = 0
     """Length of the sequence of films that the user rated before; 0 leaves it out."""
 
@@ -82,7 +83,7 @@ class PreparedConfig(Config):
 
 
 class OwnDataConfig(OwnConfig):
-    """Data of one's own. What ``kind`` names is called as ``Name(**options,
+    """Your own data. The object that ``kind`` names is called as ``Name(**options,
     seed=seed)`` and returns a ``data.Dataset``."""
 
 
@@ -96,33 +97,33 @@ DataConfig = Annotated[
 
 
 class TableConfig(Config):
-    """What the data does not say of a table, and any placement to force."""
+    """The properties of a table that the data do not give, and forced placements."""
 
     rows: PositiveInt | None = None
-    """Number of rows; real data say it themselves."""
+    """Number of rows; real data give it themselves."""
     dim: PositiveInt | None = None
     """Parameters a row; None takes `embedding.dim`."""
     init_scale: NonNegativeFloat | None = None
-    """Rows start uniform between this and its negative; None takes `rows ** -0.5`."""
+    """Rows start uniform in ±`init_scale`; None takes `rows ** -0.5`."""
     tier: Literal["device", "host", "disk"] | None = None
-    """Where all rows have room: of a table on ``host`` or ``disk``, device memory holds
-    as many as there are ``slots``; None is device."""
+    """Place with room for all rows. With ``host`` or ``disk``, device memory holds as
+    many rows as there are ``slots``; None is ``device``."""
     slots: PositiveInt | Literal["auto"] | None = None
-    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``,
-    or None, is as many as the planner finds memory for."""
+    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
+    or None takes as many as the planner finds memory for."""
     max_slots: PositiveInt | None = None
     """Makes a dynamic table: any id that is not negative is a key, and gets a row when
-    it is first seen. There are ``slots`` to begin with, at least one a device, and they
-    double up to this number; then rows leave. ``rows`` is for synthetic data alone: as
-    many different ids are drawn."""
+    it is first seen. The table begins with ``slots``, at least one a device, which
+    double up to this number; after that, rows leave. ``rows`` is for synthetic data
+    only: the number of unique ids that are drawn."""
     evicted: Literal["host", "disk", "discard"] | None = None
-    """Where rows of a dynamic table are that have left: in host memory, which None is
-    too, on ``disk``, or nowhere, so that their keys are as new when seen again."""
+    """Place of rows that have left a dynamic table: ``host`` memory (also None),
+    ``disk``, or ``discard``: their keys count as new when seen again."""
     evict: Literal["lru", "lfu"] | None = None
-    """Whose rows leave slots first: those asked for longest ago, which None is too, or
-    by the fewest batches. The latter suits ids whose frequencies stay as they are."""
+    """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
+    ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
     cluster: Literal["dp", "rb", "ub"] | None = None
-    """Forces the cluster; None leaves it to the planner, as do the next five."""
+    """Forces the cluster; None leaves it to the planner, as in the next five keys."""
     row_shards: PositiveInt | None = None
     """Forces the number of row shards."""
     column_shards: PositiveInt | None = None
@@ -130,22 +131,21 @@ class TableConfig(Config):
     devices: tuple[NonNegativeInt, ...] | None = None
     """Forces the owner of each shard, row shard by row shard."""
     exchange: Literal["flat", "hierarchical"] | None = None
-    """Forces the way of what travels: directly between all devices, or inside nodes
-    first."""
+    """Forces the exchange: directly between all devices, or inside nodes first."""
     hot_rows: NonNegativeInt | None = None
-    """Forces how many of the first rows are replicated on all devices; the rest is in
-    cluster rb or ub."""
+    """Forces the number of first rows that are replicated on all devices; the other
+    rows are in cluster rb or ub."""
 
 
 class FeatureConfig(Config):
-    """A feature of synthetic data, or what to change of a dataset's own."""
+    """A feature of synthetic data, or changes to a feature of the dataset."""
 
     table: str | None = None
-    """Table that it reads; None takes the one of the feature's own name."""
+    """Table that it reads; None takes the table with the feature's name."""
     hotness: PositiveInt | None = None
-    """Ids a bag at most."""
+    """Largest number of ids in a bag."""
     pooling: Pooling | None = None
-    """How the rows of a bag become the output: `sum`, `mean`, or `none` for a
+    """How the rows of a bag become the pooled embedding: `sum`, `mean`, or `none` for a
     sequence."""
     weighted: bool = False
     """Whether each id comes with a weight; for synthetic data only."""
@@ -153,7 +153,7 @@ class FeatureConfig(Config):
 
 class WireConfig(Config):
     """The formats in which tables' rows and gradients travel between devices; sums are
-    float32. ``float16`` and ``float8_e4m3`` come with a factor for each row."""
+    float32. ``float16`` and ``float8_e4m3`` travel with a factor for each row."""
 
     rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
     """Format of rows and partial sums on their way to the requester."""
@@ -162,10 +162,10 @@ class WireConfig(Config):
 
 
 class EmbeddingConfig(Config):
-    """Tables, features, their optimizer and how the exchange treats them."""
+    """Tables, features, their optimizer and their exchange."""
 
     dim: PositiveInt = 32
-    """Parameters a row of every table that does not set its own."""
+    """Parameters a row of every table that sets no ``dim``."""
     tables: Mapping[str, TableConfig] = {}
     """Tables by name."""
     features: Mapping[str, FeatureConfig] = {}
@@ -173,33 +173,33 @@ class EmbeddingConfig(Config):
     optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     """The rule that updates touched rows."""
     on_bad_id: Literal["error", "drop", "hash"] = "error"
-    """What to do with an id that is no row of its table: end the run, take it out of
-    its bag, or hash it to a row."""
+    """Treatment of an id that is no row of its table: end the run, drop it from its
+    bag, or hash it to a row."""
     capacity_slack: PositiveFloat = 1.25
-    """Exchange buffers hold this multiple of what the statistics expect."""
+    """Factor of the ids expected by the statistics that exchange buffers hold."""
     wire: WireConfig = WireConfig()
-    """In which formats rows and gradients travel."""
+    """Formats in which rows and gradients travel."""
     ragged: bool = False
-    """Whether ids and rows of UB tables whose exchange is flat travel without padding:
-    on GPUs; elsewhere they travel padded, with the same results."""
+    """Whether ids and rows of UB tables with a flat exchange travel without padding.
+    Only GPUs can do this; elsewhere they travel padded, with the same results."""
     scratch: Path | None = None
-    """Folder for the rows of tables on ``disk`` while a run lasts; None is the system's
-    for temporary files."""
+    """Folder for the rows of tables on ``disk`` during a run; None is the system's
+    folder for temporary files."""
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
-    """Implementation of lookups and updates; `auto` takes the best that runs on the
-    devices at hand."""
+    """Implementation of lookups and updates; `auto` takes the best one that runs on the
+    present devices."""
 
 
 class EarlyStoppingConfig(Config):
-    """Training ends when the validation set has stopped to improve; the best step's
-    state is kept in ``best/``, and is what the test set is evaluated with."""
+    """Training ends when the validation set no longer improves. The best step's state
+    is kept in ``best/``; the test set is evaluated with it."""
 
     metric: Literal["auc", "log_loss"] = "auc"
     """Metric of the validation set that decides."""
     patience: PositiveInt = 2
-    """Evaluations in a row without improvement after which training ends."""
+    """Evaluations without improvement, one after the other, that end training."""
     min_change: NonNegativeFloat = 0.0
-    """Change that counts as an improvement."""
+    """Change that an improvement must exceed."""
 
 
 class PlateauConfig(Config):
@@ -208,65 +208,66 @@ class PlateauConfig(Config):
     metric: Literal["auc", "log_loss"] = "auc"
     """Metric of the validation set that decides."""
     patience: PositiveInt = 1
-    """Evaluations in a row that are no better, after which rates are lowered."""
+    """Evaluations without improvement, one after the other, that lower the rates."""
     min_change: NonNegativeFloat = 0.0
-    """What a value must be better by to count."""
+    """Change that an improvement must exceed."""
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Rates are multiplied by it each time."""
+    """Factor of all rates each time."""
     least: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    """Share of the rates that they are not lowered below."""
+    """Smallest share of the rates that lowering leaves."""
 
 
 class TrainConfig(Config):
-    """The loop. ``batch_size`` is global; intervals are in steps."""
+    """The training loop. ``batch_size`` is global; intervals are in steps."""
 
     batch_size: PositiveInt = 2048
     """Samples a step, over all devices; a multiple of their number."""
     micro_batches: PositiveInt = 1
     """Parts of a batch that go through the model one after the other, for batches
-    beyond memory; the update is one, of all."""
+    larger than memory; a single update follows for all."""
     dense: Literal["replicated", "zero1", "tensor"] = "replicated"
-    """How the dense model lies on the devices: ``zero1`` shards its optimizer state
-    over all, ``tensor`` its layers over the GPUs of a node."""
+    """Layout of the dense model on the devices: ``zero1`` shards its optimizer state
+    over all devices, ``tensor`` its layers over the GPUs of a node."""
     overlap: bool = False
     """Whether the route of a batch is made during the step before it."""
     hot_batches: bool = False
-    """Whether samples of hot rows alone go into batches of their own, for which no
+    """Whether samples with only hot rows go into batches of their own, for which no
     embedding is exchanged; every table must have hot rows. Takes host memory for 32
     batches."""
     steps: PositiveInt | None = None
-    """None is as many as ``epochs`` take, or 1,000."""
+    """Number of steps; None takes as many as ``epochs`` need, or 1,000."""
     epochs: PositiveFloat | None = None
-    """Passes over the training data, in place of ``steps``; what is left of the last
-    that fills no batch is not trained on."""
+    """Passes over the training data, in place of ``steps``; the last samples, which
+    fill no batch, are not trained on."""
     loss: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
-    """A loss of your own, such as `my_module:focal_loss`, which is called with logits,
-    labels and embeddings and returns a loss per sample; null is binary cross entropy.
-    A model may have its own loss instead."""
+    """Your own loss, such as `my_module:focal_loss`, which is called with logits,
+    labels and embeddings and returns a loss per sample; null is binary cross entropy. A
+    model may have its own loss instead."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Labels are trained as this much of 1/2 and the rest of themselves
+    """Share of 1/2 in the trained label; the rest is the original label
     (https://arxiv.org/abs/1512.00567)."""
     embedding_l2: NonNegativeFloat = 0.0
-    """Half of this times the squares of all embeddings that the model is given is added
-    to a sample's loss: of features with one id a bag, of the batch's rows."""
+    """Half of this number times the squares of all embeddings of a sample is added to
+    its loss; for features with one id a bag these are the batch's rows."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
     eval_every: PositiveInt | None = None
-    """On the validation set, or the test set of data that have none; None evaluates
-    only at the end, on the test set."""
+    """Steps between two evaluations on the validation set, or on the test set if there
+    is none; None evaluates only at the end, on the test set."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends training when the validation set no longer improves; needs `eval_every`."""
     plateau: PlateauConfig | None = None
     """Lowers all learning rates when the validation set no longer improves; needs
     `eval_every`."""
     checkpoint_every: PositiveInt | None = None
-    """None writes only the last checkpoint."""
+    """Steps between two checkpoints; None writes only the last one."""
     keep_checkpoints: PositiveInt = 3
-    """Checkpoints that are kept: the newest ones, and the best with early stopping."""
+    """Number of checkpoints that are kept: the newest, and with early stopping the
+    best."""
     checkpoint_memory: PositiveInt | None = None
-    """Bytes of host memory that a process may take to save and to load. Training stands
-    still for as long as what does not fit takes to write; None is room for all of it,
-    but at most half of the memory that is free."""
+    """Bytes of host memory that a process may take to save and to load. Training waits
+    while the part that does not fit is written; None takes room for all of it, but at
+    most half of the free memory."""
 
     @model_validator(mode="after")
     def _agree(self):
@@ -292,9 +293,9 @@ class SearchedConfig(Config):
     """Values of a key that a search chooses from: a list, or a range."""
 
     choose: Annotated[tuple[Any, ...], Field(min_length=1)] | None = None
-    """The values themselves; or else `low` and `high`."""
+    """The values themselves; the alternative is `low` and `high`."""
     low: float | int | None = None
-    """Smallest value; whole numbers on both sides give whole numbers."""
+    """Smallest value; if both limits are whole numbers, so are the values."""
     high: float | int | None = None
     """Largest value."""
     log: bool = False
@@ -315,20 +316,20 @@ class SearchedConfig(Config):
 
 
 class ExperimentConfig(Config):
-    """Everything one run depends on."""
+    """All settings of one run."""
 
     name: str = "experiment"
-    """Name of the run, and of its folder if none is given."""
+    """Name of the run, and of its folder unless another is given."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the initial parameters and of the order of the data."""
     data: DataConfig
-    """Where the samples come from."""
+    """Source of the samples."""
     model: ModelConfig = DLRMDCNv2Config()
     """The dense model."""
     mesh: MeshConfig = MeshConfig()
     """The devices."""
     fleet: str | None = None
-    """What the plan is made for: a fleet's name or YAML file; None is this machine."""
+    """Fleet that the plan is for: its name or YAML file; None is this machine."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     """Tables, features and their optimizer."""
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
@@ -336,9 +337,9 @@ class ExperimentConfig(Config):
     train: TrainConfig = TrainConfig()
     """The training loop."""
     sweep: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = None
-    """By dotted key the values that ``embark sweep`` tries, in all combinations."""
+    """Values by dotted key that ``embark sweep`` tries, in all combinations."""
     search: Mapping[str, SearchedConfig] | None = None
-    """By dotted key the values that ``embark search`` looks for good ones among."""
+    """Values by dotted key among which ``embark search`` looks for good ones."""
 
     @model_validator(mode="after")
     def _batch_divides(self):
@@ -353,8 +354,8 @@ class ExperimentConfig(Config):
         return self
 
     def shrunk(self, scale: float) -> ExperimentConfig:
-        """A copy small enough to try: that share of each table's rows, but not fewer
-        than 10, of the batch and of the samples, rounded up. Widths and mesh stay.
+        """Returns a copy small enough to try: this share of each table's rows, at least
+        10, of the batch and of the samples, rounded up. Widths and mesh stay.
 
         Raises:
           ConfigError: if the data are not synthetic.
