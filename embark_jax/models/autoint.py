@@ -75,14 +75,15 @@ class AutoInt(nnx.Module):
     64 wide as in its code.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``, with the
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
         same dim for all. Features are taken sorted by name.
       dense_features: number of dense features.
       attention: width of each interacting layer, over all its heads.
       heads: number of heads of each layer.
-      deep: widths of the MLP, each layer with ReLU; a linear logit follows. None is ().
+      deep: widths of the MLP, each layer with ReLU; a linear logit follows. () means no
+        MLP.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for the MLP.
+      dropout, batch_norm: see ``layers.MLP``; they apply to the MLP.
       rngs: its ``params`` stream draws the weights.
 
     Raises:

@@ -31,7 +31,7 @@ def build(
 
     Args:
       config: any of the ``model`` sections.
-      embedding_shapes: each feature's output shape per sample.
+      embedding_shapes: each feature's embedding shape per sample.
       dense_features: number of dense features.
       rngs: its ``params`` stream draws the weights.
 

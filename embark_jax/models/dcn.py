@@ -23,13 +23,13 @@ class DCN(nnx.Module):
     normalization is left out. DCN-V2 is ``DLRMDCNv2``.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       cross_layers: number of cross layers.
       deep: widths of the MLP, each layer with ReLU.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:

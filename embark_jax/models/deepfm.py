@@ -28,13 +28,13 @@ class DeepFM(nnx.Module):
     dropout.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``, with the
-        same dim for all, or dim 1 for those with a first-order weight alone. Features
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
+        same dim for all, or dim 1 for features with only a first-order weight. Features
         are taken sorted by name.
       dense_features: number of dense features.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -85,9 +85,9 @@ class DeepFM(nnx.Module):
 
 
 def sum_of_pairs(vectors: jax.Array) -> jax.Array:
-    """Sum of the dot products of all pairs, in time linear in their number.
+    """Returns the sum of the dot products of all pairs, in time linear in their number.
 
-    It is half of the squared sum minus the sum of squares (Rendle, Factorization
+    The sum is half of the squared sum minus the sum of squares (Rendle, Factorization
     Machines, https://doi.org/10.1109/ICDM.2010.127, lemma 3.1).
 
     Args:

@@ -82,11 +82,11 @@ class DIN(nnx.Module):
     widths are its own. Padding of a sequence, whose row is zeros, counts nothing.
 
     Args:
-      embedding_shapes: each feature's output shape per sample: ``(dim,)``, or
+      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
         ``(length, dim)`` for a sequence. Features are taken sorted by name.
       dense_features: number of dense features.
-      history: for each sequence feature the pooled feature whose past it is, such as
-        ``{"item_history": "item"}``, of the same dim.
+      history: for each sequence feature the pooled feature whose past values it holds,
+        such as ``{"item_history": "item"}``, of the same dim.
       activation: widths of the hidden layers of each activation unit.
       deep: widths of the hidden layers of the MLP.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
@@ -137,8 +137,8 @@ class DIN(nnx.Module):
 
 
 def interest(unit: DiceMLP, past: jax.Array, candidate: jax.Array) -> jax.Array:
-    """``[batch, dim]``: the sum of the behaviours, weighted by how much each relates to
-    the candidate.
+    """Returns ``[batch, dim]``: the sum of the behaviours, weighted by how much each
+    relates to the candidate.
 
     Args:
       unit: the activation unit, which returns a weight.

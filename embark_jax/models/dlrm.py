@@ -21,13 +21,13 @@ class DLRM(nnx.Module):
     that output and the embeddings. Paper: https://arxiv.org/abs/1906.00091.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``, with the
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
         same dim for all. Features are taken sorted by name.
       dense_features: number of dense features.
       bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -76,7 +76,7 @@ class DLRM(nnx.Module):
 
 
 def pairwise_dots(vectors: jax.Array) -> jax.Array:
-    """Dot products of all pairs ``i > j``, ordered (1, 0), (2, 0), (2, 1), ….
+    """Returns dot products of all pairs ``i > j``, ordered (1, 0), (2, 0), (2, 1), ….
 
     Args:
       vectors: ``[batch, n, dim]``.

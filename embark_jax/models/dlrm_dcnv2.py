@@ -23,7 +23,7 @@ class DLRMDCNv2(nnx.Module):
     (DLRM), https://arxiv.org/abs/2008.13535 (DCN-V2).
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       bottom: widths of the bottom MLP, each layer with ReLU.
@@ -31,7 +31,7 @@ class DLRMDCNv2(nnx.Module):
       cross_layers: number of cross layers.
       cross_rank: rank of each cross layer.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:

@@ -52,13 +52,13 @@ class FeatureGate(nnx.Module):
 class FinalMLP(nnx.Module):
     """FinalMLP: a two-stream MLP with feature gates and multi-head bilinear fusion.
 
-    Each stream is an MLP over all features, with a gate and a context of its own. With
-    outputs ``o1`` and ``o2``, cut into heads, the logit is ``b + w1·o1 + w2·o2 + Σ_h
-    o1_h W_h o2_h``. Paper: https://arxiv.org/abs/2304.00902; the default is its model
-    without gates. ``gate`` and the contexts add them.
+    Each stream is an MLP over all features, with its own gate and context. With outputs
+    ``o1`` and ``o2``, cut into heads, the logit is ``b + w1·o1 + w2·o2 + Σ_h o1_h W_h
+    o2_h``. Paper: https://arxiv.org/abs/2304.00902; the default is its model without
+    gates, which ``gate`` and the contexts add.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       stream1, stream2: widths of the two MLPs, each layer with ReLU.
@@ -66,7 +66,7 @@ class FinalMLP(nnx.Module):
       gate: widths of the hidden layers of each gate; () means no gates.
       context1, context2: features that the gates read; () means a learned vector.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for both MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to both MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:

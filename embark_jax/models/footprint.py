@@ -32,8 +32,8 @@ def footprint(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
 ) -> Footprint:
-    """The footprint of the model that ``build`` makes; arguments and errors are
-    the same."""
+    """Returns the footprint of the model that ``build`` makes; arguments and errors are
+    those of ``build``."""
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )

@@ -1,4 +1,4 @@
-"""Models made of plain functions, and models with a loss of their own."""
+"""Models made of plain functions, and models with their own loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model takes and returns, checked in one place.
+"""The inputs and outputs of every model, checked in one place.
 
 A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
 dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
@@ -22,7 +22,7 @@ def pooled_dims(
     checkpoint holds for one feature to another.
 
     Args:
-      embedding_shapes: each feature's output shape per sample: ``(dim,)`` if it is
+      embedding_shapes: each feature's embedding shape per sample: ``(dim,)`` if it is
         pooled.
 
     Raises:

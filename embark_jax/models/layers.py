@@ -33,7 +33,7 @@ BATCH_NORM_MOMENTUM = 0.9
 
 
 def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
-    """``x @ w`` with operands in ``compute_dtype`` and sums in float32, backward too.
+    """Returns ``x @ w``, operands in ``compute_dtype``, sums in float32, backward too.
 
     Without this, autodiff multiplies the float32 gradient by a bf16 operand, which XLA
     widens to a float32 product, and then rounds the gradient of ``w`` to bf16.
@@ -96,7 +96,7 @@ class Linear(nnx.Module):
 
     Args:
       inputs, outputs: widths of input and output.
-      split: how to split its parameters over several devices.
+      split: direction in which its parameters are split over several devices.
       compute_dtype: dtype of the matrix product's operands.
       rngs: its ``params`` stream draws the weights.
     """
@@ -136,13 +136,13 @@ class MLP(nnx.Module):
 
     Args:
       inputs: width of the input.
-      widths: output width of each layer; none gives the identity.
+      widths: output width of each layer; () gives the identity.
       last_relu: whether the last layer ends in ReLU too; otherwise it is linear.
       compute_dtype: dtype of the matrix products' operands.
       dropout: share of values that training sets to zero; the others grow to keep the
         mean.
       batch_norm: whether to normalize values by mean and variance: over the batch in
-        training, and by running statistics in evaluation, of which a step keeps 0.9
+        training, and in evaluation by running statistics, of which a step keeps 0.9
         (https://arxiv.org/abs/1502.03167).
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
     """
@@ -245,7 +245,7 @@ class FirstOrder(nnx.Module):
     """A linear model; the first columns of the embeddings are its weights of ids.
 
     Args:
-      dense_features: number of dense features, for which it has weights of its own.
+      dense_features: number of dense features, for which it has additional weights.
       compute_dtype: dtype of the matrix product's operands.
       rngs: its ``params`` stream draws the weights.
     """

@@ -37,19 +37,18 @@ class TBSM(nnx.Module):
     nothing to the context.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, with the same dim for
+      embedding_shapes: each feature's embedding shape per sample, with the same dim for
         all: ``(dim,)``, or ``(length, dim)`` for a sequence. Features are taken sorted
-          by
-        name.
+        by name.
       dense_features: number of dense features.
-      history: for each sequence feature the pooled feature whose past it is, such as
-        ``{"item_history": "item"}``. All have the same length.
+      history: for each sequence feature the pooled feature whose past values it holds,
+        such as ``{"item_history": "item"}``. All have the same length.
       bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
       event: widths of the MLP that makes an event's vector, each layer with ReLU.
       attention: widths of the hidden layers of the MLP over the similarities.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -112,8 +111,8 @@ class TBSM(nnx.Module):
     def _event_vectors(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """The vectors of the past events in order, then of the candidate: ``[batch,
-        length + 1, width]``, each of length one."""
+        """Returns the vectors of the past events in order, then of the candidate:
+        ``[batch, length + 1, width]``, each of length one."""
         bottom = self.bottom(dense)
         events = self.length + 1
         fields = [jnp.repeat(bottom[:, None], events, axis=1)]
@@ -132,7 +131,7 @@ class TBSM(nnx.Module):
         return unit.reshape(dense.shape[0], events, -1)
 
     def _is_event(self, embeddings: Mapping[str, jax.Array]) -> jax.Array:
-        """``[batch, length]`` bool: where a sequence has an event."""
+        """Returns ``[batch, length]`` bool: where a sequence has an event."""
         sequences = [embeddings[past] for _, past in self.fields if past]
         return jnp.any(jnp.stack(sequences) != 0, axis=(0, 3))
 
@@ -142,16 +141,16 @@ def _history_length(
     history: Mapping[str, str],
     dim: int,
 ) -> int:
-    """The length of the sequences that ``history`` names.
+    """Returns the length of the sequences that ``history`` names.
 
     Args:
-      embedding_shapes: each feature's output shape per sample.
-      history: for each sequence feature the pooled feature whose past it is.
+      embedding_shapes: each feature's embedding shape per sample.
+      history: for each sequence feature the pooled feature whose past values it holds.
       dim: the dim that all features must have.
 
     Raises:
-      ValueError: unless each sequence feature is in ``history`` with a pooled feature
-        of its own, all sequences are equally long, and all dims are ``dim``.
+      ValueError: unless each sequence feature is in ``history`` with its own pooled
+        feature, all sequences are equally long, and all dims are ``dim``.
     """
     sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
     if not history:

@@ -37,7 +37,7 @@ class TwoTower(ModelWithLoss):
     ``train.micro_batches`` the negatives are those of the micro-batch.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features, which the user's tower takes.
       items: features of the item; the first one, with one id per sample, identifies
@@ -45,7 +45,7 @@ class TwoTower(ModelWithLoss):
       tower: widths of both MLPs; each layer but the last has ReLU.
       temperature: divides the cosines.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:

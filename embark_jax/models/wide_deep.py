@@ -18,17 +18,17 @@ class WideDeep(nnx.Module):
 
     The first column of each embedding is the weight of its id in the linear model; the
     other columns go into the MLP. So one lookup serves both, and a feature whose table
-    has dim 1, such as a crossed feature, is in the wide part alone. Paper:
-    https://arxiv.org/abs/1606.07792; its MLP is the default. There the wide part has an
-    optimizer of its own; here a table has one optimizer.
+    has dim 1, such as a crossed feature, is in the wide part only. Paper:
+    https://arxiv.org/abs/1606.07792; its MLP is the default. In the paper the wide part
+    has its own optimizer; here a table has one optimizer.
 
     Args:
-      embedding_shapes: each feature's output shape per sample, ``(dim,)``; dims may
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features; both parts read them.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; for all MLPs.
+      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
