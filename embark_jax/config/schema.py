@@ -118,7 +118,7 @@ class TableConfig(Config):
     only: the number of unique ids that are drawn."""
     evicted: Literal["host", "disk", "discard"] | None = None
     """Place of rows that have left a dynamic table: ``host`` memory (also None),
-    ``disk``, or ``discard``: their keys count as new when seen again."""
+    ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
     evict: Literal["lru", "lfu"] | None = None
     """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
     ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
@@ -176,7 +176,7 @@ class EmbeddingConfig(Config):
     """Treatment of an id that is no row of its table: end the run, drop it from its
     bag, or hash it to a row."""
     capacity_slack: PositiveFloat = 1.25
-    """Factor of the ids expected by the statistics that exchange buffers hold."""
+    """Multiple of the ids that the statistics expect; exchange buffers hold it."""
     wire: WireConfig = WireConfig()
     """Formats in which rows and gradients travel."""
     ragged: bool = False
@@ -197,7 +197,7 @@ class EarlyStoppingConfig(Config):
     metric: Literal["auc", "log_loss"] = "auc"
     """Metric of the validation set that decides."""
     patience: PositiveInt = 2
-    """Evaluations without improvement, one after the other, that end training."""
+    """Consecutive evaluations without improvement that end training."""
     min_change: NonNegativeFloat = 0.0
     """Change that an improvement must exceed."""
 
@@ -208,7 +208,7 @@ class PlateauConfig(Config):
     metric: Literal["auc", "log_loss"] = "auc"
     """Metric of the validation set that decides."""
     patience: PositiveInt = 1
-    """Evaluations without improvement, one after the other, that lower the rates."""
+    """Consecutive evaluations without improvement that lower the rates."""
     min_change: NonNegativeFloat = 0.0
     """Change that an improvement must exceed."""
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -237,8 +237,8 @@ class TrainConfig(Config):
     steps: PositiveInt | None = None
     """Number of steps; None takes as many as ``epochs`` need, or 1,000."""
     epochs: PositiveFloat | None = None
-    """Passes over the training data, in place of ``steps``; the last samples, which
-    fill no batch, are not trained on."""
+    """Passes over the training data, in place of ``steps``; the last samples
+    are left out if they fill no batch."""
     loss: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
     """Your own loss, such as `my_module:focal_loss`, which is called with logits,
     labels and embeddings and returns a loss per sample; null is binary cross entropy. A

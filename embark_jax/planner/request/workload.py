@@ -30,7 +30,7 @@ class Workload:
       fleet: the machines.
       batch_size: samples of a step over all devices, or of one of its micro-batches.
       zipf_exponent: skew of ids within their table; 0 is uniform.
-      capacity_slack: factor of the expectation that exchange buffers hold.
+      capacity_slack: multiple of the expected ids that exchange buffers hold.
       optimizer: optimizer of the embedding rows.
       statistics: statistics of a sample of the data; the power law is then for the
         tables that are not in it, and bags of features that are not in it are full.

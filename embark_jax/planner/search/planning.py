@@ -56,7 +56,7 @@ def plan(
       batch: global batch size, samples a step.
       forced: forced placements by table name.
       zipf_exponent: skew of ids within their table; 0 is uniform.
-      capacity_slack: factor of the expectation that exchange buffers hold.
+      capacity_slack: multiple of the expected ids that exchange buffers hold.
       optimizer: optimizer of the embedding rows; its state takes memory in addition.
       cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
         published formula; or your own cost model.
