@@ -1,7 +1,7 @@
 """embark_jax: sharded embedding tables and recommendation models in JAX.
 
-Tables, features and a fleet make a plan; the plan makes an ``EmbeddingCollection``;
-with a Flax model and two optimizers that makes a ``Trainer``.
+Tables, features and a fleet make a plan. The plan makes an ``EmbeddingCollection``,
+which makes a ``Trainer`` together with a Flax model and two optimizers.
 """
 
 import pkgutil
@@ -78,8 +78,8 @@ _PLACES = {
     "evaluate": "embark_jax.train.metrics:evaluate",
     "Trainer": "embark_jax.train.trainer:Trainer",
 }
-"""Where each public name is. It is imported when first asked for: JAX takes seconds,
-and planning, reading data and watching over processes do without."""
+"""Module of each public name, imported when the name is first asked for: JAX takes
+seconds, and planning, reading data and watching over processes do without."""
 
 if not TYPE_CHECKING:
 

@@ -1,8 +1,9 @@
 """Reads a gin file into the nested mapping that the same config gives in YAML.
 
 The names are those of the schema: ``TrainConfig.steps = 100`` sets ``train.steps``.
-gin-config (https://github.com/google/gin-config) does the parsing. Its runtime stays
-out: bindings would be global to the process, and an ``import`` would run code.
+gin-config (https://github.com/google/gin-config) does the parsing. The package does not
+use its runtime: bindings would be global to the process, and an ``import`` would run
+code.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from embark_jax.config import (
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads a gin file and what it includes.
+    """Reads a gin file and the files that it includes.
 
-    A section that the schema has once (``train``, ``mesh``, ``embedding``, …) needs no
-    reference: binding its class is enough. An include is relative to the file it is in.
+    A section that occurs once in the schema (``train``, ``mesh``, ``embedding``, …)
+    needs no reference: binding its class is enough. The path of an include is relative
+    to the file that has the include.
 
     Returns:
       The nested mapping, unvalidated, and the problems found so far by dotted key.
@@ -54,7 +56,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
-    """``@scope/Class()``, or ``@scope/Class`` where it is not called."""
+    """A reference ``@scope/Class()``, or ``@scope/Class`` that is not called."""
 
     name: str
     called: bool
@@ -65,18 +67,18 @@ class _Reference:
 
 @dataclasses.dataclass(frozen=True)
 class _Macro:
-    """``%name``."""
+    """A macro ``%name``."""
 
     name: str
 
 
 class _Bindings(config_parser.ParserDelegate):
-    """What a gin file and its includes bind; a later binding replaces an earlier one.
+    """The bindings of a gin file and its includes; a later one replaces an earlier one.
 
     Attributes:
-      values: the bound values by scope ("a/b", or "" for none) and class name.
+      values: bound values by scope ("a/b", or "" for none) and class name.
       macros: values by name.
-      used: the scopes and class names that some reference reads, also one that was
+      used: scopes and class names that some reference reads, even one that was
         replaced: a file may include another and choose a different model.
       problems: text by dotted key.
     """
@@ -117,7 +119,8 @@ class _Bindings(config_parser.ParserDelegate):
                     )
 
     def section(self, cls: type[Config], scope: str, key: str) -> dict[str, Any]:
-        """What is bound on a class as seen from a scope, with references resolved."""
+        """Returns the bindings of a class as seen from a scope, with references
+        resolved."""
         values = {}
         for outer in _enclosing(scope):
             self.used.add((outer, cls.__name__))
@@ -135,7 +138,8 @@ class _Bindings(config_parser.ParserDelegate):
     def resolve(
         self, value: Any, scope: str, key: str, choices: list[type[Config]]
     ) -> Any:
-        """A bound value as plain data; ``choices`` are the sections it may refer to."""
+        """Returns a bound value as plain data; ``choices`` are the sections it may
+        name."""
         match value:
             case _Macro(name):
                 if name not in self.macros:
@@ -178,7 +182,7 @@ class _Bindings(config_parser.ParserDelegate):
 
 
 def _statements(path: Path, bindings: _Bindings) -> Iterator[Any]:
-    """The statements of one file, with gin's syntax errors made ours."""
+    """Yields the statements of one file; gin's syntax errors become ``ConfigError``."""
     try:
         yield from config_parser.ConfigParser(path.read_text("utf-8"), bindings)
     except SyntaxError as error:
@@ -192,7 +196,8 @@ def _statements(path: Path, bindings: _Bindings) -> Iterator[Any]:
 
 
 def _enclosing(scope: str) -> list[str]:
-    """``"a/b"`` gives ``["", "a", "a/b"]``: outermost first, as inner bindings win."""
+    """Turns ``"a/b"`` into ``["", "a", "a/b"]``: outermost first; inner bindings
+    win."""
     parts = scope.split("/") if scope else []
     return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
 
@@ -203,7 +208,7 @@ def _choices(cls: type[Config], name: str) -> list[type[Config]]:
 
 
 def _classes(cls: type[Config]) -> dict[str, type[Config]]:
-    """A section and all those below it, by class name."""
+    """Returns a section and all sections below it, by class name."""
     found = {cls.__name__: cls}
     for name in cls.model_fields:
         for inner in _choices(cls, name):

@@ -1,6 +1,6 @@
-"""Experiment configs in and out: YAML and gin are read, YAML is written.
+"""Reads experiment configs in YAML and gin, and writes them in YAML.
 
-Either syntax becomes one nested mapping, overrides change it, and pydantic validates it
+Both syntaxes become one nested mapping. Overrides change it, and pydantic validates it
 once, so that all problems of a file are reported together and alike.
 """
 
@@ -34,19 +34,20 @@ def load(
     """Reads an experiment config.
 
     Args:
-      path: of a ``.yaml``, ``.yml`` or ``.gin`` file, or of a table list in YAML: that
-        model on synthetic data.
-      overrides: changes of the file, each ``dotted.key=value`` with the value in YAML,
+      path: path of a ``.yaml``, ``.yml`` or ``.gin`` file, or of a table list in YAML,
+        which stands for its model on synthetic data.
+      overrides: changes to the file, each ``dotted.key=value`` with the value in YAML,
         such as ``"train.batch_size=4096"`` or ``"model.bottom=[64, 16]"``. The last one
-        of a key wins. Changing the ``kind`` of a section drops the keys that the file
-        sets and the new kind does not have. Last of all ``scale=0.001`` shrinks the
-        experiment, as ``ExperimentConfig.shrunk`` does.
+        of a key wins. Changing the ``kind`` of a section drops the keys of the file
+        that the new kind does not have. ``scale=0.001`` shrinks the experiment after
+        all other overrides, as ``ExperimentConfig.shrunk`` does.
       point: values by dotted key that the config's ``sweep`` lists, or that its
-        ``search`` gave. They go before all else, and the config is then without both.
+        ``search`` gave. They take precedence over all else, and the config
+        then has neither section.
 
     Raises:
       ConfigError: with every problem of the file and the overrides: dotted key, value
-        and rule, one a line. What involves several keys is checked once each key is
+        and rule, one a line. Rules between several keys are checked once each key is
         right by itself.
     """
     path = Path(path)
@@ -60,7 +61,7 @@ def load(
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
-    # Kinds first: a key that another override sets must not be dropped with the file's.
+    # Kinds first, so that a key set by another override is not dropped with the file's.
     changes = {override: f"override {override!r}" for override in overrides}
     if point is not None:
         changes |= {"sweep=null": "sweep", "search=null": "search"}
@@ -106,7 +107,7 @@ def _shrunk(config: ExperimentConfig, text: str) -> ExperimentConfig:
 
 
 def dump_yaml(config: ExperimentConfig) -> str:
-    """The whole config, defaults included, as YAML that loads back equal.
+    """Returns the whole config, defaults included, as YAML that loads back equal.
 
     A key that is not set (``None``) is left out.
     """
@@ -137,11 +138,11 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 _BY_KEY = ("sweep", "search")
-"""Sections that map dotted keys."""
+"""Sections whose keys are dotted keys."""
 
 
 def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """A copy of the mapping with one ``dotted.key=value`` applied."""
+    """Returns a copy of the mapping with one ``dotted.key=value`` applied."""
     key, equals, text = override.partition("=")
     section, dot, inner = key.partition(".")
     keys = [section, inner] if dot and section in _BY_KEY else key.split(".")
@@ -154,7 +155,8 @@ def _override(data: Mapping[str, Any], override: str) -> dict[str, Any]:
 def _set(
     section: Any, keys: Sequence[str], value: Any, choices: Sequence[type[Config]]
 ) -> dict[str, Any]:
-    """A copy with one value set; a copy, as YAML aliases may share the original.
+    """Returns a copy with one value set; a copy, as YAML aliases may share the
+    original.
 
     ``choices`` are the sections that the innermost mapping may be.
     """
@@ -169,7 +171,7 @@ def _set(
         fields = {kind_of(cls): cls.model_fields for cls in choices}
         before = str(section.get(key))
         old, new = fields.get(before, {}), fields.get(str(value), {})
-        if ":" in before:  # of one's own, whose keys no other kind has
+        if ":" in before:  # a user's own kind, whose keys no other kind has
             old = section
         section = {k: v for k, v in section.items() if k not in old or k in new}
     return section | {key: value}
@@ -179,8 +181,8 @@ def _locate(location: Iterable[str | int]) -> tuple[str, Any]:
     """Follows a pydantic error location, or the keys of an override, into the schema.
 
     Returns:
-      The dotted key, without what pydantic adds to a location (the ``kind`` chosen,
-      "[key]"), and the annotation there, or of the section around it if it has none.
+      The dotted key, without pydantic's additions to a location (the ``kind`` chosen,
+        "[key]"), and the annotation there, or of the section around it if it has none.
     """
     keys, annotation = [], ExperimentConfig
     for part in location:
@@ -200,7 +202,7 @@ def _locate(location: Iterable[str | int]) -> tuple[str, Any]:
 
 
 def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
-    """The dotted key of a pydantic error, and what is wrong in our words."""
+    """Returns the dotted key of a pydantic error, and the problem in words of ours."""
     key, annotation = _locate(error["loc"])
     given = _short(error["input"])
     choices = sections(annotation)

@@ -1,4 +1,4 @@
-"""From a table list to an experiment: its model, trained on power-law clicks."""
+"""Turns a table list into an experiment: its model, trained on power-law clicks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from embark_jax.planner.request.table_list import DenseNet, TableList
 
 
 def experiment_of(listed: TableList) -> dict[str, Any]:
-    """The mapping that an experiment config with this model would be.
+    """Returns the mapping that an experiment config with this model would be.
 
     The data are synthetic. Bags are averaged, not summed: a sum of 200 rows of a small
-    table is too large to train from; what is looked up and travels is the same. Columns
-    of pooled rows are not averaged: ``pool_stride`` is for the simulator alone.
+    table is too large to train from; lookups and exchanges stay the same. Columns of
+    pooled rows are not averaged: ``pool_stride`` is for the simulator only.
     """
     tables, features = listed.specs()
     data = {"kind": "synthetic", "zipf_exponent": listed.zipf_exponent}

@@ -1,4 +1,4 @@
-"""From a config to a dataset, the tables that it needs, and their statistics."""
+"""Reads a config's dataset, the tables that it needs, and their statistics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from embark_jax.tables import FeatureSpec, TableSpec
 
 @contextlib.contextmanager
 def blaming(what: str) -> Iterator[None]:
-    """Turns a ``ValueError`` into a ``ConfigError`` that names what is wrong."""
+    """Turns a ``ValueError`` into a ``ConfigError`` that names the wrong part."""
     try:
         yield
     except ConfigError:
@@ -52,7 +52,7 @@ def blaming(what: str) -> Iterator[None]:
 def read_dataset(
     config: ExperimentConfig,
 ) -> tuple[Dataset, tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """The dataset, and the model's tables and features.
+    """Returns the dataset, and the model's tables and features.
 
     Raises:
       ConfigError: if the config does not fit the dataset.
@@ -109,9 +109,9 @@ def check_batch_memory(
     """Raises ``ConfigError`` if a batch is larger than the memory of this host.
 
     Args:
-      samples: that this process holds at a time: of a batch, or of all that are sorted
-        for ``train.hot_batches``.
-      dense_features, features: of the model.
+      samples: samples that this process holds at a time: those of a batch, or all that
+        are sorted for ``train.hot_batches``.
+      dense_features, features: inputs of the model.
     """
     ids = sum(f.hotness * (2 if f.weighted else 1) for f in features)
     needed, there = 4 * samples * (1 + dense_features + ids), host_memory_bytes()
@@ -124,8 +124,8 @@ def check_batch_memory(
 
 
 def hot_rows(plan: Plan) -> dict[str, int | tuple[int, ...]]:
-    """For each feature, how many of its table's first rows are on all devices; or which
-    rows, where they are not the first."""
+    """Returns for each feature how many of its table's first rows are on all devices;
+    or the ids of these rows, if they are not the first."""
     rows = {p.table.name: p.hot_ids or p.replicated_rows for p in plan.placements}
     return {feature.name: rows[feature.table] for feature in plan.features}
 
@@ -133,10 +133,10 @@ def hot_rows(plan: Plan) -> dict[str, int | tuple[int, ...]]:
 def in_training_order(
     dataset: Dataset, config: ExperimentConfig, plan: Plan
 ) -> Dataset:
-    """The dataset, with its training samples sorted if ``train.hot_batches`` is true.
+    """Returns the dataset, its training samples sorted if ``train.hot_batches`` is set.
 
     Raises:
-      ConfigError: if a table has no hot rows then.
+      ConfigError: if they are to be sorted and a table has no hot rows.
     """
     if not config.train.hot_batches:
         return dataset
@@ -151,7 +151,7 @@ def in_training_order(
 
 
 def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
-    """Raises ``ConfigError`` if a feature is too hot to be drawn on this host."""
+    """Raises ``ConfigError`` if the hotness of a feature is too large for this host."""
     hottest = max(features, key=lambda feature: feature.hotness)
     needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
     if needed > (there := host_memory_bytes()):
@@ -168,7 +168,7 @@ def batch_checker(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
 ) -> BatchChecker:
-    """Checks the dataset's batches against the tables."""
+    """Returns the checker of the dataset's batches against the tables."""
     return BatchChecker(
         features,
         {table.name: table.keys for table in tables},
@@ -182,12 +182,12 @@ def sample_accesses(
     samples: int,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Statistics:
-    """Statistics of the first training samples, as the model would see them.
+    """Returns statistics of the first training samples, as the model would see them.
 
     Args:
-      config: of the experiment.
-      samples: to read, rounded to whole batches; at most an epoch.
-      progress: goes through the steps, and may show how far it is.
+      config: experiment config.
+      samples: number of samples, rounded to whole batches; at most an epoch.
+      progress: iterates over the steps, and may show progress.
 
     Raises:
       ConfigError: if the config does not fit the dataset.
@@ -232,7 +232,7 @@ def _feature_access(halves: Sequence[accesses.BagCounter]) -> FeatureAccess:
 def _table_access(
     rows: int, halves: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> TableAccess:
-    """Of a table's rows and how often they were seen in each half of a sample."""
+    """Returns the accesses of a table's rows, as each half of a sample counted them."""
     histogram = Histogram.from_counts(*accesses.merge(halves))
     return TableAccess(rows, histogram, HalfAgreement.from_counts(*halves))
 
@@ -240,9 +240,9 @@ def _table_access(
 def _declared_model(
     config: ExperimentConfig,
 ) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """Tables and features that the config itself declares.
+    """Returns the tables and features that the config itself declares.
 
-    A config without features has one for each table.
+    A config without features gets one feature for each table.
     """
     embedding = config.embedding
     missing = [
@@ -276,7 +276,7 @@ def _declared_model(
 def _drawn(
     config: ExperimentConfig, tables: Sequence[TableSpec]
 ) -> tuple[TableSpec, ...]:
-    """The tables, of which dynamic ones have as many rows as ids are drawn."""
+    """Returns the tables, dynamic ones with as many rows as unique ids are drawn."""
     rows = {name: table.rows for name, table in config.embedding.tables.items()}
     return tuple(
         TableSpec(table.name, rows[table.name] or 0, table.dim)
@@ -289,7 +289,7 @@ def _drawn(
 def _merged_model(
     config: ExperimentConfig, dataset: Dataset
 ) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """The dataset's tables and features, with what the config changes of them."""
+    """Returns the dataset's tables and features, with the changes of the config."""
     embedding = config.embedding
     own = [feature.name for feature in dataset.features]
     problems = [
@@ -304,7 +304,7 @@ def _merged_model(
             if getattr(mine, key) and getattr(mine, key) != getattr(feature, key)
         ),
     ]
-    if embedding.on_bad_id == "error":  # which would end the run at any step
+    if embedding.on_bad_id == "error":  # a bad id would end the run at any step
         problems += [
             f"embedding.tables.{name}.rows: is {mine.rows}, the data need {rows}; "
             "leave it out, or set embedding.on_bad_id to drop or hash"
@@ -332,7 +332,7 @@ def _merged_model(
 
 
 def _table(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
-    """What the config says of a table, and what is known without it."""
+    """Makes a table of the config's values; ``rows`` and ``dim`` are known without."""
     slots = None if mine.slots == "auto" else mine.slots
     if mine.max_slots is not None:
         if slots is None or mine.tier is not None:

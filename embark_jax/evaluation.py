@@ -27,15 +27,15 @@ def evaluate_checkpoint(
     group_by: str | None = None,
     k: int = 10,
 ) -> dict[str, Any]:
-    """Test metrics of a checkpoint, on the config's own mesh and plan.
+    """Returns test metrics of a checkpoint, on the config's own mesh and plan.
 
     Args:
-      config: must describe the model that the checkpoint holds.
-      checkpoint: a run's ``checkpoints`` folder, for the newest, or one in it.
-      console: where the result is shown.
+      config: config that describes the model of the checkpoint.
+      checkpoint: one checkpoint, or a run's ``checkpoints`` folder, for its newest one.
+      console: console that shows the result.
       group_by: feature, such as the user, within whose samples ranking is measured,
-        too; None measures none.
-      k: first ones of each group that are looked at.
+        too; None measures no ranking.
+      k: number of first samples of each group that ranking counts.
 
     Raises:
       ConfigError, DataError, CheckpointError: as ``train`` does.
@@ -60,7 +60,7 @@ def evaluate_checkpoint(
 def _ranked(
     setup: Experiment, trainer: Trainer, group_by: str, k: int
 ) -> dict[str, float | None]:
-    """How well the test samples of each group are ranked.
+    """Returns how well the test samples of each group are ranked.
 
     Raises:
       ConfigError: if there is no such feature, or it is a bag.
@@ -88,7 +88,7 @@ def on_test_set(
     trainer: Trainer,
     during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> dict[str, Any]:
-    """The test metrics, and the best that any model could reach."""
+    """Returns the test metrics, and the best ones that any model could reach."""
     batches = during(setup.dataset.test_batches(setup.plan.batch_size))
     record = on_split(setup, trainer, "test", batches)
     bayes_auc = setup.dataset.bayes_auc()
@@ -96,8 +96,8 @@ def on_test_set(
 
 
 def held_out(setup: Experiment) -> tuple[str, Iterator[Batch]]:
-    """What is looked at during training: the validation set, or, of data that have
-    none, the test set."""
+    """Returns name and batches of the set that is evaluated during training: the
+    validation set, or the test set if there is none."""
     size = setup.plan.batch_size
     if (batches := setup.dataset.validation_batches(size)) is not None:
         return "validation", batches
@@ -107,7 +107,7 @@ def held_out(setup: Experiment) -> tuple[str, Iterator[Batch]]:
 def on_split(
     setup: Experiment, trainer: Trainer, split: str, batches: Iterator[Batch]
 ) -> dict[str, Any]:
-    """Metrics over a whole split, whose name is in theirs."""
+    """Returns metrics over a whole split, whose name is part of their names."""
     check = setup.checker()
     metrics = dataclasses.asdict(trainer.evaluate(batches, check))
     record = {f"{split}_{name}": value for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""From a config to the objects of a run."""
+"""Makes the objects of a run from its config."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
 SCALE_SAMPLES = 4096
-"""Training samples that are looked at for the scale of dense columns."""
+"""Number of training samples in which the scale of dense columns is checked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What a config describes, before any device is used.
+    """The experiment that a config describes, before any device is used.
 
     Attributes:
-      config: as given.
-      dataset: its samples.
-      tables, features: the model's.
-      plan: where the tables live.
+      config: the config.
+      dataset: dataset with its samples.
+      tables, features: tables and features of the model.
+      plan: plan of the tables.
     """
 
     config: ExperimentConfig
@@ -90,10 +90,10 @@ class Experiment:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on to belong to this experiment.
+        """Values on which a checkpoint must agree to belong to this experiment.
 
-        Plan and mesh are not in it: they may change. The seed is: the order of the data
-        is a function of it. So is the seed that synthetic data are made with.
+        Plan and mesh are left out: they may change. The seed is included: the order of
+        the data is a function of it. So is the seed of synthetic data.
         """
         config = self.config
         seeds = {"seed": config.seed}
@@ -122,7 +122,8 @@ class Experiment:
 
     @property
     def data_order(self) -> dict[str, Any]:
-        """What a run that resumes must agree on too: a step must mean the same data."""
+        """Values on which a resumed run must agree, too, so that steps mean the same
+        data."""
         data = self.config.data.model_dump(mode="json", exclude={"path"})
         if isinstance(self.dataset, PreparedData):
             data["files"] = self.dataset.manifest.digest()
@@ -134,19 +135,20 @@ class Experiment:
 
     @property
     def training_data(self) -> Dataset:
-        """The dataset, with its training samples in the order that is asked for."""
+        """Returns the dataset, with its training samples in the configured order."""
         return in_training_order(self.dataset, self.config, self.plan)
 
     @property
     def missing_dense(self) -> Mapping[str, int]:
-        """Values of dense columns that are not in the data, and are 0 instead."""
+        """Numbers of values of dense columns that the data lack, and that are 0
+        instead."""
         if isinstance(self.dataset, PreparedData):
             return self.dataset.manifest.missing_dense
         return {}
 
     def save_sources(self, workdir: Path) -> None:
-        """Leaves the code that the config names, and, if the data were one's own files,
-        what makes samples of raw rows."""
+        """Saves the code that the config names and, if the data were a user's own
+        files, the encoding that makes samples of raw rows."""
         kinds = self.config.model.kind, self.config.data.kind, self.config.train.loss
         named = [kind for kind in kinds if kind and ":" in kind]
         for file in filter(None, map(source_file, named)):
@@ -157,7 +159,7 @@ class Experiment:
             raw_rows.save_encoding(prepared, self.dataset.manifest, out)
 
     def scale_warnings(self) -> list[str]:
-        """What is wrong with the scale of dense columns in the first samples."""
+        """Lists problems of the scale of dense columns in the first samples."""
         dataset = self.dataset
         batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
         names = [f"dense[{i}]" for i in range(dataset.dense_features)]
@@ -166,11 +168,11 @@ class Experiment:
         return scale_warnings(batch.dense, names)
 
     def checker(self) -> BatchChecker:
-        """Checks the dataset's batches against the tables."""
+        """Returns the checker of the dataset's batches against the tables."""
         return batch_checker(self.config, self.dataset, self.tables, self.features)
 
     def trainer(self) -> Trainer:
-        """The model with its initial state on the devices of the plan's mesh.
+        """Returns the model with its initial state on the devices of the plan's mesh.
 
         Raises:
           ConfigError: if a batch is larger than the memory of this host, there are too
@@ -189,7 +191,7 @@ class Experiment:
                 self.plan,
                 mesh,
                 wire=_wire(config),
-                # XLA has this collective for GPUs alone.
+                # XLA has this collective on GPUs only.
                 ragged=config.embedding.ragged and jax.default_backend() == "gpu",
                 implementation=_implementation(config),
             )
@@ -224,9 +226,9 @@ def _loss(config: ExperimentConfig) -> Loss:
 
 
 def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
-    """What of a model's config its variables depend on."""
+    """Returns the part of a model's config that its variables depend on."""
     described = config.model_dump(mode="json", exclude={"compute_dtype"})
-    # Of models without them nothing is saved, nor was it before there were any.
+    # Nothing is saved for models without these keys, as before there were such keys.
     return {
         key: value
         for key, value in described.items()
@@ -235,8 +237,8 @@ def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
 
 
 def make_host_devices(config: ExperimentConfig) -> None:
-    """Makes as many CPU devices as the config's mesh has; other platforms are as they
-    are, and so is a process that has used JAX already."""
+    """Makes as many CPU devices as the config's mesh has. Other platforms stay as they
+    are, and so does a process that has used JAX already."""
     if config.mesh.devices > 1:
         with contextlib.suppress(RuntimeError):  # JAX was used already
             jax.config.update("jax_num_cpu_devices", config.mesh.devices)
@@ -250,14 +252,14 @@ def build(
     """Reads the dataset, merges its tables with the config's, and plans.
 
     Args:
-      config: of the experiment.
-      plan_file: a plan in JSON to use as it is, whatever placements and capacity slack
-        the config asks for; None makes one.
-      statistics: of a sample of the data, for the planner.
+      config: experiment config.
+      plan_file: plan in JSON that is used as it is, whatever placements and capacity
+        slack the config has; None makes a plan.
+      statistics: statistics of a sample of the data, for the planner.
 
     Raises:
-      ConfigError: if the config does not fit the dataset or its plan is impossible, or
-        the plan given is damaged or made for something else.
+      ConfigError: if the config does not fit the dataset, its plan is impossible, or
+        the given plan is damaged or made for something else.
       DataError: if the dataset is missing or damaged.
     """
     dataset, tables, features = read_dataset(config)
@@ -277,7 +279,7 @@ def build(
 
 
 def _implementation(config: ExperimentConfig) -> str | None:
-    """The implementation of kernels, as a collection takes it."""
+    """Returns the implementation of kernels, as a collection takes it."""
     kernels = config.embedding.kernels
     if kernels == "auto":
         return None
@@ -297,7 +299,7 @@ def workload(
     features: Sequence[FeatureSpec],
     statistics: Statistics = NO_STATISTICS,
 ) -> Workload:
-    """What the config asks its plan to be made for.
+    """Returns the workload that the config's plan is made for.
 
     Raises:
       ConfigError: if its model does not suit the embeddings.
@@ -369,7 +371,7 @@ def _read_plan(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
 ) -> Plan:
-    """The plan in a file, which must be for this model, mesh and batch."""
+    """Reads the plan in a file, which must be for this model, mesh and batch."""
     text = read_text(path)
     with blaming(str(path)):
         planned = Plan.from_json(text)

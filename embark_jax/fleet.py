@@ -1,8 +1,8 @@
-"""The fleet: the machine park a plan is made for, with its hardware constants.
+"""The fleet: the machines that a plan is made for, with their hardware constants.
 
-The figures, each with its source, are in ``configs/fleets``: one YAML file a fleet. All
-are per device and, for links, per direction, as the vendors' datasheets give them;
-``Efficiency`` says what share of them a program achieves.
+The figures, each with its source, are in ``configs/fleets``, one YAML file for each
+fleet. All are per device and, for links, per direction, as in the vendors' datasheets;
+``Efficiency`` is the share of them that a program achieves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embark_jax.config import Config, ConfigError, nearest, read_text
 from embark_jax.tables import whole
 
 FILES = Path(__file__).parent / "config_files" / "fleets"
-"""``configs/fleets``, by a link that a built package has as a folder."""
+"""``configs/fleets``, through a link that a built package has as a folder."""
 
 BY_NAME = {
     "dgx-h100": "dgx_h100.yaml",
@@ -41,12 +41,12 @@ _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def host_memory_bytes() -> int:
-    """The memory of this computer."""
+    """Returns the memory of this computer."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _memory_bytes(value: Any) -> Any:
-    """The memory of this computer, where a file says so instead of a figure."""
+    """Replaces the text for this computer's memory by its size; a figure stays."""
     return host_memory_bytes() if value == THIS_MACHINE else value
 
 
@@ -55,12 +55,12 @@ class DeviceSpec:
     """One accelerator and its links.
 
     Attributes:
-      name: as the vendor calls it.
+      name: the vendor's name for it.
       memory_bytes: device memory.
       memory_bytes_per_s: device memory bandwidth.
       flops_per_s: dense bf16 (V100: fp16) matrix throughput.
-      node_link_bytes_per_s: to the GPUs of its node.
-      network_bytes_per_s: to other nodes.
+      node_link_bytes_per_s: bandwidth to the GPUs of its node.
+      network_bytes_per_s: bandwidth to other nodes.
     """
 
     name: str
@@ -71,7 +71,7 @@ class DeviceSpec:
     network_bytes_per_s: PositiveFloat
 
     def divided(self, devices: int) -> DeviceSpec:
-        """The share of each of so many devices in all figures."""
+        """Returns a device with the share of each of these devices in all figures."""
         figures = dataclasses.asdict(self)
         name = figures.pop("name")
         return DeviceSpec(name, **{k: value / devices for k, value in figures.items()})
@@ -79,15 +79,17 @@ class DeviceSpec:
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
 class Efficiency:
-    """What share of a device's figures a program achieves, and latencies.
+    """Shares of a device's figures that a program achieves, and latencies.
 
     Attributes:
-      memory: of its bandwidth, where rows are gathered and scattered.
-      link: of the bandwidth of node links and network.
-      flops: of its FLOP/s, in dense layers.
-      launch_us, node_hop_us, network_hop_us: of a collective, and of each hop it takes.
-      message_us: of each message that an all-to-all sends to a device of another node.
-      kernel_us: of a kernel, however little it does; only the simulator counts kernels.
+      memory: share of the memory bandwidth, where rows are gathered and scattered.
+      link: share of the bandwidth of node links and network.
+      flops: share of the FLOP/s, in dense layers.
+      launch_us, node_hop_us, network_hop_us: latency of a collective, and of each hop
+        it takes.
+      message_us: latency of each message that an all-to-all sends to a device of
+        another node.
+      kernel_us: least time of a kernel; only the simulator counts kernels.
     """
 
     memory: PositiveFloat
@@ -103,9 +105,9 @@ class Efficiency:
 class FleetFile(Config):
     """The schema of a fleet's YAML file.
 
-    ``efficiency`` is the section itself, or the file that it is in, relative to this
-    one. The figures of a ``shared`` device are those of a whole machine, whose devices
-    divide them among themselves. ``measured`` is a record, which nothing reads.
+    ``efficiency`` is the section itself, or the path of its file, relative to this one.
+    The figures of a ``shared`` device are those of a whole machine, whose devices
+    divide them among themselves. ``measured`` is a record that nothing reads.
     """
 
     device: DeviceSpec
@@ -117,7 +119,7 @@ class FleetFile(Config):
 
 @functools.cache
 def gpu_efficiency() -> Efficiency:
-    """The one that all GPU fleets share."""
+    """Returns the efficiency that all GPU fleets share."""
     return _validated(Efficiency, _read(FILES / GPU_EFFICIENCY), FILES / GPU_EFFICIENCY)
 
 
@@ -126,7 +128,7 @@ class Fleet:
     """``nodes`` machines of ``gpus_per_node`` equal devices.
 
     Raises:
-      ValueError: if a count is no whole number, or below 1.
+      ValueError: if a count is not a whole number, or below 1.
     """
 
     device: DeviceSpec
@@ -149,16 +151,16 @@ class Fleet:
 
 
 def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet:
-    """A fleet by its name, or from a YAML file like those in ``configs/fleets``.
+    """Loads a fleet by its name, or from a YAML file like those in ``configs/fleets``.
 
     Args:
-      source: one of ``BY_NAME``, or the path of a ``.yaml`` file.
-      nodes: how many machines.
-      gpus_per_node: None takes as many as the file says.
+      source: name in ``BY_NAME``, or path of a ``.yaml`` file.
+      nodes: number of machines.
+      gpus_per_node: number of devices of a machine; None takes the number in the file.
 
     Raises:
       ConfigError: if there is no such fleet, or with every problem of its file.
-      ValueError: if a count is no whole number, or below 1.
+      ValueError: if a count is not a whole number, or below 1.
     """
     if source in BY_NAME:
         path = FILES / BY_NAME[source]
@@ -197,7 +199,7 @@ def v100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
 
 
 def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
-    """This computer, whose memory ``nodes × gpus_per_node`` host devices divide.
+    """Returns this computer, whose memory ``nodes × gpus_per_node`` devices divide.
 
     Bandwidths and FLOP/s are placeholders of a laptop's order: they weigh terms against
     each other and predict nothing.
@@ -220,7 +222,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _validated(kind: Any, data: dict[str, Any], path: Path) -> Any:
-    """``data`` as a ``kind``, or an error with all that is wrong in it, one a line."""
+    """Validates ``data`` as a ``kind``; raises with every problem in it, one a line."""
     try:
         return pydantic.TypeAdapter(kind).validate_python(data)
     except pydantic.ValidationError as error:
@@ -229,7 +231,7 @@ def _validated(kind: Any, data: dict[str, Any], path: Path) -> Any:
 
 
 def _explain(kind: Any, error: Any) -> str:
-    """One pydantic error, in our words."""
+    """Describes one pydantic error in the words of this package."""
     key = ".".join(map(str, error["loc"]))
     match error["type"]:
         case "missing":

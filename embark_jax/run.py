@@ -1,4 +1,4 @@
-"""One training run from config to last step: read this file to follow it all.
+"""One training run, from config to last step: this file shows all of it.
 
 Between two *stops* (an evaluation, a checkpoint, the end) the loop only applies batches
 and logs; at a stop all steps have landed.
@@ -57,13 +57,13 @@ def train(
     SIGTERM and Ctrl-C end it early, with a checkpoint to resume from.
 
     Args:
-      config: the experiment.
-      workdir: gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
+      config: experiment config.
+      workdir: folder that gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
         ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
         ``checkpoints/``.
-      resume: continue from the newest checkpoint there, if there is one.
-      console: where an overview of the plan, progress and results are shown.
-      plan_file: a plan in JSON to train with; None makes one.
+      resume: whether to continue from the newest checkpoint there, if there is one.
+      console: console that shows an overview of the plan, progress and results.
+      plan_file: plan in JSON to train with; None makes a plan.
 
     Returns:
       The last record of ``metrics.jsonl``: the test metrics. None if it ended early.
@@ -77,7 +77,7 @@ def train(
     """
     try:
         return _run(config, workdir, resume, console, plan_file)
-    except KeyboardInterrupt:  # before training or after it: ``stopping`` holds it back
+    except KeyboardInterrupt:  # outside training, where ``stopping`` holds it back
         say(console, "no step was under way: nothing is lost")
         raise
 
@@ -90,7 +90,7 @@ def _run(
     plan_file: Path | None,
 ) -> dict[str, Any] | None:
     experiment.make_host_devices(config)
-    main = jax.process_index() == 0  # which alone writes what one process can
+    main = jax.process_index() == 0  # process 0 alone writes what one process can
     if main:
         _check_writable(workdir)
         if not resume:
@@ -170,7 +170,7 @@ def _run(
 
 
 def _check_writable(workdir: Path) -> None:
-    """Tries before the work begins; creates nothing that stays."""
+    """Checks this before the work begins; creates nothing that stays."""
     place = workdir.absolute()
     while not place.exists():
         place = place.parent
@@ -200,13 +200,13 @@ def _resume(
     checkpoints: Checkpointer,
     console: Console,
 ) -> None:
-    """Goes to the newest good checkpoint, if there is one, and says what is new."""
+    """Loads the newest good checkpoint, if there is one, and says what is new."""
     main, changed = jax.process_index() == 0, []
     if of_process_0(checkpoints.steps):
         if main:
             changed = history.changes(workdir, setup.config)
         bad_ids = trainer.load(checkpoints)
-        if main:  # which goes on counting for all
+        if main:  # process 0 counts for all
             check.bad_ids = bad_ids
     say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
@@ -223,8 +223,8 @@ def _train(
     stop: Stop,
     followers: tuple[EarlyStopping, Plateau],
 ) -> None:
-    """Trains to the last step and leaves a checkpoint there; or raises StoppedError and
-    leaves one where it stopped."""
+    """Trains to the last step and saves a checkpoint there; or raises ``StoppedError``
+    and saves one where it stopped."""
     options = setup.config.train
     window, (early, plateau) = Window(), followers
     with step_progress(console=console) as progress:
@@ -254,7 +254,7 @@ def _train(
                     if result.step % options.log_every == 0 or result.step == goal:
                         report()
             except (DataError, StoreError):
-                # Of several processes this one may be alone in knowing of it.
+                # Of several processes, this one alone may know of the error.
                 alone = jax.process_count() == 1
                 if alone and trainer.step not in (0, *checkpoints.steps):
                     save()
@@ -295,7 +295,7 @@ def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
 
 
 def _next_stop(setup: Experiment, step: int) -> int:
-    """The next step after ``step`` at which all steps must have landed."""
+    """Returns the next step after ``step`` at which all steps must have landed."""
     options = setup.config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
     return min([setup.steps, *((step // every + 1) * every for every in intervals)])

@@ -1,8 +1,8 @@
-"""A search for good values of a config: each run tries what those before it suggest.
+"""Searches good values of a config: each run tries values suggested by earlier runs.
 
-Optuna chooses the values (https://optuna.org). Its choices depend on the seed and on
-the trials before alone, so that a search is continued by asking for all of them again:
-the finished runs answer at once.
+Optuna chooses the values (https://optuna.org). Its choices depend only on the seed and
+on earlier trials, so that a resumed search asks for all of them again: the finished
+runs answer at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embark_jax.train.logs import read_metrics
 
 RESULTS, BEST = "results.csv", "best.yaml"
 SHOWN = 10
-"""Trials in the table: the best ones."""
+"""Trials that the table shows: the best ones."""
 Metric = Literal["auc", "log_loss"]
 Sampler = Literal["tpe", "random"]
 
@@ -43,28 +43,28 @@ def run_search(
     A run whose loss is no longer finite counts as failed, and the search goes on.
 
     Args:
-      path, overrides: as ``config_io.load`` takes them; the config's ``search`` says
-        which values there are.
-      workdir: also gets ``results.csv``, after each trial anew, and ``best.yaml``, the
-        config of the best one.
-      trials: how many.
-      metric: of the validation set, whose best evaluation counts for a trial; the test
-        set decides nothing.
-      sampler: "tpe" prefers what did well before (https://arxiv.org/abs/2304.11127);
-        "random" does not look.
-      resume: keep the finished trials there, and continue an unfinished one.
-      console: where the runs and, at the end, a table of the best are shown.
+      path, overrides: as in ``config_io.load``; the config's ``search`` lists the
+        values.
+      workdir: folder of the trials, which also gets ``results.csv``, rewritten after
+        each trial, and ``best.yaml``, the config of the best one.
+      trials: number of trials.
+      metric: metric of the validation set whose best evaluation counts for a trial; the
+        test set decides nothing.
+      sampler: "tpe" prefers values that did well before
+        (https://arxiv.org/abs/2304.11127); "random" ignores earlier trials.
+      resume: whether to keep the finished trials there, and continue an unfinished one.
+      console: console that shows the runs and, at the end, a table of the best ones.
 
     Returns:
-      For each trial, up to the one that was ended early, its folder, values and
-      metrics, or "diverged" with the error.
+      For each trial, up to one that was ended early, its folder, values and metrics, or
+        "diverged" with the error.
 
     Raises:
-      FileExistsError: if ``workdir`` holds something and ``resume`` is false.
+      FileExistsError: if ``workdir`` is not empty and ``resume`` is false.
       ConfigError: if the config has no ``search`` or no ``train.eval_every``, values
         make no valid config, the data have no validation set, or a folder holds a
         trial of another search.
-      DataError, CheckpointError: as ``run.train`` does.
+      DataError, CheckpointError: as in ``run.train``.
     """
     config = config_io.load(path, overrides)
     _check(path, config)
@@ -154,7 +154,7 @@ def _best_evaluation(folder: Path, metric: Metric) -> float:
 def _summary(
     results: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: Metric
 ) -> Table:
-    """A line for each of the best trials, the best one first."""
+    """Returns a table of the best trials, one a line, the best one first."""
     column = f"validation_{metric}"
     sign = 1 if metric == "log_loss" else -1
     ranked = sorted(

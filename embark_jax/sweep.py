@@ -1,4 +1,4 @@
-"""Several runs of one config: every combination of the values that it lists."""
+"""Sweeps: runs of one config with every combination of the values that it lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embark_jax.train.results import NonFiniteLossError
 RESULTS = "results.csv"
 SHOWN = {"test_auc": "test AUC", "test_log_loss": "test log loss"}
 REPEATS = "seed"
-"""Runs that differ in it alone share a line of the table, with mean and spread."""
+"""Key in which runs of one table line may differ: the line has mean and spread."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Point:
     """One run of a sweep.
 
     Attributes:
-      values: what it sets, by dotted key.
-      config: with that set.
+      values: values that it sets, by dotted key.
+      config: config with these values.
     """
 
     values: Mapping[str, Any]
@@ -41,16 +41,16 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """Name of its workdir, such as "seed=0,train.steps=100"."""
+        """Name of its folder, such as "seed=0,train.steps=100"."""
         named = ",".join(f"{key}={_text(value)}" for key, value in self.values.items())
         return named.replace("/", "-")
 
 
 def read_points(path: Path, overrides: Sequence[str] = ()) -> list[Point]:
-    """Every combination of the values in a config's ``sweep``, the last key fastest.
+    """Reads all combinations of values in a config's ``sweep``, the last key fastest.
 
     Args:
-      path, overrides: as ``config_io.load`` takes them.
+      path, overrides: as in ``config_io.load``.
 
     Raises:
       ConfigError: if ``sweep`` lists nothing or a value twice, or a combination is no
@@ -81,19 +81,20 @@ def run_sweep(
     A run whose loss is no longer finite counts as diverged, and the sweep goes on.
 
     Args:
-      points: of ``read_points``.
-      workdir: also gets ``results.csv``, after each run anew.
-      resume: keep the finished runs there, and continue an unfinished one.
-      console: where the runs and, at the end, a table of them are shown.
+      points: result of ``read_points``.
+      workdir: folder of the runs, which also gets ``results.csv``, rewritten after each
+      run.
+      resume: whether to keep the finished runs there, and continue an unfinished one.
+      console: console that shows the runs and, at the end, a table of them.
 
     Returns:
-      For each point, up to the one that was ended early, its folder, values, and
-      test metrics, or "diverged" with the error.
+      For each point, up to one that was ended early, its folder, values, and test
+        metrics, or "diverged" with the error.
 
     Raises:
       FileExistsError: if ``workdir`` holds something and ``resume`` is false.
       ConfigError: if a folder in it holds a run of another config.
-      DataError, CheckpointError: as ``run.train`` does.
+      DataError, CheckpointError: as in ``run.train``.
     """
     if not resume and workdir.exists() and any(workdir.iterdir()):
         raise FileExistsError(
@@ -118,7 +119,8 @@ def run_sweep(
 
 
 def summary(points: Sequence[Point], results: Sequence[Mapping[str, Any]]) -> Table:
-    """A line a setting; with several seeds, mean ± standard deviation over them."""
+    """Makes a table with a line for each setting; several seeds give mean ±
+    deviation."""
     keys = list(points[0].values)
     repeated = REPEATS in keys
     keys = [key for key in keys if key != REPEATS]
@@ -153,7 +155,7 @@ def _mean_and_spread(results: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def check_same(config: ExperimentConfig, folder: Path) -> None:
-    """Raises ConfigError if the folder holds a run of another config."""
+    """Raises ``ConfigError`` if the folder holds a run of another config."""
     path = folder / "config.yaml"
     if path.exists() and config_io.load(path) != config:
         raise ConfigError(
@@ -164,9 +166,9 @@ def check_same(config: ExperimentConfig, folder: Path) -> None:
 def train_point(
     config: ExperimentConfig, folder: Path, console: Console
 ) -> dict[str, Any] | None:
-    """The metrics of a finished run, or of one that is now run to its end; "diverged"
-    with the error, if its loss is not finite; None if it was ended early."""
-    with contextlib.suppress(LogError):  # missing, or damaged: which resuming mends
+    """Returns the metrics of a finished run, or of one that is run to its end now;
+    "diverged" with the error, if its loss is not finite; None if it was ended early."""
+    with contextlib.suppress(LogError):  # resuming repairs a missing or damaged log
         records = read_metrics(folder)
         if records and records[-1].get("final"):
             console.print("finished earlier")
@@ -184,7 +186,7 @@ def _metrics(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_results(results: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A line of CSV for each run, with the columns of all."""
+    """Writes a line of CSV for each run, with the columns of all."""
     columns = dict.fromkeys(key for result in results for key in result)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(columns))
@@ -193,5 +195,5 @@ def write_results(results: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _text(value: Any) -> str:
-    """As a config has it, but names without quotes."""
+    """Formats a value as in a config, but names without quotes."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Tables and features: what a recommendation model looks up.
+"""Tables and features: the lookups of a recommendation model.
 
 A *table* holds ``rows × dim`` parameters. A *feature* is an input column of ids that
 reads one table; several features may share a table. The ids of one feature in one
@@ -19,9 +19,9 @@ Evict = Literal["lru", "lfu"]
 Evicted = Literal["host", "disk", "discard"]
 
 DYNAMIC_KEYS = 2**63 - 1
-"""Keys that a dynamic table may be asked for: any id that is not negative."""
+"""Number of keys of a dynamic table: any id that is not negative is one."""
 PADDING_ID = -1
-"""Marks an unused place of a bag; it costs no lookup."""
+"""Marks a padding element of a bag; it costs no lookup."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +34,18 @@ class TableSpec:
       dim: parameters a row.
       init_scale: rows start uniform in ``[-init_scale, init_scale]``. ``None`` takes
         ``rows ** -0.5``, as DLRM does (https://arxiv.org/abs/1906.00091).
-      tier: where all rows have room. "host" is the memory and "disk" a scratch file of
-        the processes that own them; the table is then *cached*: device memory holds as
-        many rows as it has slots, those that are asked for among them.
-      slots: of a cached table, on all devices together; ``None`` leaves them to the
-        planner.
-      evict: whose rows leave the slots of a cached table first: those that were asked
-        for longest ago, "lru", or by the fewest batches since they came, "lfu".
-      max_slots: makes a *dynamic* table, which ``TableSpec.dynamic`` writes down: any
-        id that is not negative is a key, and gets the next row when it is first seen.
-        ``rows`` and ``slots`` are those that there is room for, and grow.
-      discard: of a dynamic table, whether a row that leaves the slots is forgotten: it
-        is as new when its key is seen again.
+      tier: place with room for all rows. "host" is the memory and "disk" a scratch file
+        of the processes that own them; the table is then *cached*: device memory holds
+        as many rows as it has slots, among them the rows that a batch asks for.
+      slots: number of slots of a cached table, on all devices together; ``None`` leaves
+        it to the planner.
+      evict: rows that leave the slots of a cached table first: "lru" those asked for
+        longest ago, "lfu" those asked for by the fewest batches since they came.
+      max_slots: number of slots that makes a *dynamic* table, as ``TableSpec.dynamic``
+        does: any id that is not negative is a key, and gets the next row when it is
+        first seen. ``rows`` and ``slots`` are the present room, and grow.
+      discard: whether a dynamic table forgets a row that leaves the slots: its key
+        counts as new when it is seen again.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -73,16 +73,16 @@ class TableSpec:
         evict: Evict = "lru",
         evicted: Evicted = "host",
     ) -> TableSpec:
-        """A table whose rows are made when their key is first seen.
+        """Makes a table whose rows are made when their key is first seen.
 
         Args:
-          name, dim, evict: as of any cached table.
-          slots: to begin with, on all devices together; at least one a device. They
+          name, dim, evict: as in any cached table.
+          slots: initial slots, on all devices together; at least one a device. They
             double whenever there are more keys.
-          max_slots: where that ends. Rows that are too many then leave.
-          init_scale: ``None`` takes ``max_slots ** -0.5``.
-          evicted: where rows are that have left: in memory, "host", in a scratch file,
-            "disk", or nowhere, "discard".
+          max_slots: largest number of slots. Surplus rows then leave.
+          init_scale: as in any table; ``None`` takes ``max_slots ** -0.5``.
+          evicted: place of rows that have left: memory, "host", a scratch file, "disk",
+            or nowhere, "discard".
 
         Raises:
           ValueError: if a value breaks its rule.
@@ -170,11 +170,12 @@ class TableSpec:
 
     @property
     def keys(self) -> int:
-        """Ids run from 0 to this, exclusive."""
+        """Number of ids: they run from 0 to this, exclusive."""
         return DYNAMIC_KEYS if self.is_dynamic else self.rows
 
     def with_room(self, rows: int) -> TableSpec:
-        """A dynamic table for so many keys, with as many slots as it may have."""
+        """Returns the dynamic table with room for these keys, with all slots it may
+        have."""
         assert self.max_slots is not None
         return dataclasses.replace(self, rows=rows, slots=min(rows, self.max_slots))
 
@@ -196,8 +197,8 @@ class FeatureSpec:
     Args:
       name: unique among the features of a model.
       table: name of the table it reads; "" takes the feature's own name.
-      hotness: ids a bag at most; shorter bags are padded with -1.
-      pooling: how the rows of a bag become the output. "sum" and "mean" give
+      hotness: largest number of ids in a bag; shorter bags are padded with -1.
+      pooling: how the rows of a bag become the pooled embedding. "sum" and "mean" give
         ``[batch, dim]`` and an empty bag pools to zeros; "none" keeps the sequence,
         ``[batch, hotness, dim]``, with zeros where it is padded.
       weighted: whether each id comes with a float32 weight. "sum" is then the weighted
@@ -234,10 +235,10 @@ class FeatureSpec:
 
 
 def whole(what: str, value: Any) -> int:
-    """A count, Python's or NumPy's, as an int.
+    """Returns a count, Python's or NumPy's, as an int.
 
     Raises:
-      ValueError: if it is no whole number, or below 1.
+      ValueError: if it is not a whole number, or below 1.
     """
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_whole or value < 1:
@@ -281,8 +282,8 @@ def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) ->
 def embedding_shapes(
     tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of each feature's embedding a sample: ``(dim,)``, or ``(hotness, dim)`` of
-    a sequence."""
+    """Returns the shape of each feature's embedding per sample: ``(dim,)``, or
+    ``(hotness, dim)`` for a sequence."""
     dims = {table.name: table.dim for table in tables}
     return {
         f.name: (f.hotness, dims[f.table]) if f.pooling == "none" else (dims[f.table],)
@@ -293,5 +294,5 @@ def embedding_shapes(
 def embedding_width(
     tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
 ) -> int:
-    """Values of all embeddings of a sample."""
+    """Returns the number of values of all embeddings of a sample."""
     return sum(map(math.prod, embedding_shapes(tables, features).values()))

@@ -1,4 +1,4 @@
-"""YAML as this project reads and writes it: safe, and strict."""
+"""Reads and writes YAML the way this project does: safe, and strict."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from embark_jax.config import ConfigError
 
 
 def parse(text: str) -> Any:
-    """What the text says; a key twice in a mapping is an error, and 1e-3 a number.
+    """Parses the text; a key twice in a mapping is an error, and 1e-3 a number.
 
     Raises:
-      ConfigError: with the line, if it is not safe YAML.
+      ConfigError: if it is not safe YAML; the message has the line.
     """
     try:
         return yaml.load(text, _Loader)
@@ -28,7 +28,7 @@ def parse(text: str) -> Any:
 
 
 def dump(data: Any) -> str:
-    """YAML that ``parse`` reads back equal, keys in the order given."""
+    """Returns YAML that ``parse`` reads back equal, keys in the order given."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
 
 
