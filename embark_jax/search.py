@@ -40,7 +40,7 @@ def run_search(
 ) -> list[dict[str, Any]]:
     """Trains one trial after the other, each in a folder of its own in ``workdir``.
 
-    A run whose loss is no longer finite counts as failed, and the search goes on.
+    A run whose loss is no longer finite counts as failed, and the search continues.
 
     Args:
       path, overrides: as in ``config_io.load``; the config's ``search`` lists the

@@ -78,7 +78,7 @@ def run_sweep(
 ) -> list[dict[str, Any]]:
     """Trains one point after the other, each in a folder of its own in ``workdir``.
 
-    A run whose loss is no longer finite counts as diverged, and the sweep goes on.
+    A run whose loss is no longer finite counts as diverged, and the sweep continues.
 
     Args:
       points: result of ``read_points``.

@@ -100,7 +100,7 @@ class EmbeddingOptimizerConfig(Config):
     """Share of itself, times the learning rate, that a touched row first loses; rows
     that no id of a batch touches stay as they are."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
-    """How the rate changes from step to step."""
+    """Change of the rate from step to step."""
 
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
@@ -131,7 +131,7 @@ class DenseOptimizerConfig(Config):
     weight_decay: NonNegativeFloat = 0.0
     """Share of itself, times the learning rate, that a parameter first loses."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
-    """How the rate changes from step to step."""
+    """Change of the rate from step to step."""
     clip_norm: PositiveFloat | None = None
     """Largest norm of all gradients of dense parameters together; larger ones are
     scaled down to it. Gradients of embeddings are not. None leaves all as they are."""

@@ -145,7 +145,7 @@ class FeatureConfig(Config):
     hotness: PositiveInt | None = None
     """Largest number of ids in a bag."""
     pooling: Pooling | None = None
-    """How the rows of a bag become the pooled embedding: `sum`, `mean`, or `none` for a
+    """Pooling of a bag's rows to one embedding: `sum`, `mean`, or `none` for a
     sequence."""
     weighted: bool = False
     """Whether each id comes with a weight; for synthetic data only."""

@@ -42,7 +42,7 @@ class Phase:
       memory_bytes, node_link_bytes, network_bytes: ``[devices]`` bytes that each moves
         in its memory, sends inside its node and sends to other nodes.
       latency_ms: latency of the collective, whatever its size.
-      device_ms: ``[devices]`` time of all that, one after the other.
+      device_ms: ``[devices]`` time of all these, one after the other.
     """
 
     name: str

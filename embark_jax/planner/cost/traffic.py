@@ -108,8 +108,8 @@ def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
 
 
 def block_buffer_bytes(batch: int, devices: int) -> float:
-    """Returns the same for a partial sum: where each block of its bags ends among
-    ids."""
+    """Returns the buffer bytes of RB's exchange of block ends, for one partial sum:
+    where each block of its bags ends among the ids."""
     return float(SLOT_BYTES * sum_blocks(batch) * devices)
 
 

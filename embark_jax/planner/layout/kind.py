@@ -19,8 +19,8 @@ class StorageKind(NamedTuple):
       weighted: whether weights travel with ids: in RB, where owners pool.
       hierarchical: whether exchanges go inside nodes first, then between GPUs of equal
         rank, rather than directly between any two devices.
-      tier, evict: where all rows of their tables have room, and which rows leave slots
-        first, as in ``TableSpec``.
+      tier, evict: place with room for all rows of their tables, and the rows that leave
+        slots first, as in ``TableSpec``.
       table: name of a dynamic table, which has a storage of its own: the table grows
         there, and no row of it moves.
     """

@@ -1,4 +1,4 @@
-"""How sure a sample is of which rows are hot, and of how hot they are."""
+"""Certainty of a sample about which rows are hot, and how hot they are."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ rule is off by (log ratio)² / 24 = 4e-6."""
 
 
 class Skew(Protocol):
-    """How the ids of a table are distributed over its rows.
+    """Distribution of a table's ids over its rows.
 
     Hashable, so that tables with equal skew are known to be alike.
     """

@@ -101,7 +101,7 @@ class TableUse:
       weighted: whether some of its ids come with a weight.
       filled: mean ids a sample, as a share of ``hotness``; the rest is padding, which
         is not sent.
-      skew: how the ids are distributed over its rows.
+      skew: distribution of the ids over its rows.
       tier, slots, evict: as in ``TableSpec``.
       dynamic: name of a dynamic table, which is like no other.
     """

@@ -30,7 +30,7 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
     """Returns a plan that is no worse, and a bound that is no lower.
 
     Args:
-      instance: what is planned.
+      instance: instance to plan.
       found: result of the search.
       seconds: approximate wall time.
     """
@@ -49,8 +49,7 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
         if program is not None:
             left_s = max(LEAST_S, (end - time.monotonic()) / SHARE)
             choice, ended = program.solve(step_ms, seconds=left_s)
-            # The program leaves out what no better plan takes, and bounds no worse
-            # plan.
+            # It leaves out what no better plan takes, and bounds no worse plan.
             bound_ms = max(bound_ms, min(choice.bound_ms, step_ms))
             tables = choice.tables if choice.tables.any() else tables
             if ended and not program.add_sizes(choice):

@@ -4,7 +4,7 @@ A *move* takes a table out and inserts it anew, in the candidate and on the owne
 add least. Passes over all tables use ever higher powers of the smooth cost: low powers
 see the sum of all loads, high powers the fullest devices. Where no move helps any more,
 many tables are taken out together and inserted anew: all of one storage, those in RB
-with as many column shards each, or half of all at random (iterated local search,
+with equal numbers of column shards, or half of all at random (iterated local search,
 https://doi.org/10.1007/0-306-48056-5_11). The best assignment on the way is kept, by
 the true cost.
 """
@@ -50,7 +50,7 @@ class LocalSearch:
     """The moves of one instance.
 
     Attributes:
-      instance: what is planned.
+      instance: instance to plan.
       shortlists: ``[groups]`` candidates that tables choose among.
       movable: ``[tables]`` whether the planner chooses their owners.
     """
@@ -58,7 +58,7 @@ class LocalSearch:
     def __init__(self, instance: Instance, relaxed: Solution):
         """
         Args:
-          instance: what is planned.
+          instance: instance to plan.
           relaxed: solution that says which candidates are promising: those taken, and
             those that raise the bound least. The one with the smallest shard is tried,
             too, since memory may be short.
@@ -219,7 +219,7 @@ class LocalSearch:
         a candidate of its group's shortlist, and then improved.
 
         Args:
-          assignment, tables, shortlists: as said above.
+          assignment, tables, shortlists: see above.
           dice, ms_per_byte, powers: as in ``improve``.
           offered: ``shortlists`` of ``improve``.
         """
@@ -269,7 +269,7 @@ def _cuts(
     this number, and those in other clusters.
 
     Args:
-      instance: what is planned.
+      instance: instance to plan.
       order: numbers of candidates, the promising ones of each group first.
       usable: ``[candidates]`` whether each may be taken.
     """

@@ -70,7 +70,7 @@ class Relaxation:
     """The linear program of one instance.
 
     Attributes:
-      instance: what is relaxed.
+      instance: instance that is relaxed.
       spread: candidates of the instance, spread evenly.
       live: ``[live]`` candidates that are not left out.
       group: ``[live]`` group of each.
@@ -86,7 +86,7 @@ class Relaxation:
     ):
         """
         Args:
-          instance: what is relaxed.
+          instance: instance that is relaxed.
           allowed: ``[candidates]`` whether plans may have each.
           drop: whether dominated candidates are left out.
         """

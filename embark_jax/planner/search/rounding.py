@@ -13,7 +13,7 @@ def round_tables(
     """Returns ``[tables]`` candidates that are near the fractions of a relaxation.
 
     Args:
-      instance: what is planned.
+      instance: instance to plan.
       tables: ``[candidates]`` number of tables that take each, fractions allowed.
       dice: rounds up at random, as often as a fraction says; None rounds up the largest
         fractions.

@@ -58,7 +58,7 @@ def solve(instance: Instance) -> Found:
     """Returns the best plan of a search, and the bound.
 
     Args:
-      instance: what is planned.
+      instance: instance to plan.
 
     Raises:
       ValueError: if the tables do not fit.
