@@ -1,4 +1,4 @@
-"""Searches good values of a config: each run tries values suggested by earlier runs.
+"""Searches for good values of a config: earlier runs suggest what each run tries.
 
 Optuna chooses the values (https://optuna.org). Its choices depend only on the seed and
 on earlier trials, so that a resumed search asks for all of them again: the finished

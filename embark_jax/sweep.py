@@ -24,7 +24,7 @@ from embark_jax.train.results import NonFiniteLossError
 RESULTS = "results.csv"
 SHOWN = {"test_auc": "test AUC", "test_log_loss": "test log loss"}
 REPEATS = "seed"
-"""Key in which runs of one table line may differ: the line has mean and spread."""
+"""Runs that differ only in this key share a line, with mean and spread."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,8 +87,7 @@ class TBSMConfig(BaseModelConfig):
 
     kind: Literal["tbsm"] = "tbsm"
     history: Annotated[Mapping[str, str], Field(min_length=1)]
-    """For each sequence feature (pooling none) the feature whose past values it
-    holds."""
+    """Feature whose past values each sequence feature (pooling none) holds."""
     bottom: tuple[PositiveInt, ...] = (16,)
     """Widths of the MLP that reads the dense features."""
     event: tuple[PositiveInt, ...] = (15, 15)
@@ -134,8 +133,7 @@ class DINConfig(BaseModelConfig):
 
     kind: Literal["din"] = "din"
     history: Annotated[Mapping[str, str], Field(min_length=1)]
-    """For each sequence feature (pooling none) the feature whose past values it
-    holds."""
+    """Feature whose past values each sequence feature (pooling none) holds."""
     activation: tuple[PositiveInt, ...] = (80, 40)
     """Hidden widths of the unit that weighs events of the history."""
     deep: tuple[PositiveInt, ...] = (200, 80)

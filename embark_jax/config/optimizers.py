@@ -30,7 +30,7 @@ class ConstantScheduleConfig(Config):
 
 
 class CosineScheduleConfig(Config):
-    """After the warm-up, half a cosine down to ``end_factor`` of the rate
+    """Half a cosine, after the warm-up, down to ``end_factor`` of the rate
     (https://arxiv.org/abs/1608.03983, without restarts)."""
 
     kind: Literal["cosine"] = "cosine"
@@ -43,8 +43,8 @@ class CosineScheduleConfig(Config):
 
 
 class PolynomialScheduleConfig(Config):
-    """After the warm-up, ``hold_steps`` of the whole rate, then ``(1 - t) ** power``
-    down to ``end_factor`` of it; MLPerf's DLRM has power 2."""
+    """The whole rate for ``hold_steps`` after the warm-up, then ``(1 - t) ** power`` down
+    to ``end_factor`` of it; MLPerf's DLRM has power 2."""
 
     kind: Literal["polynomial"] = "polynomial"
     warmup_steps: NonNegativeInt = 0
@@ -60,8 +60,7 @@ class PolynomialScheduleConfig(Config):
 
 
 class StepScheduleConfig(Config):
-    """After the warm-up, the rate is multiplied by ``factor`` at each of these
-    steps."""
+    """A rate that is multiplied by ``factor`` at each of these steps after the warm-up."""
 
     kind: Literal["steps"] = "steps"
     warmup_steps: NonNegativeInt = 0

@@ -126,8 +126,8 @@ class Memory:
         )
 
     def node_sum_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of a node's partial sum, if its devices add up theirs, or of
-        its gradients, both sent and received."""
+        """Returns the bytes of a node's partial sum, if its devices add up theirs, or
+        of its gradients, both sent and received."""
         if storage.cluster != "rb" or not storage.hierarchical:
             return 0.0
         workload = self.workload

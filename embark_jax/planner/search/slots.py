@@ -71,8 +71,8 @@ def _fewest(use: TableUse, batch: int) -> int:
 def _stretches(
     table: int, use: TableUse, first: int, memory: Memory
 ) -> list[tuple[float, int, int, float]]:
-    """Returns for each row range: minus the ids a sample and byte, table, rows, and
-    bytes of a row."""
+    """Returns for each row range: minus the ids a sample for each byte, table,
+    rows, and bytes of a row."""
     row_bytes = memory.slot_bytes(StorageKind("ub", use.dim, tier=use.tier))
     edges = np.unique(np.geomspace(first, use.rows, STRETCHES + 1).astype(np.int64))
     ids = use.hotness * use.filled

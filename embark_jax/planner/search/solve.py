@@ -26,7 +26,7 @@ PROMISING = 1.02
 ALIKE = 0.1
 """Largest number of groups for each table at which whole tables are solved for."""
 FEW_CANDIDATES = 400
-"""Largest number of candidates at which that takes no longer than the rest."""
+"""Largest number of candidates at which this solver takes no longer than the rest."""
 NODES = 20
 """Nodes of the solver's tree: a count, not a time, so that plans repeat."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
