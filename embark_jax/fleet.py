@@ -199,7 +199,7 @@ def v100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
 
 
 def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
-    """Returns this computer, whose memory ``nodes × gpus_per_node`` devices divide.
+    """Returns this computer; ``nodes × gpus_per_node`` host devices divide its memory.
 
     Bandwidths and FLOP/s are placeholders of a laptop's order: they weigh terms against
     each other and predict nothing.

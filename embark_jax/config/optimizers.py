@@ -43,8 +43,8 @@ class CosineScheduleConfig(Config):
 
 
 class PolynomialScheduleConfig(Config):
-    """The whole rate for ``hold_steps`` after the warm-up, then ``(1 - t) ** power`` down
-    to ``end_factor`` of it; MLPerf's DLRM has power 2."""
+    """The whole rate for ``hold_steps`` after the warm-up, then ``(1 - t) ** power``
+    down to ``end_factor`` of it; MLPerf's DLRM has power 2."""
 
     kind: Literal["polynomial"] = "polynomial"
     warmup_steps: NonNegativeInt = 0
@@ -60,7 +60,8 @@ class PolynomialScheduleConfig(Config):
 
 
 class StepScheduleConfig(Config):
-    """A rate that is multiplied by ``factor`` at each of these steps after the warm-up."""
+    """A rate that is multiplied by ``factor`` at each of these steps, after a
+    warm-up."""
 
     kind: Literal["steps"] = "steps"
     warmup_steps: NonNegativeInt = 0
