@@ -29,7 +29,7 @@ class Decision:
 
     Attributes:
       tables: names of the tables.
-      rows, dim, ids: figures of each table; ids are those a sample at most.
+      rows, dim, ids: figures of each table; ``ids`` is the most of a sample.
       placement: text such as "RB 8 × 1", row shards by column shards.
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.

@@ -160,8 +160,8 @@ def dlrm_dcnv2(
 def dlrm(
     embeddings: int, dense_features: int, bottom: Sequence[int], top: Sequence[int]
 ) -> DenseNetwork:
-    """The network in which dot products of each two vectors and the bottom MLP's output
-    go to the top MLP.
+    """The network in which dot products of all pairs of vectors and the bottom MLP's
+    output go to the top MLP.
 
     The dot products themselves are left out: they are 4 % of the top MLP's for 26
     embeddings of 128.

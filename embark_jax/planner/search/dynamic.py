@@ -11,8 +11,7 @@ from embark_jax.tables import TableSpec
 
 
 def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
-    """Returns the tables, dynamic ones with room for as many keys as their most
-    slots."""
+    """Returns the tables, dynamic ones with room for at least ``max_slots`` keys."""
     return tuple(
         table.with_room(max(table.rows, table.max_slots)) if table.max_slots else table
         for table in tables

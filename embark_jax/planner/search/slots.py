@@ -2,8 +2,7 @@
 
 Slots are device memory: the search shares out all memory that a plan with the fewest
 possible slots leaves. The worth of a slot is the number of ids that ask for its row.
-Tables hold their hottest rows, at least nearly so where the rows asked for longest ago
-leave.
+Tables hold their hottest rows, at least nearly so where ``evict`` is "lru".
 """
 
 from __future__ import annotations
