@@ -182,7 +182,7 @@ def _locate(location: Iterable[str | int]) -> tuple[str, Any]:
 
     Returns:
       The dotted key, without pydantic's additions to a location (the ``kind`` chosen,
-        "[key]"), and the annotation there, or of the section around it if it has none.
+      "[key]"), and the annotation there, or of the section around it if it has none.
     """
     keys, annotation = [], ExperimentConfig
     for part in location:

@@ -332,7 +332,7 @@ def _merged_model(
 
 
 def _table(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
-    """Makes a table of the config's values; ``rows`` and ``dim`` are known without."""
+    """Makes a table from the config's values, else from ``rows`` and ``dim``."""
     slots = None if mine.slots == "auto" else mine.slots
     if mine.max_slots is not None:
         if slots is None or mine.tier is not None:

@@ -170,7 +170,7 @@ def _run(
 
 
 def _check_writable(workdir: Path) -> None:
-    """Checks this before the work begins; creates nothing that stays."""
+    """Tries to write there before the work begins; creates nothing that stays."""
     place = workdir.absolute()
     while not place.exists():
         place = place.parent

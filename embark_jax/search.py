@@ -57,7 +57,7 @@ def run_search(
 
     Returns:
       For each trial, up to one that was ended early, its folder, values and metrics, or
-        "diverged" with the error.
+      "diverged" with the error.
 
     Raises:
       FileExistsError: if ``workdir`` is not empty and ``resume`` is false.

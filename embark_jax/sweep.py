@@ -82,14 +82,14 @@ def run_sweep(
 
     Args:
       points: result of ``read_points``.
-      workdir: folder of the runs, which also gets ``results.csv``, rewritten after each
-      run.
+      workdir: folder of the runs, which also gets ``results.csv``, rewritten after
+        each run.
       resume: whether to keep the finished runs there, and continue an unfinished one.
       console: console that shows the runs and, at the end, a table of them.
 
     Returns:
       For each point, up to one that was ended early, its folder, values, and test
-        metrics, or "diverged" with the error.
+      metrics, or "diverged" with the error.
 
     Raises:
       FileExistsError: if ``workdir`` holds something and ``resume`` is false.

@@ -72,7 +72,7 @@ class Histogram:
     def expected_unique(self, rows: int, draws: float) -> float:
         """Returns the unique rows to expect among ``draws`` ids of a table of ``rows``.
 
-        Up to the size of the sample the estimate thins it at random; beyond, it adds
+        Up to its size, the sample is thinned at random; beyond, the estimate adds
         Chao's estimate of the rows not seen (https://doi.org/10.1890/13-0133.1).
         """
         if draws > self.accesses:
