@@ -44,6 +44,9 @@ NARROW = {
     "dcn": ["model.deep=[8]"],
     "wide_deep": ["model.deep=[8]"],
     "deepfm": ["model.deep=[8]"],
+    "autoint": ["model.attention=[4]", "model.deep=[8]"],
+    "finalmlp": ["model.stream1=[8]", "model.stream2=[4]"],
+    "din": ["model.deep=[8]"],
     "tbsm": [],
 }
 
