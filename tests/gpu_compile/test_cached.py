@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from embark_kernels import RowwiseAdagrad
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from embark_jax.embedding import key_index
-from embark_jax.embedding.cached import make_swap, row_values
+from embark_jax.embedding.cached import Incoming, make_swap, row_values
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -65,13 +65,25 @@ def test_a_swap_moves_rows_in_place():
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     values = max(part.stop for part in row_values(optimizer, WIDTH).values())
+    keys = array(8 * 4096, 1, np.uint32)
+    moves = key_index.Moves(
+        array(8 * 4096, 0, np.int32), keys, keys, array(8, 0, np.int32)
+    )
+    incoming = Incoming(
+        array(8 * 2048, values),
+        array(8 * 2048, 0, np.bool_),
+        array(8 * 2048, 2, np.uint32),
+    )
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    key = jax.eval_shape(lambda: jax.random.key(0))
     compiled = (
         make_swap(collection, optimizer)
         .lower(
             {name: array(8_000_000, WIDTH)},
             {name: {"accumulator": array(8_000_000, 1)}},
-            {name: array(8 * 4096, 0, np.int32)},
-            {name: array(8 * 2048, values)},
+            jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere),
+            {name: moves},
+            {name: incoming},
         )
         .compile()
     )
