@@ -24,7 +24,7 @@ test: $(VENV)/.installed-test
 	$(VENV)/bin/python $(PYTEST) -m "not slow and not gpu_compile"
 
 test-slow: $(VENV)/.installed-test
-	$(VENV)/bin/python $(PYTEST) -m "slow and not gpu_compile"
+	$(VENV)/bin/python $(PYTEST) -m "slow and not gpu_compile" --durations=40
 
 test-all: test test-slow
 
