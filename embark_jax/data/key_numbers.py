@@ -11,16 +11,16 @@ import numpy as np
 from embark_jax.data.hashing import splitmix64
 
 UNKNOWN = -1
-"""In the place of a number, of a key that has none."""
+"""Stands for the number of a key that has none."""
 LEAST_PLACES = 1024
 PLACES_PER_KEY = 2
 
 
 class KeyNumbers:
-    """See above.
+    """A growing map from keys to their numbers.
 
     Args:
-      keys: ``[n]`` int64, different ones, which get the numbers 0 to n - 1.
+      keys: ``[n]`` unique int64 keys, which get the numbers 0 to n - 1.
     """
 
     def __init__(self, keys: np.ndarray | None = None):

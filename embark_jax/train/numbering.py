@@ -62,9 +62,8 @@ class Numbering:
             return numbered, {name: len(n) for name, n in self._numbers.items()}
 
     def find(self, batch: Batch, room: Mapping[str, int]) -> Batch:
-        """Returns a checked batch for the devices, with padding for keys that were
-        never
-        trained: unknown ones, and those with numbers from their table's ``room`` on."""
+        """Returns a checked batch for the devices, with padding for untrained keys:
+        unknown ones, and those with numbers from their table's ``room`` on."""
         with self._lock:
             found = self._replaced(batch, KeyNumbers.find)
         for table, names in self._features.items():
