@@ -18,10 +18,16 @@ from rich.table import Table
 
 from embark_jax import config_io, experiment
 from embark_jax.config import ConfigError, ExperimentConfig, SearchedConfig
-from embark_jax.sweep import check_same, train_point, write_results
+from embark_jax.sweep import (
+    RESULTS,
+    check_same,
+    check_unused,
+    train_point,
+    write_results,
+)
 from embark_jax.train.logs import read_metrics
 
-RESULTS, BEST = "results.csv", "best.yaml"
+BEST = "best.yaml"
 SHOWN = 10
 """Trials that the table shows: the best ones."""
 Metric = Literal["auc", "log_loss"]
@@ -68,11 +74,7 @@ def run_search(
     """
     config = config_io.load(path, overrides)
     _check(path, config)
-    if not resume and workdir.exists() and any(workdir.iterdir()):
-        raise FileExistsError(
-            f"{workdir} is not empty: pass --resume to continue the search in it, or "
-            "another --workdir"
-        )
+    check_unused(workdir, resume, "search")
     workdir.mkdir(parents=True, exist_ok=True)
     experiment.make_host_devices(config)
     study = _new_study(metric, sampler, config.seed)

@@ -96,11 +96,7 @@ def run_sweep(
       ConfigError: if a folder in it holds a run of another config.
       DataError, CheckpointError: as in ``run.train``.
     """
-    if not resume and workdir.exists() and any(workdir.iterdir()):
-        raise FileExistsError(
-            f"{workdir} is not empty: pass --resume to continue the sweep in it, or "
-            "another --workdir"
-        )
+    check_unused(workdir, resume, "sweep")
     for point in points:
         check_same(point.config, workdir / point.folder)
     largest = max((p.config for p in points), key=lambda config: config.mesh.devices)
@@ -116,6 +112,15 @@ def run_sweep(
         write_results(results, workdir / RESULTS)
     console.print(summary(points, results))
     return results
+
+
+def check_unused(workdir: Path, resume: bool, what: str) -> None:
+    """Raises FileExistsError if a new sweep, or whatever it is, finds files there."""
+    if not resume and workdir.exists() and any(workdir.iterdir()):
+        raise FileExistsError(
+            f"{workdir} is not empty: pass --resume to continue the {what} in it, or "
+            "another --workdir"
+        )
 
 
 def summary(points: Sequence[Point], results: Sequence[Mapping[str, Any]]) -> Table:
