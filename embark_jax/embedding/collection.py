@@ -29,6 +29,7 @@ from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
+from embark_jax.embedding.sharded import check_mesh
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.request.wire import FLOAT32, Wire
@@ -89,8 +90,8 @@ class EmbeddingCollection:
       hot_keys: index of the plan's listed hot rows.
 
     Raises:
-      ValueError: if mesh and plan disagree, or the implementation cannot handle the
-        width of a storage.
+      ValueError: if mesh and plan disagree, the implementation cannot handle the width
+        of a storage, or JAX is set to 64 bits.
     """
 
     def __init__(
@@ -103,14 +104,7 @@ class EmbeddingCollection:
         implementation: str | None = "xla",
         hot_only: bool = False,
     ):
-        if mesh.axis_names != MESH_AXES or mesh.devices.shape != (
-            plan.nodes,
-            plan.gpus_per_node,
-        ):
-            raise ValueError(
-                f"mesh is {dict(mesh.shape)}, the plan needs "
-                f"{dict(zip(MESH_AXES, (plan.nodes, plan.gpus_per_node), strict=True))}"
-            )
+        check_mesh(plan, mesh)
         self.plan = plan
         self.mesh = mesh
         self.wire = wire

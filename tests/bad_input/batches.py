@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 from flax import nnx
@@ -229,6 +230,11 @@ OTHERS = [
         "a word for what becomes of bad ids",
         lambda: make_trainer(on_bad_id="ignore"),
         ("on_bad_id is 'ignore', must be one of error, drop, hash",),
+    ),
+    Case(
+        "JAX set to 64 bits",
+        lambda: jax.enable_x64(True)(make_trainer)(),
+        ("JAX is set to 64 bits", "unset it"),
     ),
 ]
 

@@ -8,9 +8,16 @@ import pytest
 
 from embark_jax import fleet
 from embark_jax.embedding.key_index import empty_index
-from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
+from embark_jax.planner import (
+    ForcedPlacement,
+    Placement,
+    Plan,
+    plan,
+    plan_for,
+)
 from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
 from embark_jax.tables import FeatureSpec, TableSpec
+from tests.planner.published import table_list
 
 DEVICE = fleet.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9)
 TOY = fleet.Fleet(DEVICE, nodes=1, gpus_per_node=4)
@@ -95,3 +102,17 @@ def test_a_cached_table_is_not_replicated_nor_laid_out_without_slots():
     placed = Placement(dataclasses.replace(table, slots=None), "ub", 1, 1, (0,))
     with pytest.raises(ValueError, match=r"slots is None, must be a number; plan\(\)"):
         Plan((FeatureSpec("t"),), (placed,), 1, 1, 4, {"ub_4_host": 4})
+
+
+def test_rows_of_all_cached_tables_have_numbers():
+    """A block numbers its rows in 31 bits, whatever memory would allow."""
+    listed = table_list("T7")
+    tables, features = listed.specs()
+    tables = [
+        dataclasses.replace(t, tier="host") if t.rows > 10**8 else t for t in tables
+    ]
+    workload = listed.workload(fleet.dgx_h100(1), None, None, None)
+    found = plan_for(workload, tables, features)
+    numbered = sum(s.rows_per_device for s in found.storages if s.kind.tier == "host")
+    assert numbered >= 7_400_000_000 / 8
+    assert max(s.rows_per_device for s in found.storages) < 2**31

@@ -110,6 +110,7 @@ def make_instance(
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     splits = _even_splits(workload.devices, coarse=len(numbers) > MANY)
+    cached_rows = sum(table.rows for table in tables if table.cached)
     ways = [
         (g, use, force, hot_rows)
         for g, (use, force) in enumerate(numbers)
@@ -118,7 +119,9 @@ def make_instance(
     choices = [
         (way, *choice)
         for way, (_, use, force, hot_rows) in enumerate(ways)
-        for choice in _choices(use, force, hot_rows, splits, model, exchanges)
+        for choice in _choices(
+            *(use, force, hot_rows, cached_rows, splits, model, exchanges)
+        )
     ]
     in_dp = [(way, *REPLICATED) for way in range(len(ways))]
     # A use without hot rows must still have a row to weigh.
@@ -186,13 +189,15 @@ def _choices(
     use: TableUse,
     force: ForcedPlacement,
     hot_rows: int,
+    cached_rows: int,
     row_splits: Sequence[int],
     model: CostModel,
     exchanges: Sequence[Exchange],
 ) -> list[Choice]:
     """Returns the candidates of cold rows that are worth a try: halvings of columns and
     these splits of rows that make at most one shard for each device, and shards whose
-    slots all have numbers, if there are any."""
+    rows all have numbers, if there are any. Memory limits how many rows a device has of
+    other tables, but not of cached ones: all of those together must have numbers."""
     clusters, devices = model.clusters, row_splits[-1]
     if force.cluster is not None:
         clusters = (force.cluster,)
@@ -213,7 +218,8 @@ def _choices(
         for way in map(EXCHANGES.index, ways):
             splits = _splits(use.dim, cold_rows, force, row_splits)
             found += [(number, way, rows, columns) for rows, columns in splits]
-    numbered = [each for each in found if -(-cold_rows // each[2]) <= MAX_SLOTS]
+    numbered_rows = cached_rows if use.slots else cold_rows
+    numbered = [each for each in found if -(-numbered_rows // each[2]) <= MAX_SLOTS]
     return numbered or found
 
 
