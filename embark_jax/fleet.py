@@ -61,6 +61,10 @@ class DeviceSpec:
       flops_per_s: dense bf16 (V100: fp16) matrix throughput.
       node_link_bytes_per_s: bandwidth to the GPUs of its node.
       network_bytes_per_s: bandwidth to other nodes.
+      host_bytes_per_s: bandwidth to the memory of its node, for tables of tier host;
+        None where it is not known.
+      disk_bytes_per_s: its share of what the node's disks read, in blocks of 4 KB at
+        random, for tables of tier disk; None where it is not known.
     """
 
     name: str
@@ -69,12 +73,15 @@ class DeviceSpec:
     flops_per_s: PositiveFloat
     node_link_bytes_per_s: PositiveFloat
     network_bytes_per_s: PositiveFloat
+    host_bytes_per_s: PositiveFloat | None = None
+    disk_bytes_per_s: PositiveFloat | None = None
 
     def divided(self, devices: int) -> DeviceSpec:
         """Returns a device with the share of each of these devices in all figures."""
         figures = dataclasses.asdict(self)
         name = figures.pop("name")
-        return DeviceSpec(name, **{k: value / devices for k, value in figures.items()})
+        known = {k: value for k, value in figures.items() if value is not None}
+        return DeviceSpec(name, **{k: value / devices for k, value in known.items()})
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import re
 
 import jax
+import numpy as np
 import pytest
 
 from embark_jax import fleet
@@ -19,7 +21,7 @@ from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.planner.published import table_list
 
-DEVICE = fleet.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9)
+DEVICE = fleet.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
 TOY = fleet.Fleet(DEVICE, nodes=1, gpus_per_node=4)
 BATCH = 64
 
@@ -63,6 +65,18 @@ def test_what_is_left_of_memory_goes_to_the_rows_most_asked_for():
     used = max(found.prediction.device_bytes) / DEVICE.memory_bytes
     assert 0.8 * MEMORY_SHARE < used <= MEMORY_SHARE
     assert "of ids" in found.placements[0].reason
+    # By a draw: unique ids of a batch beyond those that the slots hold.
+    at_once = np.random.default_rng(0).random((64, BATCH))
+    power = 1 - 1.1
+    ids = (1 + at_once * (20_000_000**power - 1)) ** (1 / power)
+    missed = np.mean([len({*np.floor(d)} - {*range(slots["cold"] + 1)}) for d in ids])
+    said = re.search(
+        r"; ([\d,]+) rows a step come to a device from host, in (\S+) ms",
+        found.placements[1].reason,
+    )
+    assert said
+    assert float(said[1]) == pytest.approx(missed / 4, rel=0.2, abs=1)
+    assert float(said[2]) == pytest.approx(missed / 4 * 4 * 17 / 1e6, rel=0.2)
     found.check_serves((hot, cold, small), found.features)
     fewer = dataclasses.replace(hot, slots=1000)
     with pytest.raises(ValueError, match="another model"):

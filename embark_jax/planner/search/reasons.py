@@ -7,11 +7,15 @@ import numpy as np
 from embark_jax.fleet import Fleet
 from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
+from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
+from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.spread import spread_evenly
 
 NOTABLE = 1.1
 """Smallest ratio that is worth mentioning."""
+DISK_BLOCK_BYTES = 4096
+"""Least bytes that a disk reads."""
 
 
 def reasons(assignment: Assignment) -> list[str]:
@@ -31,9 +35,7 @@ def reasons(assignment: Assignment) -> list[str]:
         if fleet.devices == 1:
             how = "one device: nothing to exchange"
         if slots := instance.tables[table].slots:
-            use = instance.uses[group]
-            ids = use.skew.share(use.rows, 0, slots, True)
-            how = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids; {how}"
+            how = f"{in_slots(instance, instance.uses[group], slots)}; {how}"
         if fleet.devices == 1:
             found.append(how)
         elif instance.forced[group].cluster is not None:
@@ -48,6 +50,27 @@ def reasons(assignment: Assignment) -> list[str]:
             slower = "; alone it would take longer in " * bool(others)
             found.append(how + slower + ", ".join(others))
     return found
+
+
+def in_slots(instance: Instance, use: TableUse, slots: int) -> str:
+    """Says how many ids find their rows in slots, and how long the other rows take to
+    come to a device: that is hidden behind the step ahead, or else the step waits."""
+    ids = use.skew.share(use.rows, 0, slots, True)
+    said = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids"
+    device, batch = instance.workload.fleet.device, instance.workload.batch_size
+    if slots == use.rows:
+        return said
+    cold = use.of_rows(slots, use.rows, by_rank=True)
+    rows = cold.skew.expected_unique(cold.rows, batch * cold.hotness * cold.filled)
+    rows /= instance.workload.devices
+    said += f"; {rows:,.0f} rows a step come to a device from {use.tier}"
+    row_bytes = instance.memory.row_bytes(use.dim)
+    came = {"host": (row_bytes, device.host_bytes_per_s)}
+    came["disk"] = (max(DISK_BLOCK_BYTES, row_bytes), device.disk_bytes_per_s)
+    each_bytes, bytes_per_s = came[use.tier]
+    if bytes_per_s is None:
+        return said
+    return f"{said}, in {rows * each_bytes / bytes_per_s * 1e3:.2g} ms"
 
 
 def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:
