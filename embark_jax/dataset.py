@@ -32,9 +32,9 @@ from embark_jax.data import (
 from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
 from embark_jax.fleet import host_memory_bytes
 from embark_jax.planner import Plan
-from embark_jax.planner.request.agreement import HalfAgreement
-from embark_jax.planner.request.histogram import Histogram
-from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
+from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
+from embark_jax.statistics.agreement import HalfAgreement
+from embark_jax.statistics.histogram import Histogram
 from embark_jax.tables import FeatureSpec, TableSpec
 
 

@@ -45,7 +45,7 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.cost.traffic import VALUE_BYTES
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
-from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.tables import (
     FeatureSpec,
     TableSpec,

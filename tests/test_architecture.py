@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
-    *("tables", "config", "config_gin", "yaml_text", "fleet", "planner"),
+    *("tables", "config", "config_gin", "yaml_text", "fleet", "statistics", "planner"),
     *("config_tables", "config_io", "stores"),
     *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
     *("export", "experiment", "evaluation", "run", "sweep", "search", "bench", "cli"),

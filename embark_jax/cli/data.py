@@ -14,7 +14,7 @@ from embark_jax import config_io
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import Overrides, console, say
 from embark_jax.config import ExperimentConfig, PreparedConfig
-from embark_jax.planner.request.statistics import Statistics
+from embark_jax.statistics.accesses import Statistics
 
 app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)

@@ -27,7 +27,7 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.config import ConfigError, read_text
 from embark_jax.planner.report.terminal import Report
-from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
 def plan(

@@ -15,7 +15,6 @@ from embark_jax.planner.layout.prediction import Prediction
 from embark_jax.planner.layout.storage import Placement, Storage, lay_out
 from embark_jax.planner.report.records import plan_record
 from embark_jax.planner.request.forced import ForcedPlacement
-from embark_jax.planner.request.statistics import Statistics
 from embark_jax.planner.request.table_list import (
     TableList,
     load_table_list,
@@ -24,6 +23,7 @@ from embark_jax.planner.request.table_list import (
 from embark_jax.planner.request.wire import Wire
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.planning import plan, plan_for
+from embark_jax.statistics.accesses import Statistics
 
 __all__ = [
     "MESH_AXES",

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from embark_jax import config_io, planner
 from embark_jax.data import MovieLens100K
-from embark_jax.planner.request.histogram import Histogram
-from embark_jax.planner.request.skew import Zipf, row_probabilities
+from embark_jax.statistics.histogram import Histogram
+from embark_jax.statistics.skew import Zipf, row_probabilities
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"

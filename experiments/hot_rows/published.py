@@ -24,14 +24,14 @@ from scipy.optimize import brentq
 from embark_jax import fleet, planner
 from embark_jax.planner import ForcedPlacement, Placement, TableList
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.request.histogram import MOST_HOTTEST, Histogram
-from embark_jax.planner.request.skew import Zipf, row_probabilities
-from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics, TableAccess
 from embark_jax.planner.request.workload import table_uses
 from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.simulation import simulate_program
 from embark_jax.simulator.tasks import MEMORY, NODE_LINK, TENSOR_CORES, Tasks
 from embark_jax.simulator.timeline import schedule, serial
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics, TableAccess
+from embark_jax.statistics.histogram import MOST_HOTTEST, Histogram
+from embark_jax.statistics.skew import Zipf, row_probabilities
 
 HERE = Path(__file__).parent
 HOST_BYTES_PER_S = float(

@@ -8,8 +8,8 @@ import pytest
 from embark_jax.config import ExperimentConfig, TrainConfig
 from embark_jax.data import accesses
 from embark_jax.dataset import read_dataset, sample_accesses
-from embark_jax.planner.request.agreement import HalfAgreement
-from embark_jax.planner.request.histogram import MOST_HOTTEST
+from embark_jax.statistics.agreement import HalfAgreement
+from embark_jax.statistics.histogram import MOST_HOTTEST
 
 
 def test_bags_by_hand():

@@ -21,9 +21,9 @@ from embark_jax.planner import (
     predict,
 )
 from embark_jax.planner.report import summary
-from embark_jax.planner.request.histogram import Histogram
-from embark_jax.planner.request.skew import HEAD_ROWS, Zipf
-from embark_jax.planner.request.statistics import Statistics, TableAccess
+from embark_jax.statistics.accesses import Statistics, TableAccess
+from embark_jax.statistics.histogram import Histogram
+from embark_jax.statistics.skew import HEAD_ROWS, Zipf
 from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLE, FEATURE = TableSpec("t", 1000, 8), FeatureSpec("t", hotness=4)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.report import summary
-from embark_jax.planner.request.statistics import Statistics
+from embark_jax.statistics.accesses import Statistics
 
 MOST_CURVES = 10
 """Tables that are drawn: those with the most accesses. More cannot be told apart."""

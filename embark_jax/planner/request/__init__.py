@@ -1,10 +1,8 @@
 """The request: the words of this folder.
 
 - **workload**: the fleet, the batch, and the circumstances of a step.
-- **table use**: how the features use one table; tables of equal use are alike.
-- **skew**: how the ids of a table are distributed over its rows, as a power law (Zipf)
-  or as a histogram of a sample.
-- **statistics**: the file of such histograms that ``embark data stats`` writes.
+- **table use**: how the features use one table; tables of equal use are alike. The skew
+  of its ids comes from ``embark_jax/statistics``.
 - **table list**: tables of a model without data or code, in YAML.
 - **dense load**: the part of every device's memory that the dense layers take.
 - **wire**: the formats in which rows and gradients travel.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from embark_jax.fleet import Fleet
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
-from embark_jax.planner.request.skew import UNIFORM, Skew, Zipf
-from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 from embark_jax.planner.request.wire import FLOAT32, Wire
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+from embark_jax.statistics.skew import UNIFORM, Skew, Zipf
 from embark_jax.tables import Evict, FeatureSpec, TableSpec, Tier
 
 STATE_VALUES = {

@@ -22,8 +22,8 @@ from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.layout.plan import MAX_SLOTS
 from embark_jax.planner.layout.storage import Exchange, Placement
 from embark_jax.planner.request.forced import FREE, ForcedPlacement
-from embark_jax.planner.request.histogram import Histogram
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.statistics.histogram import Histogram
 from embark_jax.tables import FeatureSpec, TableSpec
 
 MIN_WIDTH = 8

@@ -17,7 +17,6 @@ from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.layout.storage import Exchange, StorageKind
 from embark_jax.planner.request.forced import ForcedPlacement
-from embark_jax.planner.request.statistics import NO_STATISTICS, Statistics
 from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.certify import certify
@@ -30,6 +29,7 @@ from embark_jax.planner.search.instance import (
 from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.slots import choose_slots
 from embark_jax.planner.search.solve import Found, solve
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
 
 

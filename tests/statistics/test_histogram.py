@@ -11,11 +11,11 @@ from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.request.agreement import HalfAgreement
-from embark_jax.planner.request.histogram import MOST_HOTTEST, Histogram
-from embark_jax.planner.request.skew import Zipf
-from embark_jax.planner.request.statistics import FeatureAccess, Statistics, TableAccess
 from embark_jax.planner.request.workload import TableUse, Workload, table_use
+from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
+from embark_jax.statistics.agreement import HalfAgreement
+from embark_jax.statistics.histogram import MOST_HOTTEST, Histogram
+from embark_jax.statistics.skew import Zipf
 from embark_jax.tables import FeatureSpec, TableSpec
 
 

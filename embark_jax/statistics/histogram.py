@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embark_jax.planner.request.skew import Zipf, intervals, row_probabilities
+from embark_jax.statistics.skew import Zipf, intervals, row_probabilities
 
 BIN_RATIO = 1.05
 """Ratio of a bin: counts of its rows are within 5 % of each other."""

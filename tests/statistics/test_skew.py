@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embark_jax.planner.request.skew import HEAD_ROWS, Zipf
+from embark_jax.statistics.skew import HEAD_ROWS, Zipf
 
 
 def probabilities(rows, exponent):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from embark_jax.planner.request.histogram import MOST_HOTTEST
+from embark_jax.statistics.histogram import MOST_HOTTEST
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pydantic
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from embark_jax.config import Config, ConfigError
-from embark_jax.planner.request.agreement import HalfAgreement
-from embark_jax.planner.request.histogram import Histogram
+from embark_jax.statistics.agreement import HalfAgreement
+from embark_jax.statistics.histogram import Histogram
 from embark_jax.tables import FeatureSpec, TableSpec
 
 VERSION = 1
