@@ -22,7 +22,6 @@ from program import Collective, collectives
 from embark_jax import fleet, planner
 from embark_jax.bench.absent import absent_mesh, compile_step
 from embark_jax.planner import Plan, ProgramModel, TableList, phases
-from embark_jax.planner.cost.collectives import dense_collectives
 from embark_jax.planner.cost.traffic import all_reduce_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +49,12 @@ def planned_traffic(
             by_kind[part.collective.replace("_", "-")] += part.buffer_bytes
         inside += float(part.node_link_bytes.max())
         between += float(part.network_bytes.max())
-    arrays = len(plan.features)
-    for each in dense_collectives(
-        parameters, arrays, len(plan.capacities), plan.devices
-    ):
-        by_kind["all-reduce"] += each.fixed_bytes
-        sent = all_reduce_bytes(each.fixed_bytes, plan.nodes, plan.gpus_per_node)
+    # Of the whole step: the capacities and whether an id was bad, gradients of the
+    # dense layers, the loss, and for each feature whether its gradients are finite.
+    needed = len(plan.capacities) + 1
+    for summed_bytes in (4 * needed, 4 * parameters, 4, len(plan.features)):
+        by_kind["all-reduce"] += summed_bytes
+        sent = all_reduce_bytes(summed_bytes, plan.nodes, plan.gpus_per_node)
         inside, between = inside + sent.node_link, between + sent.network
     return {
         "buffer_bytes": dict(by_kind),

@@ -137,16 +137,6 @@ def test_rows_by_hand():
     np.testing.assert_allclose(summary.row_bytes(given), [16 * 8, 16 * 13])
 
 
-def test_sent_bytes_are_those_between_different_devices(planned):
-    useful, padded = summary.sent_bytes(planned)
-    breakdown = planned.prediction.breakdown
-    assert useful[2, 5] == pytest.approx(
-        breakdown.from_owner_bytes[2] + breakdown.to_owner_bytes[5]
-    )
-    assert np.all(np.diag(useful) == 0)
-    assert np.all(useful <= padded)
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0.01234, "0.0123"), (999, "999"), (999.7, "1k"), (39_060, "39.1k"), (4e7, "40M")],
@@ -182,7 +172,7 @@ def test_a_page_needs_nothing_else_and_escapes_names(write, oddly_named):
     assert tags.open == []
     assert tags.seen.count("script") == (write is page)  # no name became one
     assert "http" not in write(oddly_named)
-    assert len(tags.sources) == 4
+    assert len(tags.sources) == 3
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
     assert NAMES[0] in tags.text
     if write is page:
@@ -217,8 +207,6 @@ def test_advice_follows_the_prediction(planned):
     assert "bfloat16" in advised(breakdown=exchanging)
     looking_up = dataclasses.replace(breakdown, critical_ms={"lookup": 1.0})
     assert "bfloat16" not in advised(breakdown=looking_up)
-    padded = dataclasses.replace(breakdown, padded_bytes=1e3 * breakdown.padded_bytes)
-    assert "is padding" in advised(breakdown=padded)
     assert "--certify" in advised(lower_bound_ms=prediction.step_ms / 2)
     unknown = dataclasses.replace(planned, prediction=None)
     assert (

@@ -11,7 +11,7 @@ from embark_jax import fleet
 from embark_jax.config import ConfigError
 from embark_jax.planner import plan
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.request.workload import TableUse, Workload, table_use
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import MOST_HOTTEST, Histogram
@@ -156,12 +156,12 @@ def test_statistics_of_another_model_are_refused():
 
 def test_each_table_has_its_own_skew_and_padding_is_not_sent():
     workload = Workload(fleet.dgx_h100(), 80, 0.5, 1.0, statistics=STATISTICS)
-    seen = table_use(TABLES[0], FEATURES, workload)
+    seen, unseen = table_uses(TABLES, FEATURES, workload)
     assert seen == TableUse(
         **{"rows": 1000, "dim": 8, "hotness": 4, "bags": 1, "filled": 1.5 / 4},
         skew=STATISTICS.tables["a"].histogram,
     )
-    assert table_use(TABLES[1], FEATURES, workload).skew == Zipf(0.5)
+    assert unseen.skew == Zipf(0.5)
     # 10 samples a device have 15 ids on average, all of which the one owner gets.
     shape = Shapes.one(seen, workload, "rb")
     certain, expected = shape.sent_ids

@@ -1,4 +1,4 @@
-"""Takes a plan's predicted time apart: by phase, by table, and by pair of devices."""
+"""Takes a plan's predicted time apart: by phase and by table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.objective import (
     PEAK_GRADIENTS,
@@ -22,9 +21,6 @@ from embark_jax.planner.layout.prediction import Breakdown
 from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
 from embark_jax.tables import FeatureSpec
-
-TO_REQUESTER = {"row exchange"}
-"""Phases in which owners send; in the others they receive."""
 
 
 def break_down(
@@ -43,11 +39,10 @@ def break_down(
     ranges = row_ranges(placements)
     shapes = shapes_of(ranges, features, workload)
     likely = [each.likely_ids for each in shapes]  # [row_shards] of each row range
-    device_ids = np.zeros((len(priced.candidates.storages), workload.devices))
+    device_ids = np.zeros(workload.devices)
     for i, (rows, ids) in enumerate(zip(ranges, likely, strict=True)):
         each = np.repeat(ids, rows.column_shards) if rows.devices else ids[:0]
-        np.add.at(device_ids[priced.candidates.storage[i]], priced.owners[i], each)
-    to_owner, from_owner = _useful_bytes(priced, model, device_ids)
+        np.add.at(device_ids, priced.owners[i], each)
     exchanged_bytes = sum(
         part.buffer_bytes
         for part in parts
@@ -71,9 +66,7 @@ def break_down(
             name: float(ids.max() / ids.mean()) if ids.any() else 1.0
             for name, ids in zip(names, likely, strict=True)
         },
-        tuple(map(float, device_ids.sum(axis=0) / workload.device_batch)),
-        tuple(map(float, to_owner)),
-        tuple(map(float, from_owner)),
+        tuple(map(float, device_ids / workload.device_batch)),
         exchanged_bytes / workload.devices,
         reduced_bytes,
     )
@@ -113,24 +106,3 @@ def _range_ms(priced: Priced) -> np.ndarray:
             mine = loads.of_nodes(i, owners)[node]
             total_ms[i] += prices[PEAK_NODE, s] * mine
     return total_ms
-
-
-def _useful_bytes(
-    priced: Priced, model: ProgramModel, ids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ``([devices], [devices])`` bytes to and from the owner, as in
-    ``Breakdown``, for ``[storages, devices]`` ids that a device sends to each."""
-    own, devices = priced.loads.own, priced.objective.devices
-    to_owner, from_owner = np.zeros((2, devices))
-    for s, storage in enumerate(priced.candidates.storages):
-        counts = {
-            "id": ids[s],
-            "sum": own[kinds.SUMS, s],
-        }
-        for unit, work in model.storage_work(storage):
-            exchanged = work.collective == "all_to_all" and work.reach != "rail"
-            if exchanged and unit in counts:
-                sent_bytes = counts[unit] * float(work.buffer_bytes) / devices
-                side = from_owner if work.phase in TO_REQUESTER else to_owner
-                side += sent_bytes
-    return to_owner, from_owner

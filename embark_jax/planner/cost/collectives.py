@@ -18,9 +18,6 @@ from embark_jax.planner.cost.traffic import Numbers
 from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.wire import Wire, WireFormat, row_bytes
 
-FLAG_BYTES = 1
-"""Bytes of a truth value in XLA."""
-
 CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
 Reach = Literal["fleet", "node", "rail"]
 """Devices of a collective: all, those of a node, or those of equal rank of all
@@ -116,30 +113,6 @@ def storage_collectives(
         squares_bytes = traffic.id_buffer_bytes(1, devices)
         for carries in ("squares of column shards", "squares of rows"):
             yield from by_ids("square exchange", carries, squares_bytes)
-
-
-def dense_collectives(
-    parameters: int, arrays: int, sharded_storages: int, devices: int
-) -> Iterator[Collective]:
-    """Yields the collectives of the dense layers and of the step as a whole.
-
-    Args:
-      parameters: number of float32 parameters of all dense layers.
-      arrays: number of embeddings that they take, one a feature; their gradients are
-        checked to be finite.
-      sharded_storages: number of storages whose capacities are checked. One collective
-        says whether they sufficed, whether any id was out of range, and which rows of
-        replicated tables are touched (``replicated_collectives``).
-      devices: number of devices in the fleet.
-    """
-    if devices == 1:
-        return
-    value_bytes = traffic.VALUE_BYTES
-    needed_bytes = value_bytes * (sharded_storages + 1)
-    yield Collective("all_reduce", "dense", "capacities and bad ids", needed_bytes)
-    yield Collective("all_reduce", "dense", "gradients", value_bytes * parameters)
-    yield Collective("all_reduce", "dense", "loss", value_bytes)
-    yield Collective("all_reduce", "dense", "finite", arrays * FLAG_BYTES)
 
 
 def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import jax
 
 MESH_AXES = ("node", "gpu")
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 MAX_SLOTS = 2**31 - 2**24
 """Slots are 32-bit; larger numbers stand for elements of a batch that hold no row."""
 VIEWS: dict[str, Callable[[Plan], Any]] = {}
@@ -204,8 +204,8 @@ class Plan:
         version = value.get("version") if isinstance(value, dict) else "none"
         if version != PLAN_VERSION:
             raise ValueError(
-                f"not a plan of version {PLAN_VERSION}: found {version}; rows lie "
-                "elsewhere in others, make it again with `embark plan`"
+                f"not a plan of version {PLAN_VERSION}: found {version}; make "
+                "it again with `embark plan`"
             )
         del value["version"]
         try:

@@ -11,10 +11,6 @@ from collections.abc import Mapping
 class Breakdown:
     """The parts of a step's time, and the bytes that travel in it.
 
-    In an exchange, every device sends one owner as many bytes as any other device does,
-    and an owner sends as many back to each; so vectors hold as much as a matrix of
-    pairs.
-
     Attributes:
       critical_ms: for each phase of the step, in its order, how long it lasts: until
         its fullest device is done.
@@ -24,10 +20,8 @@ class Breakdown:
       hottest_row_shard: for each table, ids of its hottest row shard, as a multiple of
         the mean.
       device_ids: ``[devices]`` ids a sample that each device is expected to receive.
-      to_owner_bytes, from_owner_bytes: ``[devices]`` bytes that each device sends to a
-        device for the shards it owns, and gets back, without any padding.
-      padded_bytes: bytes that each device really sends to each other. In a hierarchical
-        exchange these are the bytes of its first stage, inside the node.
+      padded_bytes: bytes that each device sends to each other, padding included. In a
+        hierarchical exchange these are the bytes of its first stage, inside the node.
       reduced_bytes: bytes that each device sends for sums over all devices.
     """
 
@@ -36,8 +30,6 @@ class Breakdown:
     table_ms: Mapping[str, float]
     hottest_row_shard: Mapping[str, float]
     device_ids: tuple[float, ...]
-    to_owner_bytes: tuple[float, ...]
-    from_owner_bytes: tuple[float, ...]
     padded_bytes: float
     reduced_bytes: float
 

@@ -17,17 +17,13 @@ LARGE_TABLE = 0.1
 """Smallest share of the step at which a table is named."""
 LARGE_EXCHANGE = 0.3
 """Smallest share of the step at which other formats on the wire are advised."""
-LARGE_PADDING = 0.3
-"""Smallest share of the exchanged bytes at which padding is mentioned."""
 
 
 def why(plan: Plan) -> list[str]:
     """Names the phases and tables that take most of the step; empty if none are
     known."""
-    path, step_ms = (
-        summary.critical_path(plan),
-        sum(summary.critical_path(plan).values()),
-    )
+    path = summary.critical_path(plan)
+    step_ms = sum(path.values())
     if not step_ms:
         return []
     found = [
@@ -82,14 +78,6 @@ def remedies(plan: Plan) -> list[str]:
             "embedding.wire.rows and .gradients in bfloat16 send half the bytes of "
             "float32, and a larger batch shares their latency"
         )
-    sent = summary.sent_bytes(plan)
-    if sent is not None and sent[1].sum():
-        padding = 1 - sent[0].sum() / sent[1].sum()
-        if padding >= LARGE_PADDING:
-            found.append(
-                f"{padding:.0%} of what travels is padding: measured skew (embark data "
-                "stats, then --stats) makes buffers as large as your data need"
-            )
     return found
 
 

@@ -112,22 +112,3 @@ def device_memory(plan: Plan) -> Figure:
     axes.set(xlabel="device", ylabel=unit, title="Memory")
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
-
-
-def traffic_matrix(plan: Plan) -> Figure | None:
-    """Draws the bytes from each device to each other, useful and padded, on one
-    scale."""
-    sent = summary.sent_bytes(plan)
-    if sent is None or plan.devices == 1:
-        return None
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    unit, size = summary.byte_unit(sent[1].max())
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, matrix, title in zip(panels, sent, ("useful", "padded"), strict=True):
-        image = axes.imshow(matrix / size, vmin=0, vmax=sent[1].max() / size)
-        axes.set(
-            xlabel="to device", title=f"{title}: {matrix.sum() / size:,.0f} {unit}"
-        )
-    panels[0].set_ylabel("from device")
-    figure.colorbar(image, ax=panels, label=f"{unit} a step")
-    return figure

@@ -100,7 +100,6 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         "Owners of each table": figures.table_devices(plan),
         "Load of each device": figures.device_loads(plan),
         "Memory of each device": figures.device_memory(plan),
-        "Traffic between devices": figures.traffic_matrix(plan),
     }
     parts = [
         f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",

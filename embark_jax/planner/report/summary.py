@@ -193,18 +193,6 @@ def row_bytes(plan: Plan) -> np.ndarray:
     return np.sum([*table_bytes(plan).values()], axis=0)
 
 
-def sent_bytes(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns ``([devices, devices] useful, [devices, devices] padded)`` bytes that
-    each device (row) sends to each other in exchanges; None if it is not known."""
-    breakdown = plan.prediction.breakdown if plan.prediction else None
-    if breakdown is None:
-        return None
-    others = ~np.eye(plan.devices, dtype=bool)
-    # A device sends requests to owners (columns), and answers as an owner (row).
-    useful = np.add.outer(breakdown.from_owner_bytes, breakdown.to_owner_bytes)
-    return useful * others, breakdown.padded_bytes * others
-
-
 def byte_unit(most_bytes: float) -> tuple[str, float]:
     """Returns the name and size of the unit in which these bytes read well."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -72,12 +72,6 @@ class DenseNetwork:
             VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
         )
 
-    @property
-    def flops_per_sample(self) -> int:
-        """FLOPs of forward and backward: three products of each weight, two FLOPs
-        each."""
-        return 6 * self.parameters
-
 
 def activation_bytes(kept_bytes: int, pooled_bytes: int) -> int:
     """Returns the bytes a sample that the dense layers have in memory at once: the

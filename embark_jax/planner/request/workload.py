@@ -132,13 +132,6 @@ class TableUse:
         )
 
 
-def table_use(
-    table: TableSpec, features: Sequence[FeatureSpec], workload: Workload
-) -> TableUse:
-    """Returns the use of ``table`` by ``features``."""
-    return table_uses([table], features, workload)[0]
-
-
 def table_uses(
     tables: Sequence[TableSpec], features: Sequence[FeatureSpec], workload: Workload
 ) -> list[TableUse]:
