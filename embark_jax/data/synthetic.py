@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 from scipy.special import expit, ndtri
-from sklearn.metrics import roc_auc_score
 
 from embark_jax.data.batch import Batch, id_dtype
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
@@ -149,6 +148,8 @@ class SyntheticClicks:
 
     def bayes_auc(self) -> float:
         """AUC of the teacher's own logits on the test set."""
+        from sklearn.metrics import roc_auc_score  # takes a second to import
+
         labels, logits = zip(
             *((batch.labels, logits) for batch, logits in self._test_samples(BLOCK)),
             strict=True,

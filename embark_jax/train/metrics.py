@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.typing import ArrayLike
-from sklearn.metrics import roc_auc_score
 
 
 class NonFiniteLogitError(ValueError):
@@ -51,6 +50,8 @@ def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
       ValueError: if there are no samples, shapes differ or a label is not from 0 to 1.
       NonFiniteLogitError: if a logit is not finite.
     """
+    from sklearn.metrics import roc_auc_score  # takes a second to import
+
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     _check(labels, logits)
     log_loss = float(np.mean(np.logaddexp(0, logits) - labels * logits))

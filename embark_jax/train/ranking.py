@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.calibration import calibration_curve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +87,8 @@ def calibration(
 ) -> list[tuple[float, float]]:
     """Returns mean prediction and mean label of buckets with equally many samples, from
     the least likely to the most; buckets whose predictions are all equal become one."""
+    from sklearn.calibration import calibration_curve  # takes a second to import
+
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     found, said = calibration_curve(
         np.asarray(labels), probabilities, n_bins=buckets, strategy="quantile"
