@@ -115,6 +115,7 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
         *("train.steps=8", "train.eval_every=2", "train.checkpoint_every=2"),
         "train.plateau={min_change: 1, factor: 0.5, patience: 1}",
         *("embedding.optimizer.kind=sgd", "dense_optimizer.kind=sgd"),
+        *("mesh.nodes=1", "mesh.gpus_per_node=1"),
     ]
     config, whole, cut = runs.write_config(tmp_path), tmp_path / "a", tmp_path / "b"
     done = embark("train", config, *options, "--workdir", whole)

@@ -25,20 +25,14 @@ TEMPORARY = "*.tmp"
 
 
 class Runner:
-    """Starts training in processes that share what they compiled."""
+    """Trains: in a process to be killed, or in this one."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._config = runs.write_config(folder)
-        self._env = os.environ | {
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
 
-    def start(self, workdir: Path, *args) -> subprocess.Popen:
-        command = ("train", self._config, *OVERRIDES, "--workdir", workdir, *args)
-        pipe = subprocess.PIPE
-        return runs.start(*command, env=self._env, stdout=pipe, stderr=pipe)
+    def _command(self, workdir: Path, *args) -> tuple[str | Path, ...]:
+        return ("train", self._config, *OVERRIDES, "--workdir", workdir, *args)
 
     def plan(self, out: Path, *changes) -> None:
         outcome = runs.embark("plan", self._config, *OVERRIDES, *changes, "--out", out)
@@ -46,14 +40,14 @@ class Runner:
 
     def finish(self, workdir: Path, *args) -> str:
         """Runs to the end, with nothing said on stderr; returns stdout."""
-        process = self.start(workdir, *args)
-        out, err = process.communicate()
-        assert (process.returncode, err) == (0, "")
-        return out
+        outcome = runs.embark(*self._command(workdir, *args))
+        assert (outcome.code, outcome.err) == (0, "")
+        return outcome.out
 
     def kill(self, workdir: Path, is_time, *args) -> None:
         """Kills training with SIGKILL when ``is_time()``, which is then still true."""
-        process = self.start(workdir, *args)
+        pipe = subprocess.PIPE
+        process = runs.start(*self._command(workdir, *args), stdout=pipe, stderr=pipe)
         while True:
             assert process.poll() is None, process.communicate()
             if is_time():
