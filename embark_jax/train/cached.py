@@ -13,12 +13,14 @@ rows are read while that step runs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from embark_kernels import RowOptimizer
 
@@ -34,13 +36,18 @@ from embark_jax.embedding.cached import (
 )
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
 from embark_jax.stores import StoreError
+from embark_jax.train.cache_figures import CacheFigures
 from embark_jax.train.checkpoint.stored import StoredArray
 from embark_jax.train.checkpoint.writing import free_memory_bytes
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.gradients import route
 from embark_jax.train.numbering import Numbering
 from embark_jax.train.step import TrainState
-from embark_jax.train.stored_rows import KEY, StoredRows
+from embark_jax.train.stored_rows import KEY, NO_KEYS, StoredRows
+
+Keys = Mapping[str, np.ndarray]
+"""Keys of dynamic tables."""
+NONE_UNSEEN: Keys = MappingProxyType({})
 
 
 class TooFewSlotsError(StoreError):
@@ -89,6 +96,7 @@ class CachedRows:
         cached = collection.cached
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._ahead: _Asked | None = None
+        self._settled: _Asked | None = None
         self._written: Future | None = None
         self._values = {
             name: row_values(optimizer, each.width) for name, each in cached.items()
@@ -105,9 +113,7 @@ class CachedRows:
             self._stores[name] = StoredRows(
                 each, collection.mesh, self._values[name], scratch, keys
             )
-        self._asked = dict.fromkeys(cached, 0)
-        self._missed = dict.fromkeys(cached, 0)
-        self._late: list[bool] = []
+        self._figures = CacheFigures()
         self._indexes = init_indexes(collection)
 
     def grow(self, state: TrainState, collection: EmbeddingCollection) -> TrainState:
@@ -131,14 +137,15 @@ class CachedRows:
     def use(self, collection: EmbeddingCollection) -> None:
         """Changes to a plan of other capacities."""
         self._collection, self._storages = collection, collection.cached
+        self._settled = None
         self._swap = make_swap(collection, self._optimizer)
 
-        @functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
-        def find_routes(indexes, batch, micro_batches):
+        def find_routes(indexes, batch, micro_batches=1):
             routes = route(collection, batch.columns(), micro_batches)
             return resolve_routes(collection, indexes, routes, micro_batches)
 
-        self._find_routes = find_routes
+        self._find_routes = jax.jit(find_routes, donate_argnums=0, static_argnums=2)
+        self._try_routes = jax.jit(lambda *given: find_routes(*given)[1:])
 
     def bring(
         self,
@@ -146,7 +153,6 @@ class CachedRows:
         batch: DeviceBatch,
         following: DeviceBatch | None,
         micro_batches: int = 1,
-        training: bool = True,
     ) -> tuple[TrainState, Routes]:
         """Brings the rows of a batch into slots, and returns its routes to them.
 
@@ -155,28 +161,73 @@ class CachedRows:
           batch: batch whose step comes next.
           following: batch after it, if its rows should be read meanwhile.
           micro_batches: number of micro-batches of both.
-          training: whether ``figures`` counts the batch.
 
         Raises:
           TooFewSlotsError: if the slots cannot hold the rows; the state is as it was.
         """
-        if self._ahead is None or self._ahead.batch is not batch:
+        if self._ahead is not None and self._ahead.batch is not batch:
             state = self.settle(state)
+        if self._settled is not None and self._settled.batch is batch:
+            self._check(self._settled)
+            settled, self._settled = self._settled, None
+            self._count(settled, state)
+            if following is not None:
+                self._ahead = self._ask(following, micro_batches)
+                self._read(self._ahead)
+            return state, settled.routes
+        self._settled = None  # others' rows may take its slots
+        if self._ahead is None:
             self._ahead = self._ask(batch, micro_batches)
             self._read(self._ahead)
         self._ahead.rows.result()  # or it stays ahead, for ``settle``
         self._check(self._ahead)
         asked, self._ahead = self._ahead, None
-        if training:
-            self._count(asked, state)
-        return self._come(state, asked, following, micro_batches)
+        self._count(asked, state)
+        return self._come(state, asked, following, micro_batches), asked.routes
 
     def settle(self, state: TrainState) -> TrainState:
-        """Brings the rows of a batch that was announced but never came."""
+        """Brings the rows of a batch that was announced and has not come yet."""
         if self._ahead is None:
             return state
         asked, self._ahead = self._ahead, None
-        return self._come(state, asked, None, 1)[0]
+        state = self._come(state, asked, None, 1)
+        self._settled = asked
+        return state
+
+    def lend(
+        self, state: TrainState, batch: DeviceBatch, unseen: Keys
+    ) -> tuple[TrainState, Routes, Callable[[TrainState], TrainState]]:
+        """Lends slots to the rows of a batch that is scored: indexes and stores do not
+        change.
+
+        Args:
+          state: state before the batch; consumed.
+          batch: batch to score.
+          unseen: keys that have a number in this batch alone, by dynamic table.
+
+        Returns:
+          The state to score with, the routes to its slots, and a function from this
+          state to one where all slots have their rows again.
+
+        Raises:
+          TooFewSlotsError: if the slots cannot hold the rows; the state is as it was.
+        """
+        state = self.settle(state)
+        routes, demands = self._try_routes(self._indexes, batch)
+        asked = _Asked(batch, routes, demands, Future())
+        self._read(asked, unseen)
+        rows = asked.rows.result()
+        self._check(asked)
+        state, away = self._move(state, asked, rows)
+
+        def give_back(state: TrainState) -> TrainState:
+            back = {
+                name: each._replace(rows=away[name], fresh=jnp.zeros_like(each.fresh))
+                for name, each in rows.items()
+            }
+            return self._move(state, asked, back)[0]
+
+        return state, asked.routes, give_back
 
     def stored(self, state: TrainState) -> TrainState:
         """Returns the state with all rows of cached tables as they lie in the stores,
@@ -197,20 +248,8 @@ class CachedRows:
         return self._as_stored(state, blank=True)
 
     def figures(self) -> dict[str, float]:
-        """Returns figures of training since the last call: for each storage the share
-        of the rows asked for that already had a slot, and the share of steps whose rows
-        were late: the devices were done with the step before, and waited."""
-        found = {
-            f"cache_hits/{name}": 1 - self._missed[name] / asked
-            for name, asked in self._asked.items()
-            if asked
-        }
-        if self._late:
-            found["cache_late"] = sum(self._late) / len(self._late)
-        self._asked = dict.fromkeys(self._storages, 0)
-        self._missed = dict.fromkeys(self._storages, 0)
-        self._late = []
-        return found
+        """Returns what ``CacheFigures.take`` does."""
+        return self._figures.take()
 
     def restore(self, state: TrainState, into: TrainState) -> TrainState:
         """Takes over the values that were written into the arrays of ``stored``.
@@ -219,7 +258,7 @@ class CachedRows:
           state: state with those arrays.
           into: state that gives the slots, whatever is in them.
         """
-        self._ahead = None
+        self._ahead = self._settled = None
         self._indexes = init_indexes(self._collection)
         for name, store in self._stores.items():
             if table := self._storages[name].kind.table:
@@ -276,17 +315,20 @@ class CachedRows:
         )
         return _Asked(batch, routes, demands, Future())
 
-    def _read(self, asked: _Asked) -> None:
+    def _read(self, asked: _Asked, unseen: Keys = NONE_UNSEEN) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
-        written = self._written
+        written, storages = self._written, self._storages
+
+        def incoming(name: str, demand: Demand) -> Incoming:
+            keys = unseen.get(storages[name].kind.table, NO_KEYS)
+            return self._stores[name].incoming(demand, keys)
 
         def read():
             try:
                 if written is not None:
                     written.result()  # or raises why not
                 demands = asked.demands.items()
-                found = {n: self._stores[n].incoming(each) for n, each in demands}
-                asked.rows.set_result(found)
+                asked.rows.set_result({n: incoming(n, each) for n, each in demands})
             except BaseException as error:
                 asked.rows.set_exception(error)
 
@@ -312,21 +354,28 @@ class CachedRows:
         asked: _Asked,
         following: DeviceBatch | None,
         micro_batches: int,
-    ) -> tuple[TrainState, Routes]:
+    ) -> TrainState:
         rows = asked.rows.result()
         if any(np.asarray(each.most)[2] for each in asked.demands.values()):
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
             self._ahead = self._ask(following, micro_batches)
+        state, outgoing = self._move(state, asked, rows)
+        self._written = self._worker.submit(self._write, asked.demands, outgoing)
+        if self._ahead is not None:
+            self._read(self._ahead)
+        return state
+
+    def _move(
+        self, state: TrainState, asked: _Asked, rows: dict[str, Incoming]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Puts rows into the slots of a batch's moves; returns those that leave."""
         moves = {name: each.moves for name, each in asked.demands.items()}
         storages, states, outgoing = self._swap(
             state.storages, state.embedding_state, self._key, moves, rows
         )
-        self._written = self._worker.submit(self._write, asked.demands, outgoing)
-        if self._ahead is not None:
-            self._read(self._ahead)
         state = state._replace(storages=storages, embedding_state=states)
-        return state, asked.routes
+        return state, outgoing
 
     def _write(
         self, demands: dict[str, Demand], outgoing: dict[str, jax.Array]
@@ -337,11 +386,7 @@ class CachedRows:
     def _count(self, asked: _Asked, state: TrainState) -> None:
         """Counts a batch once its rows are there; ``state`` is that before its step."""
         step: Any = state.step
-        self._late.append(step.is_ready())
-        for name, demand in asked.demands.items():
-            rows, missing = np.asarray(demand.rows).tolist()
-            self._asked[name] += rows
-            self._missed[name] += missing
+        self._figures.count(asked.demands, late=step.is_ready())
 
     def _wait_for_writes(self) -> None:
         if self._written is not None:

@@ -75,12 +75,20 @@ def _field(group: np.dtype, name: str) -> tuple[Any, int]:
 
 
 class PlacedBatch(NamedTuple):
-    """A batch on the host, its copy on the devices, and for each dynamic table the
-    number of keys that have a number by then."""
+    """A batch on the host and on the devices.
+
+    Attributes:
+      batch: batch on the host.
+      on_devices: its copy on the devices.
+      keys: for each dynamic table the number of keys that have a number by then.
+      unseen: for each dynamic table the last of these keys, which have their number in
+        this batch alone; none in training.
+    """
 
     batch: Batch
     on_devices: DeviceBatch
     keys: Mapping[str, int]
+    unseen: Mapping[str, np.ndarray] = {}
 
 
 def abstract_batch(

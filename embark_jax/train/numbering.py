@@ -43,37 +43,51 @@ class Numbering:
                 "process alone; give it rows, or start one process"
             )
         self._numbers = {table: KeyNumbers() for table in self._features}
+        self._used = dict.fromkeys(self._features, 0)
         self._lock = threading.Lock()  # batches that are replayed are placed again
 
     def keys(self, table: str) -> np.ndarray:
-        """Returns a dynamic table's ``[n]`` int64 keys by number; do not change
-        them."""
-        return self._numbers[table].keys
+        """Returns a dynamic table's ``[n]`` int64 keys by number, as many as are used;
+        do not change them."""
+        return self._numbers[table].keys[: self._used[table]]
+
+    def use(self, keys: Mapping[str, int]) -> None:
+        """Says that training uses this many numbers of each table. Batches that are
+        made ahead of it may have more."""
+        for table, count in keys.items():
+            self._used[table] = max(self._used[table], count)
 
     def restore(self, table: str, keys: np.ndarray) -> None:
         """Numbers these keys of a table, and no others."""
         self._numbers[table] = KeyNumbers(keys)
+        self._used[table] = len(keys)
 
     def number(self, batch: Batch) -> tuple[Batch, dict[str, int]]:
         """Returns a checked batch for the devices, and how many keys each table then
         has: new ones get the next numbers."""
         with self._lock:
-            numbered = self._replaced(batch, KeyNumbers.number)
+            numbered = self._replaced(
+                batch, lambda table, keys: self._numbers[table].number(keys)
+            )
             return numbered, {name: len(n) for name, n in self._numbers.items()}
 
-    def find(self, batch: Batch, room: Mapping[str, int]) -> Batch:
-        """Returns a checked batch for the devices, with padding for untrained keys:
-        unknown ones, and those with numbers from their table's ``room`` on."""
+    def find(self, batch: Batch) -> tuple[Batch, dict[str, np.ndarray]]:
+        """Returns a checked batch for the devices, and by table its ``[n]`` int64 keys
+        that training has not used: they take the next numbers, in this batch alone."""
+        unseen = {}
+
+        def find(table: str, keys: np.ndarray) -> np.ndarray:
+            numbers, used = self._numbers[table].find(keys), self._used[table]
+            new = (numbers == UNKNOWN) | (numbers >= used)
+            unseen[table], rank = np.unique(keys[new], return_inverse=True)
+            numbers[new] = used + rank
+            return numbers
+
         with self._lock:
-            found = self._replaced(batch, KeyNumbers.find)
-        for table, names in self._features.items():
-            for name in names:
-                numbers = found.ids[name]
-                numbers[numbers >= room[table]] = UNKNOWN
-        return found
+            return self._replaced(batch, find), unseen
 
     def _replaced(
-        self, batch: Batch, method: Callable[[KeyNumbers, np.ndarray], np.ndarray]
+        self, batch: Batch, numbers_of: Callable[[str, np.ndarray], np.ndarray]
     ) -> Batch:
         if not self._features:
             return batch
@@ -82,7 +96,7 @@ class Numbering:
             together = np.concatenate([batch.ids[name].ravel() for name in names])
             held = together != PADDING_ID
             numbers = np.full(len(together), PADDING_ID, np.int32)
-            numbers[held] = method(self._numbers[table], together[held])
+            numbers[held] = numbers_of(table, together[held])
             for name in names:
                 mine, numbers = np.split(numbers, [batch.ids[name].size])
                 ids[name] = mine.reshape(batch.ids[name].shape)

@@ -110,15 +110,16 @@ class Programs:
         return self._steps[hot](state, batch)
 
     def predict(
-        self, state: TrainState, batch: DeviceBatch, method: str = CALL
+        self, state: TrainState, placed: PlacedBatch, method: str = CALL
     ) -> tuple[TrainState, StepReport]:
-        """Scores a batch, by a method of the model. Rows of cached tables in the state
-        may change their slots."""
-        routes = ()
-        if self._cached is not None:
-            state, *routes = self._cached.bring(state, batch, None, training=False)
+        """Scores a batch, by a method of the model; no row changes its slot."""
+        score, batch = self._score(method=method), placed.on_devices
         dense = state.params, state.model_state
-        return state, self._score(method=method)(*dense, state.storages, batch, *routes)
+        if self._cached is None:
+            return state, score(*dense, state.storages, batch)
+        state, routes, give_back = self._cached.lend(state, batch, placed.unseen)
+        report = score(*dense, state.storages, batch, routes)
+        return give_back(state), report
 
     def capacities(self, hot: bool) -> Mapping[str, int]:
         """Returns the capacities of the step that ``train`` takes for such a batch."""

@@ -8,29 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import jax
 
 from embark_jax.data import Batch, BatchChecker
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, own_part, put_batch
-from embark_jax.train.numbering import Numbering
+from embark_jax.train.device_batch import PlacedBatch
 from embark_jax.train.report import Flight
 from embark_jax.train.results import refuse_bad_ids
-
-
-def placing_part(
-    check: BatchChecker,
-    numbering: Numbering,
-    embeddings: EmbeddingCollection,
-) -> Callable[[Batch], PlacedBatch]:
-    """Returns a function that checks a batch and brings this process's part of it to
-    the devices, with its keys numbered."""
-    size, mesh = embeddings.plan.batch_size, embeddings.mesh
-    room = {table.name: table.rows for table in embeddings.plan.tables}
-
-    def place(batch: Batch) -> PlacedBatch:
-        batch = check(batch)
-        part = own_part(numbering.find(batch, room), size)
-        return PlacedBatch(batch, put_batch(part, mesh, size), {})
-
-    return place
 
 
 def score_all(
@@ -52,19 +32,19 @@ def score_all(
     Raises:
       BadIdError: if ids that are no row of their table reached the devices.
     """
-    flying: deque[tuple[DeviceBatch, Flight]] = deque()
+    flying: deque[tuple[PlacedBatch, Flight]] = deque()
 
     def land() -> tuple[Batch, jax.Array]:
-        on_devices, flight = flying.popleft()
+        placed, flight = flying.popleft()
         while not (numbers := flight.numbers()).applied:
             if numbers.any_bad:
                 refuse_bad_ids(flight.batch, flight.report.bad_ids, check)
             make_room(numbers.needed)
-            flight = start(PlacedBatch(flight.batch, on_devices, {}))
+            flight = start(placed)
         return flight.batch, flight.report.logits
 
     for placed in batches:
-        flying.append((placed.on_devices, start(placed)))
+        flying.append((placed, start(placed)))
         if len(flying) > in_flight:
             yield land()
     while flying:

@@ -32,6 +32,7 @@ ROWS_AT_ONCE = 8192
 KEY = "key"
 """Name of the keys beside the states of a dynamic table's rows in a checkpoint."""
 NO_KEY = -1
+NO_KEYS = np.empty(0, np.int64)
 
 
 class StoredRows:
@@ -77,8 +78,9 @@ class StoredRows:
             store.copy_to(larger._stores[device])
         return larger
 
-    def incoming(self, demand: Demand) -> Incoming:
-        """Returns the rows that come into slots, on the devices."""
+    def incoming(self, demand: Demand, unseen: np.ndarray = NO_KEYS) -> Incoming:
+        """Returns the rows that come into slots, on the devices; ``unseen`` are keys of
+        the numbers after all others."""
         most, *_ = np.asarray(demand.most).tolist()
         room = demand.moves.slot.shape[0] // self._mesh.size
         size = min(room, max(LEAST_ROWS, 1 << (most - 1).bit_length()))
@@ -94,7 +96,7 @@ class StoredRows:
             fresh[: len(numbers)] = True
             fresh[there] = False
             words = np.zeros((size, 2), np.uint32)
-            words[: len(numbers)] = self._words(device, numbers)
+            words[: len(numbers)] = self._words(device, numbers, unseen)
             parts.append(Incoming(*jax.device_put((rows, fresh, words), device)))
         return jax.tree.map(self._whole, *parts)
 
@@ -216,15 +218,19 @@ class StoredRows:
             return numbers
         return numbers[self._block_keys(device)[numbers, 0] != NO_KEY]
 
-    def _words(self, device: Any, numbers: np.ndarray) -> np.ndarray:
+    def _words(
+        self, device: Any, numbers: np.ndarray, unseen: np.ndarray = NO_KEYS
+    ) -> np.ndarray:
         """Returns ``[n, 2]`` uint32: the low and high bits of the keys of rows of a
-        block; zeros where the table is not dynamic."""
-        shard = self._shard(device)
-        if self._keys is None or shard is None:
-            return np.zeros((len(numbers), 2), np.uint32)
-        keys = self._keys()
-        whose = shard + len(self.storage.ranges[0].devices) * numbers.astype(np.int64)
-        found = keys[np.minimum(whose, len(keys) - 1)].view(np.uint64)
+        block; zeros where there is none."""
+        found = np.zeros(len(numbers), np.int64)
+        if self._keys is not None and (shard := self._shard(device)) is not None:
+            keys = self._keys()
+            whose = shard + len(self.storage.ranges[0].devices) * numbers.astype(int)
+            for first, some in ((0, keys), (len(keys), unseen)):
+                among = (first <= whose) & (whose < first + len(some))
+                found[among] = some[whose[among] - first]
+        found = found.view(np.uint64)
         low, high = found & np.uint64(0xFFFFFFFF), found >> np.uint64(32)
         return np.stack([low, high], axis=1).astype(np.uint32)
 

@@ -26,7 +26,7 @@ from embark_jax.planner import grow
 from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.device_batch import DeviceBatch, PlacedBatch, put_batch
+from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.feeding import batches_ahead, feed, read_ahead
 from embark_jax.train.flax_model import CALL
 from embark_jax.train.function_model import step_model
@@ -34,11 +34,12 @@ from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.numbering import Numbering
+from embark_jax.train.placing import Placing
 from embark_jax.train.programs import Programs
 from embark_jax.train.progress import step_progress
 from embark_jax.train.report import Flight, Numbers, StepReport
 from embark_jax.train.results import StepResult, refuse_bad_ids, refuse_non_finite
-from embark_jax.train.scoring import placing_part, score_all
+from embark_jax.train.scoring import score_all
 from embark_jax.train.step import TrainState, clear_halt, init_state
 
 
@@ -99,6 +100,8 @@ class Trainer:
         optimizers, key = (dense_optimizer, embedding_optimizer), jax.random.key(seed)
         self.state = init_state(self._model, embeddings, *optimizers, key, dense)
         self._numbering = Numbering(embeddings.plan)
+        sizes = self.batch_size, embeddings.plan.batch_size
+        self._placing = Placing(self._numbering, embeddings.mesh, *sizes)
         rows = embedding_optimizer, key, self._numbering, scratch
         self.cached = CachedRows(embeddings, *rows) if embeddings.cached else None
         self._make_programs = functools.partial(
@@ -226,7 +229,7 @@ class Trainer:
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
         depth = batches_ahead(size * self._checker().sample_bytes)
-        batches = feed(make_batch, wanted, self._place, depth)
+        batches = feed(make_batch, wanted, self._placing.place, depth)
         return self._in_flight().apply(batches)
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
@@ -246,20 +249,18 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is the one
             before it.
         """
-        return self._in_flight().apply(map(self._place, map(self.check, batches)))
-
-    def _place(self, batch: Batch) -> PlacedBatch:
-        numbered, keys = self._numbering.number(batch)
-        on_devices = put_batch(numbered, self.embeddings.mesh, self.batch_size)
-        return PlacedBatch(batch, on_devices, keys)
+        return self._in_flight().apply(
+            map(self._placing.place, map(self.check, batches))
+        )
 
     def _in_flight(self) -> StepsInFlight:
         kept_back = int(self._overlap)
         return StepsInFlight(self._dispatch, self._mend, self._land, kept_back)
 
     def _dispatch(self, placed: PlacedBatch, following: PlacedBatch | None) -> Flight:
-        batch, on_devices, _ = placed
-        self._grow_tables((following or placed).keys)
+        batch, on_devices, *_ = placed
+        self._numbering.use(keys := (following or placed).keys)
+        self._grow_tables(keys)
         report = self.apply(on_devices, batch.hot, following)
         return Flight.of(batch, report, self._programs.capacities(batch.hot))
 
@@ -291,7 +292,7 @@ class Trainer:
         # A batch announced as hot that is not takes the ordinary step.
         batches[0] = dataclasses.replace(batches[0], hot=False)
         self._make_room(numbers.needed)
-        return map(self._place, batches)
+        return map(self._placing.place_again, batches)
 
     def _land(self, flight: Flight, numbers: Numbers) -> StepResult:
         _, report, capacities = flight
@@ -330,8 +331,8 @@ class Trainer:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
         check = check or self._checker()
-        place = placing_part(check, self._numbering, self.embeddings)
-        for batch, logits in self._score_all(map(place, batches), 0, method):
+        placed = map(self._placing.place_to_score, map(check, batches))
+        for batch, logits in self._score_all(placed, 0, method):
             yield batch, logits[: len(batch)]
 
     def evaluate(
@@ -343,8 +344,7 @@ class Trainer:
         """
         check = check or self._checker()
         depth = batches_ahead(self.embeddings.plan.batch_size * check.sample_bytes)
-        place = placing_part(check, self._numbering, self.embeddings)
-        placed = read_ahead(batches, place, depth)
+        placed = read_ahead(map(check, batches), self._placing.place_to_score, depth)
         scores = EvalAccumulator()
         for batch, logits in self._score_all(placed, STEPS_IN_FLIGHT):
             scores.add(batch.labels, logits, len(batch))
@@ -354,8 +354,8 @@ class Trainer:
         self, placed: Iterable[PlacedBatch], in_flight: int, method: str = CALL
     ) -> Iterator[tuple[Batch, jax.Array]]:
         def start(placed: PlacedBatch) -> Flight:
-            scored = self._programs.predict(self.state, placed.on_devices, method)
-            self.state, report = scored
+            self._grow_tables(placed.keys)
+            self.state, report = self._programs.predict(self.state, placed, method)
             return Flight.of(placed.batch, report, self.embeddings.plan.capacities)
 
         return score_all(placed, start, self._make_room, self._checker(), in_flight)

@@ -99,7 +99,7 @@ def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
         copied.append(batch)
         return put_batch(batch, *args)
 
-    monkeypatch.setattr("embark_jax.train.trainer.put_batch", record)
+    monkeypatch.setattr("embark_jax.train.placing.put_batch", record)
     assert next(trainer.iterate(Clicks(), 9)).step == 1
     assert len(copied) > 1 + STEPS_IN_FLIGHT
 
