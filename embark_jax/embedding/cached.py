@@ -259,17 +259,49 @@ def initial_values(
     return values
 
 
-def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
-    """Makes a jitted ``(storages, state, key, moves, incoming) -> (storages, state,
-    rows)`` that puts rows into slots and returns those that were there; storages and
-    state are donated.
+def make_take(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
+    """Makes a jitted ``(storages, state, moves, incoming) -> rows`` that copies the
+    rows that leave their slots, by storage name.
+
+    To take rows and to put others into their place are two programs: in one that reads
+    and writes the same array, XLA copies all of the array on CPU.
+    """
+
+    def take(storages, state, moves, incoming):
+        outgoing = {}
+        for name, (slot, *_) in moves.items():
+            arrays = {"": storages[name], **state[name]}
+            slot = slot[: len(incoming[name].rows)]
+            values = row_values(optimizer, storages[name].shape[1])
+            outgoing[name] = jnp.concatenate(
+                [pick(arrays[n], slot) for n in values], axis=1
+            )
+        return outgoing
+
+    names = list(collection.cached)
+    mapped = collection.map(take, (BATCH,) * 4, BATCH)
+
+    def take_cached(storages: Storages, state: OptimizerState, moves, incoming):
+        return mapped(
+            {n: storages[n] for n in names},
+            {n: state[n] for n in names},
+            moves,
+            incoming,
+        )
+
+    outgoing = dict.fromkeys(names, NamedSharding(collection.mesh, BATCH))
+    return jax.jit(take_cached, out_shardings=outgoing)
+
+
+def make_put(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
+    """Makes a jitted ``(storages, state, key, moves, incoming) -> (storages, state)``
+    that puts rows into slots; storages and state are donated.
 
     ``key`` is that of ``EmbeddingCollection.init``; ``moves`` and ``incoming`` are by
     storage name, and ``incoming`` has room for all rows that move.
     """
 
-    def swap(storages, state, key, moves, incoming):
-        outgoing = {}
+    def put(storages, state, key, moves, incoming):
         for name, (slot, numbers, *_) in moves.items():
             values = row_values(optimizer, storages[name].shape[1])
             arrays = {"": storages[name], **state[name]}
@@ -284,28 +316,25 @@ def make_swap(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Calla
                 lambda rows, *_: rows,
                 *(rows, fresh, numbers, words),
             )
-            taken = jnp.concatenate([pick(arrays[n], slot) for n in values], axis=1)
-            # Rows leave before others come, in one and the same array.
-            outgoing[name], come = lax.optimization_barrier((taken, rows))
             arrays = {
-                n: arrays[n].at[slot].set(come[:, part], mode="drop")
+                n: arrays[n].at[slot].set(rows[:, part], mode="drop")
                 for n, part in values.items()
             }
             storages[name] = arrays.pop("")
             state[name] = arrays
-        return storages, state, outgoing
+        return storages, state
 
     cached = collection.cached
     names, everywhere = list(cached), PartitionSpec()
-    mapped = collection.map(swap, (BATCH, BATCH, everywhere, BATCH, BATCH), BATCH)
+    mapped = collection.map(put, (BATCH, BATCH, everywhere, BATCH, BATCH), BATCH)
 
-    def swap_cached(storages: Storages, state: OptimizerState, key, moves, incoming):
+    def put_cached(storages: Storages, state: OptimizerState, key, moves, incoming):
         some = {n: storages[n] for n in names}, {n: state[n] for n in names}
-        moved, moved_state, outgoing = mapped(*some, key, moves, incoming)
-        return {**storages, **moved}, {**state, **moved_state}, outgoing
+        moved, moved_state = mapped(*some, key, moves, incoming)
+        return {**storages, **moved}, {**state, **moved_state}
 
-    shardings = collection.shardings, collection.state_shardings(optimizer)
-    outgoing = dict.fromkeys(names, NamedSharding(collection.mesh, BATCH))
     return jax.jit(
-        swap_cached, out_shardings=(*shardings, outgoing), donate_argnums=(0, 1)
+        put_cached,
+        out_shardings=(collection.shardings, collection.state_shardings(optimizer)),
+        donate_argnums=(0, 1),
     )

@@ -30,7 +30,8 @@ from embark_jax.embedding.cached import (
     grow_directories,
     grow_slots,
     init_indexes,
-    make_swap,
+    make_put,
+    make_take,
     resolve_routes,
     row_values,
 )
@@ -138,7 +139,8 @@ class CachedRows:
         """Changes to a plan of other capacities."""
         self._collection, self._storages = collection, collection.cached
         self._settled = None
-        self._swap = make_swap(collection, self._optimizer)
+        self._take = make_take(collection, self._optimizer)
+        self._put = make_put(collection, self._optimizer)
 
         def find_routes(indexes, batch, micro_batches=1):
             routes = route(collection, batch.columns(), micro_batches)
@@ -371,9 +373,9 @@ class CachedRows:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Puts rows into the slots of a batch's moves; returns those that leave."""
         moves = {name: each.moves for name, each in asked.demands.items()}
-        storages, states, outgoing = self._swap(
-            state.storages, state.embedding_state, self._key, moves, rows
-        )
+        arrays = state.storages, state.embedding_state
+        outgoing = self._take(*arrays, moves, rows)
+        storages, states = self._put(*arrays, self._key, moves, rows)
         state = state._replace(storages=storages, embedding_state=states)
         return state, outgoing
 

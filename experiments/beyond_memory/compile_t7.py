@@ -30,7 +30,8 @@ from embark_jax.embedding import key_index
 from embark_jax.embedding.cached import (
     WORDS,
     Incoming,
-    make_swap,
+    make_put,
+    make_take,
     resolve_routes,
     row_values,
 )
@@ -158,12 +159,13 @@ def main() -> None:
         NamedSharding(mesh, PartitionSpec()),
     )
     moves = {name: demand.moves for name, demand in demands.items()}
-    found["swap"] = figures(
-        make_swap(collection, rule)
-        .lower(state.storages, state.embedding_state, key, moves, incoming)
-        .compile(),
-        began,
-    )
+    arrays = state.storages, state.embedding_state
+    began = time.perf_counter()
+    taken = make_take(collection, rule).lower(*arrays, moves, incoming).compile()
+    found["take"] = figures(taken, began)
+    began = time.perf_counter()
+    put = make_put(collection, rule).lower(*arrays, key, moves, incoming).compile()
+    found["put"] = figures(put, began)
     with jax.enable_x64(True):
         began = time.perf_counter()
         step = make_train_step(

@@ -5,16 +5,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from embark_kernels import RowwiseAdagrad
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from embark_jax.embedding import key_index
-from embark_jax.embedding.cached import Incoming, make_swap, row_values
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.tables import FeatureSpec, TableSpec
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
+from tests.train.models import check_swap
 
 WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16
 
@@ -47,46 +42,4 @@ def test_to_find_keys_moves_at_most_a_quarter_of_what_a_lookup_moves():
 
 
 def test_a_swap_moves_rows_in_place():
-    mesh, optimizer = h100_mesh(1), RowwiseAdagrad(0.1)
-    table = TableSpec("t", 80_000_000, WIDTH, tier="host", slots=8_000_000)
-    planned = plan(
-        [table],
-        [FeatureSpec("t")],
-        "dgx-h100",
-        8 * 1024,
-        forced={"t": ForcedPlacement("ub", row_shards=8)},
-    )
-    collection = EmbeddingCollection(planned, mesh)
-    (name,) = collection.cached
-
-    def array(rows, width, dtype=np.float32):
-        sharding = NamedSharding(mesh, BATCH)
-        shape = (rows, width) if width else (rows,)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    values = max(part.stop for part in row_values(optimizer, WIDTH).values())
-    keys = array(8 * 4096, 1, np.uint32)
-    moves = key_index.Moves(
-        array(8 * 4096, 0, np.int32), keys, keys, array(8, 0, np.int32)
-    )
-    incoming = Incoming(
-        array(8 * 2048, values),
-        array(8 * 2048, 0, np.bool_),
-        array(8 * 2048, 2, np.uint32),
-    )
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    compiled = (
-        make_swap(collection, optimizer)
-        .lower(
-            {name: array(8_000_000, WIDTH)},
-            {name: {"accumulator": array(8_000_000, 1)}},
-            jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere),
-            {name: moves},
-            {name: incoming},
-        )
-        .compile()
-    )
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= 1_000_000 * values * 4
-    assert memory.temp_size_in_bytes < 16 * 2048 * values * 4
+    check_swap(h100_mesh(1), WIDTH, slots=8_000_000)

@@ -6,14 +6,19 @@ import dataclasses
 import math
 
 import jax
+import numpy as np
 import optax
-from embark_kernels import RowOptimizer
+from embark_kernels import RowOptimizer, RowwiseAdagrad
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax import fleet
+from embark_jax.embedding.cached import Incoming, make_put, make_take, row_values
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.key_index import Moves
 from embark_jax.models import DLRMDCNv2
-from embark_jax.planner import Plan
+from embark_jax.planner import ForcedPlacement, Plan, plan
+from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import DeviceBatch, abstract_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.gradients import route
@@ -94,4 +99,41 @@ def bytes_per_device(arrays) -> int:
     return sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(arrays)
+    )
+
+
+def check_swap(mesh: Mesh, width: int, slots: int) -> None:
+    """Compiles what moves rows of a cached table, from shapes alone: results must be in
+    the arguments' memory, and temporaries must follow the rows that move."""
+    optimizer, devices, asked, moved = RowwiseAdagrad(0.1), mesh.size, 4096, 2048
+    table = TableSpec("t", 10 * slots, width, tier="host", slots=slots)
+    force = ForcedPlacement("ub", row_shards=devices)
+    features, machines = [FeatureSpec("t")], fleet.dgx_h100(*mesh.devices.shape)
+    planned = plan([table], features, machines, devices * 1024, forced={"t": force})
+    collection = EmbeddingCollection(planned, mesh)
+    (name,) = collection.cached
+
+    def array(rows, *others, dtype=np.float32, spec=BATCH):
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct((rows, *others), dtype, sharding=sharding)
+
+    values = max(part.stop for part in row_values(optimizer, width).values())
+    keys = array(devices * asked, 1, dtype=np.uint32)
+    slot, count = array(devices * asked, dtype=np.int32), array(devices, dtype=np.int32)
+    moves = {name: Moves(slot, keys, keys, count)}
+    rows = array(devices * moved, values)
+    fresh = array(devices * moved, dtype=np.bool_)
+    incoming = {name: Incoming(rows, fresh, array(devices * moved, 2, dtype=np.uint32))}
+    arrays = {name: array(slots, width)}, {name: {"accumulator": array(slots, 1)}}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
+    take, put = make_take(collection, optimizer), make_put(collection, optimizer)
+    taken = take.lower(*arrays, moves, incoming).compile().memory_analysis()
+    new = put.lower(*arrays, key, moves, incoming).compile().memory_analysis()
+    assert new.alias_size_in_bytes >= slots // devices * values * 4
+    assert (
+        max(taken.temp_size_in_bytes, new.temp_size_in_bytes)
+        < 8 * moved * (values * 4)
+        < slots // devices * values * 4 / 4
     )

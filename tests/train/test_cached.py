@@ -22,6 +22,7 @@ from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.cached import TooFewSlotsError
 from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.trainer import Trainer
+from tests.train.models import check_swap
 from tests.train.trainers import losses
 
 BATCH, DENSE, STEPS = 16, 2, 8
@@ -164,6 +165,11 @@ def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, overla
         expected.iterate(Clicks(), STEPS + 3)
     )
     assert_alike(cached, expected)
+
+
+def test_a_swap_moves_rows_in_place():
+    mesh = make_trainer("host", 40, mesh=(1, 2)).embeddings.mesh
+    check_swap(mesh, 4, slots=200_000)
 
 
 @pytest.mark.slow
