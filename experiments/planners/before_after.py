@@ -1,10 +1,14 @@
 """Plans of this planner beside those of another checkout of it; see README.md.
 
-    python experiments/planners/before_after.py --before CHECKOUT [--certify 60]
+    python experiments/planners/before_after.py published --before CHECKOUT
+    python experiments/planners/before_after.py published --certify 60
+    python experiments/planners/before_after.py skewed
+    python experiments/planners/before_after.py generated
 
 The other planner makes its plans in a process of its own, in the same run; all plans
-are priced by this one's cost model, rows in turn. Writes results/before_after.json and
-a table of it, results/before_after.md.
+are priced by this one's cost model, rows in turn. In results/search, writes KIND.json
+and a table of it, KIND.md; of certified plans, certified.*; beside another checkout,
+before_after.*.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from embark_jax.planner import (
 )
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
-RESULTS = Path(__file__).parent / "results" / "before_after.json"
+RESULTS = Path(__file__).parent / "results" / "search"
 SKEWS = (0.0, 0.6, 1.3)
 BEFORE = """
 import json, sys, time
@@ -59,7 +63,11 @@ print(json.dumps({
 
 def cases() -> list[dict[str, Any]]:
     """Published models as in ``run.py``, at other skews, and generated models."""
-    lists = sorted(path.stem for path in MODELS.glob("*.yaml"))
+    lists = [  # those without skew are of no measured model
+        path.stem
+        for path in sorted(MODELS.glob("*.yaml"))
+        if read_table_list(path.read_text()).zipf_exponent
+    ]
     skewed = ("dlrm_dcnv2", "t180", "t200", "t510")
     return [
         *(
@@ -71,7 +79,7 @@ def cases() -> list[dict[str, Any]]:
             {"kind": "skewed", "model": name, "nodes": n, "zipf_exponent": skew}
             for name in skewed
             for skew in SKEWS
-            for n in (2, 8, 16)
+            for n in (1, 8, 16)
         ),
         *(
             {"kind": "generated", "tables": tables, "nodes": n, "seed": seed}
@@ -79,7 +87,10 @@ def cases() -> list[dict[str, Any]]:
             for n in (2, 8, 16)
             for seed in range(2)
         ),
-        {"kind": "generated", "tables": 2000, "nodes": 12, "seed": 0},
+        *(
+            {"kind": "generated", "tables": 2000, "nodes": 12, "seed": seed}
+            for seed in range(2)
+        ),
     ]
 
 
@@ -151,8 +162,9 @@ def compare(case: dict[str, Any], given: argparse.Namespace) -> dict[str, Any] |
 def table(results: list[dict[str, Any]]) -> str:
     """In Markdown, a line a case."""
     lines = [
-        "| case | GPUs | step, ms | gap, % | CPU s | before: ms | CPU s | change, % |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | GPUs | step, ms | gap, % | CPU s | certified: ms | gap, % | "
+        "before: ms | CPU s | change, % |",
+        "|---" * 10 + "|",
     ]
     for result in results:
         before = result.get("before")
@@ -167,6 +179,12 @@ def table(results: list[dict[str, Any]]) -> str:
             f"{100 * (step_ms / result['bound_ms'] - 1):.1f}",
             f"{result['cpu_s']:.1f}",
         ]
+        certified = result.get("certified_step_ms")
+        if certified:
+            gap = certified / result["certified_bound_ms"] - 1
+            cells += [f"{certified:.4g}", f"{100 * gap:.1f}"]
+        else:
+            cells += ["–", "–"]
         if isinstance(before, dict):
             change = 100 * (step_ms / before["step_ms"] - 1)
             earlier = f"{before['step_ms']:.4g}", f"{before['cpu_s']:.1f}"
@@ -183,18 +201,21 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--certify", type=float, default=0.0)
     parser.add_argument("--cold", action="store_true", help="without hot rows")
-    parser.add_argument(
-        "--only", default="", help='part of a case, such as "published"'
-    )
+    kinds = ("published", "skewed", "generated")
+    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("--only", default="", help="part of a case, as it is printed")
     given = parser.parse_args()
+    name = "before_after" if given.before is not None else given.kind
+    path = RESULTS / f"{'certified' if given.certify else name}.json"
     results = []
     for case in cases():
-        result = compare(case, given) if given.only in json.dumps(case) else None
+        asked = case["kind"] == given.kind and given.only in json.dumps(case)
+        result = compare(case, given) if asked else None
         if result is not None:
             results.append(result)
             print(json.dumps(result), flush=True)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-            RESULTS.with_suffix(".md").write_text(table(results))
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            path.with_suffix(".md").write_text(table(results))
 
 
 if __name__ == "__main__":

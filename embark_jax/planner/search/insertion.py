@@ -14,8 +14,6 @@ that are added up inside nodes lie on the first positions of the fewest possible
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 
 from embark_jax.planner.cost.candidates import (
@@ -79,18 +77,6 @@ class Shortlist:
                 self.node_sums[of_staged] = shards[SUMS].max() * held.sum(axis=1)
                 self.in_node[of_staged, :rows] = 1
         self.largest = self.loads.max(axis=2)
-
-    def only(self, kept: np.ndarray) -> Shortlist:
-        """Returns the shortlist of only these candidates, by their numbers in the
-        shortlist."""
-        other = copy.copy(self)
-        other.chosen, other.storage = self.chosen[kept], self.storage[kept]
-        other.positions = [self.positions[i] for i in kept]
-        other.loads, other.largest = self.loads[:, kept], self.largest[:, kept]
-        staged = np.isin(self.staged, kept)
-        other.staged = np.searchsorted(kept, self.staged[staged])
-        other.node_sums, other.in_node = self.node_sums[staged], self.in_node[staged]
-        return other
 
 
 class Insertion:

@@ -73,8 +73,8 @@ class Instance:
 
     @property
     def is_large(self) -> bool:
-        """Whether it has so many unlike tables that the search tries only the best
-        starts, and not all kinds of moves."""
+        """Whether it has so many unlike tables that the search tries fewer candidates
+        of each, and only the best start."""
         return len(self.counts) > MANY
 
     @functools.cached_property

@@ -16,27 +16,29 @@ from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.swaps import swap_shards
 from embark_jax.planner.search.whole_program import WholeProgram
 
-CROWDING = (0.0, 0.5, 1.0, 0.25)
+CROWDING = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 2.0)
 """Crowding of the relaxations whose roundings are improved (``Relaxation.solve``)."""
-GROUPS = 240
+GROUPS = 120
 """Groups of alike tables in all roundings together; models with more groups have fewer
 roundings improved."""
-PROMISING = 1.02
-"""A start is searched if its bound times this factor is at most the best step."""
 ALIKE = 0.1
 """Largest number of groups for each table at which whole tables are solved for."""
 FEW_CANDIDATES = 400
 """Largest number of candidates at which this solver takes no longer than the rest."""
 NODES = 20
 """Nodes of the solver's tree: a count, not a time, so that plans repeat."""
+PROMISING = 1.02
+"""A start is searched if its bound times this factor is at most the best step."""
 MEMORY_PRICE, DEARER = 0.1, 2.0
 """Price of all memory at first where it is short, in step times, and the factor of the
 price from one search to the next."""
 LARGE_PRICE = 0.4
 """First price of memory in a large model, in step times."""
 MOST_PRICES, MORE_PRICES = 13, 2
-"""Number of searches, and of those after the first whose plan fits: a higher price may
-give a better plan."""
+"""Number of searches, and of those after the first whose plan fits, where a faster plan
+does not: a higher price may make it fit."""
+SWAPPED = 2
+"""Number of plans, the best of all roundings, whose shards are swapped."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,40 +168,29 @@ class Start:
         if instance.is_large:
             more, ms_per_byte = 0, LARGE_PRICE * of_all
         for _ in range(MOST_PRICES):
-            found = self._best_choice(ms_per_byte)
-            if found.fits() and (
-                best is None or found.step_ms() < best.assignment.step_ms()
-            ):
-                best = Found(found, self.relaxed.bound_ms, ms_per_byte)
-            if best and (not ms_per_byte or not more):
+            placed = [
+                self.place(chosen, np.random.default_rng(seed), ms_per_byte)
+                for seed, chosen in enumerate(self.choices)
+            ]
+            for each in sorted(placed, key=Assignment.rank)[:SWAPPED]:
+                found = swap_shards(each, self.search.movable, ms_per_byte)
+                if found.fits() and (
+                    best is None or found.step_ms() < best.assignment.step_ms()
+                ):
+                    best = Found(found, self.relaxed.bound_ms, ms_per_byte)
+            short = not min(placed, key=Assignment.step_ms).fits()
+            if best and not (short and more):
                 break
             more -= best is not None
             ms_per_byte = DEARER * ms_per_byte or MEMORY_PRICE * of_all
         return best
-
-    def _best_choice(self, ms_per_byte: float) -> Assignment:
-        """Returns the best plan of all choices at a price of memory."""
-        placed = [
-            self.place(chosen, np.random.default_rng(seed), ms_per_byte)
-            for seed, chosen in enumerate(self.choices)
-        ]
-        best = min(placed, key=Assignment.rank)
-        if not best.fits():
-            return best
-        again = self.search.recut(best, np.random.default_rng(0), ms_per_byte)
-        again = self.search.iterate(again, np.random.default_rng(0), ms_per_byte)
-        if again is best:
-            return best
-        return swap_shards(again, self.search.movable, ms_per_byte)
 
     def place(
         self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
     ) -> Assignment:
         """Returns a plan that begins with these candidates, ``[tables]``."""
         found = self.search.construct(chosen, ms_per_byte)
-        found = self.search.improve(found, dice, ms_per_byte)
-        found = self.search.close_storages(found, dice, ms_per_byte)
-        return swap_shards(found, self.search.movable, ms_per_byte)
+        return self.search.improve(found, dice, ms_per_byte)
 
 
 def table_bytes(instance: Instance) -> float:

@@ -37,20 +37,21 @@ def swap_shards(
     if assignment.instance.workload.devices == 1:
         return assignment
     found = assignment.copy()
-    for s in np.flatnonzero(found.loads.tables):
-        _Swaps(found, int(s), movable, ms_per_byte).run()
-        found = found.copy()
-    return min(found, assignment, key=Assignment.rank)
+    for s in np.flatnonzero(found.loads.tables).tolist():
+        _Swaps(found, s, movable, ms_per_byte).run()
+    return min(found.copy(), assignment, key=Assignment.rank)
 
 
 class _Swaps:
     """Swaps of the shards of one storage.
 
     Attributes:
-      shards: ``(table, index)`` of each shard, the index in its table's owners.
+      tables: tables of the storage whose owners the planner chooses.
+      owner: ``[shards]`` owner of each of their shards, table by table.
+      kind: ``[shards]`` class of each.
       load: ``[7, classes]`` loads; the last class is nothing, of which all devices have
         some, since swapping a shard with nothing moves it.
-      held: ``[classes][devices]`` lists of shards.
+      own: ``[7, devices]`` loads in the storage, but the update in all storages.
     """
 
     def __init__(
@@ -58,52 +59,40 @@ class _Swaps:
     ):
         instance = assignment.instance
         each, objective = instance.candidates, instance.objective
-        self.assignment, self.s, self.objective = assignment, s, objective
-        lying = (each.storage[assignment.candidate] == s) & movable
-        shards = [
-            (table, index)
-            for table in np.flatnonzero(lying).tolist()
-            for index in range(len(assignment.owners[table]))
-        ]
-        self.shards = shards
-        own = assignment.loads.own
-        self.devices = devices = own.shape[2]
+        self.assignment, self.objective = assignment, objective
+        lying = movable & (each.storage[assignment.candidate] == s)
+        self.tables = np.flatnonzero(lying).tolist()
+        owners = [assignment.owners[table] for table in self.tables]
+        self.owner = np.concatenate([np.zeros(0, np.int64), *owners])
+        row_shards = [np.zeros(0, np.int64)]
+        for c, held in zip(assignment.candidate[lying], owners, strict=True):
+            of_shard = np.arange(len(held)) // each.column_shards[c]
+            row_shards.append(each.first[c] + of_shard)
+        kinds, kind = np.unique(np.concatenate(row_shards), return_inverse=True)
+        classes, kind_class = np.unique(
+            each.loads[:, kinds], axis=1, return_inverse=True
+        )
+        self.kind = kind_class.reshape(-1)[kind.reshape(-1)]
+        self.load = np.append(classes, np.zeros((7, 1)), axis=1)
         staged = objective.storages[s].hierarchical
-        self.node = np.arange(devices) // (
-            instance.workload.fleet.gpus_per_node if staged else devices
+        gpus = instance.workload.fleet.gpus_per_node
+        self.node = np.arange(objective.devices) // (
+            gpus if staged else objective.devices
         )
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = (objective.prices + ms_per_byte * unit_bytes)[:, s]
         self.price = np.append(prices[:PEAK_NODE], 1.0)
-        loads = [
-            each.shard_loads(int(assignment.candidate[table]))[
-                :, index // int(each.column_shards[assignment.candidate[table]])
-            ]
-            for table, index in shards
-        ]
-        classes, of_class = np.unique(
-            np.array(loads).reshape(-1, 7), axis=0, return_inverse=True
-        )
-        self.load = np.append(classes, np.zeros((1, 7)), axis=0).T
-        self.held: list[list[list[int]]] = [
-            [[] for _ in range(devices)] for _ in classes
-        ]
-        for shard, (table, index) in enumerate(shards):
-            owner = int(assignment.owners[table][index])
-            self.held[int(of_class.reshape(-1)[shard])][owner].append(shard)
-        self.count = np.array([[len(h) for h in each] for each in self.held])
-        self.count = np.append(
-            self.count.reshape(-1, devices), np.ones((1, devices), int), axis=0
-        )
-        self.own = own[:, s].copy()
+        self.own = assignment.loads.own[:, s].copy()
         self.own[UPDATE_MS] = assignment.loads.update_ms
 
     def run(self) -> None:
         """Swaps while it helps, then puts the tables where their shards went."""
-        left = MOST_PAIRS
-        while left > 0 and self.shards:
-            classes, devices = np.nonzero(self.count)
-            tried, found = self._best(classes, devices)
+        before, left = self.owner.copy(), MOST_PAIRS
+        while left > 0 and self.tables:
+            held = np.zeros((self.load.shape[1], self.own.shape[1]), int)
+            np.add.at(held, (self.kind, self.owner), 1)
+            held[-1] = 1
+            tried, found = self._best(held)
             left -= tried
             if found is None:
                 break
@@ -111,30 +100,26 @@ class _Swaps:
             moved = self.load[:, mine] - self.load[:, other]
             self.own[:, here] -= moved
             self.own[:, there] += moved
-            self._move(mine, here, there)
-            self._move(other, there, here)
-        owners = {
-            table: self.assignment.owners[table].copy() for table, _ in self.shards
-        }
-        for of_class in self.held:
-            for device, shards in enumerate(of_class):
-                for shard in shards:
-                    table, index = self.shards[shard]
-                    owners[table][index] = device
-        for table, found in owners.items():
-            self.assignment.owners[table] = found
+            going = np.flatnonzero((self.kind == mine) & (self.owner == here))[:1]
+            coming = np.flatnonzero((self.kind == other) & (self.owner == there))[:1]
+            self.owner[going], self.owner[coming] = there, here
+        begin = 0
+        for table in self.tables:
+            end = begin + len(self.assignment.owners[table])
+            if (self.owner[begin:end] != before[begin:end]).any():
+                candidate = int(self.assignment.candidate[table])
+                self.assignment.take(table)
+                self.assignment.put(table, candidate, self.owner[begin:end])
+            begin = end
 
-    def _move(self, mine: int, here: int, there: int) -> None:
-        if mine < len(self.held):
-            self.held[mine][there].append(self.held[mine][here].pop())
-            self.count[mine, here] -= 1
-            self.count[mine, there] += 1
-
-    def _best(
-        self, classes: np.ndarray, devices: np.ndarray
-    ) -> tuple[int, tuple[int, int, int, int] | None]:
+    def _best(self, held: np.ndarray) -> tuple[int, tuple[int, int, int, int] | None]:
         """Returns the number of tried pairs, and ``(class, device, class, device)`` of
-        the swap with a device at a peak that saves most, if any saves."""
+        the swap with a device at a peak that saves most, if any saves.
+
+        Args:
+          held: ``[classes, devices]`` number of shards.
+        """
+        classes, devices = np.nonzero(held)
         costs = self._costs(self.own)
         least, found, tried = -1e-7 * costs.max(axis=1).sum(), None, 0
         for here in np.unique(costs.argmax(axis=1)).tolist():
@@ -144,7 +129,7 @@ class _Swaps:
             second, first = np.take_along_axis(others, order, axis=1).T
             rest = np.where(devices == order[:, 1:], second[:, None], first[:, None])
             allowed = (devices != here) & (self.node[devices] == self.node[here])
-            for mine in np.flatnonzero(self.count[:-1, here]).tolist():
+            for mine in np.flatnonzero(held[:-1, here]).tolist():
                 tried += len(classes)
                 moved = self.load[:, [mine]] - self.load[:, classes]
                 after_here = self._costs(self.own[:, [here]] - moved)

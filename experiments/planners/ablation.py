@@ -1,0 +1,121 @@
+"""What each part of the search gains: plans without it beside plans with all parts.
+
+    python experiments/planners/ablation.py [--parts swaps]
+
+Writes results/search/ablation.json and ablation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from embark_jax import planner
+from embark_jax.fleet import dgx_h100
+from embark_jax.planner import ForcedPlacement
+from embark_jax.planner.search import instance, planning, relaxation, solve
+
+RESULTS = Path(__file__).parent / "results" / "search" / "ablation.json"
+ALL = "all parts"
+
+
+def unchanged(assignment, *_):
+    return assignment
+
+
+def keep_all(instance, spread):
+    return np.ones(len(instance.candidates), bool)
+
+
+PARTS = {
+    "roundings of crowded relaxations": mock.patch.object(solve, "CROWDING", (0.0,)),
+    "swaps": mock.patch.object(solve, "swap_shards", unchanged),
+    "hot rows that take 90 % of the ids": mock.patch.object(
+        instance, "HOT_SHARES", (0.5,)
+    ),
+    "hierarchical exchanges": mock.patch.object(
+        planning, "exchanges_of", return_value=("flat",)
+    ),
+    "dominated candidates left out": mock.patch.object(
+        relaxation, "undominated", keep_all
+    ),
+}
+"""What is done without each part."""
+CASES = (
+    # model, nodes, Zipf exponent, whether hot rows can be chosen
+    *(("dlrm_dcnv2", nodes, 1.1, True) for nodes in (1, 8, 16)),
+    *(("dlrm_dcnv2", nodes, 0.6, False) for nodes in (1, 8)),
+    ("dlrm_dcnv2", 16, 1.1, False),
+    ("dlrm_dcnv2", 16, 0.0, False),
+    *(("t7", nodes, 1.1, True) for nodes in (8, 16)),
+    ("t7", 16, 1.1, False),
+    ("t180", 1, 1.1, True),
+    ("t180", 1, 0.0, False),
+    ("t180", 8, 0.6, False),
+    ("t180", 8, 1.1, False),
+    ("t200", 1, 1.1, True),
+    ("t200", 8, 1.1, False),
+    ("t510", 16, 1.1, False),
+    ("synthetic_small", 8, 1.1, False),
+    ("rmc2", 16, 1.1, False),
+)
+
+
+def measure(model: str, nodes: int, skew: float, hot: bool) -> tuple[float, float]:
+    """Predicted ms of a step, and CPU seconds of planning."""
+    listed = planner.load_table_list(model)
+    tables, features = listed.specs()
+    workload = listed.workload(dgx_h100(nodes), None, skew, None)
+    cold = {} if hot else {t.name: ForcedPlacement(hot_rows=0) for t in tables}
+    begin = time.process_time()
+    made = planner.plan_for(workload, tables, features, forced=cold)
+    assert made.prediction is not None
+    return made.prediction.step_ms, time.process_time() - begin
+
+
+def table(results: dict[str, Any]) -> str:
+    """In Markdown, a line a part: how much longer steps are without it, in %."""
+    lines = [
+        "| without | geometric mean, % | most | where | CPU time |",
+        "|---" * 5 + "|",
+    ]
+    whole = results[ALL]
+    for part, steps in results.items():
+        if part == ALL:
+            continue
+        ratios = {case: steps[case][0] / whole[case][0] for case in steps}
+        mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+        worst = max(ratios, key=lambda case: ratios[case])
+        cpu = [sum(of[case][1] for case in steps) for of in (steps, whole)]
+        lines.append(
+            f"| {part} | {100 * (mean - 1):+.2f} | {100 * (ratios[worst] - 1):+.1f} | "
+            f"{worst} | × {cpu[0] / cpu[1]:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Leaves out parts of the search.")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    given = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for part in (ALL, *given.parts):
+        results[part] = {}
+        with PARTS.get(part, mock.patch.object(solve, "__doc__", "")):
+            for model, nodes, skew, hot in CASES:
+                name = f"{model} on {8 * nodes}, Zipf {skew}" + ", hot rows" * hot
+                results[part][name] = measure(model, nodes, skew, hot)
+                print(part, name, *results[part][name], flush=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(table(results))
+
+
+if __name__ == "__main__":
+    main()
