@@ -21,7 +21,7 @@ from embark_kernels import (
     lookup_key,
     pooled_lookup,
     tune,
-    unique,
+    unique_by_owner,
     update_from_bags,
     update_key,
     update_rows,
@@ -70,13 +70,16 @@ def measure_kernels(
             "ids": shape.entries,
             "device_kind": jax.devices()[0].device_kind,
         }
-        say(f"{name}: unique")
         ids = _ids(shape)
-        flat = ids.reshape(-1)
-        call = jax.jit(lambda ids, shape=shape: unique(ids, shape.rows, ids.size))
-        seconds = _median_s(lambda: call(flat), rounds)  # noqa: B023 - called at once
-        yield {"op": "unique", "median_ms": 1e3 * seconds, **about}
         for implementation in usable:
+            say(f"{name}: unique, {implementation}")
+            seconds = _median_s(_unique(shape, ids, implementation), rounds)
+            yield {
+                "op": "unique",
+                "implementation": implementation,
+                "median_ms": 1e3 * seconds,
+                **about,
+            }
             say(f"{name}: lookup, {implementation}")
             seconds = _median_s(_lookup(shape, ids, implementation), rounds)
             values = shape.entries * (shape.width + 1)
@@ -142,6 +145,22 @@ def tune_kernels(
 def _tuned(key: str, winner: Any, seconds: dict[Any, float]) -> dict[str, Any]:
     times = {str(config): 1e3 * each for config, each in seconds.items()}
     return {"op": "tune", "key": key, "winner": str(winner), "median_ms": times}
+
+
+def _unique(
+    shape: LookupShape, ids: jax.Array, implementation: str
+) -> Callable[[], Any]:
+    """Of all ids of the batch, all of one owner."""
+    slot = ids.reshape(-1)
+
+    @jax.jit
+    def unique(slot):
+        return unique_by_owner(
+            *(jnp.zeros_like(slot), slot, 1, shape.rows, slot.size),
+            implementation=implementation,
+        )
+
+    return lambda: unique(slot)
 
 
 def _lookup(

@@ -207,7 +207,9 @@ def _resolve_route(
     rows, touched = cluster.index.slots, cluster.touched(route)
     keys, place = touched, None
     if several:  # the slots must hold what all of them touch
-        groups = group_rows(touched.reshape(-1), rows, implementation="xla")
+        groups = group_rows(
+            touched.reshape(-1), rows, implementation=cluster.implementation
+        )
         keys, place = groups.row, groups.group.reshape(touched.shape)
     present = keys < rows
     evict = cluster.index.storage.kind.evict

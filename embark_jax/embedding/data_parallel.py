@@ -135,8 +135,7 @@ class DataParallel:
         place = [self._place(slot)]
         touched = [jnp.where(used > 0, self._slots_of_places(), slots)]
         if self._listed.size:
-            # For plain XLA: nothing is summed into the groups of all devices.
-            everywhere = group_rows(listed, slots, implementation="xla")
+            everywhere = group_rows(listed, slots, implementation=implementation)
             mine = own_part(everywhere.group).reshape(-1, self._listed.size)
             place.append(self._places + mine)
             touched.append(everywhere.row)

@@ -112,7 +112,7 @@ class ReductionBased:
         slots = slots.reshape(received.slot.shape)
         return route._replace(
             received=received._replace(slot=slots),
-            touched=touched._replace(row=slot),
+            touched=touched.with_rows(slot),
         )
 
     def lookup(self, block, route):

@@ -100,7 +100,9 @@ def _sum_micro_batches(
     of whole rows, if an optimizer needs them."""
     slots = cluster.index.slots
     touched = cluster.touched(routes)  # [micro_batches, rows]
-    groups = group_rows(touched.reshape(-1), slots, implementation="xla")
+    groups = group_rows(
+        touched.reshape(-1), slots, implementation=cluster.implementation
+    )
     place = groups.group.reshape(touched.shape)
 
     def add(total, part):

@@ -17,13 +17,13 @@ from embark_kernels import (
     group_targets,
     pooled_lookup,
     sum_groups,
+    unique_by_owner,
 )
 
 from embark_jax.embedding.cluster import RowGradients, Summands
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.ragged import Filled, announce, swap_filled
-from embark_jax.embedding.routing import unique_by_owner
 from embark_jax.embedding.sharded import (
     mean_square_over_column_shards,
     pick,
@@ -91,6 +91,7 @@ class UniqueBased:
             index.devices,
             index.slots,
             self.capacity,
+            implementation=self.implementation,
         )
         filled = None
         if self.ragged:
@@ -136,7 +137,7 @@ class UniqueBased:
         touched = route.touched
         return route._replace(
             slot=pick(slot, touched.group, self.index.slots),
-            touched=touched._replace(row=slot),
+            touched=touched.with_rows(slot),
         )
 
     def lookup(self, block, route):

@@ -54,6 +54,7 @@ def checks() -> Iterator[tuple[cases.Case, cases.Case]]:
         yield tuple(cases.sum_groups(name, ids, 2**16, check=True) for name in BOTH)
     for ids in ("uniform", "zipf"):
         yield tuple(cases.update_from_bags(name, ids, **SMALL) for name in BOTH)
+        yield tuple(cases.unique(name, ids, 2**16) for name in BOTH)
 
 
 def timings(group: str) -> Iterator[cases.Case]:
@@ -83,8 +84,8 @@ def timings(group: str) -> Iterator[cases.Case]:
                 yield cases.model_lookup(name, shape)
     elif group == "unique":
         for ids in ("uniform", "zipf"):
-            for ours in (True, False):
-                yield cases.unique(ours, ids)
+            for name in (*BOTH, "jnp.unique"):
+                yield cases.unique(name, ids)
     elif group == "tune":
         for hotness in (1, 10, 100):
             for in_flight in (8, 16, 32):

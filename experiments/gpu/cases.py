@@ -265,21 +265,24 @@ def sum_groups(
     )
 
 
-def unique(ours: bool, distribution: str, n: int = ENTRIES) -> Case:
-    """Against ``jnp.unique`` with the same outputs."""
+def unique(implementation: str, distribution: str, n: int = ENTRIES) -> Case:
+    """``unique_by_owner`` of one owner, and ``jnp.unique`` with the same outputs."""
     rows = 40_000_000
 
     def function(state, ids):
-        if ours:
-            return ek.unique(ids, rows, n)
+        if implementation != "jnp.unique":
+            owner = jnp.zeros_like(ids)
+            return ek.unique_by_owner(
+                owner, ids, 1, rows, n, implementation=implementation
+            )
         return jnp.unique(
-            ids, return_inverse=True, return_counts=True, size=n, fill_value=rows
+            ids, return_index=True, return_inverse=True, size=n, fill_value=rows
         )
 
     return Case(
         {
             "op": "unique",
-            "implementation": "packed sort" if ours else "jnp.unique",
+            "implementation": implementation,
             "entries": n,
             "ids": distribution,
         },

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from embark_kernels._mosaic import Rows, launch_options, moves
+from embark_kernels._mosaic import Rows, is_inside, launch_options, moves
 from embark_kernels.config import LookupConfig
 
 
@@ -30,7 +30,7 @@ def sum_stretches_mosaic_gpu(
     (num_rows, width), entries = table.shape, rows.shape[0]
     lines, bags = offsets.shape[0], offsets.shape[1] - 1
     blocks = pl.cdiv(bags, config.bags_per_block)  # per line
-    chunk = config.rows_in_flight
+    chunk = min(config.rows_in_flight, entries)
     row_access = Rows(width)
 
     def sum_stretches_kernel(*refs):
@@ -61,11 +61,12 @@ def sum_stretches_mosaic_gpu(
 
         def add_chunk(index, state):
             start = first + index * chunk
-            entry = [start + i for i in range(chunk)]
-            place = [jnp.minimum(each, entries - 1) for each in entry]
-            row = [rows_ref[each] for each in place]
+            # The last chunk begins early; its first entries were added before.
+            begin = jnp.minimum(start, entries - chunk)
+            entry = [begin + i for i in range(chunk)]
+            row = [rows_ref[each] for each in entry]
             used = [
-                (entry[i] < end) & (row[i] >= 0) & (row[i] < num_rows)
+                is_inside(entry[i] - start, end - start) & is_inside(row[i], num_rows)
                 for i in range(chunk)
             ]
             values = [
@@ -73,7 +74,7 @@ def sum_stretches_mosaic_gpu(
                 for i in range(chunk)
             ]
             if weights_refs:
-                factor = [weights_refs[0][each] for each in place]
+                factor = [weights_refs[0][each] for each in entry]
                 values = [
                     value * row_access.fill(each)
                     for value, each in zip(values, factor, strict=True)

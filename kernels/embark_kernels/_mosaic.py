@@ -114,6 +114,44 @@ class Rows:
         return jnp.broadcast_to(scalar, (self.width,))
 
 
+class Tile:
+    """Compares ``size`` values with ``size`` others, each as a column with each as a
+    row. ``size`` is a multiple of 64."""
+
+    def __init__(self, size: int):
+        self.shape = (size, size)
+
+    def load_columns(self, ref: Any, first: int | jax.Array) -> jax.Array:
+        """``[size]`` values of a ref from ``first`` on, one for each column."""
+        place = pl.ds(first, self.shape[0])
+        if _interpreted:
+            return ref[place]
+        layout = plgpu.Layout.WGMMA.reduce(0)
+        if _load_takes_index:
+            return _plgpu.load(ref, (place,), layout=layout, optimized=False)
+        return _plgpu.load(ref.at[place], layout=layout, optimized=False)
+
+    def spread(self, columns: jax.Array) -> jax.Array:
+        """``[size, size]``: the same columns in each row."""
+        return lax.broadcast_in_dim(columns, self.shape, (1,))
+
+    def index(self, axis: int) -> jax.Array:
+        """``[size, size]`` int32 index of the row (axis 0) or of the column (1)."""
+        if _interpreted:
+            return lax.broadcasted_iota(jnp.int32, self.shape, axis)
+        layout = plgpu.Layout.WGMMA
+        return plgpu.broadcasted_iota(jnp.int32, self.shape, axis, layout=layout)
+
+    def sum_rows(self, values: jax.Array) -> jax.Array:
+        """``[size]``: the sum of each row."""
+        return values.sum(axis=1)
+
+
+def is_inside(index: jax.Array, size: jax.typing.ArrayLike) -> jax.Array:
+    """Whether ``0 <= index < size``, in one comparison; ``size`` is not negative."""
+    return index.astype(jnp.uint32) < jnp.asarray(size).astype(jnp.uint32)
+
+
 def all_have_read() -> None:
     """Makes all threads of the block wait until all have finished their reads, so that
     what follows may write there. Every thread reads a scalar, and a store of it waits
@@ -144,6 +182,7 @@ def run_in_place(
         lambda *read_refs: body(refs, *read_refs),
         out_type=(),
         mesh=mesh,
+        name=body.__name__,
         **launch_options(),
     )(*read)
     return [jax.freeze(ref) for ref in refs]

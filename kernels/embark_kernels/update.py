@@ -227,14 +227,11 @@ def sum_and_update(
         return table, dict(states)
     from embark_kernels._runs_kernel import update_runs
 
-    row = groups.row.at[runs.group].get(
-        mode="fill", fill_value=-1, indices_are_sorted=True
-    )
     return update_runs(
         table,
         states,
         values,
-        jnp.where(apply, row, -1),
+        jnp.where(apply, runs.row, -1),
         *_in_order(runs, source, weights),
         optimizer.step_factors(jnp.asarray(step)),
         optimizer,

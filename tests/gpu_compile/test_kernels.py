@@ -1,5 +1,7 @@
 """Every Mosaic GPU kernel compiles for an H100, with no GPU present."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,9 @@ from embark_kernels import (
     Adagrad,
     LazyAdam,
     RowwiseAdagrad,
+    begins_run,
     init_states,
+    number_runs,
     pooled_lookup,
     update_from_bags,
     update_rows,
@@ -18,6 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from embark_jax import fleet
 from embark_jax.bench.absent import absent_mesh
+from embark_jax.bench.hlo import Program
 from tests.gpu_compile.test_train_step import pytestmark  # noqa: F401
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
@@ -95,6 +100,17 @@ def test_update_rows_is_in_place(on_h100, optimizer, width):
     assert memory.temp_size_in_bytes < 2**20
 
 
+def test_unique_moves_at_most_four_times_the_ids_beside_the_sort(on_h100):
+    ids = 2**22
+    compiled, kernels = compile_for(
+        lambda key: number_runs(begins_run(key), ids, implementation="mosaic_gpu"),
+        on_h100((ids,), jnp.uint32),
+    )
+    assert kernels == 1
+    moved = sum(each.bytes for each in Program(compiled.as_text()).moved())
+    assert moved <= 4 * 4 * ids
+
+
 def test_the_whole_update_uses_no_atomics(on_h100):
     width, optimizer = 128, RowwiseAdagrad(0.1)
     entries = BATCH * HOTNESS
@@ -116,3 +132,33 @@ def test_the_whole_update_uses_no_atomics(on_h100):
     assert "f32[" not in "".join(
         line for line in compiled.as_text().splitlines() if " scatter(" in line
     )
+
+
+def test_offsets_of_rows_have_64_bits(on_h100, monkeypatch, capfd):
+    """A table may have more than 2**31 values. A row's offset is its number times the
+    width, in values or bytes; the code has no such product of 32 bits."""
+    width = 1024
+    table, rule = on_h100((ROWS, width), jnp.float32), SGD(0.1)
+    ids = on_h100((BATCH, HOTNESS), jnp.int32)
+    gradient = on_h100((BATCH, width), jnp.float32)
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    options = {"implementation": "mosaic_gpu"}
+    compile_for(lambda *args: pooled_lookup(*args, **options), table, ids)
+    compile_for(
+        lambda table, ids, gradient: update_from_bags(
+            table, {}, ids, gradient, rule, **options
+        ),
+        *(table, ids, gradient),
+    )
+    kernels = capfd.readouterr().out.split(".entry ")[1:]
+    assert len(kernels) == 3
+    for code in kernels:
+        # The compiler knows the largest number of a block.
+        block = re.search(r"mov.u32\s+(%r\d+), %ctaid.x", code)
+        factor = rf"{width}|{4 * width}"
+        products = re.findall(rf"\bmul(\S*)\s.*, (%\w+), (?:{factor});", code)
+        products += re.findall(r"\bshl(\S*)\s.*, (%\w+), (?:10|12);", code)
+        assert products
+        narrow = [of for form, of in products if not re.search("wide|64", form)]
+        assert block is not None
+        assert set(narrow) <= {block[1]}

@@ -28,6 +28,7 @@ pytestmark = [
     ),
 ]
 BATCH_PER_DEVICE = 512
+UNIQUE_KERNEL = "number_runs_kernel"
 
 
 def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
@@ -100,6 +101,28 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     least = 3 * len(planned.storages) if implementation == "mosaic_gpu" else 0
     assert kernels >= least
     assert bool(kernels) == (implementation == "mosaic_gpu")
+    assert (UNIQUE_KERNEL in hlo) == (implementation == "mosaic_gpu")
+
+
+def test_ids_are_made_unique_by_a_kernel_on_one_gpu():
+    table = TableSpec("t0", 10_000_000, 64)
+    planned = plan(
+        [table],
+        [FeatureSpec("f0", "t0", 20)],
+        fleet.dgx_h100(1, 1),
+        BATCH_PER_DEVICE,
+        forced={"t0": ForcedPlacement("ub", 1)},
+    )
+    compiled, _ = compile_step(
+        *(planned, h100_mesh(1, 1), RowwiseAdagrad(0.01)),
+        bottom=(64,),
+        top=(64, 1),
+        rank=16,
+        implementation="mosaic_gpu",
+    )
+    lines = compiled.as_text().splitlines()
+    # For what is sent; the update needs just the sorted ids.
+    assert sum(" custom-call(" in each and UNIQUE_KERNEL in each for each in lines) == 1
 
 
 def test_jax_still_runs_on_cpu():

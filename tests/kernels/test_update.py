@@ -195,13 +195,13 @@ def test_groups_are_summed(implementation, rows, monkeypatch):
     source = rng.integers(0, 4, 9).astype(np.int32)
     weights = rng.normal(size=9).astype(np.float32)
     options = {"implementation": implementation}
-    groups = group_rows(np.array(rows, np.int32), ROWS, **options)
-    actual = run(
-        implementation,
-        lambda *args: sum_groups(*args, **options),
-        *(values, groups, source, weights),
-    )
-    for row, summed in zip(groups.row, actual, strict=True):
+
+    def function(rows, values, source, weights):
+        groups = group_rows(rows, ROWS, **options)
+        return groups.row, sum_groups(values, groups, source, weights, **options)
+
+    given = np.array(rows, np.int32), values, source, weights
+    for row, summed in zip(*run(implementation, function, *given), strict=True):
         entries = [i for i, each in enumerate(rows) if each == row < ROWS]
         if entries:
             terms = as_float64(weights)[entries, None] * values[source[entries]]
@@ -254,14 +254,18 @@ def test_rows_are_updated_by_the_sums_of_their_gradients(
     source = rng.integers(-1, 7, len(rows)).astype(np.int32)
     weights = rng.normal(size=len(rows)).astype(np.float32)
     options = {"implementation": implementation}
-    groups = group_rows(rows, ROWS, **options)
-    actual = run(
-        implementation,
-        lambda *args: sum_and_update(
-            *args[:5], optimizer, args[5], step=STEP, apply=apply, **options
-        ),
-        *(table, states, groups, values, source, weights),
-    )
+
+    def function(table, states, rows, values, source, weights):
+        groups = group_rows(rows, ROWS, **options)
+        return sum_and_update(
+            *(table, states, groups, values, source, optimizer, weights),
+            apply=apply,
+            step=STEP,
+            **options,
+        )
+
+    given = table, states, rows, values, source, weights
+    actual = run(implementation, function, *given)
     wanted = {}
     for row, place, weight in zip(rows, source, weights, strict=True):
         if apply and 0 <= row < ROWS:

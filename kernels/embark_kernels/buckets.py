@@ -1,0 +1,136 @@
+"""Buckets by owner: entries as they are, or unique ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from embark_kernels.grouping import Runs
+from embark_kernels.runs import begins_run, number_runs, sort_positions
+
+
+class Buckets(NamedTuple):
+    """Entries by owner, ready to be exchanged.
+
+    Attributes:
+      entry: ``[owners, capacity]`` int32 entry at each place; ``n`` where empty.
+      needed: ``[]`` int32 number of entries of the fullest bucket; above capacity, the
+        last entries are lost.
+    """
+
+    entry: jax.Array
+    needed: jax.Array
+
+
+def bucket_by_owner(
+    owner: jax.Array,
+    owners: int,
+    capacity: int,
+    *,
+    minor: jax.Array | None = None,
+    minors: int = 1,
+) -> Buckets:
+    """Sorts entries into one bucket per owner, there by ``minor``, then as given.
+
+    Args:
+      owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
+      owners: number of owners.
+      capacity: static size of a bucket.
+      minor: ``[n]`` int32 in ``[0, minors)``, or None to keep the order.
+      minors: static bound of ``minor``.
+    """
+    n, num_keys = owner.shape[0], (owners + 1) * minors
+    wide = num_keys > 2**31
+    with jax.enable_x64(wide):
+        key_type = jnp.uint64 if wide else jnp.uint32
+        key = owner.astype(key_type) * jnp.asarray(minors, key_type)
+        if minor is not None:
+            key += minor.astype(key_type)
+        sorted_key, order = sort_positions(key, num_keys)
+        edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(minors, key_type)
+        start = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
+    count = start[1:] - start[:-1]
+    place = jnp.arange(capacity, dtype=jnp.int32)[None]
+    entry = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
+    return Buckets(jnp.where(place < count[:, None], entry, n), count.max())
+
+
+class UniqueBuckets(NamedTuple):
+    """Unique slots by owner, ready to be exchanged.
+
+    Attributes:
+      slot: ``[owners, capacity]`` slot on the owner; ``slots`` where empty.
+      entry: ``[owners, capacity]`` first entry with the slot; ``n`` where empty.
+      inverse: ``[n]`` place of each entry in the flattened buckets;
+        ``owners * capacity`` where padded or lost.
+      count: ``[owners]`` unique slots of each owner; above capacity, the largest slots
+        are lost.
+      runs: entries sorted by place, for ``group_targets``.
+    """
+
+    slot: jax.Array
+    entry: jax.Array
+    inverse: jax.Array
+    count: jax.Array
+    runs: Runs
+
+
+def unique_by_owner(
+    owner: jax.Array,
+    slot: jax.Array,
+    owners: int,
+    slots: int,
+    capacity: int,
+    *,
+    implementation: str | None = None,
+) -> UniqueBuckets:
+    """Makes (owner, slot) unique and sorts what is left into a bucket for each owner.
+
+    Args:
+      owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
+      slot: ``[n]`` int32 in ``[0, slots]``; ``slots`` where padded.
+      owners, slots: number of each.
+      capacity: number of places in a bucket.
+      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+    """
+    n, num_keys = owner.shape[0], owners * slots + 1
+    wide = num_keys > 2**31
+    with jax.enable_x64(wide):
+        key_type = jnp.uint64 if wide else jnp.uint32
+        padding = jnp.asarray(num_keys - 1, key_type)
+        key = owner.astype(key_type) * jnp.asarray(slots, key_type)
+        key = jnp.where(owner == owners, padding, key + slot.astype(key_type))
+        sorted_key, order = sort_positions(key, num_keys)
+        is_first = begins_run(sorted_key)
+        # Every owner's first key is owners * slots at most, which is the padding: the
+        # last edge is where padding begins.
+        edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(slots, key_type)
+        edge = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
+        sorted_owner = (sorted_key // jnp.asarray(slots, key_type)).astype(jnp.int32)
+    number, first = number_runs(is_first, n, implementation=implementation)
+    start = jnp.where(edge < n, number.at[edge].get(mode="clip"), number[-1] + 1)
+    count = start[1:] - start[:-1]
+    place = jnp.arange(capacity, dtype=jnp.int32)[None]
+    filled = place < count[:, None]
+    # All indices below ascend, over the buckets, too.
+    run = jnp.minimum(
+        start[:-1, None] + place, jnp.minimum(start[1:], number[-1])[:, None]
+    )
+    begin = first.at[run].get(mode="clip", indices_are_sorted=True)
+    bucket_entry = order.at[begin].get(mode="clip", indices_are_sorted=True)
+    with jax.enable_x64(wide):
+        bucket_key = sorted_key.at[begin].get(mode="clip", indices_are_sorted=True)
+        bucket_slot = (bucket_key - edges[:-1, None]).astype(jnp.int32)
+    offset = number - start.at[sorted_owner].get(mode="clip")
+    lost = (sorted_owner == owners) | (offset >= capacity)
+    destination = jnp.where(lost, owners * capacity, sorted_owner * capacity + offset)
+    inverse = jnp.zeros(n, jnp.int32).at[order].set(destination, unique_indices=True)
+    return UniqueBuckets(
+        jnp.where(filled, bucket_slot, slots),
+        jnp.where(filled, bucket_entry, n),
+        inverse,
+        count,
+        Runs(order, destination, destination),
+    )
