@@ -19,6 +19,7 @@ from embark_jax.config import (
     TableConfig,
     call_named,
     nearest,
+    tasks_of,
 )
 from embark_jax.data import (
     BatchChecker,
@@ -70,6 +71,7 @@ def read_dataset(
                 config.data.path,
                 seed=config.seed,
                 earlier_items=config.data.earlier_items,
+                labels=config.data.labels,
             )
             tables, features = _merged_model(config, dataset)
         case PreparedConfig():
@@ -78,7 +80,31 @@ def read_dataset(
         case OwnDataConfig():
             dataset = _own_dataset(config.data, config.seed)
             tables, features = _merged_model(config, dataset)
+    _check_tasks(config, dataset)
     return dataset, tables, features
+
+
+def _check_tasks(config: ExperimentConfig, dataset: Dataset) -> None:
+    """Raises ``ConfigError`` if the model has other tasks than the data have labels, as
+    far as the data name them, or there are weights for others."""
+    tasks, labels = tasks_of(config.model), ()
+    if isinstance(config.data, MovieLens100KConfig):
+        labels = tuple(config.data.labels)
+    if isinstance(dataset, PreparedData):
+        labels = dataset.manifest.labels
+    if tasks != labels and not isinstance(config.data, OwnDataConfig):
+        if not tasks:
+            raise ConfigError(
+                f"model.kind: {config.model.kind} is for one label, but the data have "
+                f"{', '.join(labels)}; take mmoe, whose model.tasks are these"
+            )
+        raise ConfigError(
+            f"model.tasks: are {', '.join(tasks)}, must be the labels of the data, in "
+            f"their order: {', '.join(labels) or 'they have a single one'}"
+        )
+    for task in config.train.task_weights:
+        if task not in tasks:
+            raise ConfigError(f"train.task_weights.{task}: {nearest(task, tasks)}")
 
 
 def _own_dataset(config: OwnDataConfig, seed: int) -> Dataset:
@@ -174,6 +200,7 @@ def batch_checker(
         {table.name: table.keys for table in tables},
         dataset.dense_features,
         config.embedding.on_bad_id,
+        len(tasks_of(config.model)),
     )
 
 

@@ -11,12 +11,12 @@ import numpy as np
 from rich.console import Console
 
 from embark_jax import experiment
-from embark_jax.config import ConfigError, ExperimentConfig, nearest
+from embark_jax.config import ConfigError, ExperimentConfig, nearest, tasks_of
 from embark_jax.data import Batch
 from embark_jax.experiment import Experiment
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.display import show_result
-from embark_jax.train.ranking import rank
+from embark_jax.train.ranking import Ranking, rank
 from embark_jax.train.trainer import Trainer
 
 
@@ -78,9 +78,22 @@ def _ranked(
         for batch, logits in trainer.predict(batches, setup.checker())
     ]
     groups, labels, logits = map(np.concatenate, zip(*scored, strict=True))
-    found = rank(groups, labels, logits, k)
-    values = {f"test_{name}@{k}": getattr(found, name) for name in ("ndcg", "recall")}
-    return {"test_gauc": found.gauc, **values, f"test_mrr@{k}": found.mrr}
+    tasks = tasks_of(setup.config.model)
+    if not tasks:
+        return _ranking(rank(groups, labels, logits, k), k)
+    return {
+        f"{name}/{task}": value
+        for i, task in enumerate(tasks)
+        for name, value in _ranking(
+            rank(groups, labels[:, i], logits[:, i], k), k
+        ).items()
+    }
+
+
+def _ranking(found: Ranking, k: int) -> dict[str, float | None]:
+    names = ("ndcg", "recall", "mrr")
+    values = {f"test_{name}@{k}": getattr(found, name) for name in names}
+    return {"test_gauc": found.gauc, **values}
 
 
 def on_test_set(
@@ -110,7 +123,11 @@ def on_split(
     """Returns metrics over a whole split, whose name is part of their names."""
     check = setup.checker()
     metrics = dataclasses.asdict(trainer.evaluate(batches, check))
+    tasks = zip(tasks_of(setup.config.model), metrics.pop("tasks"), strict=True)
     record = {f"{split}_{name}": value for name, value in metrics.items()}
+    for task, found in tasks:
+        names = [name for name in metrics if name != "samples"]
+        record |= {f"{split}_{name}/{task}": found[name] for name in names}
     return record | counts(f"{split}_bad_ids", check.bad_ids)
 
 

@@ -20,7 +20,6 @@ from embark_jax.config import (
     ConfigError,
     ExperimentConfig,
     SyntheticConfig,
-    import_named,
     read_text,
     source_file,
 )
@@ -53,7 +52,7 @@ from embark_jax.tables import (
     embedding_width,
 )
 from embark_jax.train.dense_optimizers import state_values
-from embark_jax.train.losses import BinaryCrossEntropy, Loss
+from embark_jax.train.losses import build_loss
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
 
@@ -125,6 +124,8 @@ class Experiment:
         """Values on which a resumed run must agree, too, so that steps mean the same
         data."""
         data = self.config.data.model_dump(mode="json", exclude={"path"})
+        if not data.get("labels"):  # as before there was such a key
+            data.pop("labels", None)
         if isinstance(self.dataset, PreparedData):
             data["files"] = self.dataset.manifest.digest()
         train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
@@ -211,18 +212,11 @@ class Experiment:
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
             overlap=config.train.overlap,
-            loss=_loss(config),
+            loss=build_loss(config),
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,
             scratch=config.embedding.scratch,
         )
-
-
-def _loss(config: ExperimentConfig) -> Loss:
-    options = config.train
-    if options.loss is None:
-        return BinaryCrossEntropy(options.label_smoothing, options.embedding_l2)
-    return import_named(options.loss)
 
 
 def _saved_model(config: AnyModelConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import jax
 from rich.console import Console
 
 from embark_jax import experiment
-from embark_jax.config import ExperimentConfig
+from embark_jax.config import ExperimentConfig, tasks_of
 from embark_jax.data import BatchChecker, DataError
 from embark_jax.evaluation import counts, held_out, on_split, on_test_set
 from embark_jax.experiment import Experiment
@@ -226,7 +226,7 @@ def _train(
     """Trains to the last step and saves a checkpoint there; or raises ``StoppedError``
     and saves one where it stopped."""
     options = setup.config.train
-    window, (early, plateau) = Window(), followers
+    window, (early, plateau) = Window(tasks_of(setup.config.model)), followers
     with step_progress(console=console) as progress:
         task = progress.add_task(
             "train", total=setup.steps, completed=trainer.step, shown="compiling"

@@ -169,3 +169,42 @@ def test_rows_that_cannot_be_scored(trained, tmp_path):
     runs.assert_refused(done, f"{bad}, line 4: column age: value is")
     done = embark("predict", tmp_path, "--in", bad)
     runs.assert_refused(done, "has no encoding/, so raw rows cannot be read")
+
+
+def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
+    rows = [
+        {"user": row["user"], "age": row["age"], "like": like, "love": like * (i % 2)}
+        for i, row in enumerate(trained.rows)
+        for like in [int(row["stars"] >= 3)]
+    ]
+    raw, data = Trained.write(tmp_path / "likes.csv", rows), tmp_path / "data"
+    model = "{kind: mmoe, tasks: [like, love], experts: 2, expert: [8], tower: [4]}"
+    text = CONFIG.replace("DATA", str(data)).replace("epochs: 3", "epochs: 1")
+    text = text.replace(
+        text[text.index("{kind: dcn") : text.index("\nembedding")], model
+    )
+    config, run, out = runs.write_config(tmp_path, text), tmp_path / "run", "scores.csv"
+    labels = "--label", "like", "--label", "love"
+    done = embark("data", "prepare", "csv", "--raw", raw, "--out", data, *labels)
+    assert (done.code, done.err) == (0, "")
+    done = embark("train", config, "train.task_weights={love: 0.5}", "--workdir", run)
+    assert (done.code, done.err) == (0, "")
+    final = runs.final(run)
+    tasks = [final["test_auc/like"], final["test_auc/love"]]
+    assert final["test_auc"] == pytest.approx(np.mean(tasks))
+    expected = ej.load_scorer(run).predict(raw)
+    assert expected.shape == (len(rows), 2)
+    done = embark("export", run, "--out", tmp_path / "export")
+    assert (done.code, done.err) == (0, "")
+    done = embark("predict", tmp_path / "export", "--in", raw, "--out", tmp_path / out)
+    assert (done.code, done.err) == (0, "")
+    assert "compared with love: AUC" in done.out
+    found = pa.csv.read_csv(tmp_path / out)
+    assert found.column_names == ["like", "love"]
+    np.testing.assert_allclose(np.stack(found.columns, axis=1), expected, rtol=1e-6)
+    for tasks, message in (("[love, like]", "in their order: like, love"),):
+        done = embark("train", config, f"model.tasks={tasks}", "--workdir", tmp_path)
+        assert done.code == 2
+        assert message in done.err
+    done = embark("train", config, "model={kind: dcn}", "--workdir", tmp_path / "x")
+    assert "dcn is for one label, but the data have like, love" in done.err

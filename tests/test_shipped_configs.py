@@ -46,6 +46,7 @@ NARROW = {
     "deepfm": ["model.deep=[8]"],
     "autoint": ["model.attention=[4]", "model.deep=[8]"],
     "finalmlp": ["model.stream1=[8]", "model.stream2=[4]"],
+    "mmoe": ["model.expert=[8]", "model.tower=[4]"],
     "din": ["model.deep=[8]"],
     "tbsm": [],
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ MOST_COLUMNS = 60
 def columns_of(
     file: Path | None,
     *,
+    label: Sequence[str],
     dense: Iterable[str],
     missing: str,
     feature: Collection[str],
@@ -37,6 +38,7 @@ def columns_of(
 
     Args:
       file: YAML that describes all columns, instead of the options.
+      label: names of the columns of labels.
       dense: ``NAME`` or ``NAME=TRANSFORM``.
       missing: what missing numbers become.
       feature: names of the columns of categories.
@@ -70,6 +72,10 @@ def columns_of(
         if not other:
             raise ConfigError(f"--share {name}: must be NAME=OTHER")
         features.setdefault(name, {})["table"] = other
+    if len(label) > 1:
+        others["labels"] = tuple(label)
+    elif label:
+        others["label"] = label[0]
     asked = {
         "dense": numbers,
         "features": features,
@@ -81,10 +87,13 @@ def columns_of(
 
 def show(report: Report) -> None:
     """Prints what the columns hold, and warnings."""
+    positive = f"{report.positive:.2%}"
+    if report.labels:
+        positive = ", ".join(f"{n} {share:.2%}" for n, share in report.labels.items())
     table = Table(
         *(Column("column", overflow="fold"), "values", "share of hottest 1 %"),
         *("once", "per sample", "largest", "missing"),
-        title=f"{report.positive:.2%} of the training samples are positive",
+        title=f"positive training samples: {positive}",
     )
     for column in table.columns[1:]:
         column.justify = "right"

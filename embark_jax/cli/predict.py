@@ -29,7 +29,8 @@ def predict(
         ),
     ] = None,
 ) -> None:
-    """Score raw rows: print the probability of label 1, one line per row."""
+    """Score raw rows: print the probability of label 1 (of each label), one line per
+    row."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -41,10 +42,13 @@ def predict(
         raise ConfigError(f"{out}: must end in .csv or .parquet")
     scorer = load_scorer(folder, step)
     probabilities, metrics = scorer.evaluate(rows)
-    scored = pa.table({"probability": probabilities})
+    columns = probabilities.reshape(len(probabilities), -1)
+    scored = pa.table(
+        dict(zip(scorer.tasks or ["probability"], columns.T, strict=True))
+    )
     if out is None:
-        for value in probabilities:
-            console.print(f"{value:.6g}", highlight=False)
+        for row in columns:
+            console.print("\t".join(f"{each:.6g}" for each in row), highlight=False)
     elif out.suffix == ".csv":
         pyarrow.csv.write_csv(scored, out)
     else:
@@ -56,8 +60,10 @@ def predict(
             )
     if out is not None:
         say(f"probabilities of {len(scored):,} rows written to {out}")
-        if metrics is not None and metrics.auc is not None:
-            say(
-                f"compared with their labels: AUC {metrics.auc:.5f}, "
-                f"loss {metrics.log_loss:.5f}"
-            )
+        each = (metrics.tasks or (metrics,)) if metrics else ()
+        for name, found in zip(scorer.tasks or ["their labels"], each, strict=False):
+            if found.auc is not None:
+                say(
+                    f"compared with {name}: AUC {found.auc:.5f}, "
+                    f"loss {found.log_loss:.5f}"
+                )

@@ -101,14 +101,22 @@ def prepare(
         typer.Option("--multi-hot", help="For criteo-1tb: make the bags of MLPerf."),
     ] = False,
     label: Annotated[
-        str, typer.Option(help="For csv and parquet: column of the label.")
-    ] = "label",
+        list[str] | None,
+        typer.Option(
+            help="For csv and parquet: column of the label, label by default; given "
+            "several times, of several labels."
+        ),
+    ] = None,
     positive_from: Annotated[
         float | None,
         typer.Option(
             help="For csv and parquet: labels, such as stars, count as 1 from this "
             "value on."
         ),
+    ] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(help="For csv and parquet: column of the weight of a sample."),
     ] = None,
     dense: Annotated[
         list[str] | None,
@@ -198,8 +206,9 @@ def prepare(
     made_from: dict[str, Any] = {"dataset": dataset, "multi_hot": multi_hot}
     asked = own_files.columns_of(
         columns,
-        label=label,
+        label=label or (),
         positive_from=positive_from,
+        weight=weight,
         dense=dense or (),
         missing=missing.value,
         feature=feature or (),

@@ -14,11 +14,13 @@ from embark_jax.config.models import DINConfig as DINConfig
 from embark_jax.config.models import DLRMConfig as DLRMConfig
 from embark_jax.config.models import DLRMDCNv2Config as DLRMDCNv2Config
 from embark_jax.config.models import FinalMLPConfig as FinalMLPConfig
+from embark_jax.config.models import MMoEConfig as MMoEConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import TBSMConfig as TBSMConfig
 from embark_jax.config.models import TwoTowerConfig as TwoTowerConfig
 from embark_jax.config.models import WideDeepConfig as WideDeepConfig
+from embark_jax.config.models import tasks_of as tasks_of
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
 from embark_jax.config.optimizers import (
     ConstantScheduleConfig as ConstantScheduleConfig,

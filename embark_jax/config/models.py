@@ -152,10 +152,24 @@ class TwoTowerConfig(BaseModelConfig):
     """Number that divides the products of vectors before the softmax."""
 
 
+class MMoEConfig(BaseModelConfig):
+    """MMoE, for data with several labels (https://doi.org/10.1145/3219819.3220007)."""
+
+    kind: Literal["mmoe"] = "mmoe"
+    tasks: Annotated[tuple[str, ...], Field(min_length=2)]
+    """Names of the tasks: the labels of the data, in their order."""
+    experts: PositiveInt = 8
+    """Experts, which all tasks share; a single one makes the shared-bottom model."""
+    expert: tuple[PositiveInt, ...] = (256,)
+    """Widths of each expert."""
+    tower: tuple[PositiveInt, ...] = (64,)
+    """Hidden widths of each task's own network on top."""
+
+
 class OwnModelConfig(OwnConfig):
     """Your own model. The object that ``kind`` names is called as
     ``Name(embedding_shapes, dense_features, **options, rngs=rngs)`` and returns the
-    model."""
+    model. A model for several labels has them as its option ``tasks``."""
 
 
 AnyModelConfig = (
@@ -169,6 +183,7 @@ AnyModelConfig = (
     | FinalMLPConfig
     | DINConfig
     | TwoTowerConfig
+    | MMoEConfig
     | OwnModelConfig
 )
 ModelConfig = Annotated[
@@ -182,6 +197,14 @@ ModelConfig = Annotated[
     | Annotated[FinalMLPConfig, Tag("finalmlp")]
     | Annotated[DINConfig, Tag("din")]
     | Annotated[TwoTowerConfig, Tag("two_tower")]
+    | Annotated[MMoEConfig, Tag("mmoe")]
     | Annotated[OwnModelConfig, Tag(OWN_KIND)],
     Discriminator(kind_tag),
 ]
+
+
+def tasks_of(model: AnyModelConfig) -> tuple[str, ...]:
+    """Returns the names of a model's tasks, if it has several; otherwise ()."""
+    if isinstance(model, OwnModelConfig):
+        return tuple(model.options.get("tasks", ()))
+    return model.tasks if isinstance(model, MMoEConfig) else ()

@@ -72,6 +72,9 @@ class MovieLens100KConfig(Config):
     fills."""
     earlier_items: NonNegativeInt = 0
     """Length of the sequence of films that the user rated before; 0 leaves it out."""
+    labels: Mapping[str, Annotated[int, Field(ge=1, le=5)]] = {}
+    """Several labels, each with the stars from which on it is 1; empty means one label,
+    from 4 stars on."""
 
 
 class PreparedConfig(Config):
@@ -246,6 +249,8 @@ class TrainConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of 1/2 in the trained label; the rest is the original label
     (https://arxiv.org/abs/1512.00567)."""
+    task_weights: Mapping[str, NonNegativeFloat] = {}
+    """Factors of the losses of tasks, which are summed; other tasks have factor 1."""
     embedding_l2: NonNegativeFloat = 0.0
     """Half of this number times the squares of all embeddings of a sample is added to
     its loss; for features with one id a bag these are the batch's rows."""
@@ -276,7 +281,7 @@ class TrainConfig(Config):
                 f"steps is {self.steps} and epochs {self.epochs}, must be one of the "
                 "two: leave the other out, or set it to null"
             )
-        for key in ("label_smoothing", "embedding_l2"):
+        for key in ("label_smoothing", "embedding_l2", "task_weights"):
             if self.loss is not None and getattr(self, key):
                 raise ValueError(
                     f"{key} is of binary cross entropy, but loss is {self.loss}: leave "

@@ -21,6 +21,12 @@ def id_dtype(rows: int) -> np.dtype:
     return np.dtype(np.int32 if rows <= 2**31 - 1 else np.int64)
 
 
+def tasks_in(labels: np.ndarray) -> int:
+    """Returns the number of labels of a sample, if there are several, otherwise 0."""
+    shape = np.shape(labels)
+    return shape[1] if len(shape) == 2 and shape[1] > 1 else 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Samples as host arrays, before they go to the devices.
@@ -28,12 +34,15 @@ class Batch:
     Attributes:
       dense: ``[batch, dense_features]`` float32.
       ids: for each feature ``[batch, hotness]`` integers, padded with -1.
-      labels: ``[batch]`` float32, 0 or 1.
+      labels: ``[batch]`` float32, 0 or 1; with several labels a sample ``[batch,
+        tasks]``.
       weights: for each weighted feature ``[batch, hotness]`` float32.
       hot: whether all ids of this batch, in all processes' parts of it, are known to be
         of hot rows, so that its step may exchange nothing for embeddings.
       locate: says in error messages where a sample came from: maps its index in the
         batch to text such as ``"ml-100k.inter, line 81"``.
+      sample_weights: ``[batch]`` float32, 0 or more: the factor of each sample's loss,
+        and its weight in metrics; None weighs all alike.
       records: ``[batch]`` records of ``data.records.layout``, if the arrays above are
         views of them; ``dataclasses.replace`` drops it.
       checked_rows: for each feature, a number of rows that its ids are known to be
@@ -46,6 +55,7 @@ class Batch:
     weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     locate: Callable[[int], str] = "sample {}".format
     hot: bool = False
+    sample_weights: np.ndarray | None = None
     records: np.ndarray | None = dataclasses.field(default=None, init=False)
     checked_rows: Mapping[str, int] = dataclasses.field(
         default_factory=dict, init=False
@@ -73,6 +83,9 @@ class Batch:
             records["label"],
             fields.get("weights", {}),
             locate,
+            sample_weights=records["sample_weight"]
+            if "sample_weight" in kinds
+            else None,
         )
         object.__setattr__(batch, "records", records)
         object.__setattr__(batch, "checked_rows", checked_rows or {})
@@ -96,10 +109,15 @@ class Batch:
                 dense,
                 tuple((n, x.shape[-1], x.dtype) for n, x in self.ids.items()),
                 tuple((n, x.shape[-1]) for n, x in self.weights.items()),
+                tasks_in(self.labels),
+                self.sample_weights is not None,
             ),
         )
         columns = [("labels", self.labels, found["label"])]
         columns.append(("dense values", self.dense, found["dense"]))
+        if self.sample_weights is not None:
+            weights = "sample weights", self.sample_weights, found["sample_weight"]
+            columns.append(weights)
         for kind in ("ids", "weights"):
             for name, values in getattr(self, kind).items():
                 what = f"{kind} of feature {name!r}"

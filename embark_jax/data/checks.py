@@ -8,7 +8,7 @@ from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
-from embark_jax.data.batch import Batch, DataError, id_dtype
+from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.records import layout
 from embark_jax.tables import PADDING_ID, FeatureSpec
@@ -34,6 +34,8 @@ class BatchChecker:
       features: all features of the model.
       table_rows: rows of each table.
       dense_features: number of dense features; None takes that of the first batch.
+      tasks: number of labels of each sample, if it has several, otherwise 0; None takes
+        that of the first batch.
       on_bad_id: what to do with an id that is neither in ``0 .. rows - 1`` nor the
         padding -1. "error" raises, "drop" makes it padding, "hash" maps it to a row by
         a hash; the latter two count it.
@@ -51,6 +53,7 @@ class BatchChecker:
         table_rows: Mapping[str, int],
         dense_features: int | None = None,
         on_bad_id: OnBadId = "error",
+        tasks: int | None = None,
     ):
         if on_bad_id not in get_args(OnBadId):
             raise ValueError(
@@ -62,6 +65,8 @@ class BatchChecker:
         self._weighted = {f.name for f in features if f.weighted}
         self._rows = {f.name: table_rows[f.table] for f in features}
         self._dense_features = dense_features
+        self._tasks = tasks
+        self._weighs_samples: bool | None = None  # as the first batch does
         self._on_bad_id = on_bad_id
 
     def __call__(self, batch: Batch) -> Batch:
@@ -74,10 +79,15 @@ class BatchChecker:
             self._dense_features = (
                 np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
             )
+        if self._tasks is None:
+            self._tasks = tasks_in(batch.labels)
+        if self._weighs_samples is None:
+            self._weighs_samples = batch.sample_weights is not None
         if self._was_checked(batch):
             return batch
         samples = len(batch)
-        labels = _float32(batch, "labels", batch.labels, (samples,))
+        shape = (samples, self._tasks) if self._tasks else (samples,)
+        labels = _float32(batch, "labels", batch.labels, shape)
         bad = (labels < 0) | (labels > 1)
         if bad.any():
             _fail(batch, "labels", bad, labels, "must be from 0 to 1")
@@ -88,7 +98,10 @@ class BatchChecker:
         weights = {
             name: self._weights(batch, name, ids[name]) for name in batch.weights
         }
-        return Batch(dense, ids, labels, weights, batch.locate, batch.hot)
+        sample_weights = self._sample_weights(batch)
+        return Batch(
+            *(dense, ids, labels, weights, batch.locate, batch.hot, sample_weights)
+        )
 
     @property
     def sample_bytes(self) -> int:
@@ -111,7 +124,23 @@ class BatchChecker:
             self._dense_features or 0,
             tuple((f.name, f.hotness, id_dtype(self._rows[f.name])) for f in features),
             tuple((f.name, f.hotness) for f in features if f.weighted),
+            self._tasks or 0,
+            bool(self._weighs_samples),
         )
+
+    def _sample_weights(self, batch: Batch) -> np.ndarray | None:
+        weights = batch.sample_weights
+        if (weights is not None) != self._weighs_samples:
+            has = "none" if weights is None else "some"
+            raise DataError(
+                f"sample weights: this batch has {has}, must be like the first batch"
+            )
+        if weights is None:
+            return None
+        weights = _float32(batch, "sample weights", weights, (len(batch),))
+        if (weights < 0).any():
+            _fail(batch, "sample weights", weights < 0, weights, "must be 0 or more")
+        return weights
 
     def _ids(self, batch: Batch, name: str) -> np.ndarray:
         what, ids = f"ids of feature {name!r}", np.asarray(batch.ids[name])
@@ -187,6 +216,8 @@ def feature_statistics(batch: Batch) -> list[str]:
     columns = {"labels": batch.labels}
     columns |= {f"dense[{i}]": column for i, column in enumerate(batch.dense.T)}
     columns |= {f"weights of {name}": w for name, w in batch.weights.items()}
+    if batch.sample_weights is not None:
+        columns["sample weights"] = batch.sample_weights
     lines = []
     for name, values in columns.items():
         finite = values[np.isfinite(values)]

@@ -162,4 +162,12 @@ def _take(window: _Window, samples: np.ndarray, hot: bool) -> Batch:
         },
         locate=locate,
         hot=hot,
+        sample_weights=None
+        if first.sample_weights is None
+        else pick([_weights(batch) for batch in batches]),
     )
+
+
+def _weights(batch: Batch) -> np.ndarray:
+    assert batch.sample_weights is not None  # of all batches, or of none
+    return batch.sample_weights

@@ -95,6 +95,8 @@ class Manifest(Config):
     Attributes:
       made_from: data set, options and raw files, as given.
       dense: names of the dense features.
+      labels: names of the labels, if samples have several.
+      sample_weights: whether samples have weights.
       features: the features by name, in order.
       table_rows: number of rows of each table.
       block_rows: number of samples of each block but the last of a file.
@@ -111,6 +113,8 @@ class Manifest(Config):
     version: Literal[3] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    sample_weights: bool = False
     features: Mapping[str, PreparedFeature]
     table_rows: Mapping[str, PositiveInt]
     block_rows: PositiveInt
@@ -145,7 +149,10 @@ class Manifest(Config):
             (name, f.stored_hotness, id_dtype(self.table_rows[f.table]))
             for name, f in self.features.items()
         )
-        return records_.layout(len(self.dense), ids)
+        tasks, weights = len(self.labels), self.sample_weights
+        return records_.layout(
+            len(self.dense), ids, tasks=tasks, sample_weights=weights
+        )
 
     def checked_rows(self) -> dict[str, int]:
         """For each feature the number of rows of its table, which its ids are below."""

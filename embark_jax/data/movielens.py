@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -48,7 +49,8 @@ class MovieLens100K:
     release_year. Mean-pooled bags are genres, and title_words, the lower-case words
     that occur in more than one title. Each feature reads the table of its own name.
     Dense features are the user's age and the time of the rating, standardized by the
-    training samples. The label is 1 from 4 stars on. On request, the sequence
+    training samples. The label is 1 from 4 stars on, or there are several labels, each
+    with stars of its own. On request, the sequence
     earlier_items reads the table of item: the films that the user rated last before
     this rating, whatever the stars, the latest at the end.
 
@@ -60,6 +62,7 @@ class MovieLens100K:
         of ``fetch_movielens_100k``.
       seed: determines the order of the training samples, anew in each epoch.
       earlier_items: length of that sequence; 0 leaves the feature out.
+      labels: several labels by name, each with the stars from which on it is 1.
       ratings: number of ratings that ml-100k.inter must have: nothing else would show
         that it was cut between two lines.
 
@@ -76,6 +79,7 @@ class MovieLens100K:
         *,
         seed: int = 0,
         earlier_items: int = 0,
+        labels: Mapping[str, int] = MappingProxyType({}),
         ratings: int = 100_000,
     ):
         folder = movielens_100k_folder() if folder is None else Path(folder)
@@ -100,7 +104,9 @@ class MovieLens100K:
         self._train, self._validation, self._test = np.split(
             order, [ratings * 8 // 10, ratings * 9 // 10]
         )
-        self._labels = (stars >= _LIKED_STARS).astype(np.float32)
+        least = np.array(list(labels.values()) or [_LIKED_STARS])
+        found = (stars[:, None] >= least).astype(np.float32)
+        self._labels = found if labels else found[:, 0]
         dense = np.column_stack([age, time])
         mean, std = dense[self._train].mean(axis=0), dense[self._train].std(axis=0)
         self._dense = ((dense - mean) / np.maximum(std, 1e-6)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -215,7 +216,7 @@ class PreparedData:
                 rows = self.table_rows[feature.table]
                 one = ids[name][:, 0]
                 ids[name] = bags_of(one, feature.table, rows, feature.hotness)
-        return Batch(batch.dense, ids, batch.labels, locate=locate)
+        return dataclasses.replace(batch, ids=ids)
 
 
 class _Order(NamedTuple):

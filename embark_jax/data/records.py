@@ -1,9 +1,9 @@
 """Stores a sample as one record, in the same form on disk, on hosts and on devices.
 
 A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
-``dense``, ``ids`` with a field for each feature, and ``weights`` with one for each
-weighted feature, if there are any. So a batch is gathered, and copied to a device, as
-a whole, and its columns are views.
+``dense``, ``ids`` with a field for each feature, ``weights`` with one for each weighted
+feature, if there are any, and ``sample_weight``, if samples have one. So a batch is
+gathered, and copied to a device, as a whole, and its columns are views.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def layout(
     dense: int,
     ids: tuple[tuple[str, int, np.dtype], ...],
     weights: tuple[tuple[str, int], ...] = (),
+    tasks: int = 0,
+    sample_weights: bool = False,
 ) -> np.dtype:
     """The dtype of a record.
 
@@ -32,14 +34,18 @@ def layout(
       dense: number of dense columns.
       ids: for each feature: name, hotness, and dtype of its ids.
       weights: for each weighted feature: name and hotness.
+      tasks: number of labels, if a sample has several; 0 means one label.
+      sample_weights: whether a sample has a weight.
     """
     fields = [
-        ("label", "<f4"),
+        ("label", "<f4", (tasks,)) if tasks else ("label", "<f4"),
         ("dense", "<f4", (dense,)),
         ("ids", [(name, type_.newbyteorder("<"), (hot,)) for name, hot, type_ in ids]),
     ]
     if weights:
         fields.append(("weights", [(name, "<f4", (hot,)) for name, hot in weights]))
+    if sample_weights:
+        fields.append(("sample_weight", "<f4"))
     return np.dtype(fields)
 
 

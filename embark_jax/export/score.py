@@ -2,10 +2,10 @@
 
     python score.py samples.npz
 
-prints a logit for each sample. ``numpy.savez`` writes such a file, with "dense"
-``[samples, dense_features]``, for each feature "ids/FEATURE" ``[samples, hotness]``
-integers (-1 where a bag is shorter) and, if it is weighted, "weights/FEATURE" likewise.
-Everything is computed in float32, whatever the model's ``compute_dtype``.
+prints a logit for each sample (and task). ``numpy.savez`` writes such a file, with
+"dense" ``[samples, dense_features]``, for each feature "ids/FEATURE" ``[samples,
+hotness]`` integers (-1 where a bag is shorter) and, if it is weighted,
+"weights/FEATURE" likewise. All is computed in float32, whatever ``compute_dtype`` is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Model:
         }
 
     def logits(self, dense, ids, weights=None) -> np.ndarray:
-        """Returns ``[samples]`` log odds; arguments are the arrays of a samples file.
+        """Returns log odds, ``[samples]`` or ``[samples, tasks]``; arguments are the
+        arrays of a samples file.
 
         Raises:
           ValueError: if arrays are missing, unknown, or not of their shape and type.
@@ -111,10 +112,8 @@ def embed(name, table, pooling, ids, weights=None) -> np.ndarray:
 
 def check_names(kind, given, known) -> None:
     """Raises ``ValueError`` unless exactly the known features are given."""
-    for problem, names in (
-        ("missing", set(known) - set(given)),
-        ("unknown to the model", set(given) - set(known)),
-    ):
+    missing, unknown = set(known) - set(given), set(given) - set(known)
+    for problem, names in (("missing", missing), ("unknown to the model", unknown)):
         if names:
             raise ValueError(
                 f"{kind} of features {', '.join(sorted(names))}: {problem}; needed "
@@ -130,10 +129,8 @@ def checked(what, array, samples, columns, kinds) -> np.ndarray:
     """
     array = np.asarray(array)
     rows = "samples" if samples is None else samples
-    if array.ndim != 2 or array.shape != (
-        len(array) if samples is None else samples,
-        columns,
-    ):
+    fits = array.ndim == 2 and array.shape[1] == columns
+    if not fits or samples not in (None, len(array)):
         raise ValueError(
             f"{what}: shape is {list(array.shape)}, must be [{rows}, {columns}]"
         )
@@ -339,18 +336,22 @@ def two_tower(params, config, dense, embeddings) -> np.ndarray:
     return cosine / config["temperature"]
 
 
-MODELS = {
-    "dlrm": dlrm,
-    "dlrm_dcnv2": dlrm_dcnv2,
-    "dcn": dcn,
-    "wide_deep": wide_deep,
-    "deepfm": deepfm,
-    "tbsm": tbsm,
-    "autoint": autoint,
-    "finalmlp": finalmlp,
-    "din": din,
-    "two_tower": two_tower,
-}
+def mmoe(params, config, dense, embeddings) -> np.ndarray:
+    """Experts, mixed for each task by its gate, and a tower for each task."""
+    x, logits = side_by_side(dense, *embeddings.values()), []
+    paths = [f"experts.{i}" for i in range(config["experts"])]
+    experts = np.stack([mlp(params, path, x, last_relu=True) for path in paths], axis=1)
+    for i in range(len(config["tasks"])):
+        gate = np.ones((1, 1), np.float32)
+        if len(paths) > 1:
+            gate = np.exp(linear(params, f"gates.{i}", x))
+        mixed = np.einsum("be,bew->bw", gate / gate.sum(axis=1, keepdims=True), experts)
+        logits.append(mlp(params, f"towers.{i}", mixed))
+    return side_by_side(*logits)
+
+
+MODELS = {f.__name__: f for f in (dlrm, dlrm_dcnv2, dcn, wide_deep, deepfm)}
+MODELS |= {f.__name__: f for f in (tbsm, autoint, finalmlp, din, two_tower, mmoe)}
 
 
 def read_samples(path: str) -> dict:
@@ -381,9 +382,8 @@ def read_samples(path: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("samples", help="the .npz file")
     path = parser.parse_args().samples
     try:

@@ -7,7 +7,7 @@ compiled for one device. Neither mesh nor plan are needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ class Scorer:
       dense_features: number of columns of its dense input.
       params: parameters of the dense layers, by dotted path.
       arrays: the rows of each table, ``[rows, dim]``.
+
+    Attributes:
+      tasks: names of the model's tasks, if it has several.
     """
 
     def __init__(
@@ -56,13 +59,15 @@ class Scorer:
         params: Mapping[str, np.ndarray],
         arrays: Mapping[str, np.ndarray],
     ):
+        self.tasks = rows.labels
         forward, _ = dense_function(model, tables, features, dense_features)
         self._forward = jax.jit(forward)
         self._params = {name: jax.numpy.asarray(a) for name, a in params.items()}
         self._features, self._arrays, self._rows = features, arrays, rows
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Probabilities of label 1, float64 ``[rows]`` in the order of the rows.
+        """Probabilities of label 1, float64 ``[rows]`` in the order of the rows, or
+        ``[rows, tasks]``.
 
         Args:
           rows: a path, columns, or a data frame, as in ``RowEncoder.batches``.
@@ -70,17 +75,18 @@ class Scorer:
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
-        logits = [logits for _, logits, _ in self._scored(rows)]
-        return _probabilities(np.concatenate([np.empty(0), *logits]))
+        return self.evaluate(rows)[0]
 
     def evaluate(self, rows: Any) -> tuple[np.ndarray, Metrics | None]:
         """Returns what ``predict`` returns, and metrics if all rows have labels."""
         scored = list(self._scored(rows))
-        logits = np.concatenate([np.empty(0), *(each for _, each, _ in scored)])
+        logits = self._joined([each for _, each, _ in scored])
         metrics = None
         if scored and all(labelled for _, _, labelled in scored):
             labels = np.concatenate([batch.labels for batch, _, _ in scored])
-            metrics = evaluate(labels, logits)
+            weights = [batch.sample_weights for batch, _, _ in scored]
+            known = [each for each in weights if each is not None]
+            metrics = evaluate(labels, logits, np.concatenate(known) if known else None)
         return _probabilities(logits), metrics
 
     @property
@@ -94,7 +100,11 @@ class Scorer:
                 self._logits(batch, start, min(start + BATCH, len(batch)))
                 for start in range(0, len(batch), BATCH)
             ]
-            yield batch, np.concatenate([np.empty(0), *parts]), labelled
+            yield batch, self._joined(parts), labelled
+
+    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        none = np.empty((0, len(self.tasks)) if self.tasks else 0)
+        return np.concatenate([none, *parts])
 
     def _logits(self, batch: Batch, start: int, stop: int) -> np.ndarray:
         """Logits of some samples. Empty ones fill up the batch: one program does."""

@@ -11,6 +11,7 @@ from embark_jax.models.finalmlp import FinalMLP as FinalMLP
 from embark_jax.models.footprint import footprint as footprint
 from embark_jax.models.function import FunctionModel as FunctionModel
 from embark_jax.models.function import ModelWithLoss as ModelWithLoss
+from embark_jax.models.mmoe import MMoE as MMoE
 from embark_jax.models.tbsm import TBSM as TBSM
 from embark_jax.models.two_tower import TwoTower as TwoTower
 from embark_jax.models.wide_deep import WideDeep as WideDeep

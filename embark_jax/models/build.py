@@ -16,6 +16,7 @@ from embark_jax.models.dlrm import DLRM
 from embark_jax.models.dlrm_dcnv2 import DLRMDCNv2
 from embark_jax.models.finalmlp import FinalMLP
 from embark_jax.models.function import Model
+from embark_jax.models.mmoe import MMoE
 from embark_jax.models.tbsm import TBSM
 from embark_jax.models.two_tower import TwoTower
 from embark_jax.models.wide_deep import WideDeep
@@ -60,6 +61,8 @@ def build(
             model = DIN
         case configs.TwoTowerConfig():
             model = TwoTower
+        case configs.MMoEConfig():
+            model = MMoE
         case configs.OwnModelConfig():
             return _own(config, embedding_shapes, dense_features, rngs)
         case _:

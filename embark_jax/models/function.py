@@ -20,7 +20,8 @@ class Samples(Protocol):
       dense: ``[batch, dense_features]`` float32.
       ids: for each feature ``[batch, hotness]``, padded with -1.
       weights: for each weighted feature ``[batch, hotness]``.
-      labels: ``[batch]`` float32.
+      labels: ``[batch]`` float32, or ``[batch, tasks]``.
+      sample_weights: ``[batch]`` float32, or None.
     """
 
     @property
@@ -35,6 +36,9 @@ class Samples(Protocol):
     @property
     def labels(self) -> jax.Array: ...
 
+    @property
+    def sample_weights(self) -> jax.Array | None: ...
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +47,10 @@ class FunctionModel:
 
     Attributes:
       params: a pytree of float32 arrays, which training changes.
-      apply: ``(params, dense, embeddings) -> logits [batch]``.
+      apply: ``(params, dense, embeddings) -> logits``, shaped like the labels.
       loss: ``(params, embeddings, batch) -> (loss, logits)``. Training minimizes the
-        loss, which is one per sample, ``[batch]``, or the mean of a batch, ``[]``. It
+        loss, which is one per sample, ``[batch]``, or the mean of a batch, ``[]``; the
+        former is multiplied by the sample's weight, if it has one. It
         receives the whole batch, over all devices, or a micro-batch. None takes the
         trainer's loss of what ``apply`` returns.
     """
@@ -66,7 +71,7 @@ class ModelWithLoss(nnx.Module, abc.ABC):
     def loss(
         self, embeddings: Embeddings, batch: Samples
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns ``(loss, logits [batch])``, the loss as in ``FunctionModel``."""
+        """Returns ``(loss, logits)``, the loss as in ``FunctionModel``."""
 
 
 Model = nnx.Module | FunctionModel

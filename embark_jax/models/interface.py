@@ -2,8 +2,9 @@
 
 A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
 dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
-hotness, dim]`` for a sequence, in any order. It returns logits ``[batch]`` float32, and
-raises ``ValueError`` if a feature is missing, unknown or of another shape.
+hotness, dim]`` for a sequence, in any order. It returns logits ``[batch]`` float32, or
+``[batch, tasks]`` if a sample has several labels, and raises ``ValueError`` if a
+feature is missing, unknown or of another shape.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ class Columns(NamedTuple):
     ids: Mapping[str, jax.Array]
     weights: Mapping[str, jax.Array]
     labels: jax.Array
+    sample_weights: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -42,9 +43,14 @@ class DeviceBatch:
 
     def columns(self) -> Columns:
         """Returns its columns, which are slices; call it inside a compiled program."""
-        label, dense, ids, *weights = map(self._column, self.layout.names or ())
-        weights = weights[0] if weights else {}
-        return Columns(dense, ids, weights, label)
+        found = {name: self._column(name) for name in self.layout.names or ()}
+        return Columns(
+            found["dense"],
+            found["ids"],
+            found.get("weights", {}),
+            found["label"],
+            found.get("sample_weight"),
+        )
 
     def _column(self, name: str) -> Any:
         type_, start_bytes = _field(self.layout, name)
@@ -92,7 +98,11 @@ class PlacedBatch(NamedTuple):
 
 
 def abstract_batch(
-    plan: Plan, mesh: Mesh, dense_features: int, wide: Collection[str] = ()
+    plan: Plan,
+    mesh: Mesh,
+    dense_features: int,
+    wide: Collection[str] = (),
+    tasks: int = 0,
 ) -> DeviceBatch:
     """Returns shapes and shardings of a batch; nothing is allocated.
 
@@ -101,12 +111,14 @@ def abstract_batch(
       mesh: mesh of the plan.
       dense_features: number of columns of ``dense``.
       wide: features whose ids are int64, not int32.
+      tasks: number of labels of each sample, if it has several, otherwise 0.
     """
     types = {f.name: np.int64 if f.name in wide else np.int32 for f in plan.features}
     record = layout(
         dense_features,
         tuple((f.name, f.hotness, np.dtype(types[f.name])) for f in plan.features),
         tuple((f.name, f.hotness) for f in plan.features if f.weighted),
+        tasks,
     )
     words: Any = jax.ShapeDtypeStruct(
         (plan.batch_size, record.itemsize // WORD_BYTES),

@@ -46,8 +46,8 @@ class FlaxModel:
     def train(
         self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns ``(losses, logits [batch], new state)`` in training mode; losses are
-        ``[batch]``, or their mean ``[]``.
+        """Returns ``(losses, logits, new state)`` in training mode; losses are
+        ``[batch]``, or their mean ``[]``, and logits have the shape of the labels.
 
         Args:
           params, state: arrays of the module.
@@ -56,16 +56,17 @@ class FlaxModel:
           loss: loss of modules without one of their own.
 
         Raises:
-          ValueError: if the logits are not ``[batch]``, or the call adds or removes
-            variables.
+          ValueError: if the logits do not have the shape of the labels, or the call
+            adds or removes variables.
         """
         # Copied, as what it changes must be variables of the innermost trace.
         module = nnx.merge(self._training, params, state, copy=True)
         if isinstance(module, ModelWithLoss):
             losses, logits = module.loss(embeddings, batch)
-            check_logits(logits, batch.dense)
+            check_logits(logits, batch.labels)
         else:
             logits = _logits(module, batch.dense, embeddings)
+            check_logits(logits, batch.labels)
             losses = loss(logits, batch.labels, embeddings)
         nnx.pop(module, nnx.Intermediate)  # of ``sow``: for looking at, not to keep
         after = nnx.state(module, nnx.Not(nnx.Param))
@@ -84,12 +85,8 @@ class FlaxModel:
         embeddings: dict,
         method: str = CALL,
     ) -> jax.Array:
-        """Returns ``[batch]`` logits in evaluation mode: no dropout, running
-        statistics; or the result of another ``method`` of the module, called alike.
-
-        Raises:
-          ValueError: if the logits are not ``[batch]``.
-        """
+        """Returns logits in evaluation mode: no dropout, running statistics; or the
+        result of another ``method`` of the module, called alike."""
         module = nnx.merge(self._scoring, params, state, copy=True)
         if method != CALL:
             return getattr(module, method)(dense, embeddings)
@@ -104,7 +101,7 @@ class FlaxModel:
 def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array:
     """Calls the module; its own errors get a note with the arguments of the call."""
     try:
-        logits = module(dense, embeddings)
+        return module(dense, embeddings)
     except (TypeError, ValueError) as error:
         shapes = ", ".join(f"{name} {e.shape}" for name, e in embeddings.items())
         error.add_note(
@@ -112,14 +109,13 @@ def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array
             f"embeddings {shapes}"
         )
         raise
-    return check_logits(logits, dense)
 
 
-def check_logits(logits: jax.Array, dense: jax.Array) -> jax.Array:
-    """Returns the logits, if there is one per sample; else raises ``ValueError``."""
-    if logits.shape != dense.shape[:1]:
+def check_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the logits, if there is one per label; else raises ``ValueError``."""
+    if logits.shape != labels.shape:
         raise ValueError(
             f"the model returns logits of shape {logits.shape}, must be "
-            f"{dense.shape[:1]}: one a sample"
+            f"{labels.shape}: one for each label of a sample"
         )
     return logits

@@ -31,8 +31,8 @@ class StepModel(Protocol):
     def train(
         self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns ``(losses, logits [batch], new state)`` in training mode; losses are
-        ``[batch]``, or their mean ``[]``.
+        """Returns ``(losses, logits, new state)`` in training mode; losses are
+        ``[batch]``, or their mean ``[]``, and logits have the shape of the labels.
 
         Args:
           loss: loss of models without one of their own.
@@ -47,7 +47,7 @@ class StepModel(Protocol):
         embeddings: dict,
         method: str = CALL,
     ) -> jax.Array:
-        """Returns ``[batch]`` logits in evaluation mode, or another method's result."""
+        """Returns logits in evaluation mode, or another method's result."""
         ...
 
     def module(self, params: Any, state: Any) -> Any:
@@ -67,14 +67,15 @@ class PlainModel:
     def train(self, params, state, embeddings, batch, loss):
         if self._model.loss is None:
             logits = self.score(params, state, batch.dense, embeddings)
+            check_logits(logits, batch.labels)
             return loss(logits, batch.labels, embeddings), logits, state
         losses, logits = self._model.loss(params, embeddings, batch)
-        return losses, check_logits(logits, batch.dense), state
+        return losses, check_logits(logits, batch.labels), state
 
     def score(self, params, state, dense, embeddings, method=CALL):
         if method != CALL:
             raise ValueError(f"method is {method!r}: a model of functions has none")
-        return check_logits(self._model.apply(params, dense, embeddings), dense)
+        return self._model.apply(params, dense, embeddings)
 
     def module(self, params, state):
         return dataclasses.replace(self._model, params=jax.tree.map(jnp.copy, params))

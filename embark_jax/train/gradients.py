@@ -25,7 +25,7 @@ class Gradients(NamedTuple):
 
     Attributes:
       loss: ``[]`` mean log loss of the batch.
-      logits: ``[batch]`` in the order of the batch's samples.
+      logits: ``[batch]`` or ``[batch, tasks]``, in the order of the batch's samples.
       model_state: state after the batch; each micro-batch starts from that of the one
         before.
       dense: gradients of the loss by the model's parameters.
@@ -64,8 +64,8 @@ def gradients(
 
     Args:
       losses_of: ``(params, model_state, embeddings, batch) -> (losses, logits,
-        model_state)``; logits are ``[batch]``, and so are losses, unless they are their
-        mean ``[]``.
+        model_state)``; logits have the shape of the labels, and losses are ``[batch]``
+        or their mean ``[]``.
       collection: the embedding tables.
       params: parameters of the dense model.
       model_state: the dense model's other variables.
@@ -74,7 +74,7 @@ def gradients(
       batch: the whole batch.
       micro_batches: number of parts that the batch is cut into.
     """
-    samples = batch.labels.size
+    samples = len(batch.labels)
 
     def share_of(params, embeddings, model_state, part):
         losses, logits, model_state = losses_of(params, model_state, embeddings, part)
@@ -127,9 +127,9 @@ def _cut(
 
 
 def _join(collection: EmbeddingCollection, parts: jax.Array) -> jax.Array:
-    """Joins ``[micro_batches, n]`` back to ``[batch]``."""
+    """Joins ``[micro_batches, n, …]`` back to ``[batch, …]``."""
     return jax.shard_map(
-        lambda part: part.reshape(-1),
+        lambda part: part.reshape(-1, *part.shape[2:]),
         mesh=collection.mesh,
         in_specs=PartitionSpec(None, MESH_AXES),
         out_specs=PartitionSpec(MESH_AXES),

@@ -9,14 +9,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from embark_jax.config import ExperimentConfig, import_named, tasks_of
+
 Loss = Callable[[jax.Array, jax.Array, Mapping[str, jax.Array]], jax.Array]
-"""``(logits [batch], labels [batch], embeddings) -> losses [batch]``, with embeddings
-as the model gets them; a step's gradient is that of their mean."""
+"""``(logits, labels, embeddings) -> losses [batch]``, with logits and labels
+``[batch]``, or ``[batch, tasks]`` if a sample has several labels, and embeddings as the
+model gets them; a step's gradient is that of the mean loss."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """Log loss of click probabilities.
+    """Log loss of click probabilities; of several tasks, the weighted sum of each
+    one's.
 
     Args:
       label_smoothing: weight of 1/2 in the labels that are trained; the label itself
@@ -24,10 +28,12 @@ class BinaryCrossEntropy:
       embedding_l2: half of this times the squares of all of a sample's embeddings is
         added to its loss. For features with one id a bag these are rows, so that a row
         shrinks as often as the batch has it.
+      task_weights: factor of each task's loss; () sums them as they are.
     """
 
     label_smoothing: float = 0.0
     embedding_l2: float = 0.0
+    task_weights: tuple[float, ...] = ()
 
     def __call__(
         self,
@@ -39,6 +45,9 @@ class BinaryCrossEntropy:
         if smooth:
             labels = (1 - smooth) * labels + smooth / 2
         losses = optax.sigmoid_binary_cross_entropy(logits, labels)
+        if losses.ndim > 1:
+            weights = self.task_weights or (1.0,) * losses.shape[1]
+            losses = (losses * jnp.array(weights, losses.dtype)[None]).sum(axis=1)
         if self.embedding_l2:
             squares = [
                 jnp.square(each.astype(jnp.float32)).reshape(len(each), -1).sum(axis=1)
@@ -49,3 +58,14 @@ class BinaryCrossEntropy:
 
 
 LOG_LOSS = BinaryCrossEntropy()
+
+
+def build_loss(config: ExperimentConfig) -> Loss:
+    """Returns the loss that a config describes."""
+    options = config.train
+    if options.loss is not None:
+        return import_named(options.loss)
+    weights = [options.task_weights.get(task, 1.0) for task in tasks_of(config.model)]
+    return BinaryCrossEntropy(
+        options.label_smoothing, options.embedding_l2, tuple(weights)
+    )

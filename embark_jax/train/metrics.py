@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +31,8 @@ class Metrics:
         some are soft: neither 0 nor 1.
       accuracy: share of samples on whose side of 1/2 the prediction is; exactly 1/2
         counts as a prediction of 0. None if some labels are soft.
+      tasks: metrics of each label, if samples have several; those above are then their
+        means, None if one of them is.
     """
 
     samples: int
@@ -37,25 +41,39 @@ class Metrics:
     calibration: float | None
     auc: float | None
     accuracy: float | None
+    tasks: tuple[Metrics, ...] = ()
 
 
-def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
+def evaluate(
+    labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None
+) -> Metrics:
     """Computes metrics of ``logits`` as predictions of ``labels``.
 
     Args:
-      labels: ``[samples]``, each from 0 to 1: clicks, or probabilities of one.
-      logits: ``[samples]`` log-odds of label 1.
+      labels: ``[samples]`` or ``[samples, tasks]``, each from 0 to 1: clicks, or
+        probabilities of one.
+      logits: log-odds of label 1, of the same shape.
+      weights: ``[samples]`` weights, 0 or more, in all means; a pair of samples counts
+        in the AUC by their product. None weighs all alike.
 
     Raises:
-      ValueError: if there are no samples, shapes differ or a label is not from 0 to 1.
+      ValueError: if there are no samples, shapes differ, a label is not from 0 to 1, or
+        no weight is above 0.
       NonFiniteLogitError: if a logit is not finite.
     """
     from sklearn.metrics import roc_auc_score  # takes a second to import
 
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
-    _check(labels, logits)
-    log_loss = float(np.mean(np.logaddexp(0, logits) - labels * logits))
-    base_rate = float(labels.mean())
+    _check(labels, logits, weights)
+    if labels.ndim > 1:
+        pairs = zip(labels.T, logits.T, strict=True)
+        return _means([evaluate(*pair, weights) for pair in pairs])
+
+    def mean(values: np.ndarray) -> float:
+        return float(np.average(values, weights=weights))
+
+    log_loss = mean(np.logaddexp(0, logits) - labels * logits)
+    base_rate = mean(labels)
     # Stable on both sides: exp never overflows.
     decay = np.exp(-np.abs(logits))
     predictions = np.where(logits > 0, 1, decay) / (1 + decay)
@@ -65,31 +83,52 @@ def evaluate(labels: np.ndarray, logits: np.ndarray) -> Metrics:
         samples=len(labels),
         log_loss=log_loss,
         normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
-        calibration=float(predictions.mean()) / base_rate if base_rate else None,
-        auc=None if one_class or soft else float(roc_auc_score(labels, logits)),
-        accuracy=None if soft else float(np.mean((logits > 0) == (labels == 1))),
+        calibration=mean(predictions) / base_rate if base_rate else None,
+        auc=None
+        if one_class or soft
+        else float(roc_auc_score(labels, logits, sample_weight=weights)),
+        accuracy=None if soft else mean((logits > 0) == (labels == 1)),
     )
+
+
+def _means(tasks: Sequence[Metrics]) -> Metrics:
+    def mean(name: str) -> Any:
+        values = [getattr(each, name) for each in tasks]
+        return None if None in values else sum(values) / len(values)
+
+    names = [each.name for each in dataclasses.fields(Metrics)[1:-1]]
+    means = {name: mean(name) for name in names}
+    return Metrics(tasks[0].samples, **means, tasks=tuple(tasks))
 
 
 def _entropy(p: float) -> float:
     return float(-p * np.log(p) - (1 - p) * np.log1p(-p))
 
 
-def _check(labels: np.ndarray, logits: np.ndarray) -> None:
-    if labels.shape != logits.shape or labels.ndim != 1 or not len(labels):
+def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> None:
+    if labels.shape != logits.shape or labels.ndim not in (1, 2) or not labels.size:
         raise ValueError(
             f"labels have shape {labels.shape} and logits {logits.shape}, must both be "
-            "[samples] with at least one sample"
+            "[samples] or [samples, tasks] with at least one sample"
+        )
+    if weights is not None and (
+        np.shape(weights) != (len(labels),)
+        or not (np.isfinite(weights).all() and min(weights) >= 0 < max(weights))
+    ):
+        raise ValueError(
+            f"weights have shape {np.shape(weights)}, must be one for each of the "
+            f"{len(labels)} samples, finite, 0 or more, and some above 0"
         )
     for name, array, good, rule, error in (
         ("label", labels, (labels >= 0) & (labels <= 1), "from 0 to 1", ValueError),
         ("logit", logits, np.isfinite(logits), "finite", NonFiniteLogitError),
     ):
         if not good.all():
-            first = int(np.argmin(good))
+            first = np.unravel_index(np.argmin(good), good.shape)
+            bad = good.size - np.sum(good)
             raise error(
-                f"{name} of sample {first} is {array[first]}, must be {rule} "
-                f"({np.sum(~good)} of {len(array)} samples are not)"
+                f"{name} of sample {first[0]} is {array[first]}, must be {rule} "
+                f"({bad} of {good.size} samples are not)"
             )
 
 
@@ -102,18 +141,31 @@ class EvalAccumulator:
     """
 
     def __init__(self):
-        self._batches: list[tuple[ArrayLike, ArrayLike, int]] = []
+        self._batches: list[tuple[tuple[ArrayLike, ...], int]] = []
 
-    def add(self, labels: ArrayLike, logits: ArrayLike, valid: int) -> None:
+    def add(
+        self,
+        labels: ArrayLike,
+        logits: ArrayLike,
+        valid: int,
+        weights: ArrayLike | None = None,
+    ) -> None:
         """Adds a batch to those to evaluate.
 
         Args:
-          labels, logits: ``[batch]``, on the host or on devices, sharded or not.
+          labels, logits: ``[batch]`` or ``[batch, tasks]``, on the host or on devices,
+            sharded or not.
           valid: number of its first samples that count; the others are padding.
+          weights: ``[batch]`` weights of the samples, in all batches or in none.
         """
-        if isinstance(labels, np.ndarray):
-            labels = labels.copy()  # which may be a view that keeps a whole batch
-        self._batches.append((labels, logits, valid))
+        arrays = labels, logits, *(() if weights is None else (weights,))
+        # A copy, since a view keeps a whole batch.
+        self._batches.append(
+            (
+                tuple(x.copy() if isinstance(x, np.ndarray) else x for x in arrays),
+                valid,
+            )
+        )
 
     def result(self) -> Metrics:
         """Returns the metrics of everything that was added.
@@ -121,13 +173,10 @@ class EvalAccumulator:
         Raises:
           ValueError: as ``evaluate`` does.
         """
-        labels, logits = (
-            np.concatenate([_to_host(batch[i])[: batch[2]] for batch in self._batches])
-            if self._batches
-            else np.empty(0)
-            for i in (0, 1)
-        )
-        return evaluate(labels, logits)
+        if not self._batches:
+            return evaluate(np.empty(0), np.empty(0))
+        batches = [[_to_host(x)[:valid] for x in b] for b, valid in self._batches]
+        return evaluate(*map(np.concatenate, zip(*batches, strict=True)))
 
 
 def _to_host(array: ArrayLike) -> np.ndarray:

@@ -25,7 +25,7 @@ class StepReport(NamedTuple):
       bad_ids: ``[devices, features]`` number of ids that are no row of their table, as
         in ``Routes``; several micro-batches lie along a first axis.
       logits: ``[batch]`` logits before the update, sharded.
-      labels: ``[batch]`` labels, sharded.
+      labels: labels, shaped like the logits, sharded.
     """
 
     numbers: jax.Array

@@ -29,7 +29,8 @@ class StepResult:
     Attributes:
       step: number of the step, from 1.
       loss: mean log loss of its batch, before the update.
-      logits, labels: ``[batch]``, sharded by samples; logits before the update.
+      logits, labels: ``[batch]`` or ``[batch, tasks]``, sharded by samples; logits
+        before the update.
       used: for each sharded storage the share of its capacity that the batch needed.
     """
 

@@ -5,6 +5,7 @@ Each device scores its share of the items, and only its own best K travel.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 
@@ -115,6 +116,15 @@ def items_of(
             for name, each in batch.ids.items()
         }
         found.append(
-            Batch(np.zeros_like(batch.dense[fresh]), chosen, batch.labels[fresh])
+            dataclasses.replace(
+                batch,
+                dense=np.zeros_like(batch.dense[fresh]),
+                ids=chosen,
+                labels=batch.labels[fresh],
+                weights={},
+                sample_weights=None
+                if batch.sample_weights is None
+                else batch.sample_weights[fresh],
+            )
         )
     return found

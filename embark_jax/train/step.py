@@ -26,7 +26,7 @@ from embark_jax.train.dense_parallelism import (
     update_shardings,
 )
 from embark_jax.train.device_batch import check_batch
-from embark_jax.train.flax_model import CALL
+from embark_jax.train.flax_model import CALL, check_logits
 from embark_jax.train.function_model import StepModel
 from embark_jax.train.gradients import gradients, route
 from embark_jax.train.losses import LOG_LOSS, Loss
@@ -186,8 +186,8 @@ def make_train_step(
       next_collection: if given, the step is ``(state, batch, routes, following) ->
         (state, report, routes of following)``: this collection makes the routes of the
         batch after this one. The given routes are donated, too.
-      loss: loss of a sample, whose mean over the batch is minimized, for models that
-        have none of their own.
+      loss: loss of a sample, for models that have none of their own. Minimized is the
+        mean over the batch, of losses times sample weights, if there are any.
       routed: makes the step ``(state, batch, routes) -> (state, report)``.
 
     Raises:
@@ -201,13 +201,16 @@ def make_train_step(
 
     @jax.named_scope("dense")
     def losses_of(params, model_state, embeddings, batch):
-        embeddings, dense, labels = lax.with_sharding_constraint(
-            (embeddings, batch.dense, batch.labels), by_sample
+        given = embeddings, batch.dense, batch.labels, batch.sample_weights
+        embeddings, dense, labels, weights = lax.with_sharding_constraint(
+            given, by_sample
         )
-        batch = batch._replace(dense=dense, labels=labels)
+        batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, loss
         )
+        if weights is not None and losses.ndim == 1:
+            losses = losses * weights
         return losses, lax.with_sharding_constraint(logits, by_sample), model_state
 
     def apply_batch(state, batch, routes):
@@ -346,6 +349,8 @@ def make_predict_step(
         with jax.default_matmul_precision(MATMUL_PRECISION):
             inputs = batch.dense, embeddings
             logits = model.score(params, model_state, *inputs, method)
+        if method == CALL:
+            check_logits(logits, batch.labels)
         any_bad = routes.any_bad
         fine = collection.fits(routes) & ~any_bad
         needed, no_loss = collection.needed(routes), jnp.zeros(())

@@ -347,7 +347,7 @@ class Trainer:
         placed = read_ahead(map(check, batches), self._placing.place_to_score, depth)
         scores = EvalAccumulator()
         for batch, logits in self._score_all(placed, STEPS_IN_FLIGHT):
-            scores.add(batch.labels, logits, len(batch))
+            scores.add(batch.labels, logits, len(batch), batch.sample_weights)
         return scores.result()
 
     def _score_all(

@@ -8,6 +8,7 @@ costs it one scatter in several steps, and 8 MB come to the host when somebody a
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ _SOFT = 2 * _BINS
 
 
 class TrainingAuc:
-    """AUC of the batches that were added since it was last taken."""
+    """AUC, for each label of a sample, of the batches that were added since it was last
+    taken."""
 
     def __init__(self):
         self._counts: jax.Array | None = None
@@ -41,7 +43,8 @@ class TrainingAuc:
         """Adds a batch; waits for nothing.
 
         Args:
-          logits, labels: ``[batch]``, sharded by samples over all devices of a mesh.
+          logits, labels: ``[batch]`` or ``[batch, tasks]``, sharded by samples over all
+            devices of a mesh; always of the same number of tasks.
         """
         self._waiting.append((logits, labels))
         if len(self._waiting) == _AT_ONCE:
@@ -54,42 +57,49 @@ class TrainingAuc:
             sharding = batches[0][0].sharding
             assert isinstance(sharding, NamedSharding)
             assert isinstance(sharding.mesh, Mesh)
-            self._programs = _programs(sharding.mesh)
+            self._programs = _programs(
+                sharding.mesh, math.prod(batches[0][1].shape[1:])
+            )
             self._counts = self._programs.empty()
         filled = [*batches, *batches[:1] * (_AT_ONCE - len(batches))]
         logits, labels = zip(*filled, strict=True)
         number = np.int32(len(batches))
         self._counts = self._programs.count(self._counts, number, logits, labels)
 
-    def take(self) -> float | None:
-        """Returns the AUC, within MAX_ERROR of the exact one; the next begins here.
+    def take(self) -> list[float | None]:
+        """Returns the AUC of each task, within MAX_ERROR of the exact one; the next
+        begin here.
 
         Logits that share a bin count as ties, so the error is at most half of the share
         of pairs, of a positive and a negative sample, that do.
 
         Returns:
-          The AUC; None if the error may exceed MAX_ERROR, as where all logits are
-          nearly the same; if all labels are equal; or if some are soft, neither 0 nor
-          1.
+          The AUCs, or nothing if no batch was added; None if the error may exceed
+          MAX_ERROR, as where all logits are nearly the same; if all labels are equal;
+          or if some are soft, neither 0 nor 1.
         """
         if self._waiting:
             self._count()
         if self._programs is None or self._counts is None:
-            return None
+            return []
         total = np.asarray(self._programs.total(self._counts)).astype(np.float64)
         self._counts = None
-        negative, positive, soft = total[:_BINS], total[_BINS:_SOFT], total[_SOFT]
-        pairs = negative.sum() * positive.sum()
-        ties = positive @ negative / 2
-        if soft or not pairs or ties > MAX_ERROR * pairs:
-            return None
-        below = np.cumsum(negative) - negative
-        return float((positive @ below + ties) / pairs)
+        return list(map(_auc, total))
+
+
+def _auc(counts: np.ndarray) -> float | None:
+    negative, positive, soft = counts[:_BINS], counts[_BINS:_SOFT], counts[_SOFT]
+    pairs = negative.sum() * positive.sum()
+    ties = positive @ negative / 2
+    if soft or not pairs or ties > MAX_ERROR * pairs:
+        return None
+    below = np.cumsum(negative) - negative
+    return float((positive @ below + ties) / pairs)
 
 
 class _Programs(NamedTuple):
-    """Functions that make counts, ``[devices, 2 * bins + 1]`` int32, add to them, and
-    sum them over the devices."""
+    """Functions that make counts, ``[devices, tasks, 2 * bins + 1]`` int32, add to
+    them, and sum them over the devices."""
 
     empty: Callable[[], jax.Array]
     count: Callable[..., jax.Array]
@@ -97,19 +107,21 @@ class _Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _programs(mesh: Mesh) -> _Programs:
+def _programs(mesh: Mesh, tasks: int) -> _Programs:
     by_device = PartitionSpec(mesh.axis_names)
 
     def empty():
-        return jnp.zeros((mesh.size, _SOFT + 1), jnp.int32)
+        return jnp.zeros((mesh.size, tasks, _SOFT + 1), jnp.int32)
 
     def count(counts, number, logits, labels):
-        logits, labels = jnp.stack(logits), jnp.stack(labels)
+        logits, labels = (
+            jnp.stack(each).reshape(_AT_ONCE, -1, tasks) for each in (logits, labels)
+        )
         place = jnp.where(labels == 1, _BINS, 0) + _bin_of(logits)
         place = jnp.where((labels == 0) | (labels == 1), place, _SOFT)
-        counted = jnp.arange(_AT_ONCE)[:, None] < number
+        counted = jnp.arange(_AT_ONCE)[:, None, None] < number
         place = jnp.where(counted, place, _SOFT + 1)
-        return counts.at[0, place].add(1, mode="drop")
+        return counts.at[0, jnp.arange(tasks), place].add(1, mode="drop")
 
     def total(counts):
         return counts.sum(axis=0, dtype=jnp.int32)
@@ -124,7 +136,7 @@ def _programs(mesh: Mesh) -> _Programs:
 
 
 def _bin_of(logits: jax.Array) -> jax.Array:
-    """Returns ``[batch]`` int32 bins, in the order of the logits."""
+    """Returns int32 bins, in the order of the logits."""
     bits = lax.bitcast_convert_type(logits, jnp.uint32)
     negative = bits >> 31 == 1
     key = jnp.where(negative, ~bits, bits | jnp.uint32(1 << 31))

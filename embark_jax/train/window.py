@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,10 +28,16 @@ class Window:
     before it.
 
     Args:
+      tasks: names of the labels, if samples have several.
       clock: function that gives seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        tasks: Sequence[str] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._tasks = tasks
         self._clock = clock
         self._results: list[StepResult] = []
         self._auc = TrainingAuc()
@@ -54,9 +60,12 @@ class Window:
     def close(self) -> dict[str, float | None]:
         """Returns the record of the window; the next one begins here."""
         results, self._results = self._results, []
+        aucs = self._auc.take()
+        known = [auc for auc in aucs if auc is not None]
         return {
             "loss": float(np.mean([result.loss for result in results])),
-            "train_auc": self._auc.take(),
+            "train_auc": float(np.mean(known)) if known == aucs != [] else None,
+            **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},
             "samples_per_s": self._samples_per_s(len(results), len(results[0].labels)),
             **{
                 f"capacity_used/{name}": max(result.used[name] for result in results)

@@ -154,6 +154,11 @@ WEIGHTS = good_batch().weights["tags"]
             good_batch(weights={"tags": NAN_WEIGHT}),
             "line 1: weights of feature 'tags', column 0: value is nan",
         ),
+        (
+            good_batch(sample_weights=np.array([1.0, -2.0])),
+            "line 1: sample weights: value is -2.0, must be 0 or more",
+        ),
+        (good_batch(sample_weights=np.ones(3)), r"sample weights: shape is \(3,\)"),
     ],
 )
 def test_a_bad_batch_is_refused_by_sample_value_and_rule(batch, message):

@@ -233,6 +233,8 @@ MODELS = (
     configs.AutoIntConfig(attention=(6,), heads=3),
     configs.FinalMLPConfig(stream1=(8,), stream2=(6, 4), heads=2, batch_norm=True),
     configs.FinalMLPConfig(stream1=(8,), stream2=(4,), gate=(5,), context1=("user",)),
+    configs.MMoEConfig(tasks=("a", "b"), experts=3, expert=(8,), tower=(5,)),
+    configs.MMoEConfig(tasks=("a", "b"), experts=1, expert=(8,), batch_norm=True),
     configs.DINConfig(history={"recent": "item"}, activation=(5, 4), deep=(6,)),
     configs.TwoTowerConfig(items=("item",), tower=(6, 4)),
 )

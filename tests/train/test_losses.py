@@ -14,7 +14,7 @@ from embark_jax.data import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.losses import BinaryCrossEntropy
+from embark_jax.train.losses import LOG_LOSS, BinaryCrossEntropy
 from embark_jax.train.trainer import Trainer
 from tests import runs
 
@@ -41,6 +41,19 @@ def test_log_loss_equals_its_formula(smoothing, l2):
         {"pooled": jnp.float32(pooled), "sequence": jnp.float32(sequence)},
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_losses_of_tasks_are_summed_by_weight():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(8, 3)), rng.integers(0, 2, (8, 3))
+    p = 1 / (1 + np.exp(-logits))
+    each = -labels * np.log(p) - (1 - labels) * np.log(1 - p)
+    arrays = jnp.float32(logits), jnp.float32(labels), {}
+    np.testing.assert_allclose(LOG_LOSS(*arrays), each.sum(axis=1), rtol=1e-5)
+    weighted = BinaryCrossEntropy(task_weights=(1, 0.5, 0))
+    np.testing.assert_allclose(
+        weighted(*arrays), each @ np.array([1, 0.5, 0]), rtol=1e-5
+    )
 
 
 class Sum(nnx.Module):

@@ -8,6 +8,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -36,7 +37,23 @@ def test_by_hand():
         "auc": (1 + 1 + 0.5) / 3,
         "accuracy": 3 / 4,
     }
-    assert dataclasses.asdict(metrics) == pytest.approx(expected, rel=1e-12)
+    found = dataclasses.asdict(metrics)
+    assert found.pop("tasks") == ()
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_several_tasks_have_their_own_metrics_and_their_means():
+    labels = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
+    logits = np.array([[0.1, 1.0], [1.1, -0.5], [-2.0, 0.3], [0.9, 2.0]])
+    found = evaluate(labels, logits)
+    each = [evaluate(labels[:, i], logits[:, i]) for i in (0, 1)]
+    assert list(found.tasks) == each
+    assert found.samples == 4
+    assert found.auc == pytest.approx(np.mean([task.auc for task in each]))
+    assert found.log_loss == pytest.approx(np.mean([task.log_loss for task in each]))
+    one_class = evaluate(np.array([[0, 1], [1, 1]]), logits[:2])
+    assert one_class.auc is None
+    assert one_class.tasks[0].auc == 1
 
 
 @given(
@@ -48,6 +65,37 @@ def test_auc_equals_brute_force_with_many_ties(samples):
     labels, logits = (np.array(column, np.float32) for column in np.transpose(samples))
     expected = brute_force_auc(labels, logits)
     assert evaluate(labels, logits).auc == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(-3, 4, 200).astype(np.float64)  # with many ties
+    labels, weights = rng.integers(0, 2, 200), rng.exponential(size=200)
+    weights[:20] = 0
+    p = 1 / (1 + np.exp(-logits))
+    found = evaluate(labels, logits, weights)
+    expected = {
+        "auc": sklearn.metrics.roc_auc_score(labels, logits, sample_weight=weights),
+        "log_loss": sklearn.metrics.log_loss(labels, p, sample_weight=weights),
+        "accuracy": sklearn.metrics.accuracy_score(
+            labels, logits > 0, sample_weight=weights
+        ),
+        "calibration": (p @ weights) / (labels @ weights),
+    }
+    for name, value in expected.items():
+        assert getattr(found, name) == pytest.approx(value, rel=1e-9), name
+    accumulator = EvalAccumulator()
+    for start in (0, 128):
+        part = slice(start, start + 128)
+        rows = len(labels[part])
+        accumulator.add(labels[part], logits[part], rows, weights[part])
+    assert accumulator.result() == found
+
+
+@pytest.mark.parametrize("weights", [[1], [0, 0], [1, -1], [1, math.nan]])
+def test_bad_weights(weights):
+    with pytest.raises(ValueError, match="must be one for each of the 2 samples"):
+        evaluate(np.array([0, 1]), np.zeros(2), np.array(weights))
 
 
 def test_predicting_the_base_rate_has_entropy_and_calibration_one():
@@ -88,12 +136,13 @@ def test_one_class_has_neither_auc_nor_normalized_entropy(label, calibration):
             r"labels have shape \(0,\) and logits \(0,\), must both be \[samples\]",
         ),
         ([1], [1, 2], r"labels have shape \(1,\) and logits \(2,\)"),
-        ([[1]], [[1]], r"labels have shape \(1, 1\)"),
+        ([[[1]]], [[[1]]], r"labels have shape \(1, 1, 1\)"),
         (
             [0, -0.5, 2],
             [0, 0, 0],
             r"label of sample 1 is -0.5, must be from 0 to 1 \(2",
         ),
+        ([[0, 1], [1, 7]], [[0, 0], [0, 0]], r"label of sample 1 is 7.0, must be"),
         ([0, 1], [0, math.nan], r"logit of sample 1 is nan, must be finite \(1 of 2"),
     ],
 )

@@ -21,7 +21,8 @@ def told(logits: np.ndarray, labels: np.ndarray, auc: TrainingAuc | None = None)
     by_sample = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
     for part in zip(*(np.split(x, BATCHES) for x in (logits, labels)), strict=True):
         auc.add(*(jax.device_put(x.astype(np.float32), by_sample) for x in part))
-    return auc.take()
+    (found,) = auc.take()
+    return found
 
 
 def draw(center: float, spread: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -58,10 +59,22 @@ def test_it_begins_anew_when_it_was_told():
     right = told(logits, labels, auc)
     assert right is not None
     assert told(-logits, labels, auc) == pytest.approx(1 - right, abs=2e-6)
-    assert auc.take() is None
+    assert auc.take() == []
 
 
 @pytest.mark.parametrize("labels", [np.zeros, np.ones, lambda n: np.full(n, 0.5)])
 def test_labels_that_give_none(labels):
     logits, _ = draw(0, 1)
     assert told(logits, labels(len(logits))) is None
+
+
+def test_each_task_has_its_own():
+    (logits, labels), (others, flags) = draw(-1, 2), draw(1, 0.5, seed=1)
+    auc = TrainingAuc()
+    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
+    by_sample = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
+    both = np.stack([logits, others], axis=1), np.stack([labels, flags], axis=1)
+    for part in zip(*(np.split(x, BATCHES) for x in both), strict=True):
+        auc.add(*(jax.device_put(x.astype(np.float32), by_sample) for x in part))
+    expected = roc_auc_score(labels, logits), roc_auc_score(flags, others)
+    assert auc.take() == pytest.approx(expected, abs=MAX_ERROR)

@@ -23,7 +23,7 @@ class Loop:
 
     def __init__(self):
         self.now = 0.0
-        self.window = Window(lambda: self.now)
+        self.window = Window(clock=lambda: self.now)
 
     def train(self, steps: int, log_every: int) -> list[float | None]:
         """Trains up to a stop; gives what each record says of throughput."""
@@ -61,7 +61,7 @@ def test_of_too_few_steps_nothing_is_said(steps):
 
 
 def test_a_window_follows_a_change_of_speed():
-    window, now = Window(lambda: now), 0.0
+    window, now = Window(clock=lambda: now), 0.0
     for seconds in (1.0, 0.25):
         for step in range(1, 41):
             now += seconds

@@ -50,9 +50,12 @@ class Columns(Config):
 
     label: str = "label"
     """The column of the label, a number from 0 to 1."""
+    labels: tuple[str, ...] = ()
+    """The columns of the labels, if samples have several, in place of ``label``."""
     positive_from: float | None = None
-    """If set, the label may be any number; it becomes 1 from this one on, otherwise
-    0."""
+    """If set, a label may be any number; it becomes 1 from this one on, otherwise 0."""
+    weight: str | None = None
+    """A column with the weight of each sample, 0 or more, in loss and metrics."""
     dense: Mapping[str, NumberColumn] = {}
     features: Mapping[str, CategoryColumn] = {}
     others: bool = True
@@ -72,8 +75,13 @@ class Columns(Config):
     @property
     def named(self) -> tuple[str, ...]:
         """All columns that are used."""
-        others = filter(None, (self.time, self.split))
-        return tuple(dict.fromkeys((self.label, *self.inputs, *others)))
+        others = filter(None, (self.time, self.split, self.weight))
+        return tuple(dict.fromkeys((*self.targets, *self.inputs, *others)))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns of the label or the labels."""
+        return self.labels or (self.label,)
 
     @property
     def inputs(self) -> tuple[str, ...]:

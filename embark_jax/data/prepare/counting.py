@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 
 from embark_jax.config import Config
 from embark_jax.data.files import write_arrow
-from embark_jax.data.manifest import LABEL
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
 from embark_jax.data.prepare.parsing import SamplePart
-from embark_jax.data.prepare.recipe import TRAIN, Recipe
+from embark_jax.data.prepare.recipe import TRAIN, Recipe, labels_of
 from embark_jax.data.prepare.report import FeatureSeen, Report, bags_seen, values_seen
 from embark_jax.data.prepare.vocabulary import FIRST_ID, ValueCounter, count_values
 
@@ -112,14 +111,14 @@ def count(
             if not (hashed or repeats or counters[feature.table].too_many):
                 values[name] = count_values(train[name].combine_chunks())
         numbers = {name: train[name].combine_chunks() for name in fits}
-        labels = train[LABEL].to_numpy()
+        labels = labels_of(train)
         sampled = in_sample(placed.start, len(samples), total)[is_train]
         return sampled, _CountedPart(labels, numbers, values, seen)
 
-    positive, samples = 0.0, 0
+    positive, samples = np.zeros(()), 0
     counting = in_order(count_part, parts, workers=workers, depth=workers)
     for number, (sampled, found) in enumerate(counting, 1):
-        positive += float(found.labels.sum(dtype=np.float64))
+        positive = positive + found.labels.sum(axis=0, dtype=np.float64)
         samples += len(found.labels)
         for name, fit in fits.items():
             fit.add(found.numbers[name], sampled)
@@ -146,7 +145,11 @@ def count(
         hotness=hotness | dict.fromkeys(ranges, 1),
         numbers=fitted,
         report=Report(
-            positive=positive / max(samples, 1),
+            positive=float(np.mean(positive) / max(samples, 1)),
+            labels={
+                name: float(ones / max(samples, 1))
+                for name, ones in zip(recipe.labels, np.ravel(positive), strict=False)
+            },
             features=bags,
             tables=tables,
             numbers={name: fit.seen() for name, fit in fits.items()},

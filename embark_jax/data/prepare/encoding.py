@@ -15,6 +15,7 @@ from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.counting import PlacedPart
 from embark_jax.data.prepare.numbers import FittedNumber
+from embark_jax.data.prepare.recipe import WEIGHT, labels_of
 from embark_jax.data.prepare.vocabulary import Vocabulary, flat, padded
 
 
@@ -36,11 +37,15 @@ class SampleEncoder:
             self._ids_of[table] = Vocabulary(keys, rows).ids
 
     def __call__(self, samples: pa.Table) -> np.ndarray:
-        """Returns ``[samples]`` records; the label is 0 if samples have none."""
+        """Returns ``[samples]`` records; labels are 0 and weights 1 if samples have
+        none."""
         manifest = self._manifest
         records = np.empty(len(samples), self._layout)
         has_label = LABEL in samples.column_names
-        records["label"] = samples[LABEL].to_numpy() if has_label else 0
+        records["label"] = labels_of(samples) if has_label else 0
+        if manifest.sample_weights:
+            weighed = WEIGHT in samples.column_names
+            records["sample_weight"] = samples[WEIGHT].to_numpy() if weighed else 1
         as_it_is = FittedNumber()
         for place, name in enumerate(manifest.dense):
             number = manifest.numbers.get(name, as_it_is)

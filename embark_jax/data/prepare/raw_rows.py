@@ -63,6 +63,7 @@ class RowEncoder:
 
     Attributes:
       cut: for each feature, how many values of too long lists were left out.
+      labels: names of the labels, if samples have several.
 
     Raises:
       DataError: if the folder has no encoding: its data were not a user's own files.
@@ -81,6 +82,7 @@ class RowEncoder:
         self._columns = self._manifest.columns
         self._records_of = SampleEncoder(self._manifest, encoding / VOCABULARY)
         self.cut = dict.fromkeys(self._manifest.features, 0)
+        self.labels = self._manifest.labels
 
     def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
         """Returns batches of any size, in the order of the rows, and whether they have
@@ -119,10 +121,15 @@ class RowEncoder:
             self.cut[name] += bags_seen(values, feature.hotness)[1]
             place = samples.column_names.index(name)
             samples = samples.set_column(place, name, values)
-        records, label = self._records_of(samples), self._columns.label
-        has_label = label in table.column_names and not table[label].null_count
+        records, targets = self._records_of(samples), self._columns.targets
+        has_label = all(
+            name in table.column_names and not table[name].null_count
+            for name in targets
+        )
         if has_label:
             records["label"] = tables.labels(table, self._columns, path)
+        if (weight := self._columns.weight) in table.column_names:
+            records["sample_weight"] = tables.weights(table, str(weight), path)
         return Batch.of(records, f"{path}, row {{}}".format), has_label
 
 

@@ -34,6 +34,8 @@ TRAIN, VALIDATION, TEST = range(len(SPLITS))
 TIME = "time of the sample"
 """A column of samples with the time of each one, a number, if the data set has
 times."""
+WEIGHT = "weight of the sample"
+"""A column of samples with the weight of each one, if the data set has weights."""
 
 
 class Extent(NamedTuple):
@@ -147,7 +149,7 @@ class Recipe:
       samples: makes samples from the columns of a piece and the number of its file: the
         label, the dense features (float32), and for each feature its values: uint32,
         int64, text, or lists of these. Missing values are null; dense ones are counted.
-        It may also return SPLIT, TIME, and what the history needs.
+        It may also return SPLIT, TIME, WEIGHT, and what the history needs.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
       bags_of_one_id: hotness of features that reading makes multi-hot.
@@ -169,6 +171,11 @@ class Recipe:
     columns: Columns | None = None
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels, if samples have several."""
+        return self.columns.labels if self.columns is not None else ()
+
+    @property
     def all_numbers(self) -> dict[str, NumberColumn]:
         """Every column of numbers, and its transform."""
         return dict.fromkeys(self.dense, NumberColumn()) | dict(self.numbers)
@@ -186,6 +193,22 @@ class Recipe:
             raise DataError(
                 f"{self.raw[0].path}: columns {', '.join(twice)} are used twice"
             )
+
+
+def label_column(labels: np.ndarray) -> pa.Array:
+    """A column of samples: numbers, or lists of them for ``[samples, tasks]``."""
+    values = pa.array(labels.ravel())
+    if labels.ndim == 1:
+        return values
+    return pa.FixedSizeListArray.from_arrays(values, labels.shape[1])
+
+
+def labels_of(samples: pa.Table) -> np.ndarray:
+    """The inverse of ``label_column``."""
+    column = samples[LABEL].combine_chunks()
+    if not pa.types.is_fixed_size_list(column.type):
+        return column.to_numpy()
+    return column.flatten().to_numpy().reshape(len(column), -1)
 
 
 def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:

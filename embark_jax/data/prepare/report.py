@@ -67,6 +67,7 @@ class Report(Config):
 
     Attributes:
       positive: mean label of the training samples.
+      labels: mean of each label, if samples have several.
       features, numbers: statistics by column.
       tables: statistics by table, for tables that are not hashed.
     """
@@ -75,11 +76,16 @@ class Report(Config):
     features: Mapping[str, FeatureSeen]
     tables: Mapping[str, ValuesSeen]
     numbers: Mapping[str, NumberSeen]
+    labels: Mapping[str, float] = {}
 
     def warnings(self) -> list[str]:
         """Yields what is probably a mistake, and what to do about it."""
         return [
-            *_of_labels(self.positive),
+            *(
+                text
+                for name, positive in (self.labels or {"": self.positive}).items()
+                for text in _of_labels(f" of {name!r}" if name else "", positive)
+            ),
             *(
                 f"column {name!r}: {text}"
                 for name, feature in self.features.items()
@@ -129,11 +135,11 @@ def _share_matching(values: pa.Array, pattern: str) -> float:
     return float(matches.to_numpy(zero_copy_only=False).mean())
 
 
-def _of_labels(positive: float) -> Iterator[str]:
+def _of_labels(of: str, positive: float) -> Iterator[str]:
     if positive in (0.0, 1.0):
-        yield f"all labels of the training samples are {positive:g}"
+        yield f"all labels{of} of the training samples are {positive:g}"
     elif not 0.001 <= positive <= 0.999:
-        yield f"{positive:.3%} of the training samples are positive"
+        yield f"{positive:.3%} of the labels{of} of the training samples are positive"
 
 
 def _of_feature(

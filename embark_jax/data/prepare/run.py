@@ -266,6 +266,8 @@ def _manifest(
     return Manifest.of(
         made_from=made_from,
         dense=recipe.dense,
+        labels=recipe.labels,
+        sample_weights=recipe.columns is not None and recipe.columns.weight is not None,
         features=features,
         table_rows=counted.table_rows,
         numbers={n: counted.numbers[n] for n in recipe.numbers},

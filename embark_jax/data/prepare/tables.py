@@ -18,11 +18,13 @@ from embark_jax.data.prepare.delimited import Column, shown, with_header
 from embark_jax.data.prepare.recipe import (
     SPLIT,
     TIME,
+    WEIGHT,
     DelimitedFile,
     ParquetFile,
     RawFile,
     Recipe,
     given_split,
+    label_column,
     last_part,
     missing_where,
 )
@@ -72,7 +74,7 @@ def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
     check_there(columns.inputs, names, str(paths[0]))
     if patterns is TEXT_FILES:
         return _text_files(paths, columns, names, label_required=False)
-    used = {*columns.inputs, columns.label} & set(names)
+    used = {*columns.inputs, *columns.targets, columns.weight} & set(names)
     return [ParquetFile(each, tuple(sorted(used))) for each in paths]
 
 
@@ -85,8 +87,10 @@ def _text_files(
     bounds = None if columns.positive_from is not None else (0, 1)
 
     def column(name: str) -> Column:
-        if name == columns.label:
+        if name in columns.targets:
             return Column(name, "number", required=label_required, bounds=bounds)
+        if name == columns.weight:
+            return Column(name, "number", required=label_required)
         return Column(name, "number" if name in columns.dense else "text")
 
     separator = _separator(paths[0], columns)
@@ -102,6 +106,9 @@ def _recipe(raw: Sequence[RawFile], columns: Columns) -> Recipe:
     def samples(table: pa.Table, file: int) -> pa.Table:
         found = inputs(table, columns, paths[file])
         label = labels(table, columns, paths[file])
+        if columns.weight:
+            weight = weights(table, columns.weight, paths[file])
+            found = found.append_column(WEIGHT, pa.array(weight))
         if columns.time:
             found = found.append_column(TIME, _times(table, columns.time, paths[file]))
         if columns.split:
@@ -110,7 +117,7 @@ def _recipe(raw: Sequence[RawFile], columns: Columns) -> Recipe:
         elif of_files is not None:
             split = pa.array(np.full(len(table), of_files[file], np.uint8))
             found = found.append_column(SPLIT, split)
-        return found.append_column(LABEL, pa.array(label))
+        return found.append_column(LABEL, label_column(label))
 
     of_files = None if columns.time or columns.split else _splits_of_files(paths)
     bucketed = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
@@ -147,21 +154,42 @@ def inputs(table: pa.Table, columns: Columns, path: Path) -> pa.Table:
 
 
 def labels(table: pa.Table, columns: Columns, path: Path) -> np.ndarray:
-    """float32 ``[samples]``, each from 0 to 1.
+    """float32 ``[samples]``, or ``[samples, tasks]`` if there are several, each from 0
+    to 1.
 
     Raises:
       DataError: if a label is missing or out of range.
     """
-    found = _numbers(table, columns.label, path)
+    found = [_label(table, name, columns, path) for name in columns.targets]
+    return np.stack(found, axis=1) if columns.labels else found[0]
+
+
+def weights(table: pa.Table, name: str, path: Path) -> np.ndarray:
+    """float32 ``[samples]``, 0 or more.
+
+    Raises:
+      DataError: if a weight is missing or negative.
+    """
+    found = _numbers(table, name, path)
     if found.null_count:
-        raise DataError(f"{path}: column {columns.label}: has missing labels")
+        raise DataError(f"{path}: column {name}: has missing weights")
+    weight = found.to_numpy()
+    if len(bad := weight[weight < 0]):
+        raise DataError(f"{path}: column {name}: is {bad[0]:g}, must be 0 or more")
+    return weight
+
+
+def _label(table: pa.Table, name: str, columns: Columns, path: Path) -> np.ndarray:
+    found = _numbers(table, name, path)
+    if found.null_count:
+        raise DataError(f"{path}: column {name}: has missing labels")
     label = found.to_numpy()
     if columns.positive_from is not None:
         return (label >= columns.positive_from).astype(np.float32)
     if len(bad := label[(label < 0) | (label > 1)]):
         raise DataError(
-            f"{path}: column {columns.label}: value is {bad[0]:g}, must be from 0 to "
-            "1; for ratings, give the lowest positive one: --positive-from"
+            f"{path}: column {name}: value is {bad[0]:g}, must be from 0 to 1; for "
+            "ratings, give the lowest positive one: --positive-from"
         )
     return label
 

@@ -90,6 +90,36 @@ def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
     assert (np.diff((sequence >= 0).astype(int), axis=1) >= 0).all()
 
 
+def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
+    for i, row in enumerate(rows):
+        row["like"] = i % 3
+        row["stars"] = int(row["stars"] >= 4) * 3
+        row["w"] = f"{i / 8}"
+    path = write(tmp_path / "rows.csv", rows)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
+    columns = {"labels": ["stars", "like"], "positive_from": 2, "split": "fold"}
+    columns["weight"] = "w"
+    data = of(path, tmp_path / "out", features={"film": {}}, others=False, **columns)
+    assert data.manifest.labels == ("stars", "like")
+    for fold, split in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        mine = [row for row in rows if row["fold"] == fold]
+        (batch,) = data.in_file_order(split, 1000)
+        expected = [[row["stars"] >= 2, row["like"] >= 2] for row in mine]
+        np.testing.assert_array_equal(batch.labels, np.float32(expected))
+        expected = [float(row["w"]) for row in mine]
+        np.testing.assert_array_equal(batch.sample_weights, np.float32(expected))
+    (batch,) = (data.train_batch(0, 16),)
+    assert batch.labels.shape == (16, 2)
+    rows[5]["like"] = ""
+    path = write(tmp_path / "bad.csv", rows)
+    with pytest.raises(DataError, match="column like"):
+        of(path, tmp_path / "bad", features={"film": {}}, others=False, **columns)
+    rows[5] |= {"like": 1, "w": "-2"}
+    path = write(tmp_path / "bad.csv", rows)
+    with pytest.raises(DataError, match="column w: is -2, must be 0 or more"):
+        of(path, tmp_path / "worse", features={"film": {}}, others=False, **columns)
+
+
 def test_the_latest_are_held_out(rows, tmp_path):
     path = write(tmp_path / "rows.csv", rows)
     columns = {"label": "stars", "positive_from": 4, "time": "when", "others": False}

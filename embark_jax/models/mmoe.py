@@ -1,0 +1,82 @@
+"""MMoE: several tasks share experts, which a gate for each task mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.layers import MLP, Linear
+
+
+class MMoE(nnx.Module):
+    """Multi-gate Mixture-of-Experts, and the shared-bottom model.
+
+    Task k has the logit ``tower_k(Σ_i g_k(x)_i f_i(x))``: experts ``f_i`` are MLPs over
+    all features, and its gate is ``g_k(x) = softmax(W_k x)``. With a single expert
+    there is nothing to mix, and no gate: this is the shared-bottom model. Paper:
+    https://doi.org/10.1145/3219819.3220007, section 4; gates have a bias here.
+
+    Args:
+      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
+        differ. Features are taken sorted by name.
+      dense_features: number of dense features.
+      tasks: names of the tasks, in the order of the labels.
+      experts: number of experts.
+      expert: widths of each expert, each layer with ReLU.
+      tower: hidden widths of each task's tower.
+      compute_dtype: dtype of matrix operands; parameters and sums are float32.
+      dropout, batch_norm: see ``layers.MLP``; they apply to experts and towers.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if a feature is a sequence.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        tasks: Sequence[str],
+        experts: int = 8,
+        expert: Sequence[int] = (256,),
+        tower: Sequence[int] = (64,),
+        compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dims = pooled_dims(embedding_shapes)
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
+        width = dense_features + sum(dim for _, dim in self.dims)
+        self.experts = nnx.List(
+            MLP(width, expert, last_relu=True, **mlp) for _ in range(experts)
+        )
+        self.gates = nnx.List(
+            Linear(width, experts, **shared) for _ in tasks if experts > 1
+        )
+        self.towers = nnx.List(
+            MLP((width, *expert)[-1], (*tower, 1), last_relu=False, **mlp)
+            for _ in tasks
+        )
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Returns logits ``[batch, tasks]``; see ``interface``."""
+        x = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
+        outputs = jnp.stack([expert(x) for expert in self.experts], axis=1)
+        logits = []
+        for task, tower in enumerate(self.towers):
+            mixed = outputs[:, 0]
+            if self.gates:
+                gate = nnx.softmax(self.gates[task](x))
+                mixed = jnp.sum(gate[:, :, None] * outputs, axis=1)
+            logits.append(tower(mixed))
+        return jnp.concatenate(logits, axis=1)
