@@ -21,12 +21,17 @@ from embark_jax import planner
 from embark_jax.fleet import dgx_h100
 from embark_jax.planner import ForcedPlacement
 from embark_jax.planner.search import instance, planning, relaxation, solve
+from embark_jax.planner.search.local_search import LocalSearch
 
 RESULTS = Path(__file__).parent / "results" / "search" / "ablation.json"
 ALL = "all parts"
 
 
 def unchanged(assignment, *_):
+    return assignment
+
+
+def stays(_, assignment, *__):
     return assignment
 
 
@@ -37,12 +42,14 @@ def keep_all(instance, spread):
 PARTS = {
     "roundings of crowded relaxations": mock.patch.object(solve, "CROWDING", (0.0,)),
     "swaps": mock.patch.object(solve, "swap_shards", unchanged),
+    "equal numbers of column shards": mock.patch.object(LocalSearch, "recut", stays),
     "hot rows that take 90 % of the ids": mock.patch.object(
         instance, "HOT_SHARES", (0.5,)
     ),
     "hierarchical exchanges": mock.patch.object(
         planning, "exchanges_of", return_value=("flat",)
     ),
+    "whole tables, where many are alike": mock.patch.object(solve, "FEW_CANDIDATES", 0),
     "dominated candidates left out": mock.patch.object(
         relaxation, "undominated", keep_all
     ),
@@ -52,6 +59,7 @@ CASES = (
     # model, nodes, Zipf exponent, whether hot rows can be chosen
     *(("dlrm_dcnv2", nodes, 1.1, True) for nodes in (1, 8, 16)),
     *(("dlrm_dcnv2", nodes, 0.6, False) for nodes in (1, 8)),
+    ("dlrm_dcnv2", 1, 0.0, False),
     ("dlrm_dcnv2", 16, 1.1, False),
     ("dlrm_dcnv2", 16, 0.0, False),
     *(("t7", nodes, 1.1, True) for nodes in (8, 16)),

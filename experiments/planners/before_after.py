@@ -8,7 +8,7 @@
 The other planner makes its plans in a process of its own, in the same run; all plans
 are priced by this one's cost model, rows in turn. In results/search, writes KIND.json
 and a table of it, KIND.md; of certified plans, certified.*; beside another checkout,
-before_after.*.
+before_after.*; without hot rows, with _cold in the name.
 """
 
 from __future__ import annotations
@@ -159,6 +159,10 @@ def compare(case: dict[str, Any], given: argparse.Namespace) -> dict[str, Any] |
     return result
 
 
+def is_of(result: dict[str, Any], case: dict[str, Any]) -> bool:
+    return case.items() <= {key: result.get(key) for key in case}.items()
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """In Markdown, a line a case."""
     lines = [
@@ -206,16 +210,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a case, as it is printed")
     given = parser.parse_args()
     name = "before_after" if given.before is not None else given.kind
-    path = RESULTS / f"{'certified' if given.certify else name}.json"
-    results = []
+    name = "certified" if given.certify else name
+    path = RESULTS / f"{name}{'_cold' * given.cold}.json"
+    # Results of cases that are not asked for stay.
+    known = json.loads(path.read_text()) if path.exists() else []
     for case in cases():
         asked = case["kind"] == given.kind and given.only in json.dumps(case)
         result = compare(case, given) if asked else None
         if result is not None:
-            results.append(result)
+            known = [each for each in known if not is_of(each, case)] + [result]
+            known = [one for each in cases() for one in known if is_of(one, each)]
             print(json.dumps(result), flush=True)
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            path.with_suffix(".md").write_text(table(results))
+            path.write_text(json.dumps(known, indent=1) + "\n")
+            path.with_suffix(".md").write_text(table(known))
 
 
 if __name__ == "__main__":

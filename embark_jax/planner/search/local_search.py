@@ -2,16 +2,19 @@
 
 A *move* takes a table out and inserts it anew, in the candidate and on the owners that
 add least. Passes over all tables use ever higher powers of the smooth cost: low powers
-see the sum of all loads, high powers the fullest devices. The best assignment on the
-way is kept, by the true cost.
+see the sum of all loads, high powers the fullest devices. Where no move helps any more,
+all tables in RB are taken out together and inserted anew, with equal numbers of column
+shards. The best assignment on the way is kept, by the true cost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
+from embark_jax.planner.cost.candidates import CLUSTERS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.insertion import Insertion, Shortlist
 from embark_jax.planner.search.instance import Instance
@@ -25,6 +28,10 @@ LARGE_POWERS = (2, 4, 16, 256)
 show that it helps to unload one."""
 FIRST_POWER = 8
 """Power of the smooth cost by which tables are inserted at first."""
+ANEW_POWER = 64
+"""Power by which tables that were taken out together are inserted again."""
+HOPEFUL = 1.3
+"""Largest step after that, as a multiple of the one before, that passes may mend."""
 FAILURES = 2
 """Failures of alike tables in a pass after which the others are not tried."""
 MOST_CANDIDATES, FEW_CANDIDATES = 16, 8
@@ -66,6 +73,8 @@ class LocalSearch:
             smallest = able[np.argmin(instance.shard_bytes[able])]
             mine = np.unique(np.append(able[:most], smallest))
             self.shortlists.append(Shortlist(instance, mine))
+        usable = order[np.isfinite(relaxed.above_ms[order])]
+        self._cuts = [] if instance.is_large else _cuts(instance, usable)
 
     def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:
         """Inserts all tables: those with forced owners first, then those whose row
@@ -99,6 +108,7 @@ class LocalSearch:
         assignment: Assignment,
         dice: np.random.Generator,
         ms_per_byte: float = 0.0,
+        shortlists: Mapping[int, Shortlist] | None = None,
     ) -> Assignment:
         """Returns the best assignment on the way of all passes.
 
@@ -106,15 +116,47 @@ class LocalSearch:
           assignment: assignment to begin with; it is changed.
           dice: random order of tables.
           ms_per_byte: price of memory.
+          shortlists: by group, the candidates to move to; None takes
+            ``self.shortlists``.
         """
+        shortlists = shortlists or dict(enumerate(self.shortlists))
         best, best_rank = assignment.copy(), assignment.rank()
         for power in LARGE_POWERS if self.instance.is_large else POWERS:
-            self._pass(Insertion(assignment, power, ms_per_byte), dice)
+            self._pass(Insertion(assignment, power, ms_per_byte), dice, shortlists)
             if (now := assignment.rank()) < best_rank:
                 best, best_rank = assignment.copy(), now
         return best
 
-    def _pass(self, insertion: Insertion, dice: np.random.Generator) -> None:
+    def recut(
+        self, best: Assignment, dice: np.random.Generator, ms_per_byte: float = 0.0
+    ) -> Assignment:
+        """Gives all tables in RB the same number of column shards, one number after the
+        other, where that makes a better assignment. No table would change alone, since
+        shards of another width lie in another storage, with exchanges of its own."""
+        pooled = self.instance.candidates.cluster == CLUSTERS.index("rb")
+        group = self.instance.group
+        for shortlists in self._cuts:
+            mine = pooled[best.candidate] & np.isin(group, [*shortlists])
+            tables = np.flatnonzero(mine & self.movable).tolist()
+            trial = best.copy()
+            insertion = Insertion(trial, ANEW_POWER, ms_per_byte)
+            for table in tables:
+                insertion.take(table)
+            for table in tables:
+                shortlist = shortlists[int(group[table])]
+                insertion.put(table, *insertion.best(shortlist)[1:])
+            if trial.step_ms() <= HOPEFUL * best.step_ms():
+                offered = dict(enumerate(self.shortlists)) | shortlists
+                trial = self.improve(trial, dice, ms_per_byte, offered)
+                best = min(best, trial, key=Assignment.rank)
+        return best
+
+    def _pass(
+        self,
+        insertion: Insertion,
+        dice: np.random.Generator,
+        shortlists: Mapping[int, Shortlist],
+    ) -> None:
         """Tries to move every table."""
         assignment = insertion.assignment
         failures: Counter[tuple[int, int]] = Counter()
@@ -128,7 +170,7 @@ class LocalSearch:
             if failures[group, candidate] >= FAILURES:
                 continue
             insertion.take(table)
-            growth, other, devices = insertion.best(self.shortlists[group])
+            growth, other, devices = insertion.best(shortlists[group])
             after = insertion.smooth_cost() + growth
             if after < (1 - LEAST_GAIN) * cost:
                 candidate, owners = other, devices
@@ -136,3 +178,34 @@ class LocalSearch:
             else:
                 failures[group, candidate] += 1
             insertion.put(table, candidate, owners)
+
+
+def _cuts(instance: Instance, usable: np.ndarray) -> list[dict[int, Shortlist]]:
+    """Returns, for each number of column shards and by group, some candidates in RB
+    with this number, and in other clusters.
+
+    Args:
+      instance: instance to plan.
+      usable: numbers of candidates, the promising ones of each group first.
+    """
+    each = instance.candidates
+    pooled = each.cluster[usable] == CLUSTERS.index("rb")
+    columns, group = each.column_shards[usable], each.table[usable]
+    found = []
+    for number in np.unique(columns[pooled]).tolist():
+        cut = pooled & (columns == number)
+        found.append(
+            {
+                g: Shortlist(
+                    instance,
+                    np.concatenate(
+                        [
+                            usable[kind & (group == g)][:FEW_CANDIDATES]
+                            for kind in (cut, ~pooled)
+                        ]
+                    ),
+                )
+                for g in np.unique(group[cut]).tolist()
+            }
+        )
+    return found

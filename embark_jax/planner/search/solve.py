@@ -23,7 +23,7 @@ GROUPS = 120
 roundings improved."""
 ALIKE = 0.1
 """Largest number of groups for each table at which whole tables are solved for."""
-FEW_CANDIDATES = 400
+FEW_CANDIDATES = 150
 """Largest number of candidates at which this solver takes no longer than the rest."""
 NODES = 20
 """Nodes of the solver's tree: a count, not a time, so that plans repeat."""
@@ -172,13 +172,16 @@ class Start:
                 self.place(chosen, np.random.default_rng(seed), ms_per_byte)
                 for seed, chosen in enumerate(self.choices)
             ]
-            for each in sorted(placed, key=Assignment.rank)[:SWAPPED]:
+            short = not min(placed, key=Assignment.step_ms).fits()
+            placed = sorted(placed, key=Assignment.rank)[:SWAPPED]
+            dice = np.random.default_rng(0)
+            placed.append(self.search.recut(placed[0], dice, ms_per_byte))
+            for each in placed:
                 found = swap_shards(each, self.search.movable, ms_per_byte)
                 if found.fits() and (
                     best is None or found.step_ms() < best.assignment.step_ms()
                 ):
                     best = Found(found, self.relaxed.bound_ms, ms_per_byte)
-            short = not min(placed, key=Assignment.step_ms).fits()
             if best and not (short and more):
                 break
             more -= best is not None
