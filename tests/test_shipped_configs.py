@@ -35,6 +35,20 @@ TRAINED_QUICKLY = [
     ),
 ]
 """With and without sequences, and a list of tables; all others are slow."""
+TRAINED_SLOWLY = [
+    *(CONFIGS / "models" / f"{name}.yaml" for name in ("dlrm_dcnv2", "t7", "t180")),
+    *(
+        CONFIGS / "experiments" / f"{name}.yaml"
+        for name in (
+            *("avazu/wide_deep", "criteo_1tb/dlrm_dcnv2", "criteo_kaggle/dlrm"),
+            *("movielens_1m/dcn", "taobao_ads/deepfm", "taobao_behaviour/tbsm"),
+            *(f"movielens_100k/{m}" for m in ("autoint", "din", "finalmlp", "mmoe")),
+        )
+    ),
+    CONFIGS / "movielens_100k.yaml",
+]
+"""With these, each model and each kind of data is trained."""
+TRAINED = {*TRAINED_QUICKLY, *TRAINED_SLOWLY}
 STEPS = 10
 MOST_TABLES = 60
 # Narrow layers, which compile and run fast; tables keep their dims.
@@ -120,8 +134,19 @@ def test_every_experiment_plans_for_its_fleet(path, movielens_folder):
     )
 
 
-@pytest.mark.parametrize("path", thorough(YAML, TRAINED_QUICKLY), ids=name_of)
-def test_every_experiment_trains(path, movielens_folder):
+def test_each_model_and_each_kind_of_data_is_trained():
+    assert set(TRAINED_SLOWLY) < {*YAML, *TABLE_LISTS}
+    for part in ("model", "data"):
+        kinds = {getattr(load(path), part).kind for path in YAML}
+        assert {getattr(load(p), part).kind for p in TRAINED & {*YAML}} == kinds
+
+
+@pytest.mark.parametrize(
+    "path",
+    thorough([each for each in YAML if each in TRAINED], TRAINED_QUICKLY),
+    ids=name_of,
+)
+def test_an_experiment_trains(path, movielens_folder):
     changes = stand_in(path)
     if load(path).data.kind == "synthetic":
         changes = ["scale=0.001"]
@@ -149,8 +174,12 @@ def test_every_other_table_list_plans_for_its_fleet(path, tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
 
 
-@pytest.mark.parametrize("path", thorough(TABLE_LISTS, TRAINED_QUICKLY), ids=name_of)
-def test_every_table_list_trains(path, tmp_path):
+@pytest.mark.parametrize(
+    "path",
+    thorough([each for each in TABLE_LISTS if each in TRAINED], TRAINED_QUICKLY),
+    ids=name_of,
+)
+def test_a_table_list_trains(path, tmp_path):
     few = without_most_equals(path, tmp_path)
     train(load(few, ["scale=0.0001", *NARROW[load(few).model.kind]]))
 

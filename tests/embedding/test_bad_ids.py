@@ -75,7 +75,7 @@ def test_garbage_changes_no_row_under_any_plan(problem, share):
 
 @pytest.mark.slow
 @hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=8)
 def test_garbage_changes_no_row_under_many_plans(problem, share):
     check(problem, share)
 
