@@ -16,7 +16,6 @@ from embark_jax.config import (
     OwnDataConfig,
     PreparedConfig,
     SyntheticConfig,
-    TableConfig,
     call_named,
     nearest,
     tasks_of,
@@ -282,7 +281,7 @@ def _declared_model(
     if missing:
         raise ConfigError("\n".join(missing))
     tables = tuple(
-        _table(name, table, table.rows or 0, embedding.dim)
+        embedding.table(name, table.rows or 0)
         for name, table in embedding.tables.items()
     )
     if not embedding.features:
@@ -342,8 +341,7 @@ def _merged_model(
         raise ConfigError("\n".join(problems))
     with blaming("embedding.tables"):
         tables = [
-            _table(name, embedding.tables.get(name, TableConfig()), rows, embedding.dim)
-            for name, rows in dataset.table_rows.items()
+            embedding.table(name, rows) for name, rows in dataset.table_rows.items()
         ]
     features = []
     for feature in dataset.features:
@@ -356,34 +354,6 @@ def _merged_model(
             )
         features.append(feature)
     return tuple(tables), tuple(features)
-
-
-def _table(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
-    """Makes a table from the config's values, else from ``rows`` and ``dim``."""
-    slots = None if mine.slots == "auto" else mine.slots
-    if mine.max_slots is not None:
-        if slots is None or mine.tier is not None:
-            raise ValueError(
-                f"table {name!r}: max_slots makes it dynamic; give slots as a number, "
-                "and evicted, not tier"
-            )
-        return TableSpec.dynamic(
-            *(name, mine.dim or dim, slots, mine.max_slots),
-            init_scale=mine.init_scale,
-            evict=mine.evict or "lru",
-            evicted=mine.evicted or "host",
-        )
-    if mine.evicted is not None:
-        raise ValueError(
-            f"table {name!r}: evicted is {mine.evicted!r}, but only rows of a dynamic "
-            "table are evicted to somewhere; set max_slots, or tier"
-        )
-    return TableSpec(
-        *(name, mine.rows or rows, mine.dim or dim, mine.init_scale),
-        tier=mine.tier or "device",
-        slots=slots,
-        evict=mine.evict or "lru",
-    )
 
 
 def _unknown(section: str, given: Any, known: Sequence[str]) -> list[str]:

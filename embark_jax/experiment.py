@@ -44,6 +44,7 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.cost.traffic import VALUE_BYTES
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
+from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.tables import (
     FeatureSpec,
@@ -116,6 +117,7 @@ class Experiment:
             "dense_features": self.dataset.dense_features,
             "model": _saved_model(config.model),
             "embedding_optimizer": config.embedding.optimizer.kind,
+            **_other_kinds(config),
             "dense_optimizer": config.dense_optimizer.kind,
         }
 
@@ -219,6 +221,14 @@ class Experiment:
         )
 
 
+def _other_kinds(config: ExperimentConfig) -> dict[str, Any]:
+    """Returns the optimizers of the tables that have another kind than most."""
+    embedding = config.embedding
+    kinds = {name: embedding.optimizer_of(name).kind for name in embedding.tables}
+    others = {n: k for n, k in kinds.items() if k != embedding.optimizer.kind}
+    return {"table_optimizers": others} if others else {}
+
+
 def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
     """Returns the part of a model's config that its variables depend on."""
     described = config.model_dump(mode="json", exclude={"compute_dtype"})
@@ -304,12 +314,14 @@ def workload(
     machines = fleet.load(
         config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
     )
+    embedding = config.embedding
+    kinds = [embedding.optimizer_of(table.name).kind for table in tables]
     return Workload(
         machines,
         config.train.batch_size // config.train.micro_batches,
         zipf_exponent,
         config.embedding.capacity_slack,
-        config.embedding.optimizer.kind,
+        max(kinds, key=STATE_VALUES.__getitem__),
         statistics,
         _wire(config),
         _dense_load(config, dataset.dense_features, tables, features),

@@ -17,6 +17,7 @@ Pooling = Literal["sum", "mean", "none"]
 Tier = Literal["device", "host", "disk"]
 Evict = Literal["lru", "lfu"]
 Evicted = Literal["host", "disk", "discard"]
+Initializer = Literal["uniform", "normal"]
 
 DYNAMIC_KEYS = 2**63 - 1
 """Number of keys of a dynamic table: any id that is not negative is one."""
@@ -32,8 +33,12 @@ class TableSpec:
       name: unique among the tables of a model.
       rows: number of rows; ids run from 0 to ``rows - 1``. May exceed 2**31.
       dim: parameters a row.
-      init_scale: rows start uniform in ``[-init_scale, init_scale]``. ``None`` takes
-        ``rows ** -0.5``, as DLRM does (https://arxiv.org/abs/1906.00091).
+      init_scale: scale of the initial values. ``None`` takes ``rows ** -0.5``, as DLRM
+        does (https://arxiv.org/abs/1906.00091).
+      initializer: rows start "uniform" in ``[-init_scale, init_scale]``, or "normal"
+        with mean 0 and standard deviation ``init_scale``.
+      optimizer: name of the rule that updates the rows, of those in
+        ``embedding.RowRules``; "" means the default.
       tier: place with room for all rows. "host" is the memory and "disk" a scratch file
         of the processes that own them; the table is then *cached*: device memory holds
         as many rows as it has slots, among them the rows that a batch asks for.
@@ -60,6 +65,8 @@ class TableSpec:
     evict: Evict = "lru"
     max_slots: int | None = None
     discard: bool = False
+    initializer: Initializer = "uniform"
+    optimizer: str = ""
 
     @classmethod
     def dynamic(
@@ -124,7 +131,11 @@ class TableSpec:
         self._check_dynamic()
 
     def _check_tier(self) -> None:
-        for key, allowed in (("tier", get_args(Tier)), ("evict", get_args(Evict))):
+        for key, kind in (
+            *(("tier", Tier), ("evict", Evict)),
+            ("initializer", Initializer),
+        ):
+            allowed = get_args(kind)
             if (value := getattr(self, key)) not in allowed:
                 raise ValueError(
                     f"table {self.name!r}: {key} is {value!r}, must be one of "

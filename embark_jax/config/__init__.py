@@ -6,6 +6,9 @@ from embark_jax.config.base import kind_of as kind_of
 from embark_jax.config.base import nearest as nearest
 from embark_jax.config.base import read_text as read_text
 from embark_jax.config.base import sections as sections
+from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
+from embark_jax.config.embedding import FeatureConfig as FeatureConfig
+from embark_jax.config.embedding import TableConfig as TableConfig
 from embark_jax.config.models import AnyModelConfig as AnyModelConfig
 from embark_jax.config.models import AutoIntConfig as AutoIntConfig
 from embark_jax.config.models import DCNConfig as DCNConfig
@@ -34,6 +37,9 @@ from embark_jax.config.optimizers import (
     PolynomialScheduleConfig as PolynomialScheduleConfig,
 )
 from embark_jax.config.optimizers import StepScheduleConfig as StepScheduleConfig
+from embark_jax.config.optimizers import (
+    TableOptimizerConfig as TableOptimizerConfig,
+)
 from embark_jax.config.own import CODE as CODE
 from embark_jax.config.own import OwnConfig as OwnConfig
 from embark_jax.config.own import call_named as call_named
@@ -41,9 +47,7 @@ from embark_jax.config.own import code_of as code_of
 from embark_jax.config.own import import_named as import_named
 from embark_jax.config.own import source_file as source_file
 from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
-from embark_jax.config.schema import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.schema import ExperimentConfig as ExperimentConfig
-from embark_jax.config.schema import FeatureConfig as FeatureConfig
 from embark_jax.config.schema import MeshConfig as MeshConfig
 from embark_jax.config.schema import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.schema import OwnDataConfig as OwnDataConfig
@@ -51,5 +55,4 @@ from embark_jax.config.schema import PlateauConfig as PlateauConfig
 from embark_jax.config.schema import PreparedConfig as PreparedConfig
 from embark_jax.config.schema import SearchedConfig as SearchedConfig
 from embark_jax.config.schema import SyntheticConfig as SyntheticConfig
-from embark_jax.config.schema import TableConfig as TableConfig
 from embark_jax.config.schema import TrainConfig as TrainConfig

@@ -103,6 +103,27 @@ class EmbeddingOptimizerConfig(Config):
     """Change of the rate from step to step."""
 
 
+class TableOptimizerConfig(Config):
+    """The optimizer of one table's rows; None takes that of `embedding.optimizer`."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] | None = None
+    """The rule."""
+    learning_rate: PositiveFloat | None = None
+    """Rate of the rows, before the schedule."""
+    eps: PositiveFloat | None = None
+    """Number added to the square root that the adaptive rules divide by."""
+    initial_accumulator: NonNegativeFloat | None = None
+    """Initial value of Adagrad's sums of squares."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Decay of Adam's mean gradient."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Decay of Adam's mean squared gradient."""
+    weight_decay: NonNegativeFloat | None = None
+    """Share of itself, times the learning rate, that a touched row first loses."""
+    schedule: ScheduleConfig | None = None
+    """Change of the rate from step to step."""
+
+
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 
 

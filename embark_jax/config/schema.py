@@ -23,13 +23,10 @@ from pydantic import (
 )
 
 from embark_jax.config.base import Config, ConfigError
+from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
-from embark_jax.config.optimizers import (
-    DenseOptimizerConfig,
-    EmbeddingOptimizerConfig,
-)
+from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
-from embark_jax.tables import Pooling
 
 
 class MeshConfig(Config):
@@ -97,100 +94,6 @@ DataConfig = Annotated[
     | Annotated[OwnDataConfig, Tag(OWN_KIND)],
     Discriminator(kind_tag),
 ]
-
-
-class TableConfig(Config):
-    """The properties of a table that the data do not give, and forced placements."""
-
-    rows: PositiveInt | None = None
-    """Number of rows; real data give it themselves."""
-    dim: PositiveInt | None = None
-    """Parameters a row; None takes `embedding.dim`."""
-    init_scale: NonNegativeFloat | None = None
-    """Rows start uniform in ±`init_scale`; None takes `rows ** -0.5`."""
-    tier: Literal["device", "host", "disk"] | None = None
-    """Place with room for all rows. With ``host`` or ``disk``, device memory holds as
-    many rows as there are ``slots``; None is ``device``."""
-    slots: PositiveInt | Literal["auto"] | None = None
-    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
-    or None takes as many as the planner finds memory for."""
-    max_slots: PositiveInt | None = None
-    """Makes a dynamic table: any id that is not negative is a key, and gets a row when
-    it is first seen. The table begins with ``slots``, at least one a device, which
-    double up to this number; after that, rows leave. ``rows`` is for synthetic data
-    only: the number of unique ids that are drawn."""
-    evicted: Literal["host", "disk", "discard"] | None = None
-    """Place of rows that have left a dynamic table: ``host`` memory (also None),
-    ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
-    evict: Literal["lru", "lfu"] | None = None
-    """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
-    ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
-    cluster: Literal["dp", "rb", "ub"] | None = None
-    """Forces the cluster; None leaves it to the planner, as in the next five keys."""
-    row_shards: PositiveInt | None = None
-    """Forces the number of row shards."""
-    column_shards: PositiveInt | None = None
-    """Forces the number of column shards, which must divide dim."""
-    devices: tuple[NonNegativeInt, ...] | None = None
-    """Forces the owner of each shard, row shard by row shard."""
-    exchange: Literal["flat", "hierarchical"] | None = None
-    """Forces the exchange: directly between all devices, or inside nodes first."""
-    hot_rows: NonNegativeInt | None = None
-    """Forces the number of first rows that are replicated on all devices; the other
-    rows are in cluster rb or ub."""
-
-
-class FeatureConfig(Config):
-    """A feature of synthetic data, or changes to a feature of the dataset."""
-
-    table: str | None = None
-    """Table that it reads; None takes the table with the feature's name."""
-    hotness: PositiveInt | None = None
-    """Largest number of ids in a bag."""
-    pooling: Pooling | None = None
-    """Pooling of a bag's rows to one embedding: `sum`, `mean`, or `none` for a
-    sequence."""
-    weighted: bool = False
-    """Whether each id comes with a weight; for synthetic data only."""
-
-
-class WireConfig(Config):
-    """The formats in which tables' rows and gradients travel between devices; sums are
-    float32. ``float16`` and ``float8_e4m3`` travel with a factor for each row."""
-
-    rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
-    """Format of rows and partial sums on their way to the requester."""
-    gradients: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
-    """Format of row gradients on their way to the owner."""
-
-
-class EmbeddingConfig(Config):
-    """Tables, features, their optimizer and their exchange."""
-
-    dim: PositiveInt = 32
-    """Parameters a row of every table that sets no ``dim``."""
-    tables: Mapping[str, TableConfig] = {}
-    """Tables by name."""
-    features: Mapping[str, FeatureConfig] = {}
-    """Features by name, in the order of the model's inputs."""
-    optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
-    """The rule that updates touched rows."""
-    on_bad_id: Literal["error", "drop", "hash"] = "error"
-    """Treatment of an id that is no row of its table: end the run, drop it from its
-    bag, or hash it to a row."""
-    capacity_slack: PositiveFloat = 1.25
-    """Multiple of the ids that the statistics expect; exchange buffers hold it."""
-    wire: WireConfig = WireConfig()
-    """Formats in which rows and gradients travel."""
-    ragged: bool = False
-    """Whether ids and rows of UB tables with a flat exchange travel without padding.
-    Only GPUs can do this; elsewhere they travel padded, with the same results."""
-    scratch: Path | None = None
-    """Folder for the rows of tables on ``disk`` during a run; None is the system's
-    folder for temporary files."""
-    kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
-    """Implementation of lookups and updates; `auto` takes the best one that runs on the
-    present devices."""
 
 
 class EarlyStoppingConfig(Config):

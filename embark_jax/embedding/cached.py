@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import RowOptimizer, group_rows
+from embark_kernels import group_rows
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -38,6 +38,7 @@ from embark_jax.embedding.key_index import (
     rehash,
     resolve,
 )
+from embark_jax.embedding.rules import AnyRule, rule_of
 from embark_jax.embedding.sharded import pick
 from embark_jax.planner import Storage
 
@@ -221,11 +222,12 @@ def _resolve_route(
     return jax.vmap(cluster.with_slots)(route, slot), found
 
 
-def row_values(optimizer: RowOptimizer, width: int) -> dict[str, slice]:
+def row_values(optimizer: AnyRule, storage: Storage) -> dict[str, slice]:
     """Returns the slice of each value in a row that moves: its states by name, and its
     parameters by the name ""."""
+    states = rule_of(optimizer, storage).state_widths(storage.width)
     found, begin = {}, 0
-    for name, size in {"": width, **optimizer.state_widths(width)}.items():
+    for name, size in {"": storage.width, **states}.items():
         found[name] = slice(begin, begin + size)
         begin += size
     return found
@@ -234,14 +236,15 @@ def row_values(optimizer: RowOptimizer, width: int) -> dict[str, slice]:
 def initial_values(
     collection: EmbeddingCollection,
     storage: Storage,
-    optimizer: RowOptimizer,
+    optimizer: AnyRule,
     key: jax.Array,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns a function from numbers in a device's block, ``[n]`` int32, and ``words``
     as in ``Incoming`` to all values of rows that no batch has asked for yet; it runs in
     ``shard_map``. ``key`` is that of ``EmbeddingCollection.init``."""
     rows_of = initial_rows(storage, key, collection.hot_keys)
-    states = sum(optimizer.state_widths(storage.width).values())
+    rule = rule_of(optimizer, storage)
+    states = sum(rule.state_widths(storage.width).values())
 
     def values(numbers, words):
         count, size = len(numbers), min(INITIAL_ROWS_AT_ONCE, len(numbers))
@@ -255,13 +258,13 @@ def initial_values(
 
         rows = jnp.zeros((count, storage.width), jnp.float32)
         rows = lax.fori_loop(0, -(-count // size), fill, rows)
-        state = jnp.full((count, states), optimizer.initial_state)
+        state = jnp.full((count, states), rule.initial_state)
         return jnp.concatenate([rows, state], axis=1)
 
     return values
 
 
-def make_take(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
+def make_take(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
     """Makes a jitted ``(storages, state, moves, incoming) -> rows`` that copies the
     rows that leave their slots, by storage name.
 
@@ -274,13 +277,14 @@ def make_take(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Calla
         for name, (slot, *_) in moves.items():
             arrays = {"": storages[name], **state[name]}
             slot = slot[: len(incoming[name].rows)]
-            values = row_values(optimizer, storages[name].shape[1])
+            values = row_values(optimizer, cached[name])
             outgoing[name] = jnp.concatenate(
                 [pick(arrays[n], slot) for n in values], axis=1
             )
         return outgoing
 
-    names = list(collection.cached)
+    cached = collection.cached
+    names = list(cached)
     mapped = collection.map(take, (BATCH,) * 4, BATCH)
 
     def take_cached(storages: Storages, state: OptimizerState, moves, incoming):
@@ -295,7 +299,7 @@ def make_take(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Calla
     return jax.jit(take_cached, out_shardings=outgoing)
 
 
-def make_put(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callable:
+def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
     """Makes a jitted ``(storages, state, key, moves, incoming) -> (storages, state)``
     that puts rows into slots; storages and state are donated.
 
@@ -305,7 +309,7 @@ def make_put(collection: EmbeddingCollection, optimizer: RowOptimizer) -> Callab
 
     def put(storages, state, key, moves, incoming):
         for name, (slot, numbers, *_) in moves.items():
-            values = row_values(optimizer, storages[name].shape[1])
+            values = row_values(optimizer, cached[name])
             arrays = {"": storages[name], **state[name]}
             rows, fresh, words = incoming[name]
             slot, numbers = slot[: len(rows)], numbers[: len(rows), 0]

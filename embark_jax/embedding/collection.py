@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import Implementation, RowOptimizer, choose
+from embark_kernels import Implementation, choose
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -29,6 +29,7 @@ from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
+from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
 from embark_jax.embedding.sharded import check_mesh
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
@@ -178,28 +179,27 @@ class EmbeddingCollection:
 
         return jax.jit(self.map(create, (PartitionSpec(),), self._specs))(key)
 
-    def init_optimizer(self, optimizer: RowOptimizer) -> OptimizerState:
+    def init_optimizer(self, optimizer: AnyRule) -> OptimizerState:
         """Creates the initial optimizer state, sharded like the storages."""
 
         def create():
+            devices, storages = self.plan.devices, self._storages
             return {
-                name: {
-                    state: jnp.full((slots, width), optimizer.initial_state)
-                    for state, width in optimizer.state_widths(storage.width).items()
-                }
-                for name, storage in self._storages.items()
-                for slots in [storage.slots_per_device * self._copies(name)]
+                n: initial_states(optimizer, s, devices) for n, s in storages.items()
             }
 
         return jax.jit(create, out_shardings=self.state_shardings(optimizer))()
 
     def state_shardings(
-        self, optimizer: RowOptimizer
+        self, optimizer: AnyRule
     ) -> dict[str, dict[str, NamedSharding]]:
         """Returns the sharding of each array of ``init_optimizer``."""
+        shardings = self.shardings
         return {
-            name: dict.fromkeys(optimizer.state_widths(1), sharding)
-            for name, sharding in self.shardings.items()
+            name: dict.fromkeys(
+                rule_of(optimizer, each).state_widths(1), shardings[name]
+            )
+            for name, each in self._storages.items()
         }
 
     def route(
@@ -297,7 +297,7 @@ class EmbeddingCollection:
         state: OptimizerState,
         routes: Routes,
         gradients: Mapping[str, jax.Array],
-        optimizer: RowOptimizer,
+        optimizer: AnyRule,
         step: jax.Array,
         apply: jax.Array,
         micro_batches: int = 1,
@@ -308,7 +308,7 @@ class EmbeddingCollection:
           storages, state: arrays of ``init`` and ``init_optimizer``.
           routes: result of ``route``, for the batch that was looked up.
           gradients: gradients of the loss by each array that ``lookup`` returned.
-          optimizer: rule for touched rows.
+          optimizer: rule for touched rows, or rules.
           step: ``[]`` int32 number of this step, from 1.
           apply: ``[]`` bool; if false, nothing changes.
           micro_batches: if there are several, routes and gradients have them along a
@@ -324,7 +324,7 @@ class EmbeddingCollection:
                     routes.storages[name],
                     routes.mean_factors,
                     gradients,
-                    optimizer,
+                    rule_of(optimizer, self._storages[name]),
                     step,
                     apply,
                     micro_batches,
@@ -366,9 +366,6 @@ class EmbeddingCollection:
         storages = dict.fromkeys(self.clusters, batch)
         replicated = PartitionSpec()
         return Routes._make([storages, batch, replicated, batch, replicated])
-
-    def _copies(self, name: str) -> int:
-        return 1 if self._storages[name].replicated else self.plan.devices
 
 
 def _make_cluster(

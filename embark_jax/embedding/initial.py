@@ -24,8 +24,8 @@ def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Ar
     those of ``initial_rows``.
 
     Returns:
-      ``[rows_per_device, width]`` float32, uniform in ± the table's scale; zeros in
-      slots that hold no row.
+      ``[rows_per_device, width]`` float32, as the table's initializer and scale say;
+      zeros in slots that hold no row.
     """
     slots, width = storage.rows_per_device, storage.width
     block_slots = min(INIT_BLOCK_SLOTS, slots)
@@ -59,21 +59,24 @@ def initial_rows(
     """
     shards = _ShardsByDevice(storage, hot_keys)
 
-    def value(row_low, row_high, column, seed, scale):
+    def value(row_low, row_high, column, seed, normal, scale):
         cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
         cell = jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
-        return jax.random.uniform(cell, minval=-1.0, maxval=1.0) * scale
+        drawn = jax.random.uniform(cell, minval=-1.0, maxval=1.0)
+        if shards.normal.any():
+            drawn = jnp.where(normal, jax.random.normal(cell), drawn)
+        return drawn * scale
 
-    by_column = jax.vmap(value, in_axes=(None, None, 0, None, None))
-    by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0))
+    by_column = jax.vmap(value, in_axes=(None, None, 0, None, None, None))
+    by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0, 0))
 
     def rows_of(slot, words=None):
-        row_low, row_high, column, seed, scale = shards.locate(slot)
+        row_low, row_high, column, seed, normal, scale = shards.locate(slot)
         if words is not None:
             row_low, row_high = words.T
         columns = jnp.arange(storage.width, dtype=jnp.int32)
         columns = column[:, None] + columns[None]
-        return by_row(row_low, row_high, columns, seed, scale)
+        return by_row(row_low, row_high, columns, seed, normal, scale)
 
     return rows_of
 
@@ -98,13 +101,14 @@ class _ShardsByDevice:
                         hot_keys.tables.get(rows.table.name, NOT_LISTED),
                         k * rows.width,
                         zlib.crc32(rows.table.name.encode()) >> 1,
+                        rows.table.initializer == "normal",
                         rows.table.scale,
                     )
                 )
         most = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # After a device's last shard: one that begins after all slots.
-        nothing = (storage.rows_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0.0)
+        nothing = (storage.rows_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
             for d in range(devices)
@@ -120,11 +124,13 @@ class _ShardsByDevice:
             self.listed,
             self.column,
             self.seed,
+            self.normal,
         ) = (each.astype(np.int32) for each in integers)
 
     def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns ``(row's low and high 32 bits, first column, seed, scale)`` of this
-        device's slots; the scale is zero where a slot holds no row."""
+        """Returns ``(row's low and high 32 bits, first column, seed, whether values are
+        normal, scale)`` of this device's slots; the scale is zero where a slot holds no
+        row."""
         devices = self.first_slot.shape[0]
         # A device past the last owner owns nothing; its values are scaled to zero.
         device = lax.axis_index(MESH_AXES) if devices > 1 else 0
@@ -156,5 +162,6 @@ class _ShardsByDevice:
             row_high,
             of_device(self.column)[shard],
             of_device(self.seed)[shard],
+            of_device(self.normal)[shard] > 0,
             jnp.where(held, scale, 0.0),
         )

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import RowOptimizer
 
 from embark_jax.embedding.cached import (
     Demand,
@@ -36,6 +35,7 @@ from embark_jax.embedding.cached import (
     row_values,
 )
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
+from embark_jax.embedding.rules import AnyRule
 from embark_jax.stores import StoreError
 from embark_jax.train.cache_figures import CacheFigures
 from embark_jax.train.checkpoint.stored import StoredArray
@@ -88,7 +88,7 @@ class CachedRows:
     def __init__(
         self,
         collection: EmbeddingCollection,
-        optimizer: RowOptimizer,
+        optimizer: AnyRule,
         key: jax.Array,
         numbering: Numbering,
         scratch: Path | None = None,
@@ -100,7 +100,7 @@ class CachedRows:
         self._settled: _Asked | None = None
         self._written: Future | None = None
         self._values = {
-            name: row_values(optimizer, each.width) for name, each in cached.items()
+            name: row_values(optimizer, each) for name, each in cached.items()
         }
         self._stores: dict[str, StoredRows] = {}
         self.use(collection)

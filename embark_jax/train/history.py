@@ -25,6 +25,10 @@ MAY_CHANGE = (
     *(f"dense_optimizer.{key}" for key in ("learning_rate", "eps", "weight_decay")),
     *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),
     *("embedding.optimizer.weight_decay", "embedding.optimizer.schedule.*"),
+    *(
+        f"embedding.tables.*.optimizer.{key}"
+        for key in ("learning_rate", "eps", "beta*", "weight_decay", "schedule.*")
+    ),
     *("embedding.capacity_slack", "embedding.on_bad_id", "embedding.ragged"),
     *("embedding.wire.*", "embedding.kernels", "embedding.scratch"),
     "model.compute_dtype",

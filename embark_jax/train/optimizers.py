@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import optax
-from embark_kernels import RowOptimizer
 
 from embark_jax.config import ExperimentConfig
 from embark_jax.dataset import blaming
+from embark_jax.embedding.rules import AnyRule, RowRules
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.row_optimizers import build_embedding_optimizer
 
 
 def build_optimizers(
     config: ExperimentConfig, steps: int, factor: float = 1.0
-) -> tuple[optax.GradientTransformation, RowOptimizer]:
+) -> tuple[optax.GradientTransformation, AnyRule]:
     """Builds the optimizers of the dense parameters and of rows.
 
     Args:
@@ -31,7 +31,12 @@ def build_optimizers(
 
     with blaming("dense_optimizer.schedule"):
         dense = build_dense_optimizer(lowered(config.dense_optimizer), steps)
+    embedding = config.embedding
     with blaming("embedding.optimizer.schedule"):
-        return dense, build_embedding_optimizer(
-            lowered(config.embedding.optimizer), steps
-        )
+        rule = build_embedding_optimizer(lowered(embedding.optimizer), steps)
+    named = {}
+    for name in {embedding.rule_of(table) for table in embedding.tables} - {""}:
+        with blaming(f"embedding.tables.{name}.optimizer.schedule"):
+            own = lowered(embedding.optimizer_of(name))
+            named[name] = build_embedding_optimizer(own, steps)
+    return dense, RowRules(rule, named) if named else rule

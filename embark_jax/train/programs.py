@@ -6,9 +6,9 @@ import functools
 from collections.abc import Mapping
 
 import optax
-from embark_kernels import RowOptimizer
 
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.rules import AnyRule
 from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
@@ -45,7 +45,7 @@ class Programs:
         model: StepModel,
         embeddings: EmbeddingCollection,
         dense_optimizer: optax.GradientTransformation,
-        embedding_optimizer: RowOptimizer,
+        embedding_optimizer: AnyRule,
         state: TrainState,
         micro_batches: int,
         dense: DenseParallelism,

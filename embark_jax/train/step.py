@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from embark_kernels import RowOptimizer
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -18,6 +17,7 @@ from embark_jax.embedding.collection import (
     OptimizerState,
     Storages,
 )
+from embark_jax.embedding.rules import AnyRule
 from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.dense_parallelism import (
     optimizer_shardings,
@@ -66,7 +66,7 @@ def init_state(
     model: StepModel,
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
-    embedding_optimizer: RowOptimizer,
+    embedding_optimizer: AnyRule,
     key: jax.Array,
     dense: DenseParallelism = "replicated",
 ) -> TrainState:
@@ -108,7 +108,7 @@ def abstract_state(
     model: StepModel,
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
-    embedding_optimizer: RowOptimizer,
+    embedding_optimizer: AnyRule,
     dense: DenseParallelism = "replicated",
 ) -> TrainState:
     """Returns shapes and shardings of ``init_state``'s result; nothing is allocated.
@@ -160,7 +160,7 @@ def make_train_step(
     model: StepModel,
     collection: EmbeddingCollection,
     dense_optimizer: optax.GradientTransformation,
-    embedding_optimizer: RowOptimizer,
+    embedding_optimizer: AnyRule,
     state: TrainState,
     micro_batches: int = 1,
     dense: DenseParallelism = "replicated",

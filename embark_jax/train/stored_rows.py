@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import RowOptimizer
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cached import Demand, Incoming, initial_values
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.embedding.key_index import EMPTY
+from embark_jax.embedding.rules import AnyRule
 from embark_jax.planner import Storage
 from embark_jax.stores import RowStore
 from embark_jax.train.checkpoint.stored import StoredArray
@@ -130,7 +130,7 @@ class StoredRows:
                 store.write(numbers[held], rows[held])
 
     def fill(
-        self, collection: EmbeddingCollection, optimizer: RowOptimizer, key: jax.Array
+        self, collection: EmbeddingCollection, optimizer: AnyRule, key: jax.Array
     ) -> None:
         """Stores the initial rows of all that were never written; arguments as in
         ``initial_values``."""

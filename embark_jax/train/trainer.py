@@ -17,10 +17,10 @@ from typing import Any
 import chex
 import jax
 import optax
-from embark_kernels import RowOptimizer
 
 from embark_jax.data import Batch, BatchChecker, Dataset, OnBadId
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.rules import AnyRule
 from embark_jax.models.function import Model
 from embark_jax.planner import grow
 from embark_jax.planner.request.dense import DenseParallelism
@@ -52,7 +52,7 @@ class Trainer:
         ``models.FunctionModel``.
       embeddings: the embedding tables.
       dense_optimizer: an optax optimizer of the model's parameters.
-      embedding_optimizer: the rule for touched rows.
+      embedding_optimizer: the rule for touched rows, or ``RowRules`` of several.
       micro_batches: parts of a batch that go through the model one after the other,
         for batches beyond memory. The plan is for one part; rows and parameters are
         updated once a batch.
@@ -80,7 +80,7 @@ class Trainer:
         embeddings: EmbeddingCollection,
         *,
         dense_optimizer: optax.GradientTransformation,
-        embedding_optimizer: RowOptimizer,
+        embedding_optimizer: AnyRule,
         micro_batches: int = 1,
         dense: DenseParallelism = "replicated",
         overlap: bool = False,
@@ -122,7 +122,7 @@ class Trainer:
         self._programs = self._make_programs(embeddings, *optimizers, self.state)
 
     def use_optimizers(
-        self, dense: optax.GradientTransformation, rows: RowOptimizer
+        self, dense: optax.GradientTransformation, rows: AnyRule
     ) -> None:
         """Changes to optimizers of the same state, such as with other rates."""
         self._dense_optimizer, self.embedding_optimizer = dense, rows

@@ -136,7 +136,7 @@ def main() -> None:
         found["route"] = figures(compiled, began)
         _, routes, demands = as_compiled(shapes, compiled.output_shardings)
     began = time.perf_counter()
-    values = {n: row_values(rule, each.width) for n, each in cached.items()}
+    values = {n: row_values(rule, each) for n, each in cached.items()}
     room = {
         name: min(plan.devices * INCOMING, len(each.moves.slot))
         for name, each in demands.items()

@@ -117,7 +117,9 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
         sharding = NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct((rows, *others), dtype, sharding=sharding)
 
-    values = max(part.stop for part in row_values(optimizer, width).values())
+    values = max(
+        part.stop for part in row_values(optimizer, collection.cached[name]).values()
+    )
     keys = array(devices * asked, 1, dtype=np.uint32)
     slot, count = array(devices * asked, dtype=np.int32), array(devices, dtype=np.int32)
     moves = {name: Moves(slot, keys, keys, count)}

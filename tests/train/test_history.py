@@ -122,5 +122,7 @@ def test_every_key_that_may_change_is_one(run):
         leaves.add(f"embedding.tables.user.{key}")
     leaves |= {f"embedding.tables.user.{key}" for key in ("tier", "slots", "evict")}
     leaves.add("embedding.scratch")
+    for key in ("learning_rate", "eps", "beta1", "weight_decay", "schedule.kind"):
+        leaves.add(f"embedding.tables.user.optimizer.{key}")
     for pattern in history.MAY_CHANGE:
         assert any(history.fnmatch.fnmatchcase(leaf, pattern) for leaf in leaves)

@@ -97,7 +97,7 @@ class Shapes:
     def storages(self) -> list[StorageKind]:
         """Returns ``[shapes]`` the storage that each would lie in."""
         uses = [
-            (use.dim, use.weighted, use.tier, use.evict, use.dynamic)
+            (use.dim, use.weighted, use.tier, use.evict, use.dynamic, use.rule)
             for use in self.uses
         ]
         known: dict[tuple, StorageKind] = {}

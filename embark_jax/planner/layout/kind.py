@@ -23,6 +23,7 @@ class StorageKind(NamedTuple):
         slots first, as in ``TableSpec``.
       table: name of a dynamic table, which has a storage of its own: the table grows
         there, and no row of it moves.
+      rule: name of the rule that updates their rows, as in ``TableSpec.optimizer``.
     """
 
     cluster: Cluster
@@ -33,17 +34,19 @@ class StorageKind(NamedTuple):
     tier: Tier = "device"
     evict: Evict = "lru"
     table: str = ""
+    rule: str = ""
 
     @property
     def name(self) -> str:
         """Name of the storage: "rb_128", "rb_64_split", "ub_128_host",
-        "ub_128_host_user"."""
+        "ub_128_host_user", "rb_128_by_adam"."""
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
         name += "_hierarchical" * self.hierarchical
         name += f"_{self.tier}" * (self.tier != "device")
         name += f"_{self.evict}" * (self.evict != "lru")
-        return name + f"_{self.table}" * bool(self.table)
+        name += f"_{self.table}" * bool(self.table)
+        return name + f"_by_{self.rule}" * bool(self.rule)
 
 
 def storage_kind(
@@ -55,9 +58,11 @@ def storage_kind(
     tier: Tier = "device",
     evict: Evict = "lru",
     dynamic: str = "",
+    rule: str = "",
 ) -> StorageKind:
     """Returns the kind of storage of a table of ``dim`` columns. ``weighted`` says
-    whether some of its ids have weights; ``dynamic`` is the name of a dynamic table."""
+    whether some of its ids have weights; ``dynamic`` is the name of a dynamic table,
+    and ``rule`` of the table's optimizer."""
     return StorageKind(
         cluster,
         dim // column_shards,
@@ -67,4 +72,5 @@ def storage_kind(
         tier="device" if cluster == "dp" else tier,
         evict="lru" if cluster == "dp" or tier == "device" else evict,
         table=dynamic,
+        rule=rule,
     )

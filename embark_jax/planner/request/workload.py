@@ -31,7 +31,8 @@ class Workload:
       batch_size: samples of a step over all devices, or of one of its micro-batches.
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: multiple of the expected ids that exchange buffers hold.
-      optimizer: optimizer of the embedding rows.
+      optimizer: optimizer of the embedding rows; where tables have several, that with
+        the most state, for which all of them are priced.
       statistics: statistics of a sample of the data; the power law is then for the
         tables that are not in it, and bags of features that are not in it are full.
       wire: the formats in which rows and gradients travel.
@@ -104,6 +105,7 @@ class TableUse:
       skew: distribution of the ids over its rows.
       tier, slots, evict: as in ``TableSpec``.
       dynamic: name of a dynamic table, which is like no other.
+      rule: name of its optimizer's rule, as in ``TableSpec.optimizer``.
     """
 
     rows: int
@@ -117,6 +119,7 @@ class TableUse:
     slots: int | None = None
     evict: Evict = "lru"
     dynamic: str = ""
+    rule: str = ""
 
     def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
         """Returns the use of only rows ``[begin, end)``, for which the ids of all other
@@ -157,6 +160,7 @@ def table_uses(
                 slots=table.slots,
                 evict=table.evict,
                 dynamic=table.name if table.is_dynamic else "",
+                rule=table.optimizer,
             )
         )
     return found

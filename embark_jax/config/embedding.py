@@ -1,0 +1,174 @@
+"""The ``embedding`` section of a config: tables, features, and how rows travel."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from embark_jax.config.base import Config
+from embark_jax.config.optimizers import (
+    EmbeddingOptimizerConfig,
+    TableOptimizerConfig,
+)
+from embark_jax.tables import Pooling, TableSpec
+
+
+class TableConfig(Config):
+    """The properties of a table that the data do not give, and forced placements."""
+
+    rows: PositiveInt | None = None
+    """Number of rows; real data give it themselves."""
+    dim: PositiveInt | None = None
+    """Parameters a row; None takes `embedding.dim`."""
+    init_scale: NonNegativeFloat | None = None
+    """Scale of the initial values; None takes `rows ** -0.5`."""
+    initializer: Literal["uniform", "normal"] | None = None
+    """Initial values: uniform in ±`init_scale` (also None), or normal with this
+    standard deviation."""
+    optimizer: TableOptimizerConfig | None = None
+    """What differs from `embedding.optimizer`."""
+    tier: Literal["device", "host", "disk"] | None = None
+    """Place with room for all rows. With ``host`` or ``disk``, device memory holds as
+    many rows as there are ``slots``; None is ``device``."""
+    slots: PositiveInt | Literal["auto"] | None = None
+    """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
+    or None takes as many as the planner finds memory for."""
+    max_slots: PositiveInt | None = None
+    """Makes a dynamic table: any id that is not negative is a key, and gets a row when
+    it is first seen. The table begins with ``slots``, at least one a device, which
+    double up to this number; after that, rows leave. ``rows`` is for synthetic data
+    only: the number of unique ids that are drawn."""
+    evicted: Literal["host", "disk", "discard"] | None = None
+    """Place of rows that have left a dynamic table: ``host`` memory (also None),
+    ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
+    evict: Literal["lru", "lfu"] | None = None
+    """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
+    ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
+    cluster: Literal["dp", "rb", "ub"] | None = None
+    """Forces the cluster; None leaves it to the planner, as in the next five keys."""
+    row_shards: PositiveInt | None = None
+    """Forces the number of row shards."""
+    column_shards: PositiveInt | None = None
+    """Forces the number of column shards, which must divide dim."""
+    devices: tuple[NonNegativeInt, ...] | None = None
+    """Forces the owner of each shard, row shard by row shard."""
+    exchange: Literal["flat", "hierarchical"] | None = None
+    """Forces the exchange: directly between all devices, or inside nodes first."""
+    hot_rows: NonNegativeInt | None = None
+    """Forces the number of first rows that are replicated on all devices; the other
+    rows are in cluster rb or ub."""
+
+
+class FeatureConfig(Config):
+    """A feature of synthetic data, or changes to a feature of the dataset."""
+
+    table: str | None = None
+    """Table that it reads; None takes the table with the feature's name."""
+    hotness: PositiveInt | None = None
+    """Largest number of ids in a bag."""
+    pooling: Pooling | None = None
+    """Pooling of a bag's rows to one embedding: `sum`, `mean`, or `none` for a
+    sequence."""
+    weighted: bool = False
+    """Whether each id comes with a weight; for synthetic data only."""
+
+
+class WireConfig(Config):
+    """The formats in which tables' rows and gradients travel between devices; sums are
+    float32. ``float16`` and ``float8_e4m3`` travel with a factor for each row."""
+
+    rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    """Format of rows and partial sums on their way to the requester."""
+    gradients: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    """Format of row gradients on their way to the owner."""
+
+
+class EmbeddingConfig(Config):
+    """Tables, features, their optimizer and their exchange."""
+
+    dim: PositiveInt = 32
+    """Parameters a row of every table that sets no ``dim``."""
+    tables: Mapping[str, TableConfig] = {}
+    """Tables by name."""
+    features: Mapping[str, FeatureConfig] = {}
+    """Features by name, in the order of the model's inputs."""
+    optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    """The rule that updates touched rows."""
+    on_bad_id: Literal["error", "drop", "hash"] = "error"
+    """Treatment of an id that is no row of its table: end the run, drop it from its
+    bag, or hash it to a row."""
+    capacity_slack: PositiveFloat = 1.25
+    """Multiple of the ids that the statistics expect; exchange buffers hold it."""
+    wire: WireConfig = WireConfig()
+    """Formats in which rows and gradients travel."""
+    ragged: bool = False
+    """Whether ids and rows of UB tables with a flat exchange travel without padding.
+    Only GPUs can do this; elsewhere they travel padded, with the same results."""
+    scratch: Path | None = None
+    """Folder for the rows of tables on ``disk`` during a run; None is the system's
+    folder for temporary files."""
+    kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
+    """Implementation of lookups and updates; `auto` takes the best one that runs on the
+    present devices."""
+
+    def optimizer_of(self, table: str) -> EmbeddingOptimizerConfig:
+        """Returns the optimizer of a table's rows."""
+        mine = self.tables.get(table)
+        if mine is None or mine.optimizer is None:
+            return self.optimizer
+        own = mine.optimizer.model_dump(exclude_none=True)
+        return EmbeddingOptimizerConfig.model_validate(
+            self.optimizer.model_dump() | own
+        )
+
+    def rule_of(self, table: str) -> str:
+        """Returns the name of a table's optimizer: "" for `embedding.optimizer`,
+        otherwise the first, by name, of the tables that share it."""
+        mine = self.optimizer_of(table)
+        if mine == self.optimizer:
+            return ""
+        return min(name for name in self.tables if self.optimizer_of(name) == mine)
+
+    def table(self, name: str, rows: int) -> TableSpec:
+        """Makes a table, with ``rows`` if this section has none for it.
+
+        Raises:
+          ValueError: if its values do not fit together.
+        """
+        mine = self.tables.get(name, TableConfig())
+        return dataclasses.replace(
+            _sized(name, mine, rows, mine.dim or self.dim),
+            initializer=mine.initializer or "uniform",
+            optimizer=self.rule_of(name),
+        )
+
+
+def _sized(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
+    slots = None if mine.slots == "auto" else mine.slots
+    if mine.max_slots is not None:
+        if slots is None or mine.tier is not None:
+            raise ValueError(
+                f"table {name!r}: max_slots makes it dynamic; give slots as a number, "
+                "and evicted, not tier"
+            )
+        return TableSpec.dynamic(
+            *(name, dim, slots, mine.max_slots),
+            init_scale=mine.init_scale,
+            evict=mine.evict or "lru",
+            evicted=mine.evicted or "host",
+        )
+    if mine.evicted is not None:
+        raise ValueError(
+            f"table {name!r}: evicted is {mine.evicted!r}, but only rows of a dynamic "
+            "table are evicted to somewhere; set max_slots, or tier"
+        )
+    return TableSpec(
+        *(name, mine.rows or rows, dim, mine.init_scale),
+        tier=mine.tier or "device",
+        slots=slots,
+        evict=mine.evict or "lru",
+    )

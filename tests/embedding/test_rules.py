@@ -1,0 +1,140 @@
+"""Tables with rules and initial values of their own, on 2 × 4 devices."""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+
+from embark_jax.config import EmbeddingConfig
+from embark_jax.embedding import reference
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import export_table
+from embark_jax.embedding.rules import RowRules
+from embark_jax.planner import Placement
+from embark_jax.tables import FeatureSpec, TableSpec
+from tests.embedding.problems import batches, make_plan
+
+RULES = {
+    "": RowwiseAdagrad(1.0, eps=1.0),
+    "fast": RowwiseAdagrad(4.0, eps=1.0),
+    "adam": LazyAdam(0.1, eps=1.0),
+    "sgd": SGD(0.5),
+    "squares": Adagrad(1.0, eps=1.0),
+}
+TABLES = [
+    TableSpec("a", 29, 8, init_scale=0.5),
+    TableSpec("b", 11, 8, init_scale=0.5, optimizer="fast", initializer="normal"),
+    TableSpec("c", 13, 8, init_scale=0.5, optimizer="adam"),
+    TableSpec("d", 7, 8, init_scale=0.5, optimizer="sgd"),
+    TableSpec("e", 17, 8, init_scale=0.5, optimizer="squares"),
+]
+FEATURES = [
+    FeatureSpec("a", hotness=2),
+    FeatureSpec("b", hotness=3, pooling="mean"),
+    FeatureSpec("b2", "b"),
+    FeatureSpec("c", hotness=2),
+    FeatureSpec("d"),
+    FeatureSpec("e", hotness=2),
+]
+PLAN = make_plan(
+    FEATURES,
+    [
+        Placement(TABLES[0], "rb", 3, 1, (0, 5, 7)),
+        Placement(TABLES[1], "rb", 2, 2, (3, 1, 0, 7)),
+        Placement(TABLES[2], "ub", 2, 1, (2, 6)),
+        Placement(TABLES[3], "dp"),
+        Placement(TABLES[4], "ub", 3, 1, (1, 2, 4), hot_rows=5),
+    ],
+    *(2, 4, 16),
+)
+
+
+def test_each_table_follows_its_own_rule():
+    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    rules = RowRules(RULES[""], {n: rule for n, rule in RULES.items() if n})
+    storages = collection.init(jax.random.key(0))
+    state = collection.init_optimizer(rules)
+
+    @jax.jit
+    def step(storages, state, ids, weights, gradients, number):
+        routes = collection.route(ids, weights)
+        fits = collection.fits(routes)
+        return collection.update(
+            storages, state, routes, gradients, rules, number, fits
+        )
+
+    def tables(arrays):
+        return {t.name: export_table(collection, arrays, t.name) for t in PLAN.tables}
+
+    expected = {n: x.astype(np.float64) for n, x in tables(storages).items()}
+    states = {
+        t.name: reference.init_state({t.name: expected[t.name]}, RULES[t.optimizer])
+        for t in PLAN.tables
+    }
+    for number, (ids, weights, gradients) in enumerate(batches(PLAN, 3), start=1):
+        summed, touched = reference.row_gradients(
+            expected, PLAN.features, ids, weights, gradients
+        )
+        for t in PLAN.tables:
+            reference.update(
+                *(expected[t.name], states[t.name][t.name], summed[t.name]),
+                *(touched[t.name], RULES[t.optimizer], number),
+            )
+        batch = ids, weights, gradients
+        storages, state = step(storages, state, *batch, jnp.int32(number))
+    for name, found in tables(storages).items():
+        np.testing.assert_allclose(
+            found, expected[name], rtol=1e-5, atol=1e-5, err_msg=name
+        )
+
+
+def test_an_unknown_rule_is_refused():
+    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    with pytest.raises(ValueError, match="table 'e': optimizer is 'squares', must be"):
+        collection.init_optimizer(
+            RowRules(RULES[""], {n: RULES[n] for n in ("fast", "adam", "sgd")})
+        )
+
+
+def test_normal_initial_values_are_those_of_jax():
+    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    key = jax.random.key(5)
+    storages = collection.init(key)
+    key = jax.random.fold_in(key, zlib.crc32(b"b") >> 1)
+
+    def cell(row, column):
+        each = jax.random.fold_in(jax.random.fold_in(key, row), 0)
+        return jax.random.normal(jax.random.fold_in(each, column)) * 0.5
+
+    by_row = jax.vmap(jax.vmap(cell, (None, 0)), (0, None))
+    expected = by_row(jnp.arange(11), jnp.arange(8))
+    found = export_table(collection, storages, "b")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    uniform = export_table(collection, storages, "a")
+    assert np.abs(uniform).max() <= 0.5 < np.abs(found).max()
+
+
+def test_a_config_names_the_rules():
+    config = EmbeddingConfig.model_validate(
+        {
+            "optimizer": {"kind": "adam", "learning_rate": 0.1},
+            "tables": {
+                "z": {"optimizer": {"learning_rate": 0.5}},
+                "b": {"optimizer": {"learning_rate": 0.5}},
+                "s": {"optimizer": {"kind": "sgd"}},
+                "same": {"optimizer": {"learning_rate": 0.1}},
+                "t": {},
+            },
+        }
+    )
+    names = {name: config.rule_of(name) for name in (*config.tables, "other")}
+    expected = {"z": "b", "b": "b", "s": "s", "same": "", "t": "", "other": ""}
+    assert names == expected
+    assert config.optimizer_of("s").kind == "sgd"
+    assert config.optimizer_of("s").learning_rate == 0.1
+    assert config.optimizer_of("z").kind == "adam"

@@ -1,0 +1,55 @@
+"""Tables with optimizers of their own, from config to checkpoint, on any mesh."""
+
+from __future__ import annotations
+
+import pytest
+
+from embark_jax import config_io, experiment
+from embark_jax.train.checkpoint import Checkpointer
+from tests import runs
+
+CONFIG = """\
+name: rules
+data: {kind: synthetic, dense_features: 2, train_samples: 512, test_samples: 64}
+model: {kind: dlrm, bottom: [4], top: [1]}
+embedding:
+  dim: 4
+  optimizer: {kind: rowwise_adagrad, learning_rate: 0.5}
+  tables:
+    user: {rows: 90, cluster: rb, optimizer: {kind: adam, learning_rate: 0.05}}
+    item: {rows: 70, cluster: rb, initializer: normal, init_scale: 0.1}
+    city: {rows: 20, cluster: ub, optimizer: {kind: sgd}}
+    hour: {rows: 24, cluster: ub, optimizer: {learning_rate: 2.0}}
+    week: {rows: 7, cluster: dp, optimizer: {kind: adam, learning_rate: 0.05}}
+train: {batch_size: 64, steps: 6}
+"""
+ONE = "mesh.nodes=1", "mesh.gpus_per_node=1"
+MANY = "mesh.nodes=2", "mesh.gpus_per_node=4"
+
+
+@pytest.mark.slow
+def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
+    path = runs.write_config(tmp_path, CONFIG)
+    whole = experiment.build(config_io.load(path, ONE))
+    expected = [r.loss for r in whole.trainer().iterate(whole.dataset, whole.steps)]
+
+    first = experiment.build(config_io.load(path, MANY))
+    trainer = first.trainer()
+    losses = [r.loss for r in trainer.iterate(first.dataset, 3)]
+    assert {name.rpartition("_by_")[2] for name in trainer.state.storages} == {
+        *("rb_4", "user", "city", "hour")
+    }
+    with Checkpointer(tmp_path / "saved", first.identity, keep=2) as checkpoints:
+        checkpoints.save(trainer.state, 3, trainer.embeddings, {})
+        again = whole.trainer()
+        again.load(checkpoints)
+    losses += [r.loss for r in again.iterate(whole.dataset, whole.steps)]
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_another_kind_is_another_run(tmp_path):
+    path = runs.write_config(tmp_path, CONFIG)
+    found = experiment.build(config_io.load(path)).identity
+    assert found["table_optimizers"] == {"user": "adam", "city": "sgd", "week": "adam"}
+    faster = "embedding.tables.hour.optimizer.learning_rate=1.0"
+    assert experiment.build(config_io.load(path, [faster])).identity == found
