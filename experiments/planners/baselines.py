@@ -12,7 +12,7 @@ import numpy as np
 
 from embark_jax.planner import Placement, Workload
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.request.workload import TableUse, table_use
+from embark_jax.planner.request.workload import TableUse, table_uses
 from embark_jax.tables import FeatureSpec, TableSpec
 
 Tables = Sequence[TableSpec]
@@ -63,7 +63,7 @@ def greedy(weight: Callable[[TableUse], float]) -> Planner:
 
     def plan(tables: Tables, features: Features, workload: Workload) -> Placements:
         memory = Memory(workload)
-        uses = [table_use(table, features, workload) for table in tables]
+        uses = table_uses(tables, features, workload)
         weights = [weight(use) for use in uses]
         loads = np.zeros(workload.devices)
         room_bytes = np.full(workload.devices, memory.limit_bytes)

@@ -21,7 +21,7 @@ from baselines import Features, Placements, Tables, rows_over
 from embark_jax.planner import EmbarkModel, Placement, Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.request.workload import TableUse, table_use
+from embark_jax.planner.request.workload import TableUse, table_uses
 
 ROUNDS = 20
 TABLE_GIB = (60, 20)
@@ -65,7 +65,7 @@ def plan(
     Raises:
       ValueError: if the tables do not fit.
     """
-    uses = [table_use(table, features, workload) for table in tables]
+    uses = table_uses(tables, features, workload)
     order = sorted(range(len(uses)), key=lambda i: (_size(uses[i]), -uses[i].hotness))
     dp, rest = order[: chosen.dp_tables], order[chosen.dp_tables :]
     rest.sort(key=lambda i: (uses[i].hotness, _size(uses[i])))
