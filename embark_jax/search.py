@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import optuna
 from rich.console import Console
@@ -22,7 +22,7 @@ from embark_jax.sweep import (
     RESULTS,
     check_same,
     check_unused,
-    train_point,
+    train_points,
     write_results,
 )
 from embark_jax.train.logs import read_metrics
@@ -43,8 +43,9 @@ def run_search(
     sampler: Sampler,
     resume: bool,
     console: Console,
+    jobs: int = 1,
 ) -> list[dict[str, Any]]:
-    """Trains one trial after the other, each in a folder of its own in ``workdir``.
+    """Trains all trials, each in a folder of its own in ``workdir``.
 
     A run whose loss is no longer finite counts as failed, and the search continues.
 
@@ -60,6 +61,8 @@ def run_search(
         (https://arxiv.org/abs/2304.11127); "random" ignores earlier trials.
       resume: whether to keep the finished trials there, and continue an unfinished one.
       console: console that shows the runs and, at the end, a table of the best ones.
+      jobs: number of trials at a time, whose values are chosen together; see
+        ``sweep.train_points``.
 
     Returns:
       For each trial, up to one that was ended early, its folder, values and metrics, or
@@ -79,33 +82,62 @@ def run_search(
     experiment.make_host_devices(config)
     study = _new_study(metric, sampler, config.seed)
     results: list[dict[str, Any]] = []
-    for number in range(trials):
-        console.rule(f"trial {number + 1} of {trials}")
-        trial = study.ask()
-        values = {
-            key: _suggest(trial, key, searched)
-            for key, searched in (config.search or {}).items()
-        }
-        for key, value in values.items():
-            console.print(f"{key} = {value}", markup=False, highlight=False)
-        point = config_io.load(path, overrides, values)
-        folder = workdir / f"trial-{number + 1:04d}"
-        check_same(point, folder)
-        record = train_point(point, folder, console)
-        if record is None:
+    for first in range(0, trials, jobs):
+        asked = [
+            _ask(study, path, overrides, workdir / f"trial-{number + 1:04d}", console)
+            for number in range(first, min(first + jobs, trials))
+        ]
+        named = [(each.config, each.folder) for each in asked]
+        records = list(train_points(named, jobs, console, first + 1))
+        for each, record in zip(asked, records, strict=True):
+            if record is None:
+                break
+            results.append({"folder": each.folder.name, **each.values, **record})
+            if "diverged" in record:
+                study.tell(each.trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                best = _best_evaluation(each.folder, metric)
+                study.tell(each.trial, best)
+                results[-1][f"validation_{metric}"] = best
+                if study.best_trial.number == each.trial.number:
+                    config_io.save(each.config, workdir / BEST)
+            write_results(results, workdir / RESULTS)
+        if None in records:
             break
-        results.append({"folder": folder.name, **values, **record})
-        if "diverged" in record:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            best = _best_evaluation(folder, metric)
-            study.tell(trial, best)
-            results[-1][f"validation_{metric}"] = best
-            if study.best_trial.number == trial.number:
-                config_io.save(point, workdir / BEST)
-        write_results(results, workdir / RESULTS)
     console.print(_summary(results, list(config.search or ()), metric))
     return results
+
+
+class _Asked(NamedTuple):
+    """A trial with its values, its config and its folder."""
+
+    trial: optuna.Trial
+    values: Mapping[str, Any]
+    config: ExperimentConfig
+    folder: Path
+
+
+def _ask(
+    study: optuna.Study,
+    path: Path,
+    overrides: Sequence[str],
+    folder: Path,
+    console: Console,
+) -> _Asked:
+    """Chooses the values of the next trial.
+
+    Raises:
+      ConfigError: if they make no valid config, or the folder holds another trial.
+    """
+    searched = config_io.load(path, overrides).search or {}
+    trial = study.ask()
+    values = {key: _suggest(trial, key, each) for key, each in searched.items()}
+    console.print(f"{folder.name}:", highlight=False)
+    for key, value in values.items():
+        console.print(f"  {key} = {value}", markup=False, highlight=False)
+    point = config_io.load(path, overrides, values)
+    check_same(point, folder)
+    return _Asked(trial, values, point, folder)
 
 
 def _check(path: Path, config: ExperimentConfig) -> None:

@@ -7,7 +7,9 @@ import csv
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,13 @@ def read_points(path: Path, overrides: Sequence[str] = ()) -> list[Point]:
 
 
 def run_sweep(
-    points: Sequence[Point], workdir: Path, resume: bool, console: Console
+    points: Sequence[Point],
+    workdir: Path,
+    resume: bool,
+    console: Console,
+    jobs: int = 1,
 ) -> list[dict[str, Any]]:
-    """Trains one point after the other, each in a folder of its own in ``workdir``.
+    """Trains all points, each in a folder of its own in ``workdir``.
 
     A run whose loss is no longer finite counts as diverged, and the sweep continues.
 
@@ -86,6 +92,7 @@ def run_sweep(
         each run.
       resume: whether to keep the finished runs there, and continue an unfinished one.
       console: console that shows the runs and, at the end, a table of them.
+      jobs: number of runs at a time; see ``train_points``.
 
     Returns:
       For each point, up to one that was ended early, its folder, values, and test
@@ -103,9 +110,8 @@ def run_sweep(
     experiment.make_host_devices(largest)
     workdir.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
-    for number, point in enumerate(points, 1):
-        console.rule(f"run {number} of {len(points)}: {point.folder}")
-        record = train_point(point.config, workdir / point.folder, console)
+    named = [(point.config, workdir / point.folder) for point in points]
+    for point, record in zip(points, train_points(named, jobs, console), strict=False):
         if record is None:
             break
         results.append({"folder": point.folder, **point.values, **record})
@@ -166,6 +172,42 @@ def check_same(config: ExperimentConfig, folder: Path) -> None:
         raise ConfigError(
             f"{folder} holds a run of another config: sweep into another --workdir"
         )
+
+
+def train_points(
+    named: Sequence[tuple[ExperimentConfig, Path]],
+    jobs: int,
+    console: Console,
+    first: int = 1,
+) -> Iterator[dict[str, Any] | None]:
+    """Yields what ``train_point`` returns for each config and folder, in order.
+
+    Args:
+      named: configs and folders of the runs.
+      jobs: number of runs at a time. Several are processes of their own on the same
+        devices and cores, and each writes what it shows to a file beside its folder.
+      console: console that shows the runs.
+      first: number of the first run.
+    """
+    if jobs == 1:
+        for number, (config, folder) in enumerate(named, first):
+            console.rule(f"run {number}: {folder.name}")
+            yield train_point(config, folder, console)
+        return
+    # Each run has a process of its own: JAX sets up its devices once in a process.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, max_tasks_per_child=1) as pool:
+        records = pool.map(_train_apart, *zip(*named, strict=True))
+        for number, ((_, folder), record) in enumerate(
+            zip(named, records, strict=True), first
+        ):
+            console.print(f"run {number} ended: {folder.name}")
+            yield record
+
+
+def _train_apart(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
+    with folder.with_name(f"{folder.name}.log").open("a", encoding="utf-8") as file:
+        return train_point(config, folder, Console(file=file))
 
 
 def train_point(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import config_io, run
+from embark_jax import config_io, run, search, sweep
 from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
@@ -109,6 +109,27 @@ def test_a_resumed_search_chooses_as_an_undisturbed_one(config, trained, tmp_pat
     other = embark(*args, "14", "seed=1", "--workdir", parts, "--resume")
     assert other.code == 1
     assert "holds a run of another config" in other.err
+
+
+def test_trials_at_the_same_time_are_chosen_together(
+    config, trained, tmp_path, monkeypatch
+):
+    """Run in turn here, since other processes know nothing of the fixture."""
+    together = []
+
+    def in_turn(named, jobs, console, first):
+        together.append((jobs, [folder.name for _, folder in named]))
+        return sweep.train_points(named, 1, console, first)
+
+    monkeypatch.setattr(search, "train_points", in_turn)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    args = ("search", config, "--jobs", "3", "--trials")
+    assert embark(*args, "14", "--workdir", whole).code == 0
+    assert together[0] == (3, ["trial-0001", "trial-0002", "trial-0003"])
+    assert together[4] == (3, ["trial-0013", "trial-0014"])
+    assert embark(*args, "13", "--workdir", parts).code == 0
+    assert embark(*args, "14", "--workdir", parts, "--resume").code == 0
+    assert rows(parts) == rows(whole)
 
 
 @pytest.mark.parametrize(

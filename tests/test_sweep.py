@@ -146,3 +146,14 @@ def test_gin_lists_the_same_values(tmp_path, config):
     )
     overrides = ["sweep.seed=[0, 1]", "sweep.train.steps=[5]"]
     assert config_io.load(gin).sweep == config_io.load(config, overrides).sweep
+
+
+@pytest.mark.slow
+def test_runs_at_the_same_time_give_what_runs_in_turn_do(config, tmp_path):
+    swept = "sweep.seed=[0, 1]"
+    for name, options in (("turn", ()), ("jobs", ("--jobs", "2"))):
+        done = embark("sweep", config, swept, "--workdir", tmp_path / name, *options)
+        assert (done.code, done.err) == (0, "")
+    assert rows(tmp_path / "jobs") == rows(tmp_path / "turn")
+    shown = (tmp_path / "jobs" / "seed=1.log").read_text()
+    assert "test metric" in shown

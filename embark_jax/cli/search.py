@@ -43,6 +43,14 @@ def search(
             help="Continue the search in --workdir; finished trials are kept.",
         ),
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Number of runs at a time, on the same devices and cores; each writes "
+            "what it shows to a file beside its folder.",
+        ),
+    ] = 1,
 ) -> None:
     """Look for the best values among those that a config's search names.
 
@@ -65,6 +73,6 @@ def search(
         workdir = Path("runs") / f"{config.name}-search-{stamp}"
     run_search(
         *(config_file, overrides or (), workdir, trials, metric, sampler, resume),
-        console,
+        *(console, jobs),
     )
     say(f"everything is in {workdir}; the best config: {workdir / BEST}")

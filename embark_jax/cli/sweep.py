@@ -29,6 +29,14 @@ def sweep(
             "--resume", help="Resume the sweep in --workdir; finished runs are kept."
         ),
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Number of runs at a time, on the same devices and cores; each writes "
+            "what it shows to a file beside its folder.",
+        ),
+    ] = 1,
 ) -> None:
     """Train with every combination of the values that a config's sweep lists.
 
@@ -45,5 +53,5 @@ def sweep(
     if workdir is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         workdir = Path("runs") / f"{config.name}-sweep-{stamp}"
-    run_sweep(points, workdir, resume, console)
+    run_sweep(points, workdir, resume, console, jobs)
     say(f"everything is in {workdir}")
