@@ -41,6 +41,7 @@ from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.progress import step_progress
 from embark_jax.train.results import NonFiniteLossError
 from embark_jax.train.run_page import REPORT, reported
+from embark_jax.train.trackers import open_tracker
 from embark_jax.train.trainer import Trainer
 from embark_jax.train.window import Window
 
@@ -120,8 +121,14 @@ def _run(
             setup.save_sources(workdir)
             (workdir / "plan.json").write_text(setup.plan.to_json())
             say(console, f"the plan with reasons, later curves: {workdir / REPORT}")
+        settings = config.model_dump(mode="json")
+        trackers = [
+            open_tracker(service, workdir, settings)
+            for service in config.train.trackers
+            if main
+        ]
         with (
-            MetricsLog(workdir, resume_at=trainer.step, writes=main) as log,
+            MetricsLog(workdir, trainer.step, main, trackers) as log,
             reported(workdir, setup.plan) if main else contextlib.nullcontext(),
             stopping(functools.partial(say_at_end, console)) as stop,
         ):

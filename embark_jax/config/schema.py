@@ -159,6 +159,9 @@ class TrainConfig(Config):
     its loss; for features with one id a bag these are the batch's rows."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
+    """Services that get the metrics, too: Weights & Biases, MLflow. Their packages are
+    optional extras."""
     eval_every: PositiveInt | None = None
     """Steps between two evaluations on the validation set, or on the test set if there
     is none; None evaluates only at the end, on the test set."""

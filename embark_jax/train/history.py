@@ -20,7 +20,7 @@ CURRENT, FOLDER = "config.yaml", "configs"
 MAY_CHANGE = (
     *("name", "fleet", "mesh.*", "data.path"),
     *("train.steps", "train.epochs", "train.early_stopping*", "train.plateau*"),
-    *("train.log_every", "train.eval_every", "train.checkpoint_*"),
+    *("train.log_every", "train.eval_every", "train.checkpoint_*", "train.trackers*"),
     *("train.keep_checkpoints", "train.micro_batches", "train.dense", "train.overlap"),
     *(f"dense_optimizer.{key}" for key in ("learning_rate", "eps", "weight_decay")),
     *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
+
+from embark_jax.train.trackers import Tracker
 
 FILE_NAME = "metrics.jsonl"
 DAMAGED = "metrics.damaged"
@@ -39,13 +41,21 @@ class MetricsLog:
       workdir: folder of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
       resume_at: step from which training continues; 0 begins anew.
       writes: False leaves no trace: in a run of several processes only one writes.
+      trackers: services that get all numbers, too; they are closed with the log.
 
     Attributes:
       set_aside: message with the number of lines that were moved; None if none were.
     """
 
-    def __init__(self, workdir: Path, resume_at: int = 0, writes: bool = True):
+    def __init__(
+        self,
+        workdir: Path,
+        resume_at: int = 0,
+        writes: bool = True,
+        trackers: Sequence[Tracker] = (),
+    ):
         workdir = Path(workdir)
+        self._trackers = trackers
         path = workdir / FILE_NAME if writes else Path(os.devnull)
         self.set_aside: str | None = None
         if writes:
@@ -79,14 +89,22 @@ class MetricsLog:
         line = {"step": step, **{key: _json(value) for key, value in plain.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-        for key, value in plain.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._events.add_scalar(key, value, step)
+        numbers = {
+            key: value
+            for key, value in plain.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        for key, value in numbers.items():
+            self._events.add_scalar(key, value, step)
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
 
     def close(self) -> None:
-        """Closes both files."""
+        """Closes both files, and the trackers."""
         self._file.close()
         self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def __enter__(self) -> MetricsLog:
         return self

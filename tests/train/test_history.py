@@ -121,7 +121,7 @@ def test_every_key_that_may_change_is_one(run):
     for key in ("row_shards", "column_shards", "exchange", "hot_rows"):
         leaves.add(f"embedding.tables.user.{key}")
     leaves |= {f"embedding.tables.user.{key}" for key in ("tier", "slots", "evict")}
-    leaves.add("embedding.scratch")
+    leaves |= {"embedding.scratch", "train.trackers"}
     for key in ("learning_rate", "eps", "beta1", "weight_decay", "schedule.kind"):
         leaves.add(f"embedding.tables.user.optimizer.{key}")
     for pattern in history.MAY_CHANGE:
