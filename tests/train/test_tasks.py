@@ -12,7 +12,7 @@ from flax import nnx
 
 from embark_jax import fleet, models
 from embark_jax.config import MMoEConfig
-from embark_jax.data import DataError, SyntheticClicks
+from embark_jax.data import Batch, DataError, SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import ForcedPlacement, plan
 from embark_jax.tables import FeatureSpec, TableSpec
@@ -33,6 +33,13 @@ def batch_of(step):
     second = (batch.ids["a"][:, 0] % 2).astype(np.float32)
     labels = np.stack([batch.labels, second], axis=1)
     return dataclasses.replace(batch, labels=labels)
+
+
+def halves(batch):
+    """Evaluations take batches of the plan's size, which is that of a micro-batch."""
+    for part in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH)):
+        ids = {name: each[part] for name, each in batch.ids.items()}
+        yield Batch(batch.dense[part], ids, batch.labels[part])
 
 
 def make_trainer(model, gpus=1, micro_batches=1):
@@ -60,15 +67,16 @@ def test_a_mesh_and_micro_batches_change_nothing():
     for gpus, micro_batches in ((1, 1), (4, 2)):
         trainer = make_trainer(mmoe(), gpus, micro_batches)
         batches = [batch_of(step) for step in range(3)]
-        first = [np.asarray(each) for _, each in trainer.predict(batches[:1])]
-        p = 1 / (1 + np.exp(-first[0].astype(np.float64)))
+        parts = [part for each in batches for part in halves(each)]
+        first = [np.asarray(each) for _, each in trainer.predict(parts[:2])]
+        p = 1 / (1 + np.exp(-np.concatenate(first).astype(np.float64)))
         y = batches[0].labels
         each = -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean(axis=0)
         found = [result.loss for result in trainer.iterate_batches(batches)]
         assert found[0] == pytest.approx(each @ WEIGHTS, rel=1e-5)
         losses.append(found)
-        logits.append([np.asarray(each) for _, each in trainer.predict(batches)])
-        metrics = trainer.evaluate(batches)
+        logits.append([np.asarray(each) for _, each in trainer.predict(parts)])
+        metrics = trainer.evaluate(parts)
         assert len(metrics.tasks) == 2
     np.testing.assert_allclose(*losses, rtol=1e-5)
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
@@ -107,11 +115,9 @@ def test_batches_with_and_without_weights_do_not_mix():
     trainer = make_trainer(One())
     batch = DATA.train_batch(0, BATCH)
     trainer.train([batch])
-    for weights, message in (
-        (np.ones(BATCH), "this batch has some, must be like the first"),
-    ):
-        with pytest.raises(DataError, match=message):
-            trainer.train([dataclasses.replace(batch, sample_weights=weights)])
+    weighted = dataclasses.replace(batch, sample_weights=np.ones(BATCH))
+    with pytest.raises(DataError, match="this batch has some, must be like the first"):
+        trainer.train([weighted])
 
 
 class One(nnx.Module):
