@@ -1,0 +1,46 @@
+"""Prints the table of README.md: mean and, in brackets, largest minus smallest."""
+
+from __future__ import annotations
+
+import statistics
+
+import recipe
+
+NAMES = {
+    "dcnv2": "DCN-V2",
+    "deepfm": "DeepFM",
+    "dlrm": "DLRM",
+    "autoint": "AutoInt+",
+    "finalmlp": "FinalMLP",
+    "din": "DIN",
+}
+
+
+def shown(values: list[float]) -> str:
+    spread = max(values) - min(values)
+    return f"{statistics.mean(values):.4f} ({spread:.4f})"
+
+
+def main() -> None:
+    results = recipe.results()
+    print("| model | framework | seeds | test AUC | test log loss | best epoch |")
+    print("|---|---|---|---|---|---|")
+    for model in recipe.MODELS:
+        for framework in ("embark_jax", "fuxictr"):
+            records = [
+                record
+                for name, record in results.items()
+                if name.startswith(f"{framework}/{model}/")
+            ]
+            if not records:
+                continue
+            column = {key: [r[key] for r in records] for key in records[0]}
+            print(
+                f"| {NAMES[model]} | {framework} | {len(records)} | "
+                f"{shown(column['auc'])} | {shown(column['log_loss'])} | "
+                f"{statistics.mean(column['epochs']):.1f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()
