@@ -1,4 +1,4 @@
-"""Numbers of keys, in the order in which they were first seen.
+"""Numbers of keys, in the order in which they came.
 
 Rows of a dynamic table have a number each, by which devices know them. A hash table
 with linear probing leads from keys to numbers; whole batches go through it at once.
@@ -28,7 +28,7 @@ class KeyNumbers:
         self._places = np.full(LEAST_PLACES, UNKNOWN, np.int32)
         self._count = 0
         if keys is not None:
-            self._append(np.asarray(keys, np.int64))
+            self.add(np.asarray(keys, np.int64))
 
     def __len__(self) -> int:
         return self._count
@@ -52,22 +52,9 @@ class KeyNumbers:
             left, place = left[~same], self._next(place[~same])
         return numbers
 
-    def number(self, keys: np.ndarray) -> np.ndarray:
-        """As ``find``; keys that have no number get the next ones, in their order."""
-        numbers = self.find(keys)
-        absent = np.flatnonzero(numbers == UNKNOWN)
-        if len(absent):
-            new, first, which = np.unique(
-                keys[absent], return_index=True, return_inverse=True
-            )
-            order = np.argsort(first)
-            rank = np.empty(len(order), np.int32)
-            rank[order] = np.arange(len(order))
-            numbers[absent] = self._count + rank[which]
-            self._append(new[order])
-        return numbers
-
-    def _append(self, keys: np.ndarray) -> None:
+    def add(self, keys: np.ndarray) -> None:
+        """Gives the next numbers to ``[n]`` unique keys that have none, in their
+        order."""
         count = self._count + len(keys)
         if count > len(self._keys):
             more = np.empty(max(count, 2 * len(self._keys)), np.int64)

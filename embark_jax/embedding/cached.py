@@ -95,14 +95,14 @@ def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
 
 
 def grow_directories(
-    collection: EmbeddingCollection, indexes: Mapping[str, KeyIndex]
+    collection: EmbeddingCollection, indexes: Mapping[str, KeyIndex], factor: int = 2
 ) -> dict[str, KeyIndex]:
-    """Returns indexes with the same keys in the same slots; buckets are doubled until
-    all keys find room."""
+    """Returns indexes with the same keys in the same slots, and new directories of
+    ``factor`` times the buckets, which are doubled until all keys find room."""
     grown, homeless = dict(indexes), True
     while homeless:
         buckets = {
-            name: 2 * len(index.way_keys) // collection.plan.devices
+            name: factor * len(index.way_keys) // collection.plan.devices
             for name, index in grown.items()
         }
 
@@ -114,7 +114,7 @@ def grow_directories(
 
         mapped = collection.map(grow, (BATCH,), (BATCH, PartitionSpec()))
         grown, left = jax.jit(mapped)(grown)
-        homeless = bool(np.asarray(left).any())
+        homeless, factor = bool(np.asarray(left).any()), 2
     return grown
 
 

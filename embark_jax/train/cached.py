@@ -35,24 +35,26 @@ from embark_jax.embedding.cached import (
     row_values,
 )
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
+from embark_jax.embedding.key_index import Moves
 from embark_jax.embedding.rules import AnyRule
-from embark_jax.stores import StoreError
 from embark_jax.train.cache_figures import CacheFigures
-from embark_jax.train.checkpoint.stored import StoredArray
-from embark_jax.train.checkpoint.writing import free_memory_bytes
 from embark_jax.train.device_batch import DeviceBatch
 from embark_jax.train.gradients import route
+from embark_jax.train.kept_slots import Kept
 from embark_jax.train.numbering import Numbering
+from embark_jax.train.slots_needed import check_slots
 from embark_jax.train.step import TrainState
-from embark_jax.train.stored_rows import KEY, NO_KEYS, StoredRows
+from embark_jax.train.stored_rows import (
+    KEY,
+    NO_KEYS,
+    ROWS_AT_ONCE,
+    StoredRows,
+    check_memory,
+)
 
 Keys = Mapping[str, np.ndarray]
 """Keys of dynamic tables."""
 NONE_UNSEEN: Keys = MappingProxyType({})
-
-
-class TooFewSlotsError(StoreError):
-    """A batch asks for more rows of a cached table than it has slots."""
 
 
 class _Asked(NamedTuple):
@@ -69,6 +71,10 @@ class _Asked(NamedTuple):
     routes: Routes
     demands: dict[str, Demand]
     rows: Future[dict[str, Incoming]]
+
+    @property
+    def moves(self) -> dict[str, Moves]:
+        return {name: each.moves for name, each in self.demands.items()}
 
 
 class CachedRows:
@@ -98,13 +104,14 @@ class CachedRows:
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._ahead: _Asked | None = None
         self._settled: _Asked | None = None
+        self._stale = False  # whether routes of ``_settled`` are for an earlier plan
         self._written: Future | None = None
         self._values = {
             name: row_values(optimizer, each) for name, each in cached.items()
         }
         self._stores: dict[str, StoredRows] = {}
         self.use(collection)
-        self._check_memory()
+        check_memory(cached, self._values, len(collection.mesh.local_devices))
         for name, each in cached.items():
             keys = (
                 functools.partial(numbering.keys, table)
@@ -138,7 +145,7 @@ class CachedRows:
     def use(self, collection: EmbeddingCollection) -> None:
         """Changes to a plan of other capacities."""
         self._collection, self._storages = collection, collection.cached
-        self._settled = None
+        self._stale = True
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
@@ -147,7 +154,9 @@ class CachedRows:
             return resolve_routes(collection, indexes, routes, micro_batches)
 
         self._find_routes = jax.jit(find_routes, donate_argnums=0, static_argnums=2)
-        self._try_routes = jax.jit(lambda *given: find_routes(*given)[1:])
+        self._try_routes = jax.jit(
+            lambda *given: find_routes(*given)[1:], static_argnums=2
+        )
 
     def bring(
         self,
@@ -170,19 +179,22 @@ class CachedRows:
         if self._ahead is not None and self._ahead.batch is not batch:
             state = self.settle(state)
         if self._settled is not None and self._settled.batch is batch:
-            self._check(self._settled)
+            check_slots(self._settled.demands, self._storages)
             settled, self._settled = self._settled, None
             self._count(settled, state)
+            routes = settled.routes
+            if self._stale:  # its rows are there, and were counted
+                routes, _ = self._try_routes(self._indexes, batch, micro_batches)
             if following is not None:
                 self._ahead = self._ask(following, micro_batches)
                 self._read(self._ahead)
-            return state, settled.routes
+            return state, routes
         self._settled = None  # others' rows may take its slots
         if self._ahead is None:
             self._ahead = self._ask(batch, micro_batches)
             self._read(self._ahead)
         self._ahead.rows.result()  # or it stays ahead, for ``settle``
-        self._check(self._ahead)
+        check_slots(self._ahead.demands, self._storages)
         asked, self._ahead = self._ahead, None
         self._count(asked, state)
         return self._come(state, asked, following, micro_batches), asked.routes
@@ -193,7 +205,7 @@ class CachedRows:
             return state
         asked, self._ahead = self._ahead, None
         state = self._come(state, asked, None, 1)
-        self._settled = asked
+        self._settled, self._stale = asked, False
         return state
 
     def lend(
@@ -215,21 +227,21 @@ class CachedRows:
           TooFewSlotsError: if the slots cannot hold the rows; the state is as it was.
         """
         state = self.settle(state)
-        routes, demands = self._try_routes(self._indexes, batch)
+        routes, demands = self._try_routes(self._indexes, batch, 1)
         asked = _Asked(batch, routes, demands, Future())
         self._read(asked, unseen)
         rows = asked.rows.result()
-        self._check(asked)
-        state, away = self._move(state, asked, rows)
+        check_slots(asked.demands, self._storages)
+        state, away = self._move(state, asked.moves, rows)
 
         def give_back(state: TrainState) -> TrainState:
             back = {
                 name: each._replace(rows=away[name], fresh=jnp.zeros_like(each.fresh))
                 for name, each in rows.items()
             }
-            return self._move(state, asked, back)[0]
+            return self._move(state, asked.moves, back)[0]
 
-        return state, asked.routes, give_back
+        return state, routes, give_back
 
     def stored(self, state: TrainState) -> TrainState:
         """Returns the state with all rows of cached tables as they lie in the stores,
@@ -250,8 +262,9 @@ class CachedRows:
         return self._as_stored(state, blank=True)
 
     def figures(self) -> dict[str, float]:
-        """Returns what ``CacheFigures.take`` does."""
-        return self._figures.take()
+        """Returns what ``CacheFigures.take`` does, and the number of keys of each
+        dynamic table."""
+        return self._figures.take() | self._numbering.figures()
 
     def restore(self, state: TrainState, into: TrainState) -> TrainState:
         """Takes over the values that were written into the arrays of ``stored``.
@@ -262,27 +275,45 @@ class CachedRows:
         """
         self._ahead = self._settled = None
         self._indexes = init_indexes(self._collection)
+        kept = {}
         for name, store in self._stores.items():
             if table := self._storages[name].kind.table:
-                array: Any = state.embedding_state[name][KEY]
-                self._numbering.restore(table, store.keys_in(array))
+                arrays: Any = state.embedding_state[name]
+                self._numbering.restore(table, store.keys_in(arrays[KEY]))
+                kept[name] = store.kept_in(arrays)
             store.overwritten()
         slots = into.storages, into.embedding_state
-        return self._with_arrays(
+        state = self._with_arrays(
             state, lambda name, value: (slots[1][name] | {"": slots[0][name]})[value]
         )
+        return self._with_kept(state, kept) if kept else state
+
+    def _with_kept(
+        self, state: TrainState, kept: Mapping[str, Mapping[Any, Kept]]
+    ) -> TrainState:
+        """Gives rows of dynamic tables the slots that they had."""
+        for name, each in kept.items():
+            fields = self._stores[name].kept_index(each)
+            self._indexes[name] = self._indexes[name]._replace(**fields)
+        self._indexes = grow_directories(self._collection, self._indexes, 1)
+        slots = max(self._storages[name].slots_per_device for name in kept)
+        for first in range(0, slots, ROWS_AT_ONCE):
+            moves, rows = {}, {}
+            for name, store in self._stores.items():
+                found = store.kept_rows(kept.get(name, {}), first)
+                moves[name], rows[name] = found
+            state, _ = self._move(state, moves, rows)
+        return state
 
     def _as_stored(self, state: TrainState, blank: bool) -> TrainState:
-        def array(name: str, value: str) -> StoredArray:
-            return self._stores[name].array(value, blank)
-
-        state = self._with_arrays(state, array)
-        keys = {
-            name: {**state.embedding_state[name], KEY: array(name, KEY)}
-            for name, storage in self._storages.items()
-            if storage.kind.table
-        }
-        return state._replace(embedding_state={**state.embedding_state, **keys})
+        state = self._with_arrays(state, lambda n, value: self._stores[n].array(value))
+        states = dict(state.embedding_state)
+        for name, storage in self._storages.items():
+            if storage.kind.table:
+                index = None if blank else self._indexes[name]
+                keys = self._stores[name].key_arrays(index)
+                states[name] = {**states[name], **keys}
+        return state._replace(embedding_state=states)
 
     def _with_arrays(
         self, state: TrainState, array: Callable[[str, str], Any]
@@ -293,22 +324,6 @@ class CachedRows:
             storages[name] = array(name, "")
             states[name] = {value: array(name, value) for value in values if value}
         return state._replace(storages=storages, embedding_state=states)
-
-    def _check_memory(self) -> None:
-        """Raises ``StoreError`` if memory cannot hold all rows of tier host."""
-        values = {
-            n: max(v.stop for v in each.values()) for n, each in self._values.items()
-        }
-        host_bytes = sum(
-            4 * storage.rows_per_device * values[name]
-            for name, storage in self._storages.items()
-            if storage.kind.tier == "host"
-        ) * len(self._collection.mesh.local_devices)
-        if host_bytes > (free := free_memory_bytes()):
-            raise StoreError(
-                f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
-                f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
-            )
 
     def _ask(self, batch: DeviceBatch, micro_batches: int) -> _Asked:
         """Starts the route of a batch, and waits for nothing."""
@@ -336,20 +351,6 @@ class CachedRows:
 
         self._worker.submit(read)
 
-    def _check(self, asked: _Asked) -> None:
-        """Raises ``TooFewSlotsError``. Rows that fit come with the next batch."""
-        for name, demand in asked.demands.items():
-            storage = self._storages[name]
-            _, needed, _ = np.asarray(demand.most).tolist()
-            if needed > storage.slots_per_device:
-                tables = ", ".join(each.table.name for each in storage.ranges)
-                key = "max_slots" if storage.kind.table else "slots"
-                raise TooFewSlotsError(
-                    f"a batch asks for {needed:,} rows of one device's share of the "
-                    f"cached tables {tables}, which have {storage.slots_per_device:,} "
-                    f"slots there; raise their {key}, or lower the batch size"
-                )
-
     def _come(
         self,
         state: TrainState,
@@ -362,17 +363,16 @@ class CachedRows:
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
             self._ahead = self._ask(following, micro_batches)
-        state, outgoing = self._move(state, asked, rows)
+        state, outgoing = self._move(state, asked.moves, rows)
         self._written = self._worker.submit(self._write, asked.demands, outgoing)
         if self._ahead is not None:
             self._read(self._ahead)
         return state
 
     def _move(
-        self, state: TrainState, asked: _Asked, rows: dict[str, Incoming]
+        self, state: TrainState, moves: dict[str, Moves], rows: dict[str, Incoming]
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Puts rows into the slots of a batch's moves; returns those that leave."""
-        moves = {name: each.moves for name, each in asked.demands.items()}
+        """Puts rows into slots; returns those that leave."""
         arrays = state.storages, state.embedding_state
         outgoing = self._take(*arrays, moves, rows)
         storages, states = self._put(*arrays, self._key, moves, rows)

@@ -1,8 +1,12 @@
 """Keys of dynamic tables become row numbers, on their way to the devices.
 
-The host numbers keys in the order in which training first meets them: from there on a
-dynamic table is a cached table with that much room. The number that a key gets changes
-no result: the initial value of its row is a function of the key.
+The host numbers keys in the order in which training first meets them, those of a batch
+in ascending order: from there on a dynamic table is a cached table with that much room.
+The number that a key gets changes no result: the initial value of its row is a function
+of the key.
+
+Several processes tell each other the keys that are new in their parts of a batch, and
+so have one numbering, which is that of a single process.
 """
 
 from __future__ import annotations
@@ -11,13 +15,13 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 
-import jax
 import numpy as np
 
 from embark_jax.data import Batch
 from embark_jax.data.key_numbers import UNKNOWN, KeyNumbers
 from embark_jax.planner import Plan
 from embark_jax.tables import PADDING_ID
+from embark_jax.train.sharing import tell_all_keys
 
 
 class Numbering:
@@ -25,10 +29,6 @@ class Numbering:
 
     Args:
       plan: plan with those tables.
-
-    Raises:
-      ValueError: if there are some in a run of several processes, which would have to
-        agree on numbers and do not.
     """
 
     def __init__(self, plan: Plan):
@@ -37,19 +37,23 @@ class Numbering:
             for table in plan.tables
             if table.is_dynamic
         }
-        if self._features and jax.process_count() > 1:
-            raise ValueError(
-                f"table {next(iter(self._features))!r} is dynamic, which works in one "
-                "process alone; give it rows, or start one process"
-            )
         self._numbers = {table: KeyNumbers() for table in self._features}
         self._used = dict.fromkeys(self._features, 0)
         self._lock = threading.Lock()  # batches that are replayed are placed again
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are dynamic tables."""
+        return bool(self._features)
 
     def keys(self, table: str) -> np.ndarray:
         """Returns a dynamic table's ``[n]`` int64 keys by number, as many as are used;
         do not change them."""
         return self._numbers[table].keys[: self._used[table]]
+
+    def figures(self) -> dict[str, int]:
+        """Returns the number of keys of each table that training has used."""
+        return {f"keys/{table}": count for table, count in self._used.items()}
 
     def use(self, keys: Mapping[str, int]) -> None:
         """Says that training uses this many numbers of each table. Batches that are
@@ -64,10 +68,19 @@ class Numbering:
 
     def number(self, batch: Batch) -> tuple[Batch, dict[str, int]]:
         """Returns a checked batch for the devices, and how many keys each table then
-        has: new ones get the next numbers."""
+        has: new ones get the next numbers. Of several processes each gives its own part
+        of the batch, at the same time."""
         with self._lock:
+            new = [
+                keys[numbers.find(keys) == UNKNOWN]
+                for table, numbers in self._numbers.items()
+                for keys in [self._keys_in(batch, table)]
+            ]
+            told = tell_all_keys(new)
+            for numbers, keys in zip(self._numbers.values(), told, strict=True):
+                numbers.add(keys)
             numbered = self._replaced(
-                batch, lambda table, keys: self._numbers[table].number(keys)
+                batch, lambda table, keys: self._numbers[table].find(keys)
             )
             return numbered, {name: len(n) for name, n in self._numbers.items()}
 
@@ -93,11 +106,18 @@ class Numbering:
             return batch
         ids = dict(batch.ids)
         for table, names in self._features.items():
-            together = np.concatenate([batch.ids[name].ravel() for name in names])
-            held = together != PADDING_ID
-            numbers = np.full(len(together), PADDING_ID, np.int32)
-            numbers[held] = numbers_of(table, together[held])
+            numbers = numbers_of(table, self._keys_in(batch, table))
             for name in names:
-                mine, numbers = np.split(numbers, [batch.ids[name].size])
-                ids[name] = mine.reshape(batch.ids[name].shape)
+                held = batch.ids[name] != PADDING_ID
+                mine, numbers = np.split(numbers, [np.count_nonzero(held)])
+                ids[name] = np.full(held.shape, PADDING_ID, np.int32)
+                ids[name][held] = mine
         return dataclasses.replace(batch, ids=ids)
+
+    def _keys_in(self, batch: Batch, table: str) -> np.ndarray:
+        """Returns ``[n]`` int64 keys that the features of a table have, one feature
+        after the other."""
+        ids = [batch.ids[name] for name in self._features[table]]
+        return np.concatenate(
+            [each[each != PADDING_ID] for each in ids], dtype=np.int64
+        )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import jax
 from jax.sharding import Mesh
 
-from embark_jax.data import Batch
+from embark_jax.data import Batch, prefetch
 from embark_jax.train.device_batch import PlacedBatch, own_part, put_batch
+from embark_jax.train.feeding import feed
 from embark_jax.train.numbering import Numbering
+
+S = TypeVar("S")
 
 
 class Placing:
@@ -24,6 +31,18 @@ class Placing:
     ):
         self._numbering, self._mesh = numbering, mesh
         self._training_size, self._scoring_size = training_size, scoring_size
+
+    def feed(
+        self, make: Callable[[S], Batch], items: Iterable[S], depth: int
+    ) -> Iterator[PlacedBatch]:
+        """Yields ``place(make(item))`` as ``feeding.feed`` does.
+
+        Processes that number keys together must place the same batches, in the same
+        order: no thread is ahead, which might be stopped here and not there.
+        """
+        if self._numbering.is_needed and jax.process_count() > 1:
+            return map(self.place, prefetch(make, items, depth))
+        return feed(make, items, self.place, depth)
 
     def place(self, batch: Batch) -> PlacedBatch:
         """Places this process's part of a batch of training; new keys get numbers."""

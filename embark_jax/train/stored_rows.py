@@ -7,7 +7,7 @@ for: rows that a run has never seen take neither time nor memory nor disk.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.cached import Demand, Incoming, initial_values
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
-from embark_jax.embedding.key_index import EMPTY
+from embark_jax.embedding.key_index import EMPTY, KeyIndex, Moves
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.planner import Storage
-from embark_jax.stores import RowStore
+from embark_jax.stores import RowStore, StoreError
 from embark_jax.train.checkpoint.stored import StoredArray
+from embark_jax.train.checkpoint.writing import free_memory_bytes
+from embark_jax.train.kept_slots import (
+    NONE_KEPT,
+    SLOT_VALUES,
+    Kept,
+    index_of,
+    kept,
+    saved_slots,
+)
 
 LEAST_ROWS = 64
 """Least rows that a swap has room for; more are a power of two: few are compiled."""
@@ -156,14 +166,70 @@ class StoredRows:
                     found = np.asarray(on_device(device, rows))[mine - first]
                     self._stores[device].write(mine, found)
 
-    def array(self, value: str, blank: bool = False) -> StoredArray:
-        """Returns all that the stores have of a value of rows, in place; for ``KEY`` a
-        copy of the keys of a dynamic table's rows, or, if ``blank``, no keys."""
-        if value == KEY:
-            parts = {device: self._block_keys(device, blank) for device in self._stores}
-        else:
-            part = self._values[value]
-            parts = {d: store.data[:, part] for d, store in self._stores.items()}
+    def array(self, value: str) -> StoredArray:
+        """Returns all that the stores have of a value of rows, in place."""
+        part = self._values[value]
+        return self._array(
+            {d: store.data[:, part] for d, store in self._stores.items()}
+        )
+
+    def key_arrays(self, index: KeyIndex | None) -> dict[str, StoredArray]:
+        """Returns keys and slots of a dynamic table's rows, by their names in a
+        checkpoint; without an index there are none, but room for them."""
+        parts: dict[str, dict[Any, np.ndarray]] = {n: {} for n in (KEY, *SLOT_VALUES)}
+        rows = self.storage.rows_per_device
+        for device in self._stores:
+            parts[KEY][device] = self._block_keys(device, blank=index is None)
+            mine = None
+            if index is not None:
+                fields = (np.asarray(on_device(device, each)) for each in index)
+                mine = KeyIndex(*fields)  # pyright: ignore[reportArgumentType]
+            for name, each in saved_slots(mine, rows).items():
+                parts[name][device] = each
+        return {name: self._array(each) for name, each in parts.items()}
+
+    def kept_in(self, arrays: Mapping[str, Any]) -> dict[Any, Kept]:
+        """Returns the rows of each device that had slots, from what ``key_arrays``
+        gave."""
+        return {
+            device: kept(
+                {name: arrays[name].blocks[device] for name in SLOT_VALUES},
+                self.storage.slots_per_device,
+            )
+            for device in self._stores
+        }
+
+    def kept_index(self, all_kept: Mapping[Any, Kept]) -> dict[str, jax.Array]:
+        """Returns the fields of the key index of these rows, but for the directory."""
+        parts = [
+            jax.device_put(index_of(each, self.storage.slots_per_device), device)
+            for device, each in all_kept.items()
+        ]
+        return jax.tree.map(self._whole, *parts)
+
+    def kept_rows(
+        self, all_kept: Mapping[Any, Kept], first: int
+    ) -> tuple[Moves, Incoming]:
+        """Returns moves that bring such rows into ``ROWS_AT_ONCE`` slots from ``first``
+        on, and the rows."""
+        slots = self.storage.slots_per_device
+        size, parts = min(ROWS_AT_ONCE, slots), []
+        for device, store in self._stores.items():
+            numbers = all_kept.get(device, NONE_KEPT).numbers[first : first + size]
+            count = len(numbers)
+            slot = np.full(size, slots, np.int32)
+            slot[:count] = first + np.arange(count)
+            rows = np.zeros((size, self._width), np.float32)
+            rows[:count] = store.read(numbers)
+            keys, words = np.full((size, 1), EMPTY), np.zeros((size, 2), np.uint32)
+            moves = Moves(
+                *map(np.asarray, (slot, keys, keys, np.full(1, count, np.int32)))
+            )
+            come = Incoming(*map(np.asarray, (rows, np.zeros(size, bool), words)))
+            parts.append(jax.device_put((moves, come), device))
+        return jax.tree.map(self._whole, *parts)
+
+    def _array(self, parts: Mapping[Any, np.ndarray]) -> StoredArray:
         (width,) = {each.shape[1] for each in parts.values()}
         return StoredArray(
             (self.storage.rows_per_device * self._mesh.size, width),
@@ -179,13 +245,17 @@ class StoredRows:
             store.written[self._named(device, np.arange(len(store.written)))] = True
 
     def keys_in(self, array: StoredArray) -> np.ndarray:
-        """Returns ``[keys]`` int64 by number, from a result of ``array(KEY)``."""
+        """Returns ``[keys]`` int64 by number, from the array of keys, of the devices
+        of all processes; these must all ask."""
         shards = len(self.storage.ranges[0].devices)
         rows = self.storage.rows_per_device
         found = np.full(shards * rows, NO_KEY, np.int64)
         for device, keys in array.blocks.items():
             if (shard := self._shard(device)) is not None:
                 found[shard::shards] = keys[:, 0]
+        if jax.process_count() > 1:
+            with jax.enable_x64(True):
+                found = multihost_utils.process_allgather(found).max(axis=0)
         return found[: np.count_nonzero(found != NO_KEY)]
 
     def _whole(self, *parts: jax.Array) -> jax.Array:
@@ -233,6 +303,35 @@ class StoredRows:
         found = found.view(np.uint64)
         low, high = found & np.uint64(0xFFFFFFFF), found >> np.uint64(32)
         return np.stack([low, high], axis=1).astype(np.uint32)
+
+
+def check_memory(
+    storages: Mapping[str, Storage],
+    values: Mapping[str, dict[str, slice]],
+    devices: int,
+) -> None:
+    """Raises ``StoreError`` if memory cannot hold all rows of tier host.
+
+    Args:
+      storages: cached storages.
+      values: slices of the values in their rows.
+      devices: number of this process's devices.
+    """
+    host_bytes = (
+        sum(
+            4
+            * storage.rows_per_device
+            * max(part.stop for part in values[name].values())
+            for name, storage in storages.items()
+            if storage.kind.tier == "host"
+        )
+        * devices
+    )
+    if host_bytes > (free := free_memory_bytes()):
+        raise StoreError(
+            f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
+            f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
+        )
 
 
 def on_device(device: Any, array: jax.Array) -> jax.Array:

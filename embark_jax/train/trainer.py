@@ -27,7 +27,7 @@ from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
-from embark_jax.train.feeding import batches_ahead, feed, read_ahead
+from embark_jax.train.feeding import batches_ahead, read_ahead
 from embark_jax.train.flax_model import CALL
 from embark_jax.train.function_model import step_model
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
@@ -229,7 +229,7 @@ class Trainer:
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
         depth = batches_ahead(size * self._checker().sample_bytes)
-        batches = feed(make_batch, wanted, self._placing.place, depth)
+        batches = self._placing.feed(make_batch, wanted, depth)
         return self._in_flight().apply(batches)
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:

@@ -15,7 +15,10 @@ def test_keys_are_numbered_in_the_order_in_which_they_come():
         found = numbers.find(keys)
         assert found.tolist() == [known.get(k, UNKNOWN) for k in keys.tolist()]
         expected = [known.setdefault(k, len(known)) for k in keys.tolist()]
-        found = numbers.number(keys)
+        _, first = np.unique(keys, return_index=True)
+        new = keys[np.sort(first)]
+        numbers.add(new[numbers.find(new) == UNKNOWN])
+        found = numbers.find(keys)
         assert found.dtype == np.int32
         assert found.tolist() == expected
     assert numbers.keys.tolist() == list(known)

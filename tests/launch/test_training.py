@@ -181,6 +181,27 @@ def metrics(workdir: Path) -> dict[tuple[int, str], list[float]]:
 
 
 @pytest.mark.slow
+def test_dynamic_tables_of_several_processes_have_one_numbering(launcher, tmp_path):
+    """They train as in one process, with rows that are discarded, too, and as tables
+    with rows; and resume."""
+    dynamic = (
+        "embedding.tables.user={cluster: rb, slots: 200, max_slots: 400, "
+        "evicted: discard}",
+        "embedding.tables.item={cluster: ub, slots: 200, max_slots: 300}",
+        "train.overlap=true",
+    )
+    several, one = tmp_path / "several", tmp_path / "one"
+    launcher.finish(several, 2, "train.steps=40", *dynamic)
+    launcher.finish(one, 1, "train.steps=40", *dynamic)
+    assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-5)
+    found, expected = (runs.final(each)["test_log_loss"] for each in (several, one))
+    assert found == pytest.approx(expected, rel=1e-5)
+    launcher.finish(several, 2, "train.steps=60", *dynamic, "--resume")
+    launcher.finish(one, 1, "train.steps=60", *dynamic, "--resume")
+    assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-5)
+
+
+@pytest.mark.slow
 def test_rows_of_cached_tables_stay_with_their_process(launcher, undisturbed, tmp_path):
     """Of user on disk, of item in host memory; as one process that has no cache."""
     cached = (

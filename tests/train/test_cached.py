@@ -19,8 +19,8 @@ from embark_jax.embedding.logical import export_table
 from embark_jax.planner import Placement, Plan, lay_out
 from embark_jax.stores import StoreError
 from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.cached import TooFewSlotsError
 from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.train.slots_needed import TooFewSlotsError
 from embark_jax.train.trainer import Trainer
 from tests.train.models import check_swap
 from tests.train.trainers import losses

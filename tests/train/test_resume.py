@@ -225,6 +225,37 @@ def test_rows_beyond_device_memory_go_on(runner, whole, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("evicted", ["disk", "discard"])
+def test_tables_that_grow_go_on(runner, tmp_path, evicted):
+    """Killed while the table grows, while rows are evicted, in a checkpoint."""
+    table = f"slots: 100, max_slots: 600, evict: lfu, evicted: {evicted}"
+    growing = (
+        f"embedding.tables.user={{rows: {ROWS}, cluster: rb, {table}}}",
+        f"embedding.scratch={tmp_path / 'scratch'}",
+        *("train.overlap=true", "train.eval_every=10"),
+    )
+    runner.finish(tmp_path / "whole", *growing)
+    workdir, dice = tmp_path / "run", random.Random(0)
+    folder = workdir / "checkpoints"
+    moments = [
+        lambda: last_step(workdir) >= 2,
+        lambda: complete(workdir) and any(folder.glob(TEMPORARY)),
+        lambda: last_step(workdir) >= dice.uniform(2 * EVERY + 1, STEPS - 4),
+    ]
+    for is_time in moments:
+        resume = ("--resume",) if workdir.exists() else ()
+        runner.kill(workdir, is_time, *growing, *resume)
+    runner.finish(workdir, "--resume", *growing)
+    whole = tmp_path / "whole"
+    assert runs.losses(workdir) == runs.losses(whole)
+    evaluated = [
+        [each["test_log_loss"] for each in runs.records(folder) if "test_auc" in each]
+        for folder in (workdir, whole)
+    ]
+    assert evaluated[0] == evaluated[1]
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_only_evaluated_again(runner, whole, tmp_path):
     workdir = shutil.copytree(whole, tmp_path / "run")
     out = runner.finish(workdir, "--resume")

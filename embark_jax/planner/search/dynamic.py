@@ -22,18 +22,31 @@ def spread(
     tables: Iterable[TableSpec], forced: Mapping[str, ForcedPlacement], devices: int
 ) -> dict[str, ForcedPlacement]:
     """Forces a row shard of each dynamic table on each device, so that no row moves
-    when the table grows; other forced properties are left as they are."""
-    return {
-        table.name: dataclasses.replace(
-            forced.get(table.name, FREE),
-            row_shards=devices,
-            column_shards=1,
-            devices=tuple(range(devices)),
-            hot_rows=0,
-        )
-        for table in tables
-        if table.is_dynamic
+    when the table grows; other forced properties are left as they are.
+
+    Raises:
+      ValueError: if something else is forced.
+    """
+    wanted = {
+        "row_shards": devices,
+        "column_shards": 1,
+        "devices": tuple(range(devices)),
+        "hot_rows": 0,
     }
+    found = {}
+    for table in tables:
+        if not table.is_dynamic:
+            continue
+        mine = forced.get(table.name, FREE)
+        for key, value in wanted.items():
+            if getattr(mine, key) not in (None, value):
+                raise ValueError(
+                    f"table {table.name!r}: {key} is {getattr(mine, key)!r}, but a "
+                    f"dynamic table has a row shard on each device and no hot rows; "
+                    f"leave {key} out"
+                )
+        found[table.name] = dataclasses.replace(mine, **wanted)
+    return found
 
 
 def with_tables(
