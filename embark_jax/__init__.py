@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from embark_jax.embedding.logical import export_table as export_table
     from embark_jax.embedding.rules import RowRules as RowRules
+    from embark_jax.export.scorer import Scorer as Scorer
     from embark_jax.export.scorer import load_scorer as load_scorer
     from embark_jax.fleet import Fleet as Fleet
     from embark_jax.planner import ForcedPlacement as ForcedPlacement
@@ -64,6 +65,7 @@ _PLACES = {
     "EmbeddingCollection": "embark_jax.embedding.collection:EmbeddingCollection",
     "export_table": "embark_jax.embedding.logical:export_table",
     "RowRules": "embark_jax.embedding.rules:RowRules",
+    "Scorer": "embark_jax.export.scorer:Scorer",
     "load_scorer": "embark_jax.export.scorer:load_scorer",
     "Fleet": "embark_jax.fleet:Fleet",
     "ForcedPlacement": "embark_jax.planner:ForcedPlacement",

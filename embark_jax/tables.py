@@ -166,6 +166,11 @@ class TableSpec:
                     "may do; give it max_slots"
                 )
             return
+        if self.initializer != "uniform":
+            raise ValueError(
+                f"table {self.name!r}: initializer is {self.initializer!r}, must be "
+                "uniform where the table is dynamic"
+            )
         most = whole(f"table {self.name!r}: max_slots", self.max_slots)
         object.__setattr__(self, "max_slots", most)
         if self.slots is None or self.slots > most:

@@ -18,6 +18,14 @@ def export(
         int | None,
         typer.Option(help="Step of the checkpoint to export; the newest by default."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP|FOLDER",
+            help="Only rows that have changed since a step, or since a checkpoint or "
+            "an export in a folder.",
+        ),
+    ] = None,
 ) -> None:
     """Export a trained model as safetensors, with scoring in NumPy and in JAX."""
     from embark_jax.export import export_run
@@ -29,7 +37,11 @@ def export(
         lambda tables: track(
             tables, "tables", console=console, transient=True, disable=len(tables) < 2
         ),
+        since,
     )
+    if since is not None:
+        say(f"changes since {since} written to {out}; Scorer.update takes them over")
+        return
     how = (
         "score.py there shows how to use it"
         if known

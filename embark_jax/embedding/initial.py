@@ -60,11 +60,10 @@ def initial_rows(
     shards = _ShardsByDevice(storage, hot_keys)
 
     def value(row_low, row_high, column, seed, normal, scale):
-        cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
-        cell = jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
-        drawn = jax.random.uniform(cell, minval=-1.0, maxval=1.0)
+        cell = _cell(key, row_low, row_high, column, seed)
+        drawn = _uniform(cell)
         if shards.normal.any():
-            drawn = jnp.where(normal, jax.random.normal(cell), drawn)
+            drawn = jnp.where(normal, jax.random.normal(cell, (), jnp.float32), drawn)
         return drawn * scale
 
     by_column = jax.vmap(value, in_axes=(None, None, 0, None, None, None))
@@ -79,6 +78,35 @@ def initial_rows(
         return by_row(row_low, row_high, columns, seed, normal, scale)
 
     return rows_of
+
+
+def table_seed(name: str) -> int:
+    """Returns the number of a table that its initial values depend on."""
+    return zlib.crc32(name.encode()) >> 1
+
+
+def initial_value(
+    key: jax.Array,
+    row_low: jax.Array,
+    row_high: jax.Array,
+    column: jax.Array,
+    seed: jax.Array,
+    scale: jax.Array,
+) -> jax.Array:
+    """Returns one value of a dynamic table, or of any other that begins uniform: of a
+    random key, the low and high 32 bits of a row's number or key, a column, a table's
+    seed and its scale."""
+    return _uniform(_cell(key, row_low, row_high, column, seed)) * scale
+
+
+def _cell(key, row_low, row_high, column, seed) -> jax.Array:
+    """Returns a random key of one value; arguments are those of ``initial_value``."""
+    cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
+    return jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
+
+
+def _uniform(cell: jax.Array) -> jax.Array:
+    return jax.random.uniform(cell, (), jnp.float32, -1.0, 1.0)
 
 
 class _ShardsByDevice:
@@ -100,7 +128,7 @@ class _ShardsByDevice:
                         rows.begin,
                         hot_keys.tables.get(rows.table.name, NOT_LISTED),
                         k * rows.width,
-                        zlib.crc32(rows.table.name.encode()) >> 1,
+                        table_seed(rows.table.name),
                         rows.table.initializer == "normal",
                         rows.table.scale,
                     )

@@ -4,8 +4,9 @@
 
 prints a logit for each sample (and task). ``numpy.savez`` writes such a file, with
 "dense" ``[samples, dense_features]``, for each feature "ids/FEATURE" ``[samples,
-hotness]`` integers (-1 where a bag is shorter) and, if it is weighted,
-"weights/FEATURE" likewise. All is computed in float32, whatever ``compute_dtype`` is.
+hotness]`` integers (-1 where a bag is shorter; keys, if the table is dynamic) and, if
+it is weighted, "weights/FEATURE" likewise. All is computed in float32, whatever
+``compute_dtype`` is.
 """
 
 from __future__ import annotations
@@ -18,27 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Arrays of a file, mapped into memory: rows that are not used are not read.
-
-    The format: https://github.com/huggingface/safetensors#format.
-    """
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    types = {"F32": np.float32}
-    return {
-        name: np.memmap(
-            path,
-            types[entry["dtype"]],
-            mode="r",
-            offset=8 + header_bytes + entry["data_offsets"][0],
-            shape=tuple(entry["shape"]),
-        )
-        for name, entry in header.items()
-    }
+from embark_jax.export.lookup import apply_delta, embed, read_safetensors, read_table
 
 
 class Model:
@@ -51,11 +32,23 @@ class Model:
     def __init__(self, folder: str | Path):
         folder = Path(folder)
         self.description = json.loads((folder / "model.json").read_text("utf-8"))
+        if "since" in self.description:
+            raise ValueError(f"{folder}: has changes alone, to update a model with")
         self.params = read_safetensors(folder / self.description["dense"])
         self.tables = {
-            name: read_safetensors(folder / table["file"])[name]
+            name: read_table(folder, name, table)
             for name, table in self.description["tables"].items()
         }
+
+    def update(self, folder: str | Path) -> None:
+        """Takes over what has changed, from an export made with ``--since``.
+
+        Raises:
+          ValueError: if its changes do not begin at this model's step.
+        """
+        step = self.description["step"]
+        self.params, step = apply_delta(Path(folder), step, self.tables)
+        self.description["step"] = step
 
     def logits(self, dense, ids, weights=None) -> np.ndarray:
         """Returns log odds, ``[samples]`` or ``[samples, tasks]``; arguments are the
@@ -85,29 +78,6 @@ class Model:
             embeddings[name] = embed(name, table, feature["pooling"], bags, factors)
         dense = dense.astype(np.float32)
         return MODELS[config["kind"]](self.params, config, dense, embeddings)
-
-
-def embed(name, table, pooling, ids, weights=None) -> np.ndarray:
-    """A feature's rows, pooled: ``[samples, dim]``, or with "none" the sequence.
-
-    Raises:
-      ValueError: if an id is outside the table.
-    """
-    if ids.min(initial=0) < -1 or ids.max(initial=0) >= len(table):
-        raise ValueError(
-            f"feature {name!r}: ids must be -1 (padding) to {len(table) - 1}, are "
-            f"{ids.min()} to {ids.max()}"
-        )
-    factors = (ids >= 0).astype(np.float32)
-    if weights is not None:
-        factors = factors * weights.astype(np.float32)
-    if pooling == "mean":
-        total = factors.sum(axis=1, keepdims=True)
-        factors = np.divide(factors, total, np.zeros_like(factors), where=total != 0)
-    rows = table[np.maximum(ids, 0)]
-    if pooling == "none":
-        return rows * factors[:, :, None]
-    return np.einsum("bhd,bh->bd", rows, factors)
 
 
 def check_names(kind, given, known) -> None:

@@ -7,6 +7,7 @@ compiled for one device. Neither mesh nor plan are needed.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,14 @@ from embark_jax.config import (
 )
 from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.export.score import embed, read_safetensors
-from embark_jax.export.scoring import dense_function
+from embark_jax.export.lookup import (
+    KeyedRows,
+    apply_delta,
+    embed,
+    read_safetensors,
+    read_table,
+)
+from embark_jax.export.scoring import dense_function, initial, random_key
 from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
 from embark_jax.train.metrics import Metrics, evaluate
 from embark_jax.train.saved import SavedModel, best_step, read_config
@@ -43,7 +50,8 @@ class Scorer:
       tables, features: the model's tables and features.
       dense_features: number of columns of its dense input.
       params: parameters of the dense layers, by dotted path.
-      arrays: the rows of each table, ``[rows, dim]``.
+      arrays: the rows of each table: ``[rows, dim]``, or ``KeyedRows``.
+      step: step of the model.
 
     Attributes:
       tasks: names of the model's tasks, if it has several.
@@ -57,13 +65,15 @@ class Scorer:
         features: tuple[FeatureSpec, ...],
         dense_features: int,
         params: Mapping[str, np.ndarray],
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, np.ndarray | KeyedRows],
+        step: int,
     ):
         self.tasks = rows.labels
         forward, _ = dense_function(model, tables, features, dense_features)
         self._forward = jax.jit(forward)
-        self._params = {name: jax.numpy.asarray(a) for name, a in params.items()}
-        self._features, self._arrays, self._rows = features, arrays, rows
+        self._params = jax.tree.map(jax.numpy.asarray, dict(params))
+        self._features, self._arrays, self._rows = features, dict(arrays), rows
+        self._step, self._lock = step, threading.Lock()
 
     def predict(self, rows: Any) -> np.ndarray:
         """Probabilities of label 1, float64 ``[rows]`` in the order of the rows, or
@@ -89,6 +99,26 @@ class Scorer:
             metrics = evaluate(labels, logits, np.concatenate(known) if known else None)
         return _probabilities(logits), metrics
 
+    def update(self, folder: str | Path) -> None:
+        """Takes over what has changed since the model's step; threads that predict
+        meanwhile use all of it or nothing for each 4,096 samples.
+
+        Args:
+          folder: what ``embark export --since`` wrote.
+
+        Raises:
+          ValueError: if its changes do not begin at the model's step; nothing changes.
+        """
+        with self._lock:
+            found = apply_delta(Path(folder), self._step, self._arrays)
+            params, self._step = found
+            self._params = jax.tree.map(jax.numpy.asarray, params)
+
+    @property
+    def step(self) -> int:
+        """Step of the model."""
+        return self._step
+
     @property
     def cut(self) -> Mapping[str, int]:
         """For each feature, how many values of too long lists were left out so far."""
@@ -108,6 +138,10 @@ class Scorer:
 
     def _logits(self, batch: Batch, start: int, stop: int) -> np.ndarray:
         """Logits of some samples. Empty ones fill up the batch: one program does."""
+        with self._lock:
+            return self._unlocked_logits(batch, start, stop)
+
+    def _unlocked_logits(self, batch: Batch, start: int, stop: int) -> np.ndarray:
         filling = ((0, BATCH - (stop - start)), (0, 0))
         embeddings = {
             f.name: embed(
@@ -152,24 +186,31 @@ def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
                 saved.features,
                 saved.dense_features,
                 saved.dense(),
-                {table.name: saved.table(table) for table in saved.tables},
+                {table.name: _rows(saved, table) for table in saved.tables},
+                saved.step,
             )
     if step is not None:
         raise ConfigError(
             f"{folder}: is an export, which has one step: leave out --step"
         )
     known = json.loads((folder / "model.json").read_text("utf-8"))
+    if "since" in known:
+        raise ConfigError(
+            f"{folder}: has changes since step {known['since']} alone; load a whole "
+            "export, and update it with this"
+        )
     tables = known["tables"]
-    arrays = {n: read_safetensors(folder / t["file"])[n] for n, t in tables.items()}
+    arrays = {n: read_table(folder, n, each) for n, each in tables.items()}
     with code_of(folder):
         return Scorer(
             rows,
             _Model.model_validate({"model": known["model"]}).model,
-            tuple(TableSpec(name, t["rows"], t["dim"]) for name, t in tables.items()),
+            tuple(_table(name, each) for name, each in tables.items()),
             tuple(FeatureSpec(name, **f) for name, f in known["features"].items()),
             known["dense_features"],
             read_safetensors(folder / known["dense"]),
             arrays,
+            known["step"],
         )
 
 
@@ -177,6 +218,25 @@ class _Model(Config):
     """The description of a model in an export."""
 
     model: ModelConfig
+
+
+def _rows(saved: SavedModel, table: TableSpec) -> np.ndarray | KeyedRows:
+    rows = saved.table(table)
+    if not table.is_dynamic:
+        return rows
+    found = KeyedRows(
+        np.empty(0, np.int64), rows[:0], initial(table, random_key(saved.seed))
+    )
+    found.update(saved.keys(table), rows)
+    return found
+
+
+def _table(name: str, table: Mapping[str, Any]) -> TableSpec:
+    """Returns a table of an export; how large a dynamic one may become, it does not
+    say."""
+    if table["rows"] is None:
+        return TableSpec.dynamic(name, table["dim"], 1, 1)
+    return TableSpec(name, table["rows"], table["dim"])
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:

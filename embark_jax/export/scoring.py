@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import export
+from jax import export, lax
 
 from embark_jax import models
 from embark_jax.config import AnyModelConfig
 from embark_jax.data.batch import id_dtype
+from embark_jax.embedding.initial import initial_value, table_seed
 from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
 from embark_jax.train.checkpoint.layout import array_name
 
@@ -69,19 +71,28 @@ def scoring_function(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,
-) -> tuple[Callable[[Arrays, Arrays, jax.Array, Arrays, Arrays], jax.Array], Any]:
+    key: Sequence[int] = (0, 0),
+) -> tuple[Callable[[Arrays, Any, jax.Array, Arrays, Arrays], jax.Array], Any]:
     """``score(params, tables, dense, ids, weights) -> logits [batch]``, and the shapes
     of ``params``, as in ``dense_function``.
 
-    Ids are as in ``data.Batch``; an id out of range makes its sample's logit NaN.
+    Ids are as in ``data.Batch``; an id out of range makes its sample's logit NaN. A
+    dynamic table is ``(keys, rows)``, with keys in ascending order; a key that is not
+    among them has its initial row, by the random key's two words ``key``.
     """
     forward, params = dense_function(config, tables, features, dense_features)
+    specs = {table.name: table for table in tables}
+
+    def rows_of(table, given, ids):
+        if not table.is_dynamic:
+            return _rows(given, ids)
+        return _rows_by_key(*given, ids, initial(table, key))
 
     def score(params, tables, dense, ids, weights):
-        embeddings = {
-            f.name: _embed(f, tables[f.table], ids[f.name], weights.get(f.name))
-            for f in features
-        }
+        embeddings = {}
+        for f in features:
+            rows = rows_of(specs[f.table], tables[f.table], ids[f.name])
+            embeddings[f.name] = _embed(f, rows, ids[f.name], weights.get(f.name))
         return forward(params, dense, embeddings)
 
     return score, params
@@ -92,23 +103,34 @@ def serialized_scoring(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,
+    key: Sequence[int] = (0, 0),
 ) -> bytes:
     """Serializes ``score`` by ``jax.export``, for any batch size, on CPU and CUDA.
 
     It holds no parameters; they are arguments. Features of tables with more than
-    2**31 - 1 rows take int64 ids, others int32.
+    2**31 - 1 rows, and of dynamic ones, take int64 ids, others int32. A dynamic table
+    may have any number of rows.
     """
-    score, params = scoring_function(config, tables, features, dense_features)
-    (batch,) = export.symbolic_shape("batch")
-    dtypes = {table.name: id_dtype(table.rows) for table in tables}
+    score, params = scoring_function(config, tables, features, dense_features, key)
+    dynamic = [table.name for table in tables if table.is_dynamic]
+    named = ", ".join(["batch", *(f"rows{i}" for i in range(len(dynamic)))])
+    batch, *counts = export.symbolic_shape(named)
+    counts = dict(zip(dynamic, counts, strict=True))
+    dtypes = {table.name: id_dtype(table.keys) for table in tables}
 
     def shape(*dims, dtype: Any = np.float32):
         return jax.ShapeDtypeStruct(dims, dtype)
 
+    def table_shape(table: TableSpec):
+        if not table.is_dynamic:
+            return shape(table.rows, table.dim)
+        count = counts[table.name]
+        return shape(count, dtype=np.int64), shape(count, table.dim)
+
     with jax.enable_x64(np.int64 in dtypes.values()):
         exported = export.export(jax.jit(score), platforms=PLATFORMS)(
             params,
-            {table.name: shape(table.rows, table.dim) for table in tables},
+            {table.name: table_shape(table) for table in tables},
             shape(batch, dense_features),
             {f.name: shape(batch, f.hotness, dtype=dtypes[f.table]) for f in features},
             {f.name: shape(batch, f.hotness) for f in features if f.weighted},
@@ -116,15 +138,61 @@ def serialized_scoring(
     return bytes(exported.serialize())
 
 
-def _embed(
-    feature: FeatureSpec, table: jax.Array, ids: jax.Array, weights: jax.Array | None
-) -> jax.Array:
-    """What ``EmbeddingCollection.lookup`` returns, for an unsharded table."""
-    present = ids != PADDING_ID
+def random_key(seed: int) -> list[int]:
+    """Returns the two words of the random key of a trainer's initial tables."""
+    return np.asarray(jax.random.key_data(jax.random.key(seed))).tolist()
+
+
+def initial(table: TableSpec, key: Sequence[int]) -> dict[str, Any]:
+    """Returns the description of initial rows that ``lookup.KeyedRows`` takes."""
+    return {"key": list(key), "table": table_seed(table.name), "scale": table.scale}
+
+
+def _rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns ``[…, dim]`` rows of ``[…]`` ids, with NaN where there is none."""
     # JAX would count negative ids from the end.
-    rows = table.at[jnp.where(ids < 0, len(table), ids)].get(
+    return table.at[jnp.where(ids < 0, len(table), ids)].get(
         mode="fill", fill_value=jnp.nan
     )
+
+
+def _rows_by_key(
+    keys: jax.Array, rows: jax.Array, ids: jax.Array, initial: Mapping[str, Any]
+) -> jax.Array:
+    """Returns ``[…, dim]`` rows of ``[…]`` keys, initial ones where there is none."""
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) // 2
+        below = keys.at[middle].get(mode="clip") < ids
+        return jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
+
+    # The number of rows is known when it is called, and less than 2**63.
+    bounds = jnp.zeros_like(ids), jnp.zeros_like(ids) + keys.shape[0]
+    place, _ = lax.fori_loop(0, 63, halve, bounds)
+    found = keys.at[place].get(mode="fill", fill_value=PADDING_ID) == ids
+    key = jax.random.wrap_key_data(np.array(initial["key"], np.uint32))
+    value = functools.partial(
+        initial_value, key, seed=np.int32(initial["table"]), scale=initial["scale"]
+    )
+    by_column = jax.vmap(
+        lambda low, high, column: value(low, high, column), (None, None, 0)
+    )
+    columns = jnp.arange(rows.shape[1], dtype=jnp.int32)
+    flat = ids.reshape(-1)
+    low, high = (flat & 0xFFFFFFFF).astype(jnp.uint32), (flat >> 32).astype(jnp.uint32)
+    new = jax.vmap(lambda low, high: by_column(low, high, columns))(low, high)
+    new = new.reshape(*ids.shape, -1)
+    there = rows.at[place].get(mode="clip")
+    known = jnp.where(found[..., None], there, new)
+    return jnp.where(ids[..., None] < 0, jnp.nan, known)
+
+
+def _embed(
+    feature: FeatureSpec, rows: jax.Array, ids: jax.Array, weights: jax.Array | None
+) -> jax.Array:
+    """What ``EmbeddingCollection.lookup`` returns, from the rows of all ids."""
+    present = ids != PADDING_ID
     rows = jnp.where(present[:, :, None], rows, 0.0)
     factors = present.astype(jnp.float32)
     if weights is not None:

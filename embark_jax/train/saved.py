@@ -6,19 +6,23 @@ Reading needs neither the mesh nor the plan nor the data of the training.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from embark_jax import config_io
 from embark_jax.config import ConfigError, ExperimentConfig
+from embark_jax.planner import Plan
 from embark_jax.tables import FeatureSpec, TableSpec
 from embark_jax.train.checkpoint import CheckpointError, chosen_steps
-from embark_jax.train.checkpoint.checkpointer import READING_BYTES
+from embark_jax.train.checkpoint.checkpointer import PLAN_NAME, READING_BYTES
 from embark_jax.train.checkpoint.errors import ForeignCheckpointError
 from embark_jax.train.checkpoint.folder import CheckpointFolder
 from embark_jax.train.checkpoint.reading import SavedCheckpoint, pieces
 from embark_jax.train.logs import LogError, read_metrics
+from embark_jax.train.stored_rows import KEY, NO_KEY
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
@@ -41,6 +45,10 @@ def best_step(workdir: Path) -> int | None:
     return None
 
 
+ROWS = "storages.{}"
+Result = TypeVar("Result")
+
+
 class SavedModel:
     """The parameters of a checkpoint, without their optimizers' state.
 
@@ -51,6 +59,7 @@ class SavedModel:
     Attributes:
       step: step of the checkpoint.
       tables, features: tables and features of the model.
+      seed: seed of the initial tables.
       dense_features: number of columns of its dense input.
 
     Raises:
@@ -70,15 +79,14 @@ class SavedModel:
         except CheckpointError as error:
             raise self._damaged(error) from None
         identity = self._saved.manifest.identity
-        dynamic = [n for n, each in identity["tables"].items() if each["rows"] is None]
-        if dynamic:
-            raise CheckpointError(
-                f"{self._folder}: table {dynamic[0]!r} is dynamic; such models are "
-                "evaluated with `embark evaluate`, but not exported yet"
-            )
+        shapes = identity["tables"]
+        dynamic = any(shape["rows"] is None for shape in shapes.values())
+        planned = self._planned_tables() if dynamic else {}
         self.tables = tuple(
-            TableSpec(name, **shape) for name, shape in identity["tables"].items()
+            planned[name] if shape["rows"] is None else TableSpec(name, **shape)
+            for name, shape in shapes.items()
         )
+        self.seed: int = identity["seed"]
         self.features = tuple(
             FeatureSpec(name, **fields) for name, fields in identity["features"].items()
         )
@@ -106,22 +114,67 @@ class SavedModel:
         return {path: each for path, each in arrays.items() if each.dtype.kind == "f"}
 
     def table(self, table: TableSpec) -> np.ndarray:
-        """Returns ``[rows, dim]`` of one table; nothing else is read."""
-        layout = self._saved.manifest.tables[table.name]
-        rows = np.empty((table.rows, table.dim), np.float32)
+        """Returns ``[rows, dim]`` float32 of one table; nothing else is read. Of a
+        dynamic table these are the rows of ``keys``, in their order."""
+        rows = np.empty((self.count(table), table.dim), np.float32)
+        self._read(table, ROWS, rows)
+        return rows
+
+    def count(self, table: TableSpec) -> int:
+        """Returns the number of rows of a table."""
+        return len(self.keys(table)) if table.is_dynamic else table.rows
+
+    def rows(self, table: TableSpec, piece: range) -> np.ndarray:
+        """Returns ``[n, dim]`` float32, some of the rows of ``table``.
+
+        Raises:
+          CheckpointError: if they are damaged.
+        """
+        rows = np.empty((len(piece), table.dim), np.float32)
+        self._read_piece(table, ROWS, piece, rows)
+        return rows
+
+    def each_piece(
+        self, table: TableSpec, function: Callable[[range], Result]
+    ) -> Iterator[Result]:
+        """Yields a function's results, which threads compute, for ranges that together
+        are all rows of a table, in order."""
+        all_rows = pieces(range(self.count(table)), 4 * table.dim)
+        return self._saved.in_threads(function, all_rows)
+
+    def keys(self, table: TableSpec) -> np.ndarray:
+        """Returns the ``[rows]`` int64 keys of a dynamic table, by number."""
+        room = self._saved.manifest.table_rows[table.name]
+        keys = np.empty((room, 1), np.int64)
+        self._read(table, f"embedding_state.{{}}.{KEY}", keys)
+        return keys[: np.count_nonzero(keys != NO_KEY), 0]
+
+    def _read(self, table: TableSpec, array: str, rows: np.ndarray) -> None:
+        """Reads the first rows of a table in an array of each of its storages."""
 
         def read(piece: range) -> None:
-            into = rows[piece.start : piece.stop]
-            for each in layout:
-                self._saved.table_rows(each, f"storages.{each.storage}", piece, into)
+            self._read_piece(table, array, piece, rows[piece.start : piece.stop])
 
+        all_rows = pieces(range(len(rows)), rows.itemsize * rows.shape[1])
+        for _ in self._saved.in_threads(read, all_rows):
+            pass
+
+    def _read_piece(
+        self, table: TableSpec, array: str, piece: range, into: np.ndarray
+    ) -> None:
         try:
-            all_rows = pieces(range(table.rows), rows.itemsize * table.dim)
-            for _ in self._saved.in_threads(read, all_rows):
-                pass
+            for each in self._saved.manifest.tables[table.name]:
+                self._saved.table_rows(each, array.format(each.storage), piece, into)
         except CheckpointError as error:
             raise self._damaged(error) from None
-        return rows
+
+    def _planned_tables(self) -> dict[str, TableSpec]:
+        """Returns the tables by name, as the plan beside the checkpoint has them."""
+        try:
+            plan = Plan.from_json((self._folder / PLAN_NAME).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self._folder / PLAN_NAME}: {error}") from None
+        return {table.name: table for table in plan.tables}
 
     def _damaged(self, error: CheckpointError) -> CheckpointError:
         return CheckpointError(

@@ -119,10 +119,10 @@ def test_numpy_alone_gives_the_logits(exported, tmp_path):
     np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 
 
-def test_the_scoring_script_imports_numpy_alone():
+def test_the_scoring_script_imports_numpy_alone(exported):
     imported = {
         name.split(".")[0]
-        for node in ast.walk(ast.parse(Path(score.__file__).read_text()))
+        for node in ast.walk(ast.parse((exported.folder / "score.py").read_text()))
         for name in (
             [node.module or ""]
             if isinstance(node, ast.ImportFrom)

@@ -1,0 +1,149 @@
+"""A whole export and the changes after it are the later whole export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from embark_jax import config_io, experiment
+from embark_jax.export import load_scorer, score
+from embark_jax.train.checkpoint import Checkpointer
+from tests import runs
+from tests.runs import embark
+
+CONFIG = """\
+name: changing
+data: {kind: synthetic, dense_features: 2, train_samples: 4096, test_samples: 100}
+model: {kind: dcn, cross_layers: 1, deep: [4]}
+mesh: {nodes: 1, gpus_per_node: 2}
+embedding:
+  dim: 4
+  tables:
+    user: {rows: 400, slots: 20, max_slots: 60}
+    item: {rows: 300, tier: host, slots: 80}
+    city: {rows: 200}
+  features:
+    user: {}
+    item: {}
+    city: {}
+train: {batch_size: 16}
+"""
+STEPS = (2, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run with a checkpoint, and a whole export, of each of its steps."""
+    workdir = tmp_path_factory.mktemp("run")
+    config = config_io.load(runs.write_config(workdir, CONFIG))
+    setup = experiment.build(config)
+    trainer = setup.trainer()
+    config_io.save(config, workdir / "config.yaml")
+    with Checkpointer(workdir / "checkpoints", setup.identity, keep=3) as checkpoints:
+        for step in STEPS:
+            trainer.fit(setup.training_data, step)
+            state = trainer.whole_state()
+            checkpoints.save(state, step, trainer.embeddings, {})
+    for step in STEPS:
+        export(workdir, workdir / f"whole{step}", "--step", step)
+    return workdir
+
+
+def export(workdir: Path, out: Path, *args) -> Path:
+    done = embark("export", workdir, "--out", out, *args)
+    assert (done.code, done.err) == (0, "")
+    return out
+
+
+def assert_same_model(found: score.Model, folder: Path) -> None:
+    """All that a whole export has, and initial rows elsewhere."""
+    expected = score.Model(folder)
+    assert found.description["step"] == expected.description["step"]
+    for name in ("item", "city"):
+        np.testing.assert_array_equal(found.tables[name], expected.tables[name])
+    for model, other in ((found, expected), (expected, found)):
+        keys = np.append(model.tables["user"].keys, 2**62)
+        np.testing.assert_array_equal(
+            other.tables["user"][keys], model.tables["user"][keys]
+        )
+    for name, each in load_file(folder / "dense.safetensors").items():
+        np.testing.assert_array_equal(found.params[name], each)
+
+
+@pytest.mark.parametrize("since", ["2", "checkpoints/2", "whole2"])
+def test_a_whole_export_and_changes_are_the_later_whole_export(run, since, tmp_path):
+    if since != "2":
+        since = run / since
+    delta = export(run, tmp_path / "delta", "--step", 4, "--since", since)
+    assert not (delta / "scoring.jax").exists()
+    city = load_file(delta / "tables/city.safetensors")
+    assert 0 < len(city["keys"]) <= 2 * 16  # two steps of 16 samples
+    before, after = (
+        load_file(run / f"whole{step}/tables/city.safetensors")["city"]
+        for step in STEPS[:2]
+    )
+    changed = np.flatnonzero((before != after).any(axis=1))
+    assert city["keys"].tolist() == changed.tolist()
+    model = score.Model(run / "whole2")
+    model.update(delta)
+    assert_same_model(model, run / "whole4")
+    further = export(run, tmp_path / "further", "--since", delta)
+    model.update(further)
+    assert_same_model(model, run / "whole5")
+    # Nothing was written into the export.
+    assert_same_model(score.Model(run / "whole2"), run / "whole2")
+
+
+def test_what_is_no_change_of_the_model(run, tmp_path):
+    delta = export(run, tmp_path / "delta", "--step", 4, "--since", 2)
+    for folder, update, message in (
+        ("whole4", delta, r"since step 2, but the model is of step 4"),
+        ("whole2", run / "whole4", "is a whole export"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            score.Model(run / folder).update(update)
+    with pytest.raises(ValueError, match="has changes alone"):
+        score.Model(delta)
+
+    def refused(*args) -> str:
+        outcome = embark("export", run, "--out", tmp_path / "new", *args)
+        assert outcome.code == 1
+        assert not (tmp_path / "new").exists()
+        return outcome.err
+
+    assert "no complete checkpoint of step 3" in refused("--since", 3)
+    assert "--since nope: must be a step, or the folder" in refused("--since", "nope")
+    assert "later than the step 2" in refused("--since", 4, "--step", 2)
+    other = shutil.copytree(run / "whole2", tmp_path / "other")
+    description = json.loads((other / "model.json").read_text())
+    description["tables"]["city"]["rows"] = 100
+    (other / "model.json").write_text(json.dumps(description))
+    assert "has tables of another model" in refused("--since", other)
+
+
+def test_a_scorer_is_updated(run, tmp_path, monkeypatch):
+    delta: Any = export(run, tmp_path / "delta", "--step", 5, "--since", 2)
+
+    class Rows:
+        def __init__(self, folder): ...
+
+        def batches(self, rows):
+            yield rows, True
+
+    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", Rows)
+    config = config_io.load(run / "config.yaml")
+    batch = experiment.build(config).training_data.train_batch(30, 16)
+    for folder in (run / "whole2", run):
+        scorer = load_scorer(folder, 2 if folder == run else None)
+        before = scorer.predict(batch)
+        scorer.update(delta)
+        assert scorer.step == 5
+        expected = load_scorer(run / "whole5").predict(batch)
+        np.testing.assert_array_equal(scorer.predict(batch), expected)
+        assert (before != expected).any()
