@@ -146,7 +146,7 @@ def apply_delta(folder: Path, step: int, tables: dict):
 
 def fold_in(cell, number):
     """``jax.random.fold_in`` for the two words of a key, or of many."""
-    return threefry(*cell, np.uint32(0), number)
+    return threefry(*cell, np.uint32(0), number)  # pyright: ignore
 
 
 def threefry(key0, key1, x0, x1):

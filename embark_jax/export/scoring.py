@@ -86,7 +86,7 @@ def scoring_function(
     def rows_of(table, given, ids):
         if not table.is_dynamic:
             return _rows(given, ids)
-        return _rows_by_key(*given, ids, initial(table, key))
+        return _rows_by_key(*given, ids, initial(table, key))  # pyright: ignore
 
     def score(params, tables, dense, ids, weights):
         embeddings = {}
@@ -171,9 +171,9 @@ def _rows_by_key(
     bounds = jnp.zeros_like(ids), jnp.zeros_like(ids) + keys.shape[0]
     place, _ = lax.fori_loop(0, 63, halve, bounds)
     found = keys.at[place].get(mode="fill", fill_value=PADDING_ID) == ids
-    key = jax.random.wrap_key_data(np.array(initial["key"], np.uint32))
+    key = jax.random.wrap_key_data(np.array(initial["key"], np.uint32))  # pyright: ignore
     value = functools.partial(
-        initial_value, key, seed=np.int32(initial["table"]), scale=initial["scale"]
+        initial_value, key, seed=jnp.int32(initial["table"]), scale=initial["scale"]
     )
     by_column = jax.vmap(
         lambda low, high, column: value(low, high, column), (None, None, 0)

@@ -312,7 +312,7 @@ class CachedRows:
             if storage.kind.table:
                 index = None if blank else self._indexes[name]
                 keys = self._stores[name].key_arrays(index)
-                states[name] = {**states[name], **keys}
+                states[name] = {**states[name], **keys}  # pyright: ignore
         return state._replace(embedding_state=states)
 
     def _with_arrays(

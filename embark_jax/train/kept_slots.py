@@ -75,7 +75,7 @@ def index_of(kept: Kept, slots: int) -> dict[str, np.ndarray]:
         return np.pad(values, (0, slots - count), constant_values=rest)
 
     return {
-        "slot_keys": of_slots(kept.numbers.astype(np.uint32), EMPTY)[:, None],
+        "slot_keys": of_slots(kept.numbers.astype(np.uint32), int(EMPTY))[:, None],
         "asked_at": of_slots(kept.asked_at, 0),
         "times_asked": of_slots(kept.times_asked, 0),
         "turn": np.full(1, kept.asked_at.max(initial=0), np.int32),

@@ -222,11 +222,10 @@ class StoredRows:
             rows = np.zeros((size, self._width), np.float32)
             rows[:count] = store.read(numbers)
             keys, words = np.full((size, 1), EMPTY), np.zeros((size, 2), np.uint32)
-            moves = Moves(
-                *map(np.asarray, (slot, keys, keys, np.full(1, count, np.int32)))
-            )
-            come = Incoming(*map(np.asarray, (rows, np.zeros(size, bool), words)))
-            parts.append(jax.device_put((moves, come), device))
+            moves = slot, keys, keys, np.full(1, count, np.int32)
+            come = rows, np.zeros(size, bool), words
+            moves, come = jax.device_put((moves, come), device)
+            parts.append((Moves(*moves), Incoming(*come)))
         return jax.tree.map(self._whole, *parts)
 
     def _array(self, parts: Mapping[Any, np.ndarray]) -> StoredArray:
