@@ -131,6 +131,8 @@ def test_a_scorer_is_updated(run, tmp_path, monkeypatch):
     delta: Any = export(run, tmp_path / "delta", "--step", 5, "--since", 2)
 
     class Rows:
+        labels = ()
+
         def __init__(self, folder): ...
 
         def batches(self, rows):

@@ -126,6 +126,8 @@ def test_the_serialized_function_gives_the_logits(exported):
 @pytest.mark.parametrize("name", ["workdir", "folder"])
 def test_a_run_and_an_export_score_alike(exported, monkeypatch, name):
     class Rows:
+        labels = ()
+
         def __init__(self, folder): ...
 
         def batches(self, rows):
