@@ -192,6 +192,12 @@ OVERRIDES = [
         "table 'user': slots is 9000, must be at most its 300 rows",
     ),
     _change(
+        "hot rows of a dynamic table",
+        "embedding.tables.user={rows: 300, slots: 90, max_slots: 99, hot_rows: 5}",
+        "table 'user': hot_rows is 5, but a dynamic table has",
+        "leave hot_rows out",
+    ),
+    _change(
         "a feature of an unknown table",
         "embedding.features.user.table=town",
         "'user' reads table 'town', which is not among the tables",

@@ -97,6 +97,16 @@ CHECKPOINTS = [
         ("no complete checkpoint of step 9",),
     ),
     Case(
+        "changes since a step that was not kept",
+        "embark export run --since 9 --out new",
+        ("no complete checkpoint of step 9",),
+    ),
+    Case(
+        "changes since what is no step and no folder",
+        "embark export run --since nope --out new",
+        ("--since nope: must be a step, or the folder of a checkpoint or export",),
+    ),
+    Case(
         "a folder to export to that holds something",
         "embark export run --out raw",
         ("raw: is not empty, must be a new folder",),
