@@ -32,6 +32,7 @@ WAYS = {
     "host, no look-ahead": {"tier": "host", "overlap": False},
     "disk": {"tier": "disk", "overlap": True},
     "disk, no look-ahead": {"tier": "disk", "overlap": False},
+    "memory map, no cache": {"tier": None},
 }
 
 
@@ -140,6 +141,33 @@ def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> di
     return found
 
 
+def measure_map(rows: int, given: argparse.Namespace) -> dict:
+    """Samples/s of a mapped file without a cache."""
+    import memory_map
+
+    shapes = {f"t{i}": (DIM,) for i in range(TABLES)}
+    began = time.perf_counter()
+    step = memory_map.make_step(shapes, rows, DENSE, (BOTTOM, TOP), given.scratch)
+    os.sync()
+    made_s = time.perf_counter() - began
+    drawn = list(batches(rows, given.warm + given.steps))
+    for batch in drawn[: given.warm]:
+        step(batch)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    began = time.perf_counter()
+    (*_, last) = [step(batch) for batch in drawn[given.warm :]]
+    took_s, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "samples_per_s": given.steps * BATCH / took_s,
+        "cpu_s_a_step": (used.ru_utime + used.ru_stime) / given.steps
+        - (before.ru_utime + before.ru_stime) / given.steps,
+        "made_s": made_s,
+        "pages_from_disk_a_step": (used.ru_majflt - before.ru_majflt) / given.steps,
+        "peak_gb": used.ru_maxrss * 1024 / 1e9,
+        "last_loss": last,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="of each table")
@@ -159,7 +187,10 @@ def main() -> None:
         way, rows = WAYS[given.one], given.rows
         if way["tier"] == "device":
             rows = given.rows_in_memory or rows
-        print(json.dumps(measure(rows, given.share, way, given)))
+        if way["tier"] is None:
+            print(json.dumps(measure_map(rows, given)))
+        else:
+            print(json.dumps(measure(rows, given.share, way, given)))
         return
     runs: dict[str, list[dict]] = {name: [] for name in given.ways}
     for _ in range(given.rounds):
