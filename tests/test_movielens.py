@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,19 @@ def baseline():
 
 
 def trained(workdir, folder, *overrides):
-    """Plan and test AUC of a run of the config."""
-    data = f"data.path={folder}"
-    outcome = runs.embark("train", CONFIG, data, *overrides, "--workdir", workdir)
-    assert outcome.code == 0, outcome.err
+    """Plan and test AUC of a run of the config, in a process of its own."""
+    process = runs.start(
+        "train",
+        CONFIG,
+        f"data.path={folder}",
+        *overrides,
+        "--workdir",
+        workdir,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
     plan = Plan.from_json((workdir / "plan.json").read_text())
     return plan, runs.final(workdir)["test_auc"]
 

@@ -225,10 +225,9 @@ def test_rows_beyond_device_memory_go_on(runner, whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("evicted", ["disk", "discard"])
-def test_tables_that_grow_go_on(runner, tmp_path, evicted):
+def test_tables_that_grow_go_on(runner, tmp_path):
     """Killed while the table grows, while rows are evicted, in a checkpoint."""
-    table = f"slots: 100, max_slots: 600, evict: lfu, evicted: {evicted}"
+    table = "slots: 100, max_slots: 600, evict: lfu, evicted: discard"
     growing = (
         f"embedding.tables.user={{rows: {ROWS}, cluster: rb, {table}}}",
         f"embedding.scratch={tmp_path / 'scratch'}",
