@@ -28,6 +28,14 @@ Overrides = Annotated[
         help="Config keys to override, such as train.batch_size=4096.",
     ),
 ]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Number of runs at a time, on the same devices and cores; each writes "
+        "what it shows to a file beside its folder.",
+    ),
+]
 TableListName = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from embark_jax import config_io
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.arguments import ConfigFile, Jobs, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.config import ConfigError
 
@@ -43,14 +43,7 @@ def search(
             help="Continue the search in --workdir; finished trials are kept.",
         ),
     ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of runs at a time, on the same devices and cores; each writes "
-            "what it shows to a file beside its folder.",
-        ),
-    ] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Look for the best values among those that a config's search names.
 

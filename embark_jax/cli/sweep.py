@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from embark_jax import config_io
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.arguments import ConfigFile, Jobs, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 
 
@@ -29,14 +29,7 @@ def sweep(
             "--resume", help="Resume the sweep in --workdir; finished runs are kept."
         ),
     ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of runs at a time, on the same devices and cores; each writes "
-            "what it shows to a file beside its folder.",
-        ),
-    ] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Train with every combination of the values that a config's sweep lists.
 
