@@ -27,10 +27,10 @@ from embark_jax.embedding.exchange import (
 from embark_jax.embedding.hot_keys import index_hot_rows
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
+from embark_jax.embedding.mesh import check_mesh
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
-from embark_jax.embedding.sharded import check_mesh
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.planner import MESH_AXES, Plan, Storage
 from embark_jax.planner.request.wire import FLOAT32, Wire
