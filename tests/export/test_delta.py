@@ -15,6 +15,7 @@ from embark_jax import config_io, experiment
 from embark_jax.export import load_scorer, score
 from embark_jax.train.checkpoint import Checkpointer
 from tests import runs
+from tests.export.raw_rows import BatchesAsRows
 from tests.runs import embark
 
 CONFIG = """\
@@ -130,15 +131,7 @@ def test_what_is_no_change_of_the_model(run, tmp_path):
 def test_a_scorer_is_updated(run, tmp_path, monkeypatch):
     delta: Any = export(run, tmp_path / "delta", "--step", 5, "--since", 2)
 
-    class Rows:
-        labels = ()
-
-        def __init__(self, folder): ...
-
-        def batches(self, rows):
-            yield rows, True
-
-    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", Rows)
+    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", BatchesAsRows)
     config = config_io.load(run / "config.yaml")
     batch = experiment.build(config).training_data.train_batch(30, 16)
     for folder in (run / "whole2", run):

@@ -21,6 +21,7 @@ from embark_jax.export import load_scorer
 from embark_jax.export.lookup import KeyedRows, threefry
 from embark_jax.train.checkpoint import Checkpointer
 from tests import runs
+from tests.export.raw_rows import BatchesAsRows
 from tests.runs import embark
 
 CONFIG = """\
@@ -125,15 +126,7 @@ def test_the_serialized_function_gives_the_logits(exported):
 
 @pytest.mark.parametrize("name", ["workdir", "folder"])
 def test_a_run_and_an_export_score_alike(exported, monkeypatch, name):
-    class Rows:
-        labels = ()
-
-        def __init__(self, folder): ...
-
-        def batches(self, rows):
-            yield rows, True
-
-    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", Rows)
+    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", BatchesAsRows)
     found = load_scorer(getattr(exported, name)).predict(exported.batch)
     expected = 1 / (1 + np.exp(-exported.logits.astype(np.float64)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
