@@ -20,6 +20,7 @@ from embark_jax.embedding.logical import export_table
 from embark_jax.train import checkpoint
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.checkpoint.files import write_file
+from embark_jax.train.checkpoint.folder import CheckpointFolder
 from embark_jax.train.checkpoint.manifest import NAME
 from embark_jax.train.saved import SavedModel
 from tests import runs
@@ -304,6 +305,26 @@ def test_a_read_only_folder_leaves_the_older_checkpoints(saved, tmp_path, monkey
         assert runs.snapshot(copied) == before
         checkpoints.save(trainer.state, 9, trainer.embeddings, BAD_IDS)
         assert checkpoints.steps == [4, 9]
+
+
+def test_what_is_given_up_takes_its_name_along(tmp_path, monkeypatch):
+    """Others may still write when a checkpoint is deleted: of what they write, nothing
+    may come into the next attempt at the same step."""
+    folder = CheckpointFolder(tmp_path)
+    left = folder.begin(3)
+    folder.tell_failed(3, 1, "File too large")
+    with pytest.raises(CheckpointError, match="File too large"):
+        folder.commit(3, {"device-0.bin": 8})
+    with monkeypatch.context() as interrupted:  # as by files that come meanwhile
+        interrupted.setattr(shutil, "rmtree", lambda *_, **__: None)
+        folder.discard(left)
+        assert not left.exists()
+        again = folder.begin(3)
+        assert not list(again.iterdir())
+        folder.discard(again)
+    folder.prepare()
+    folder.release()
+    assert not list(tmp_path.iterdir())
 
 
 def test_of_two_writers_one_is_refused(saved, tmp_path):

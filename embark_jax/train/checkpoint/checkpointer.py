@@ -160,7 +160,10 @@ class Checkpointer:
             },
             table_layouts(embeddings.plan.storages),
         )
-        memory = self._memory_bytes or _memory_share()
+        # All come here once nothing of theirs is written any more: a step that failed
+        # may be tried again.
+        hosts = tell_all(platform.node())
+        memory = self._memory_bytes or _memory_share(hosts)
         writer, problem = None, ""
         try:
             folder = self._folder.begin(step)
@@ -175,7 +178,7 @@ class Checkpointer:
         if writer is None or problems:
             if writer is not None:
                 writer.abandon()
-            raise self._failed(step, problems[0])
+            raise self._failed(step, problems[0], all_know=True)
         copied_s = time.monotonic() - begin
 
         def complete():
@@ -308,9 +311,15 @@ class Checkpointer:
             error, self._error = self._error, None
             raise error
 
-    def _failed(self, step: int, reason: str) -> CheckpointError:
+    def _failed(
+        self, step: int, reason: str, all_know: bool = False
+    ) -> CheckpointError:
+        process = jax.process_index()
         with contextlib.suppress(OSError):
-            self._folder.give_up(step, jax.process_index(), reason)
+            if process == 0:
+                self._folder.discard(self._folder.temporary(step))
+            elif not all_know:
+                self._folder.tell_failed(step, process, reason)
         left = "there is none yet"
         with contextlib.suppress(OSError, CheckpointError):
             if steps := self._folder.steps():
@@ -334,9 +343,8 @@ def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def _memory_share() -> int:
-    """Returns each process's share of half of the host's free memory."""
-    hosts = tell_all(platform.node())
+def _memory_share(hosts: Sequence[str]) -> int:
+    """Returns this process's share of half of its host's free memory."""
     return free_memory_bytes() // 2 // hosts.count(platform.node())
 
 

@@ -145,13 +145,22 @@ class CheckpointFolder:
                 raise CheckpointError("process 0 has not completed it")
             time.sleep(GLANCE_S)
 
-    def give_up(self, step: int, process: int, reason: str) -> None:
-        """Clears what was written; with several processes, process 0 does so."""
+    def tell_failed(self, step: int, process: int, reason: str) -> None:
+        """Tells process 0, which waits in ``commit``, that a part cannot be written."""
         folder = self.temporary(step)
-        if process == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif folder.exists():
+        if folder.exists():
             write_synced(folder / f"{FAILED}{process}", reason.encode())
+
+    def discard(self, path: Path) -> None:
+        """Deletes a checkpoint, complete or not.
+
+        It loses its name first, so that no name ever stands for a part of it and no
+        process writes into it any more.
+        """
+        names = (f"{path.stem}.old-{i}{TEMPORARY}" for i in itertools.count(1))
+        doomed = next(self.path / n for n in names if not (self.path / n).exists())
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def set_aside(self, step: int) -> Path:
         """Gives a damaged checkpoint another name, and returns it."""
@@ -162,9 +171,5 @@ class CheckpointFolder:
     def keep(self, count: int, best: int | None) -> None:
         """Deletes all checkpoints except the newest ones and the best."""
         for step in self.steps()[:-count]:
-            if step == best:
-                continue
-            # No name of a checkpoint ever stands for half of one.
-            doomed = self.path / f"{step}.old{TEMPORARY}"
-            (self.path / str(step)).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            if step != best:
+                self.discard(self.path / str(step))

@@ -92,7 +92,7 @@ def _convert(target: CheckpointFolder, step: int, old: Path) -> None:
                     kind, suffix = "embedding_state", f".{state}"
                 write(f"{kind}.{table}{suffix}", array[: spec["rows"]])
     except Exception as error:  # Orbax has no common class for what it may raise
-        target.give_up(step, 0, "")
+        target.discard(folder)
         reason = str(error).partition("\n")[0][:500]
         raise CheckpointError(
             f"{old}: is damaged, delete it to use an older one "
