@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,10 +19,11 @@ import numpy as np
 
 from embark_jax.tables import Tier
 
-READING_THREADS = 16
-"""Threads that read a file: a page that is not in memory holds up its reader alone."""
-ROWS_PER_READ = 256
-"""Rows that a thread reads at a time."""
+THREADS = 16
+"""Threads that read or write a file. A page that is not in memory holds up one thread
+alone; to write a part of a page is to read it first."""
+ROWS_AT_ONCE = 256
+"""Rows that a thread reads or writes at a time."""
 ROWS_PER_COPY = 8192
 
 
@@ -71,26 +73,35 @@ class RowStore:
                 f"no room for {size / 1e9:,.1f} GB of rows of tier {tier} {where} "
                 f"({getattr(error, 'strerror', None) or error})"
             ) from None
-        self._pool = ThreadPoolExecutor(READING_THREADS, "row-store")
+        self._pool = ThreadPoolExecutor(THREADS, "row-store")
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """Returns ``[n, values]``, the rows with these numbers."""
         rows = np.empty((len(numbers), self.data.shape[1]), np.float32)
 
-        def take(begin: int) -> None:
-            part = slice(begin, begin + ROWS_PER_READ)
+        def take(part: slice) -> None:
             np.take(self.data, numbers[part], 0, rows[part], mode="clip")
 
-        if self._pool is None:
-            np.take(self.data, numbers, 0, rows, mode="clip")
-        else:
-            list(self._pool.map(take, range(0, len(numbers), ROWS_PER_READ)))
+        self._in_parts(take, len(numbers))
         return rows
 
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Overwrites rows with ``[n, values]``; each number must occur once."""
-        self.data[numbers] = rows
+
+        def put(part: slice) -> None:
+            self.data[numbers[part]] = rows[part]
+
+        self._in_parts(put, len(numbers))
         self.written[numbers] = True
+
+    def _in_parts(self, move: Callable[[slice], None], count: int) -> None:
+        """Moves all rows at once in memory, and part by part in threads on disk."""
+        if self._pool is None:
+            move(slice(count))
+            return
+        begins = range(0, count, ROWS_AT_ONCE)
+        parts = [slice(begin, begin + ROWS_AT_ONCE) for begin in begins]
+        list(self._pool.map(move, parts))
 
     def forget(self, numbers: np.ndarray) -> None:
         """Rows of these numbers are as if they had never been written."""
