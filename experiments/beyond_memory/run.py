@@ -43,16 +43,24 @@ def draw_ids(rng: np.random.Generator, rows: int, shape: tuple) -> np.ndarray:
     return (rank.astype(np.int64) * 7919 % rows).astype(np.int32)
 
 
-def batches(rows: int, count: int) -> Iterator[Any]:
+def batches(rows: int, steps: range) -> Iterator[Any]:
     """The same for all ways. ``rows`` is prime to 7919: no ids fall together."""
     from embark_jax.data import Batch
 
-    for step in range(count):
+    for step in steps:
         rng = np.random.default_rng([step])
         ids = {f"t{i}": draw_ids(rng, rows, (BATCH, HOTNESS)) for i in range(TABLES)}
         dense = rng.standard_normal((BATCH, DENSE), np.float32)
         labels = (rng.random(BATCH) < 0.3).astype(np.float32)
         yield Batch(dense=dense, ids=ids, labels=labels)
+
+
+def to_warm_and_timed(
+    rows: int, given: argparse.Namespace
+) -> tuple[Iterator[Any], list[Any]]:
+    """The batches to warm up with, drawn one by one, and those that are timed."""
+    end = given.warm + given.steps
+    return batches(rows, range(given.warm)), list(batches(rows, range(given.warm, end)))
 
 
 def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
@@ -119,13 +127,13 @@ def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> di
     if given.written and trainer.cached is not None:
         write_all(trainer)
     made_s = time.perf_counter() - began
-    drawn = list(batches(rows, given.warm + given.steps))
-    losses = [r.loss for r in trainer.iterate_batches(drawn[: given.warm])]
+    to_warm, timed = to_warm_and_timed(rows, given)
+    losses = [r.loss for r in trainer.iterate_batches(to_warm)]
     if trainer.cached is not None:
         trainer.cached.figures()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     began, waited = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-    losses += [r.loss for r in trainer.iterate_batches(drawn[given.warm :])]
+    losses += [r.loss for r in trainer.iterate_batches(timed)]
     took_s, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "samples_per_s": given.steps * BATCH / took_s,
@@ -150,12 +158,12 @@ def measure_map(rows: int, given: argparse.Namespace) -> dict:
     step = memory_map.make_step(shapes, rows, DENSE, (BOTTOM, TOP), given.scratch)
     os.sync()
     made_s = time.perf_counter() - began
-    drawn = list(batches(rows, given.warm + given.steps))
-    for batch in drawn[: given.warm]:
+    to_warm, timed = to_warm_and_timed(rows, given)
+    for batch in to_warm:
         step(batch)
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
-    (*_, last) = [step(batch) for batch in drawn[given.warm :]]
+    (*_, last) = [step(batch) for batch in timed]
     took_s, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
     return {
         "samples_per_s": given.steps * BATCH / took_s,
