@@ -11,7 +11,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_GPU ?= .venv-gpu
 VENV_DOCS ?= .venv-docs
-PIP = -m pip --disable-pip-version-check install --quiet
+# Modules are compiled when they are first imported: most never are.
+PIP = -m pip --disable-pip-version-check install --quiet --no-compile
 WORKERS ?= 2
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal
 
