@@ -48,11 +48,12 @@ def test_buffers_and_memory():
     assert traffic.buffer_memory_bytes(100) == 400
     assert traffic.rows_bytes(5, width=16) == 320
     # 2 rows of 16 parameters with as many accumulators and one value more, read and
-    # written, and 16 gradients.
-    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * (2 * 33 + 16) * 4
-    # 8 passes over 8 bytes and 4 over 4, each read and written, and counted once.
-    assert traffic.sort_bytes(10) == 10 * 8 * 17
-    assert traffic.sort_bytes(10, traffic.NARROW_KEY_BYTES) == 10 * 4 * 9
+    # written.
+    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * 2 * 33 * 4
+    # 4 passes over a key and a position of 4 bytes, each read and written, and the keys
+    # counted once; 2 passes where a key has 2 bytes.
+    assert traffic.sort_bytes(10) == 10 * (4 * (8 + 8) + 4)
+    assert traffic.sort_bytes(10, traffic.OWNER_KEY_BYTES) == 10 * (2 * (6 + 6) + 2)
     assert traffic.index_bytes(10, 5) == 200
     assert traffic.replicated_gradient_bytes(10, 16) == 680
 
@@ -64,9 +65,9 @@ def test_the_price_of_an_rb_storage():
     # block of 10 bags ends, to 8 devices: 32 bytes, 0.016 + 0.128 µs.
     expected_us = 2 * (2.56 + 20.48) + 0.016 + 0.128
     assert price.sum_ms == pytest.approx(expected_us / 1e3)
-    # Slot and bag to 8 devices: 40 bytes, 0.02 + 0.16 µs; unpacked, 4 values or 0.128;
-    # 8 keys sorted, 1.088, and grouped, 0.256.
-    expected_us = 0.02 + 0.16 + 0.128 + 1.088 + 0.256
+    # Slot and bag to 8 devices: 40 bytes, 0.02 + 0.16 µs; 8 keys sorted, 0.544, and 26
+    # values of each around it, 0.832.
+    expected_us = 0.02 + 0.16 + 0.544 + 0.832
     assert price.id_ms == pytest.approx(expected_us / 1e3)
     # A weight travels beside slot and bag.
     weighted = MODEL.storage_price(StorageKind("rb", 16, weighted=True))
@@ -77,9 +78,9 @@ def test_the_price_of_an_rb_storage():
 
 def test_the_price_of_a_ub_storage():
     price = MODEL.storage_price(StorageKind("ub", 16))
-    # Slots, 32 bytes: 0.016 + 0.128 µs; grouped 1.088 + 0.256; rows and gradients, 512
-    # bytes: 0.256 + 2.048; rows read at the owner, 0.512.
-    expected_us = 0.016 + 0.128 + 1.088 + 0.256 + 2 * (0.256 + 2.048) + 0.512
+    # Slots, 32 bytes: 0.016 + 0.128 µs; sorted, 0.544, with 12 values, 0.384; rows and
+    # gradients, 512 bytes: 0.256 + 2.048; rows read at the owner, 0.512.
+    expected_us = 0.016 + 0.128 + 0.544 + 0.384 + 2 * (0.256 + 2.048) + 0.512
     assert price.id_ms == pytest.approx(expected_us / 1e3)
     assert price.sum_ms == 0
     assert price.fixed_ms == pytest.approx(3 * 15 / 1e3)
@@ -144,19 +145,25 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240) / 2
-    # 120 ids of a row of 32 bytes, in lookup and for bag gradients; row gradients
-    # written, and in the update read, with rows read and written.
-    lookup_ms, gradients_ms, update_ms = (
-        120 * 32 / 1e6,
-        (120 + unique) * 32 / 1e6,
-        unique * 96 / 1e6,
-    )
+    # 120 ids of a row of 32 bytes, in lookup and for bag gradients; touched rows are
+    # read and written.
+    lookup_ms = gradients_ms = 120 * 32 / 1e6
+    update_ms = unique * 64 / 1e6
     found = MODEL.owner_ms(Shapes.one(USE, WORKLOAD, "rb", 2))
     expected = np.array([[lookup_ms], [gradients_ms], [update_ms]])
     np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
     found = MODEL.owner_ms(Shapes.one(USE, WORKLOAD, "ub", 2))
-    expected = np.array([[0.0], [unique * 32 / 1e6], [update_ms]])
+    expected = np.array([[0.0], [0.0], [update_ms]])
     np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
+
+
+def test_row_gradients_are_in_memory_only_where_rows_are_in_pieces():
+    row_wise = ProgramModel(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
+    unique = 1000 * (1 - (1 - 1 / 1000) ** 240)
+    for model, columns, width in ((MODEL, 2, 0), (row_wise, 1, 0), (row_wise, 2, 4)):
+        shape = Shapes.one(USE, WORKLOAD, "ub", 1, columns)
+        _, gradients_ms, _ = model.owner_ms(shape)
+        assert gradients_ms == pytest.approx(unique * width * 4 / 1e6)
 
 
 def test_whole_rows_in_pieces_need_two_exchanges_of_squares():
@@ -168,22 +175,23 @@ def test_whole_rows_in_pieces_need_two_exchanges_of_squares():
     more = model.storage_price(split)
     less = model.storage_price(whole)
     assert more.fixed_ms - less.fixed_ms == pytest.approx(2 * 15 / 1e3)
-    # 32 bytes there and back; in either, gradients of 8 places are read once more.
-    expected_us = 2 * (0.016 + 0.128)
+    # 32 bytes there and back; gradients of 8 places are zeroed, squared and read, and
+    # 38 values of each place moved around the exchange.
+    expected_us = 2 * (0.016 + 0.128) + 3 * 0.512 + 38 * 0.032
     assert more.id_ms - less.id_ms == pytest.approx(expected_us / 1e3)
-    assert less.id_ms - element_wise.id_ms == pytest.approx(0.512 / 1e3)
+    assert less == element_wise
 
 
 def test_what_every_device_does():
     ids, pooled_bytes = 10 * 3, 10 * 32
-    # RB sorts 4-byte keys and handles 5 values an id, for each column shard.
-    bucket_bytes = (36 + 20) * ids
+    # RB sorts 2-byte keys and handles 14 values an id, for each column shard.
+    bucket_bytes = (26 + 56) * ids
     in_rb = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb"))
     assert in_rb == pytest.approx((bucket_bytes + pooled_bytes) / 1e6)
     element_wises = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb", 1, 2))
     assert element_wises == pytest.approx((2 * bucket_bytes + pooled_bytes) / 1e6)
-    # UB sorts twice, 8-byte keys, with 13 values to be unique and 8 to be grouped.
-    unique_bytes = (2 * 136 + 52 + 32) * ids
+    # UB sorts 4-byte keys, and handles 27 values an id.
+    unique_bytes = (68 + 108) * ids
     in_ub = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "ub"))
     assert in_ub == pytest.approx((unique_bytes + 2 * 32 * ids + pooled_bytes) / 1e6)
 
@@ -191,11 +199,12 @@ def test_what_every_device_does():
 def test_what_every_device_does_for_a_replicated_table():
     ids, pooled_bytes = 10 * 3, 10 * 32
     # DP groups its own 30 ids, is told the 240 ids of the batch, groups them, and sums
-    # as many rows of 8 values: 960 and 7680 bytes, both twice around, on 2e9 B/s.
+    # as many rows of 8 values, in a buffer that it zeroes: 960 and 7680 bytes, both
+    # twice around, on 2e9 B/s.
     told, reduced = 240 * 4, 240 * 32
     touched = 1000 * (1 - (1 - 1 / 1000) ** 240)
-    memory = pooled_bytes + 2 * 32 * ids + 168 * (ids + 240)
-    memory += 4 * (told + reduced) + touched * 96
+    memory = pooled_bytes + 2 * 32 * ids + (68 + 64) * ids + (68 + 92) * 240
+    memory += 4 * (told + reduced) + reduced + touched * 64
     link_ms = 2 * (told + reduced) * 7 / 8 / 2e6
     assert MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + link_ms
@@ -203,7 +212,8 @@ def test_what_every_device_does_for_a_replicated_table():
     # Of 100 rows it sums all, and a flag each, which the step's capacities take along.
     small = dataclasses.replace(USE, rows=100)
     touched = 100 * (1 - (1 - 1 / 100) ** 240)
-    memory = pooled_bytes + 2 * 32 * ids + 168 * ids + 4 * 100 * 36 + touched * 96
+    memory = pooled_bytes + 2 * 32 * ids + (68 + 64) * ids
+    memory += 100 * (4 * 36 + 32) + touched * 64
     assert MODEL.everywhere_ms(Shapes.one(small, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )

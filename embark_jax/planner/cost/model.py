@@ -118,17 +118,19 @@ class ProgramModel:
                 yield "node_sum", self._moved(each, each.node_sum_bytes)
             if each.id_bytes:
                 yield "id", self._moved(each, each.id_bytes)
-        # One id of capacity for each device: what arrives is grouped by row.
+        # One id of capacity for each device: what arrives is sorted by row.
         places = workload.devices
-        yield "id", Work("sort", "received slots", _grouping_bytes(places))
-        if storage.cluster == "rb":
-            unpacked_bytes = traffic.index_bytes(places, traffic.UNPACKED_VALUES)
-            yield "id", Work("id exchange", "unpacked", unpacked_bytes)
+        values = traffic.RECEIVED_VALUES[storage.cluster]
+        yield "id", Work("sort", "received slots", _sorted_bytes(places, values))
         place_bytes = traffic.rows_bytes(places, storage.width)
         if storage.cluster == "ub":
             yield "id", Work("lookup", "rows", place_bytes)
-        if workload.row_wise:  # squares of row gradients, unused ones included
-            yield "id", Work("gradients", "squares", place_bytes)
+        if storage.split and workload.row_wise:
+            # A kernel sums row gradients of whole rows where it updates them. These
+            # have an array of their own, which is zeroed, squared and read.
+            yield "id", Work("gradients", "row gradients", 3 * place_bytes)
+            squares_bytes = traffic.index_bytes(places, traffic.SQUARE_VALUES)
+            yield "id", Work("gradients", "squares", squares_bytes)
 
     def owner_work(self, shapes: Shapes) -> Iterator[Work]:
         """Yields the work of the owners of row shards, in each column shard."""
@@ -136,8 +138,10 @@ class ProgramModel:
         if shapes.cluster == "rb":  # owners pool
             yield Work("lookup", "rows", row_bytes * shapes.batch_ids)
             yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
-        touched_bytes = row_bytes * shapes.batch_unique
-        yield Work("gradients", "row gradients", touched_bytes)
+        if self.workload.row_wise:
+            split = (shapes.column_shards > 1)[shapes.shape]
+            touched_bytes = row_bytes * split * shapes.batch_unique
+            yield Work("gradients", "row gradients", touched_bytes)
         yield self._update(shapes.width[shapes.shape], shapes.batch_unique)
 
     def _update(self, width: np.ndarray, rows: np.ndarray) -> Work:
@@ -156,19 +160,15 @@ class ProgramModel:
             pooled_bytes = traffic.rows_bytes(ids * shapes.filled, shapes.dim)
             yield Work("lookup", "rows", pooled_bytes)
             yield Work("gradients", "bag gradients", pooled_bytes)
-        keys = ids * shapes.column_shards
-        if shapes.cluster == "rb":
-            sorted_bytes = traffic.sort_bytes(keys, traffic.NARROW_KEY_BYTES)
-            sorted_bytes += traffic.index_bytes(keys, traffic.BUCKET_VALUES)
-            yield Work("sort", "ids", sorted_bytes)
-        elif shapes.cluster == "ub":
-            sorted_bytes = traffic.sort_bytes(keys)
-            sorted_bytes += traffic.index_bytes(keys, traffic.UNIQUE_VALUES)
-            yield Work("sort", "ids", sorted_bytes + _grouping_bytes(keys))
-        else:
-            yield from self._replicated_work(shapes, ids)
+        keys, values = ids * shapes.column_shards, traffic.OWN_VALUES[shapes.cluster]
+        by_owner = shapes.cluster == "rb"
+        key_bytes = traffic.OWNER_KEY_BYTES if by_owner else traffic.ROW_KEY_BYTES
+        what = "slots" if shapes.cluster == "dp" else "ids"
+        yield Work("sort", what, _sorted_bytes(keys, values, key_bytes))
+        if shapes.cluster == "dp":
+            yield from self._replicated_work(shapes)
 
-    def _replicated_work(self, shapes: Shapes, ids: np.ndarray) -> Iterator[Work]:
+    def _replicated_work(self, shapes: Shapes) -> Iterator[Work]:
         workload = self.workload
         batch_ids = workload.batch_size * shapes.hotness
         # Collectives of one kind carry the work of all shapes together, as arrays.
@@ -186,10 +186,15 @@ class ProgramModel:
                 moved.setdefault(key, np.zeros(len(shapes)))[i] += found.fixed_bytes
         for key, buffer_bytes in moved.items():
             yield self._moved(Collective(*key), buffer_bytes)
-        yield Work("sort", "slots", _grouping_bytes(ids))
         if workload.devices > 1:
-            gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
-            yield Work("sort", "gathered slots", _grouping_bytes(gathered))
+            told = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
+            told_bytes = _sorted_bytes(told, traffic.TOLD_VALUES)
+            yield Work("sort", "told slots", told_bytes)
+            # The buffer of row gradients is zeroed, and read once more for squares.
+            passes = 1 + workload.row_wise
+            summed = np.minimum(shapes.rows, batch_ids)
+            summed_bytes = passes * traffic.rows_bytes(summed, shapes.dim)
+            yield Work("gradients", "row gradients", summed_bytes)
         yield self._update(shapes.width, shapes.batch_unique)
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
@@ -256,10 +261,11 @@ class ProgramModel:
         )
 
 
-def _grouping_bytes(ids: Any) -> Any:
-    """Returns the bytes in memory of sorting ids by row and finding where rows
-    begin."""
-    return traffic.sort_bytes(ids) + traffic.index_bytes(ids, traffic.GROUP_VALUES)
+def _sorted_bytes(
+    ids: Any, values_per_id: int, key_bytes: int = traffic.ROW_KEY_BYTES
+) -> Any:
+    """Returns the bytes in memory of sorting ids, and of what is done around it."""
+    return traffic.sort_bytes(ids, key_bytes) + traffic.index_bytes(ids, values_per_id)
 
 
 @dataclasses.dataclass(frozen=True)

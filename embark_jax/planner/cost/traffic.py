@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
+from embark_jax.planner.request.forced import Cluster
 from embark_jax.planner.request.wire import (
     SLOT_BYTES,
     WireFormat,
@@ -22,26 +23,24 @@ VALUE_BYTES = 4
 Numbers: TypeAlias = Any
 """A number or a NumPy array of numbers: the formulas are for both."""
 
-NARROW_KEY_BYTES, WIDE_KEY_BYTES = 4, 8
-"""Bytes of a key packed with a position. A least-significant-digit radix sort reads and
-writes its keys once for each digit of eight bits (https://arxiv.org/abs/2206.01784): as
-often as a key has bytes."""
+OWNER_KEY_BYTES, ROW_KEY_BYTES = 2, 4
+"""Bytes of a sorted key: an owner's number where each owner pools a bag in one sum, or
+a row. A least-significant-digit radix sort reads and writes keys and positions once for
+each digit of eight bits (https://arxiv.org/abs/2206.01784): as often as a key has
+bytes."""
 
-BUCKET_VALUES = 5
-"""32-bit values read and written for each id around its sort by owner
-(``bucket_by_owner``): the id; its owner and slot, written and read."""
-UNIQUE_VALUES = 13
-"""32-bit values for each id where ids are made unique (``unique_by_owner``): also the
-rank, the unique key of two words, the order, the first occurrence, the owner in that
-order, the rank again, and the element of an id."""
-GROUP_VALUES = 8
-"""32-bit values for each id that is grouped by row (``group_rows``): the row; its run
-of equal rows, its group, the order, the offsets, the row of a group, and the group of
-an id, in that order."""
-
-UNPACKED_VALUES = 4
-"""32-bit values for each slot and bag that arrive in RB, packed: each is written, and
-read where it is pooled."""
+# 32-bit values that are read and written beside sorts and exchanges, counted in steps
+# that were compiled for 8 H100s with Pallas kernels: experiments/planners/README.md.
+OWN_VALUES: dict[Cluster, int] = {"dp": 16, "rb": 14, "ub": 27}
+"""Values for each id that a device has itself, once for each column shard."""
+TOLD_VALUES = 23
+"""Values in DP for each id that devices tell each other, since they sum only rows that
+the batch touches."""
+RECEIVED_VALUES: dict[Cluster, int] = {"rb": 26, "ub": 12}
+"""Values for each slot that an owner receives. RB has twice as many: it unpacks bags,
+and marks where they end."""
+SQUARE_VALUES = 38
+"""Values for each received slot where squares of column shards are exchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,15 +140,16 @@ def rows_bytes(rows: Numbers, width: Numbers) -> Numbers:
 def update_rows_bytes(
     rows: Numbers, width: Numbers, values_per_parameter: int, values_per_row: int
 ) -> Numbers:
-    """Returns the memory bytes of reading the gradients of rows, and of reading and
-    writing the rows with their optimizer state."""
+    """Returns the memory bytes of reading and writing rows with their optimizer
+    state."""
     values = width * (1 + values_per_parameter) + values_per_row
-    return VALUE_BYTES * rows * (width + 2 * values)
+    return 2 * VALUE_BYTES * rows * values
 
 
-def sort_bytes(keys: Numbers, key_bytes: int = WIDE_KEY_BYTES) -> Numbers:
-    """Returns the memory bytes of sorting packed keys; one more pass counts digits."""
-    return key_bytes * keys * (2 * key_bytes + 1)
+def sort_bytes(keys: Numbers, key_bytes: int = ROW_KEY_BYTES) -> Numbers:
+    """Returns the memory bytes of sorting keys with 32-bit positions; one more pass
+    counts digits."""
+    return keys * key_bytes * (2 * (key_bytes + VALUE_BYTES) + 1)
 
 
 def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
