@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(model: str, seed: int, tables: list[str]) -> ExperimentConfig:
+def config(model: str, seed: int, tables: list[str], epochs: int) -> ExperimentConfig:
     scale = recipe.INITIAL_DEVIATION * 3**0.5  # uniform of this deviation
     no_gain = {"metric": "auc", "min_change": 1e-6}
     return ExperimentConfig.model_validate(
@@ -67,7 +67,7 @@ def config(model: str, seed: int, tables: list[str]) -> ExperimentConfig:
             },
             "train": {
                 "batch_size": recipe.BATCH,
-                "steps": recipe.EPOCHS * recipe.STEPS_AN_EPOCH,
+                "steps": epochs * recipe.STEPS_AN_EPOCH,
                 "log_every": recipe.STEPS_AN_EPOCH // 2,
                 "eval_every": recipe.STEPS_AN_EPOCH,
                 "early_stopping": no_gain | {"patience": recipe.PATIENCE},
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--arrays", action="store_true")
     parser.add_argument("--models", nargs="+", default=recipe.MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.SEEDS)
+    parser.add_argument("--speed", action="store_true", help="a few epochs, only timed")
     asked = parser.parse_args()
     data = MovieLens100K(earlier_items=recipe.HISTORY)
     # Seeds share the compiled programs of their model.
@@ -123,12 +124,14 @@ def main() -> None:
     if asked.arrays:
         write_arrays(data)
         return
+    path = recipe.SPEED if asked.speed else recipe.RESULTS
+    epochs = recipe.SPEED_EPOCHS if asked.speed else recipe.EPOCHS
     for model in asked.models:
         for seed in asked.seeds:
             name = f"embark_jax/{model}/{seed}"
-            if name not in recipe.results():
-                settings = config(model, seed, list(data.table_rows))
-                recipe.keep(name, record := train(settings))
+            if name not in recipe.results(path):
+                record = train(config(model, seed, list(data.table_rows), epochs))
+                recipe.keep(name, record, path)
                 print(name, record, flush=True)
 
 

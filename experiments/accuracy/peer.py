@@ -150,7 +150,7 @@ def feature_map(splits: dict[str, dict[str, torch.Tensor]]) -> FeatureMap:
     return found
 
 
-def train(model: str, seed: int) -> dict[str, float]:
+def train(model: str, seed: int, epochs: int) -> dict[str, float]:
     kind, module, options = MODELS[model]
     seed_everything(seed)
     splits = read(model == "din")
@@ -191,7 +191,7 @@ def train(model: str, seed: int) -> dict[str, float]:
         built.checkpoint_and_earlystop = following
         built.fit(
             Samples(splits["train"], shuffled=True),
-            epochs=recipe.EPOCHS,
+            epochs=epochs,
             validation_data=Samples(splits["validation"], shuffled=False),
             max_gradient_norm=recipe.CLIP_NORM,
         )
@@ -209,14 +209,17 @@ def main() -> None:
     parser.add_argument("--fuxictr", required=True, help="Folder of the repository.")
     parser.add_argument("--models", nargs="+", default=recipe.MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.SEEDS)
+    parser.add_argument("--speed", action="store_true", help="a few epochs, only timed")
     asked = parser.parse_args()
     sys.path.insert(0, asked.fuxictr)
     torch.set_num_threads(2)
+    path = recipe.SPEED if asked.speed else recipe.RESULTS
+    epochs = recipe.SPEED_EPOCHS if asked.speed else recipe.EPOCHS
     for model in asked.models:
         for seed in asked.seeds:
             name = f"fuxictr/{model}/{seed}"
-            if name not in recipe.results():
-                recipe.keep(name, record := train(model, seed))
+            if name not in recipe.results(path):
+                recipe.keep(name, record := train(model, seed, epochs), path)
                 print(name, record, flush=True)
 
 

@@ -25,16 +25,18 @@ HISTORY = 10
 """Films that DIN sees of those that the user rated before."""
 HIDDEN = (64, 64)
 MODELS = ("dcnv2", "deepfm", "dlrm", "autoint", "finalmlp", "din")
+SPEED = FOLDER / "speed.json"
+SPEED_EPOCHS = 3
 ARRAYS = Path("movielens_100k.npz")
 """The samples, which ``ours.py --arrays`` writes for the peer."""
 
 
-def results() -> dict:
-    """All results so far, by ``framework/model/seed``."""
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+def results(path: Path = RESULTS) -> dict:
+    """All results in a file so far, by ``framework/model/seed``."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
-def keep(name: str, record: dict[str, float]) -> None:
-    """Adds a result to the file."""
-    found = results() | {name: record}
-    RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+def keep(name: str, record: dict[str, float], path: Path = RESULTS) -> None:
+    """Adds a result to a file."""
+    found = results(path) | {name: record}
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")

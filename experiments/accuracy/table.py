@@ -21,16 +21,20 @@ def shown(values: list[float]) -> str:
     return f"{statistics.mean(values):.4f} ({spread:.4f})"
 
 
+def speed(timed: dict, runs: str) -> str:
+    found = [r["samples_per_s"] for name, r in timed.items() if name.startswith(runs)]
+    return f"{statistics.median(found):,.0f}" if found else ""
+
+
 def main() -> None:
-    results = recipe.results()
-    print("| model | framework | seeds | test AUC | test log loss | best epoch |")
-    print("|---|---|---|---|---|---|")
+    results, timed = recipe.results(), recipe.results(recipe.SPEED)
+    columns = "model | framework | seeds | test AUC | test log loss | best epoch"
+    print(f"| {columns} | samples/s |\n{'|---' * 7}|")
     for model in recipe.MODELS:
         for framework in ("embark_jax", "fuxictr"):
+            mine = f"{framework}/{model}/"
             records = [
-                record
-                for name, record in results.items()
-                if name.startswith(f"{framework}/{model}/")
+                record for name, record in results.items() if name.startswith(mine)
             ]
             if not records:
                 continue
@@ -38,7 +42,7 @@ def main() -> None:
             print(
                 f"| {NAMES[model]} | {framework} | {len(records)} | "
                 f"{shown(column['auc'])} | {shown(column['log_loss'])} | "
-                f"{statistics.mean(column['epochs']):.1f} |"
+                f"{statistics.mean(column['epochs']):.1f} | {speed(timed, mine)} |"
             )
 
 
