@@ -115,16 +115,18 @@ def main() -> None:
     known = [ALL, *PARTS]
     parser.add_argument("--parts", nargs="+", choices=known, default=known)
     given = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for part in given.parts:
-        results[part] = {}
+        steps = {}
         with PARTS.get(part, mock.patch.object(solve, "__doc__", "")):
             for model, nodes, skew, hot in CASES:
                 name = f"{model} on {8 * nodes}, Zipf {skew}" + ", hot rows" * hot
-                results[part][name] = measure(model, nodes, skew, hot)
-                print(part, name, *results[part][name], flush=True)
+                steps[name] = measure(model, nodes, skew, hot)
+                print(part, name, *steps[name], flush=True)
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results[part] = steps
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(table(results))
+        if ALL in results:
+            RESULTS.with_suffix(".md").write_text(table(results))
 
 
 if __name__ == "__main__":

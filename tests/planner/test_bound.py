@@ -28,6 +28,7 @@ SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
 MOST_ASSIGNMENTS = 300_000
 NEAR_MS = 1.02
 """Times the best of all plans, up to which a plan is expected to be."""
+SOME = range(20, 24)
 
 
 def request(seed):
@@ -175,6 +176,12 @@ def test_no_plan_is_below_the_bound_and_ours_is_near_the_best(first):
 def test_no_plan_is_below_the_bound_of_many_more(first):
     for seed in range(first, first + 50):
         check(seed)
+
+
+@pytest.mark.parametrize("seeds", thorough([SOME, range(100)], [SOME]), ids=len)
+def test_no_plan_is_below_the_bound_that_is_certified(seeds):
+    for seed in seeds:
+        check(seed, certify_s=0.1)
 
 
 def test_whole_tables_in_ub_are_plans_too():

@@ -1,9 +1,11 @@
 """Certify: a solver raises the bound and improves the plan, for as long as asked.
 
-Every solution of the whole-number program is another choice of candidates, from which
-local search makes a plan; its bound holds for all plans. The program gets the sizes of
-large shards until no more are found; then other roundings of the relaxation are
-improved.
+The whole-number program is asked for a *goal* between bound and plan: it leaves out
+candidates that no plan below the goal takes, and says that no plan is below the goal,
+or below its own bound. The nearer the goal, the smaller the program. Its solution is
+another choice of candidates, from which local search makes a plan. The program gets
+sizes of large shards until no more are found; then other roundings of the relaxation
+are improved.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ CLOSE = 1e-3
 LEAST_S, SHARE = 2.0, 3
 """Shortest time of one run of the solver, in seconds, and the divisor of the remaining
 time."""
+GOAL = 0.5
+"""Part of the way from the bound to the plan at which the first goal lies; half of that
+after a run that did not come to its end."""
 
 
 def certify(instance: Instance, found: Found, seconds: float) -> Found:
@@ -44,16 +49,18 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
     start = Start(relaxation, relaxed)
     program: WholeProgram | None = WholeProgram(relaxation, relaxed)
     best, bound_ms = found.assignment, max(found.bound_ms, relaxed.bound_ms)
-    seed = 0
+    seed, part = 0, GOAL
     while time.monotonic() < end and bound_ms * (1 + CLOSE) < best.step_ms():
         step_ms, seed, tables = best.step_ms(), seed + 1, relaxed.tables
         if program is not None:
             left_s = max(LEAST_S, (end - time.monotonic()) / SHARE)
-            choice, ended = program.solve(step_ms, seconds=left_s)
-            # It leaves out what no better plan takes, and bounds no worse plan.
-            bound_ms = max(bound_ms, min(choice.bound_ms, step_ms))
+            goal_ms = bound_ms + part * (step_ms - bound_ms)
+            choice, ended = program.solve(goal_ms, seconds=left_s)
+            part = GOAL if ended else part / 2
+            bound_ms = max(bound_ms, min(choice.bound_ms, goal_ms))
             tables = choice.tables if choice.tables.any() else tables
-            if ended and not program.add_sizes(choice):
+            reached = bound_ms >= goal_ms
+            if ended and not reached and not program.add_sizes(choice):
                 program = None  # the solver finds nothing more
         dice = np.random.default_rng(seed)
         chosen = round_tables(instance, tables, dice)

@@ -99,7 +99,7 @@ class Relaxation:
         mean, largest = spread.mean[:, self.live], spread.largest[:, self.live]
         self.unit = np.zeros(spread.rows)
         np.maximum.at(self.unit, row, np.where(mean > 0, mean, largest))
-        self.unit[self.unit <= 0] = 1.0
+        self.unit[(self.unit <= 0) | spread.whole] = 1.0
         number = np.broadcast_to(np.arange(len(self.live)), row.shape).ravel()
         self.mean, self.largest = (
             sparse.csr_matrix(

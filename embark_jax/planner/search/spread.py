@@ -36,6 +36,7 @@ class Spread:
       largest: ``[measures, candidates]`` its largest shard, or 1 for the use of a
         storage.
       ms: ``[rows]`` price of each row.
+      whole: ``[rows]`` whether its peak is a whole number, as that of partial sums.
       alone_ms: ``[candidates]`` time of a table by itself.
       touched_bytes: ``[candidates]`` bytes of row gradients of a table by itself.
     """
@@ -45,6 +46,7 @@ class Spread:
     mean: np.ndarray
     largest: np.ndarray
     ms: np.ndarray
+    whole: np.ndarray
     alone_ms: np.ndarray
     touched_bytes: np.ndarray
 
@@ -67,9 +69,10 @@ def spread_evenly(instance: Instance) -> Spread:
     row[USED_HOT] = USED * storages + np.maximum(each.hot_storage, 0)
     row[UPDATE] = rows = (USED + 1) * storages
     ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, [1.0]])
+    whole = np.isin(np.arange(rows + 1) // storages, (PEAK_SUMS, PEAK_NODE))
     touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
-        *(rows + 1, row, mean, largest, ms),
+        *(rows + 1, row, mean, largest, ms, whole),
         alone_ms=each.everywhere_ms + (ms[row] * mean).sum(axis=0),
         touched_bytes=objective.row_gradient_bytes[each.storage] * touched,
     )
