@@ -101,10 +101,7 @@ class Experiment:
             seeds["data_seed"] = config.data.seed
         return {
             **seeds,
-            "tables": {
-                t.name: {"rows": None if t.is_dynamic else t.rows, "dim": t.dim}
-                for t in self.tables
-            },
+            "tables": {t.name: t.shape for t in self.tables},
             "features": {
                 f.name: {
                     "table": f.table,

@@ -18,6 +18,7 @@ Tier = Literal["device", "host", "disk"]
 Evict = Literal["lru", "lfu"]
 Evicted = Literal["host", "disk", "discard"]
 Initializer = Literal["uniform", "normal"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 DYNAMIC_KEYS = 2**63 - 1
 """Number of keys of a dynamic table: any id that is not negative is one."""
@@ -27,7 +28,7 @@ PADDING_ID = -1
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """An embedding table of ``rows × dim`` float32 parameters.
+    """An embedding table of ``rows × dim`` parameters.
 
     Args:
       name: unique among the tables of a model.
@@ -39,6 +40,9 @@ class TableSpec:
         with mean 0 and standard deviation ``init_scale``.
       optimizer: name of the rule that updates the rows, of those in
         ``embedding.RowRules``; "" means the default.
+      dtype: number format in which rows are stored. Updates are computed in float32;
+        those of a 16-bit format are then rounded stochastically. Optimizer states are
+        float32 always.
       tier: place with room for all rows. "host" is the memory and "disk" a scratch file
         of the processes that own them; the table is then *cached*: device memory holds
         as many rows as it has slots, among them the rows that a batch asks for.
@@ -67,6 +71,7 @@ class TableSpec:
     discard: bool = False
     initializer: Initializer = "uniform"
     optimizer: str = ""
+    dtype: Dtype = "float32"
 
     @classmethod
     def dynamic(
@@ -133,7 +138,7 @@ class TableSpec:
     def _check_tier(self) -> None:
         for key, kind in (
             *(("tier", Tier), ("evict", Evict)),
-            ("initializer", Initializer),
+            *(("initializer", Initializer), ("dtype", Dtype)),
         ):
             allowed = get_args(kind)
             if (value := getattr(self, key)) not in allowed:
@@ -148,6 +153,11 @@ class TableSpec:
                     "'device', where every row has its slot; set tier to host or disk"
                 )
             return
+        if self.dtype != "float32":
+            raise ValueError(
+                f"table {self.name!r}: dtype is {self.dtype!r}, must be float32 where "
+                "tier is host or disk, or the table is dynamic"
+            )
         if self.slots is None:
             return
         slots = whole(f"table {self.name!r}: slots", self.slots)
@@ -178,6 +188,13 @@ class TableSpec:
                 f"table {self.name!r}: slots is {self.slots}, must be at most its "
                 f"max_slots {most}"
             )
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The arguments that give its rows their place and form in a checkpoint; rows
+        of a dynamic table are None."""
+        shape = {"rows": None if self.is_dynamic else self.rows, "dim": self.dim}
+        return shape if self.dtype == "float32" else shape | {"dtype": self.dtype}
 
     @property
     def is_dynamic(self) -> bool:

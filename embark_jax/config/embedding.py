@@ -14,7 +14,7 @@ from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
-from embark_jax.tables import Pooling, TableSpec
+from embark_jax.tables import Dtype, Pooling, TableSpec
 
 
 class TableConfig(Config):
@@ -31,6 +31,8 @@ class TableConfig(Config):
     standard deviation."""
     optimizer: TableOptimizerConfig | None = None
     """What differs from `embedding.optimizer`."""
+    dtype: Dtype | None = None
+    """Number format of the stored rows; None takes `embedding.dtype`."""
     tier: Literal["device", "host", "disk"] | None = None
     """Place with room for all rows. With ``host`` or ``disk``, device memory holds as
     many rows as there are ``slots``; None is ``device``."""
@@ -92,6 +94,10 @@ class EmbeddingConfig(Config):
 
     dim: PositiveInt = 32
     """Parameters a row of every table that sets no ``dim``."""
+    dtype: Dtype = "float32"
+    """Number format of the stored rows of every table that sets no ``dtype``. Updates
+    are computed in float32; in ``bfloat16`` and ``float16`` the new row is rounded
+    stochastically, so that small updates are not lost."""
     tables: Mapping[str, TableConfig] = {}
     """Tables by name."""
     features: Mapping[str, FeatureConfig] = {}
@@ -144,6 +150,7 @@ class EmbeddingConfig(Config):
             _sized(name, mine, rows, mine.dim or self.dim),
             initializer=mine.initializer or "uniform",
             optimizer=self.rule_of(name),
+            dtype=mine.dtype or self.dtype,
         )
 
 

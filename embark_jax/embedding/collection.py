@@ -37,8 +37,8 @@ from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.tables import embedding_shapes
 
 Storages = dict[str, jax.Array]
-"""``[devices * slots_per_device, width]`` float32 arrays by storage name; a replicated
-one is ``[slots_per_device, width]``."""
+"""``[devices * slots_per_device, width]`` arrays by storage name, of their tables'
+dtype; a replicated one is ``[slots_per_device, width]``."""
 OptimizerState = dict[str, dict[str, jax.Array]]
 """Arrays by storage name and state name, shaped like the storage or ``[…, 1]``."""
 
@@ -92,7 +92,7 @@ class EmbeddingCollection:
 
     Raises:
       ValueError: if mesh and plan disagree, the implementation cannot handle the width
-        of a storage, or JAX is set to 64 bits.
+        or dtype of a storage, or JAX is set to 64 bits.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class EmbeddingCollection:
         self._specs = plan.partition_specs()
         self.clusters: dict[str, Cluster] = {
             name: _make_cluster(
-                plan, storage, wire, ragged, choose(implementation, storage.width)
+                *(plan, storage, wire, ragged),
+                choose(implementation, storage.width, jnp.dtype(storage.kind.dtype)),
             )
             for name, storage in self._storages.items()
             if storage.replicated or not hot_only
@@ -328,6 +329,7 @@ class EmbeddingCollection:
                     step,
                     apply,
                     micro_batches,
+                    self.hot_keys,
                 )
             return storages, state
 

@@ -24,8 +24,8 @@ def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Ar
     those of ``initial_rows``.
 
     Returns:
-      ``[rows_per_device, width]`` float32, as the table's initializer and scale say;
-      zeros in slots that hold no row.
+      ``[rows_per_device, width]`` of the storage's dtype, as the table's initializer
+      and scale say; zeros in slots that hold no row.
     """
     slots, width = storage.rows_per_device, storage.width
     block_slots = min(INIT_BLOCK_SLOTS, slots)
@@ -34,10 +34,11 @@ def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Ar
     def fill(i, block):
         first = jnp.minimum(i * block_slots, slots - block_slots)
         values = rows_of(first + jnp.arange(block_slots, dtype=jnp.int32))
+        values = values.astype(block.dtype)
         return lax.dynamic_update_slice(block, values, (first, jnp.zeros_like(first)))
 
     blocks = -(-slots // block_slots)
-    return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), jnp.float32))
+    return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), storage.kind.dtype))
 
 
 def initial_rows(
@@ -57,10 +58,10 @@ def initial_rows(
       key: a JAX random key.
       hot_keys: index of the plan's listed hot rows.
     """
-    shards = _ShardsByDevice(storage, hot_keys)
+    shards = ShardsByDevice(storage, hot_keys)
 
     def value(row_low, row_high, column, seed, normal, scale):
-        cell = _cell(key, row_low, row_high, column, seed)
+        cell = cell_of(key, row_low, row_high, column, seed)
         drawn = _uniform(cell)
         if shards.normal.any():
             drawn = jnp.where(normal, jax.random.normal(cell, (), jnp.float32), drawn)
@@ -96,10 +97,10 @@ def initial_value(
     """Returns one value of a dynamic table, or of any other that begins uniform: of a
     random key, the low and high 32 bits of a row's number or key, a column, a table's
     seed and its scale."""
-    return _uniform(_cell(key, row_low, row_high, column, seed)) * scale
+    return _uniform(cell_of(key, row_low, row_high, column, seed)) * scale
 
 
-def _cell(key, row_low, row_high, column, seed) -> jax.Array:
+def cell_of(key, row_low, row_high, column, seed) -> jax.Array:
     """Returns a random key of one value; arguments are those of ``initial_value``."""
     cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
     return jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
@@ -109,7 +110,7 @@ def _uniform(cell: jax.Array) -> jax.Array:
     return jax.random.uniform(cell, (), jnp.float32, -1.0, 1.0)
 
 
-class _ShardsByDevice:
+class ShardsByDevice:
     """The shards of each device in the order of their slots, as small arrays."""
 
     def __init__(self, storage: Storage, hot_keys: HotKeys):

@@ -143,7 +143,8 @@ class UniqueBased:
     def lookup(self, block, route):
         index = self.index
         width = block.shape[1]
-        owned = pick(block, route.slot).reshape(index.devices, -1, width)
+        owned = pick(block, route.slot).astype(jnp.float32)
+        owned = owned.reshape(index.devices, -1, width)
         back = None if route.filled is None else route.filled.back
         rows = self._swap(owned, back, self.wire.rows)
         return pooled_lookup(

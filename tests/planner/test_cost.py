@@ -50,12 +50,34 @@ def test_buffers_and_memory():
     # 2 rows of 16 parameters with as many accumulators and one value more, read and
     # written.
     assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * 2 * 33 * 4
+    # Parameters of 2 bytes; accumulators are float32.
+    assert traffic.update_rows_bytes(2, 16, 1, 1, 2) == 2 * 2 * (16 * 2 + 17 * 4)
     # 4 passes over a key and a position of 4 bytes, each read and written, and the keys
     # counted once; 2 passes where a key has 2 bytes.
     assert traffic.sort_bytes(10) == 10 * (4 * (8 + 8) + 4)
     assert traffic.sort_bytes(10, traffic.OWNER_KEY_BYTES) == 10 * (2 * (6 + 6) + 2)
     assert traffic.index_bytes(10, 5) == 200
     assert traffic.replicated_gradient_bytes(10, 16) == 680
+
+
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
+    def moved(dtype):
+        use = dataclasses.replace(USE, dtype=dtype)
+        shapes = Shapes.one(use, WORKLOAD, cluster)
+        works = [*MODEL.everywhere_work(shapes)]
+        works += [] if cluster == "dp" else MODEL.owner_work(shapes)
+        return {
+            (work.phase, work.what): float(np.sum(work.memory_bytes)) for work in works
+        }
+
+    whole, half = moved("float32"), moved("float16")
+    assert whole.keys() == half.keys()
+    # SGD reads and writes rows. Rows of UB travel as float32.
+    shares = {("update", "rows"): 0.5}
+    shares["lookup", "rows"] = 1.0 if cluster == "ub" else 0.5
+    for name, each in whole.items():
+        assert half[name] == pytest.approx(shares.get(name, 1.0) * each)
 
 
 def test_the_price_of_an_rb_storage():

@@ -34,6 +34,8 @@ def test_what_storages_take():
     memory = Memory(WORKLOAD)
     assert memory.limit_bytes == 0.9e9
     assert memory.row_bytes(16) == 4 * 17
+    # A row in 16 bits, and one float32 of the optimizer.
+    assert memory.slot_bytes(StorageKind("rb", 16, dtype="bfloat16")) == 2 * 16 + 4
     # Partial sums of 16 columns for 10 samples of 8 devices, there and received.
     sum_bytes = 2 * 4 * 16 * 10 * 8
     assert memory.sum_bytes(StorageKind("rb", 16)) == sum_bytes

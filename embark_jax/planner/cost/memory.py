@@ -25,6 +25,7 @@ import numpy as np
 from embark_jax.planner.cost import traffic
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.layout.storage import StorageKind
+from embark_jax.planner.request.wire import VALUE_BYTES
 from embark_jax.planner.request.workload import Workload
 
 MEMORY_SHARE = 0.9
@@ -77,14 +78,17 @@ class Memory:
         workload = self.workload
         return workload.micro_batches * (2 if workload.overlap else 1)
 
-    def row_bytes(self, width: Any) -> Any:
-        """Returns the bytes of a row's parameters and optimizer state."""
+    def row_bytes(self, width: Any, value_bytes: Any = traffic.VALUE_BYTES) -> Any:
+        """Returns the bytes of a row's parameters, of ``value_bytes`` each, and of its
+        optimizer state."""
         per_parameter, per_row = self.workload.state_values
-        return traffic.VALUE_BYTES * (width * (1 + per_parameter) + per_row)
+        states = width * per_parameter + per_row
+        return value_bytes * width + traffic.VALUE_BYTES * states
 
     def slot_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of a slot, and in a cached storage of its key index."""
-        return self.row_bytes(storage.width) + INDEX_BYTES * (storage.tier != "device")
+        row_bytes = self.row_bytes(storage.width, VALUE_BYTES[storage.dtype])
+        return row_bytes + INDEX_BYTES * (storage.tier != "device")
 
     def id_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of the route of one id of capacity for each device."""
@@ -112,7 +116,7 @@ class Memory:
             return held_bytes
         rows = np.minimum(shapes.rows, workload.batch_size * shapes.hotness)
         gradient_bytes = traffic.replicated_gradient_bytes(rows, shapes.dim)
-        table_bytes = shapes.rows * self.row_bytes(shapes.dim)
+        table_bytes = shapes.rows * self.row_bytes(shapes.dim, shapes.value_bytes)
         return held_bytes + table_bytes + gradient_bytes
 
     def sum_bytes(self, storage: StorageKind) -> float:

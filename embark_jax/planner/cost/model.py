@@ -136,19 +136,22 @@ class ProgramModel:
         """Yields the work of the owners of row shards, in each column shard."""
         row_bytes = traffic.rows_bytes(1, shapes.width)[shapes.shape]
         if shapes.cluster == "rb":  # owners pool
-            yield Work("lookup", "rows", row_bytes * shapes.batch_ids)
+            read_bytes = traffic.rows_bytes(1, shapes.width, shapes.value_bytes)
+            yield Work("lookup", "rows", read_bytes[shapes.shape] * shapes.batch_ids)
             yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
         if self.workload.row_wise:
             split = (shapes.column_shards > 1)[shapes.shape]
             touched_bytes = row_bytes * split * shapes.batch_unique
             yield Work("gradients", "row gradients", touched_bytes)
-        yield self._update(shapes.width[shapes.shape], shapes.batch_unique)
+        yield self._update(shapes, shapes.shape)
 
-    def _update(self, width: np.ndarray, rows: np.ndarray) -> Work:
-        states = self.workload.state_values
-        return Work(
-            "update", "rows", traffic.update_rows_bytes(1, width, *states) * rows
+    def _update(self, shapes: Shapes, shape: np.ndarray) -> Work:
+        """Returns the work of updating the touched rows of shapes, one or several
+        times each."""
+        row_bytes = traffic.update_rows_bytes(
+            1, shapes.width, *self.workload.state_values, shapes.value_bytes
         )
+        return Work("update", "rows", row_bytes[shape] * shapes.batch_unique)
 
     def everywhere_work(self, shapes: Shapes) -> Iterator[Work]:
         """Yields the work of every device, wherever the shards are."""
@@ -157,9 +160,13 @@ class ProgramModel:
         bags = workload.device_batch * shapes.bags
         yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, shapes.dim))
         if shapes.cluster != "rb":
-            pooled_bytes = traffic.rows_bytes(ids * shapes.filled, shapes.dim)
-            yield Work("lookup", "rows", pooled_bytes)
-            yield Work("gradients", "bag gradients", pooled_bytes)
+            pooled = ids * shapes.filled, shapes.dim
+            # Rows of UB have arrived as float32.
+            each_bytes = traffic.VALUE_BYTES
+            if shapes.cluster == "dp":
+                each_bytes = shapes.value_bytes
+            yield Work("lookup", "rows", traffic.rows_bytes(*pooled, each_bytes))
+            yield Work("gradients", "bag gradients", traffic.rows_bytes(*pooled))
         keys, values = ids * shapes.column_shards, traffic.OWN_VALUES[shapes.cluster]
         by_owner = shapes.cluster == "rb"
         key_bytes = traffic.OWNER_KEY_BYTES if by_owner else traffic.ROW_KEY_BYTES
@@ -195,7 +202,7 @@ class ProgramModel:
             summed = np.minimum(shapes.rows, batch_ids)
             summed_bytes = passes * traffic.rows_bytes(summed, shapes.dim)
             yield Work("gradients", "row gradients", summed_bytes)
-        yield self._update(shapes.width, shapes.batch_unique)
+        yield self._update(shapes, np.arange(len(shapes)))
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         ms = dict.fromkeys(get_args(Unit), 0.0)

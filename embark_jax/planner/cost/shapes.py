@@ -89,6 +89,10 @@ class Shapes:
     def filled(self) -> np.ndarray:
         return self._of_use("filled")
 
+    @functools.cached_property
+    def value_bytes(self) -> np.ndarray:
+        return self._of_use("value_bytes")
+
     @property
     def width(self) -> np.ndarray:
         return self.dim // self.column_shards
@@ -97,8 +101,8 @@ class Shapes:
     def storages(self) -> list[StorageKind]:
         """Returns ``[shapes]`` the storage that each would lie in."""
         uses = [
-            (use.dim, use.weighted, use.tier, use.evict, use.dynamic, use.rule)
-            for use in self.uses
+            (u.dim, u.weighted, u.tier, u.evict, u.dynamic, u.rule, u.dtype)
+            for u in self.uses
         ]
         known: dict[tuple, StorageKind] = {}
         found = []
@@ -106,9 +110,9 @@ class Shapes:
         for table, columns in each:
             key = uses[table], columns
             if key not in known:
-                dim, weighted, *cached = uses[table]
+                dim, weighted, *others = uses[table]
                 known[key] = storage_kind(
-                    self.cluster, dim, columns, weighted, self.exchange, *cached
+                    self.cluster, dim, columns, weighted, self.exchange, *others
                 )
             found.append(known[key])
         return found

@@ -2,7 +2,7 @@
 
 All are bytes of one device. ``batch`` is the device's own share of the global batch,
 ``width`` the columns of a shard. Every value is 4 bytes, ids as well as float32
-parameters; rows and gradients may take fewer bytes on the wire.
+numbers; rows of 16-bit tables take fewer, as rows and gradients may on the wire.
 """
 
 from __future__ import annotations
@@ -132,18 +132,24 @@ def buffer_memory_bytes(buffer_bytes: Numbers) -> Numbers:
     return 4 * buffer_bytes
 
 
-def rows_bytes(rows: Numbers, width: Numbers) -> Numbers:
+def rows_bytes(
+    rows: Numbers, width: Numbers, value_bytes: Numbers = VALUE_BYTES
+) -> Numbers:
     """Returns the memory bytes of reading or writing rows, sums or gradients once."""
-    return VALUE_BYTES * rows * width
+    return value_bytes * rows * width
 
 
 def update_rows_bytes(
-    rows: Numbers, width: Numbers, values_per_parameter: int, values_per_row: int
+    rows: Numbers,
+    width: Numbers,
+    values_per_parameter: int,
+    values_per_row: int,
+    value_bytes: Numbers = VALUE_BYTES,
 ) -> Numbers:
-    """Returns the memory bytes of reading and writing rows with their optimizer
-    state."""
-    values = width * (1 + values_per_parameter) + values_per_row
-    return 2 * VALUE_BYTES * rows * values
+    """Returns the memory bytes of reading and writing rows, of ``value_bytes`` a
+    parameter, with their optimizer state."""
+    states = width * values_per_parameter + values_per_row
+    return 2 * rows * (value_bytes * width + VALUE_BYTES * states)
 
 
 def sort_bytes(keys: Numbers, key_bytes: int = ROW_KEY_BYTES) -> Numbers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from embark_jax.planner.request.forced import Cluster, Exchange
-from embark_jax.tables import Evict, Tier
+from embark_jax.tables import Dtype, Evict, Tier
 
 
 class StorageKind(NamedTuple):
@@ -24,6 +24,7 @@ class StorageKind(NamedTuple):
       table: name of a dynamic table, which has a storage of its own: the table grows
         there, and no row of it moves.
       rule: name of the rule that updates their rows, as in ``TableSpec.optimizer``.
+      dtype: number format of their rows.
     """
 
     cluster: Cluster
@@ -35,17 +36,19 @@ class StorageKind(NamedTuple):
     evict: Evict = "lru"
     table: str = ""
     rule: str = ""
+    dtype: Dtype = "float32"
 
     @property
     def name(self) -> str:
         """Name of the storage: "rb_128", "rb_64_split", "ub_128_host",
-        "ub_128_host_user", "rb_128_by_adam"."""
+        "ub_128_host_user", "rb_128_bfloat16", "rb_128_by_adam"."""
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
         name += "_hierarchical" * self.hierarchical
         name += f"_{self.tier}" * (self.tier != "device")
         name += f"_{self.evict}" * (self.evict != "lru")
         name += f"_{self.table}" * bool(self.table)
+        name += f"_{self.dtype}" * (self.dtype != "float32")
         return name + f"_by_{self.rule}" * bool(self.rule)
 
 
@@ -59,10 +62,11 @@ def storage_kind(
     evict: Evict = "lru",
     dynamic: str = "",
     rule: str = "",
+    dtype: Dtype = "float32",
 ) -> StorageKind:
     """Returns the kind of storage of a table of ``dim`` columns. ``weighted`` says
     whether some of its ids have weights; ``dynamic`` is the name of a dynamic table,
-    and ``rule`` of the table's optimizer."""
+    ``rule`` of the table's optimizer, and ``dtype`` the format of its rows."""
     return StorageKind(
         cluster,
         dim // column_shards,
@@ -73,4 +77,5 @@ def storage_kind(
         evict="lru" if cluster == "dp" or tier == "device" else evict,
         table=dynamic,
         rule=rule,
+        dtype=dtype,
     )

@@ -4,7 +4,7 @@ All shards of one cluster and one width lie in one *storage*, an array of ``[dev
 slots_per_device, width]`` in which device d's block holds its shards one after the
 other. Tables that need other exchanges lie apart: those that are split by columns,
 whose ids have weights, or for which the plan says so; and so do those whose rows
-another rule updates. So a plan of any shape becomes a
+another rule updates, or have another number format. So a plan of any shape becomes a
 few uniformly sharded arrays, with one gather and one update a device each; this also
 fuses tables. A storage is as large on every device as on its fullest: this padding is
 the price of imbalance.
@@ -274,6 +274,7 @@ def lay_out(
             rows.table.evict,
             rows.table.name if rows.table.is_dynamic else "",
             rows.table.optimizer,
+            rows.table.dtype,
         )
         groups.setdefault(kind, []).append(rows)
     storages = []

@@ -11,8 +11,8 @@ import numpy as np
 
 from embark_jax.planner.layout.plan import Plan
 from embark_jax.planner.layout.storage import Placement, row_ranges
+from embark_jax.planner.request.wire import VALUE_BYTES
 
-BYTES_PER_PARAMETER = 4
 MOST_RUNS = 6
 """Largest number of runs of neighbouring devices that a list of owners names."""
 MOST_NAMED = 3
@@ -180,10 +180,10 @@ def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
     for rows in row_ranges(plan.placements):
         held = found[rows.table.name]
         if rows.cluster == "dp":
-            held += rows.rows * rows.width * BYTES_PER_PARAMETER
+            held += rows.rows * rows.width * VALUE_BYTES[rows.table.dtype]
         for index, owner in enumerate(rows.devices):
             count = rows.shard_slots(index // rows.column_shards)
-            held[owner] += count * rows.width * BYTES_PER_PARAMETER
+            held[owner] += count * rows.width * VALUE_BYTES[rows.table.dtype]
     return found
 
 

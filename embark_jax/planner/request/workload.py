@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from embark_jax.fleet import Fleet
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
-from embark_jax.planner.request.wire import FLOAT32, Wire
+from embark_jax.planner.request.wire import FLOAT32, VALUE_BYTES, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.statistics.skew import UNIFORM, Skew, Zipf
-from embark_jax.tables import Evict, FeatureSpec, TableSpec, Tier
+from embark_jax.tables import Dtype, Evict, FeatureSpec, TableSpec, Tier
 
 STATE_VALUES = {
     "sgd": (0, 0),
@@ -106,6 +106,7 @@ class TableUse:
       tier, slots, evict: as in ``TableSpec``.
       dynamic: name of a dynamic table, which is like no other.
       rule: name of its optimizer's rule, as in ``TableSpec.optimizer``.
+      dtype: number format of its rows.
     """
 
     rows: int
@@ -120,6 +121,12 @@ class TableUse:
     evict: Evict = "lru"
     dynamic: str = ""
     rule: str = ""
+    dtype: Dtype = "float32"
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a parameter."""
+        return VALUE_BYTES[self.dtype]
 
     def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
         """Returns the use of only rows ``[begin, end)``, for which the ids of all other
@@ -161,6 +168,7 @@ def table_uses(
                 evict=table.evict,
                 dynamic=table.name if table.is_dynamic else "",
                 rule=table.optimizer,
+                dtype=table.dtype,
             )
         )
     return found

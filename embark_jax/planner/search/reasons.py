@@ -64,7 +64,7 @@ def in_slots(instance: Instance, use: TableUse, slots: int) -> str:
     rows = cold.skew.expected_unique(cold.rows, batch * cold.hotness * cold.filled)
     rows /= instance.workload.devices
     said += f"; {rows:,.0f} rows a step come to a device from {use.tier}"
-    row_bytes = instance.memory.row_bytes(use.dim)
+    row_bytes = instance.memory.row_bytes(use.dim, use.value_bytes)
     came = {"host": (row_bytes, device.host_bytes_per_s)}
     came["disk"] = (max(DISK_BLOCK_BYTES, row_bytes), device.disk_bytes_per_s)
     each_bytes, bytes_per_s = came[use.tier]

@@ -200,7 +200,9 @@ def table_bytes(instance: Instance) -> float:
     """Returns a device's least bytes of tables and optimizer state, if each row lies on
     one device: its fair share."""
     total = sum(
-        count * (use.slots or use.rows) * instance.memory.row_bytes(use.dim)
+        count
+        * (use.slots or use.rows)
+        * instance.memory.row_bytes(use.dim, use.value_bytes)
         for count, use in zip(instance.counts, instance.uses, strict=True)
     )
     return total / instance.workload.devices
