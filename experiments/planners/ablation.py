@@ -1,6 +1,6 @@
 """What each part of the search gains: plans without it beside plans with all parts.
 
-    python experiments/planners/ablation.py [--parts "all parts" swaps]
+    python experiments/planners/ablation.py [--parts "all parts" …]
 
 Writes results/search/ablation.json and ablation.md. Results of parts that are not asked
 for stay.
@@ -28,10 +28,6 @@ RESULTS = Path(__file__).parent / "results" / "search" / "ablation.json"
 ALL = "all parts"
 
 
-def unchanged(assignment, *_):
-    return assignment
-
-
 def stays(_, assignment, *__):
     return assignment
 
@@ -42,7 +38,6 @@ def keep_all(instance, spread):
 
 PARTS = {
     "roundings of crowded relaxations": mock.patch.object(solve, "CROWDING", (0.0,)),
-    "swaps": mock.patch.object(solve, "swap_shards", unchanged),
     "equal numbers of column shards": mock.patch.object(LocalSearch, "recut", stays),
     "hot rows that take 90 % of the ids": mock.patch.object(
         instance, "HOT_SHARES", (0.5,)

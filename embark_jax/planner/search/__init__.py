@@ -10,6 +10,5 @@
 - **shortlist**: the candidates that the search tries: the relaxation's best.
 - **insertion**: puts a table in at the owners where it adds least to the smooth cost.
 - **move**: a table is taken out and inserted anew, with the same or another candidate.
-- **swap**: two shards change devices, or one goes to another.
-- **local search**: moves and swaps while they help.
+- **local search**: moves while they help.
 """

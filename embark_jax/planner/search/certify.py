@@ -19,7 +19,6 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.solve import Found, Start
-from embark_jax.planner.search.swaps import swap_shards
 from embark_jax.planner.search.whole_program import WholeProgram
 
 CLOSE = 1e-3
@@ -65,7 +64,6 @@ def certify(instance: Instance, found: Found, seconds: float) -> Found:
         dice = np.random.default_rng(seed)
         chosen = round_tables(instance, tables, dice)
         other = start.place(chosen, dice, found.ms_per_byte)
-        other = swap_shards(other, start.search.movable, found.ms_per_byte)
         if other.fits() and other.step_ms() < step_ms:
             best = other
     return dataclasses.replace(found, assignment=best, bound_ms=bound_ms)

@@ -13,7 +13,6 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.rounding import round_tables
-from embark_jax.planner.search.swaps import swap_shards
 from embark_jax.planner.search.whole_program import WholeProgram
 
 CROWDING = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 2.0)
@@ -37,8 +36,6 @@ LARGE_PRICE = 0.4
 MOST_PRICES, MORE_PRICES = 13, 2
 """Number of searches, and of those after the first whose plan fits, where a faster plan
 does not: a higher price may make it fit."""
-SWAPPED = 2
-"""Number of plans, the best of all roundings, whose shards are swapped."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -173,15 +170,12 @@ class Start:
                 for seed, chosen in enumerate(self.choices)
             ]
             short = not min(placed, key=Assignment.step_ms).fits()
-            placed = sorted(placed, key=Assignment.rank)[:SWAPPED]
-            dice = np.random.default_rng(0)
-            placed.append(self.search.recut(placed[0], dice, ms_per_byte))
-            for each in placed:
-                found = swap_shards(each, self.search.movable, ms_per_byte)
-                if found.fits() and (
-                    best is None or found.step_ms() < best.assignment.step_ms()
-                ):
-                    best = Found(found, self.relaxed.bound_ms, ms_per_byte)
+            found = min(placed, key=Assignment.rank)
+            found = self.search.recut(found, np.random.default_rng(0), ms_per_byte)
+            if found.fits() and (
+                best is None or found.step_ms() < best.assignment.step_ms()
+            ):
+                best = Found(found, self.relaxed.bound_ms, ms_per_byte)
             if best and not (short and more):
                 break
             more -= best is not None

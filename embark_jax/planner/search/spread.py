@@ -36,7 +36,8 @@ class Spread:
       largest: ``[measures, candidates]`` its largest shard, or 1 for the use of a
         storage.
       ms: ``[rows]`` price of each row.
-      whole: ``[rows]`` whether its peak is a whole number, as that of partial sums.
+      whole: ``[rows]`` whether its peak is a whole number: that of partial sums, and
+        the use of a storage.
       alone_ms: ``[candidates]`` time of a table by itself.
       touched_bytes: ``[candidates]`` bytes of row gradients of a table by itself.
     """
@@ -69,7 +70,8 @@ def spread_evenly(instance: Instance) -> Spread:
     row[USED_HOT] = USED * storages + np.maximum(each.hot_storage, 0)
     row[UPDATE] = rows = (USED + 1) * storages
     ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, [1.0]])
-    whole = np.isin(np.arange(rows + 1) // storages, (PEAK_SUMS, PEAK_NODE))
+    peak = np.arange(rows + 1) // storages
+    whole = np.isin(peak, (PEAK_SUMS, PEAK_NODE, USED))
     touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
         *(rows + 1, row, mean, largest, ms, whole),

@@ -6,14 +6,14 @@ that have at least a size q, a device holds at most peak / q, rounded down (a du
 feasible function, https://doi.org/10.1007/s101079900114). In symbols, added to the rows
 of the relaxation, where n_rq is the largest number of shards of size q on a device::
 
-    x_c whole;  largest_rc t_c ≤ y_r;  x_c ≤ count_g t_c           a shard is whole, too
-    y_r whole                                                   of partial sums a sample
+    x_c whole                                                              tables
+    y_r whole                              partial sums, and uses of storages
     n_rq whole;  Σ_c ⌊shards_rc / q⌋ x_c ≤ devices × n_rq;  q n_rq ≤ y_r
 
 Example: 150 shards that each make a partial sum, on 128 devices, are 1.17 a device in
-the relaxation, but 2 on the fullest in any plan. Sizes q are those of shards that have
-too little room in the last solution. A candidate is left out if it raises the bound
-above a goal: no plan below the goal takes it.
+the relaxation, but 2 on the fullest in any plan. Sizes q are those of the shards that
+the last solution takes. A candidate is left out if it raises the bound above a goal: no
+plan below the goal takes it.
 """
 
 from __future__ import annotations
@@ -62,25 +62,21 @@ class WholeProgram:
         self.add_sizes(relaxed)
 
     def add_sizes(self, solution: Solution) -> bool:
-        """Adds the sizes of large shards that have too little room in a solution;
-        returns whether any is new."""
+        """Adds the sizes of the large shards that a solution takes; returns whether any
+        is new."""
         relaxation, number = self.relaxation, len(self.sizes)
         tables = solution.tables[relaxation.live]
         largest = relaxation.largest[:, np.flatnonzero(tables > 1e-6)]
         peaks = np.maximum(
             relaxation.mean @ tables, largest.max(axis=1).toarray()[:, 0]
         )
-        devices = relaxation.instance.objective.devices
         for r in np.flatnonzero(peaks > 0).tolist():
             if self._measure(r) not in self._loads:
                 continue
             mine = [size for row, size in self.sizes if row == r]
             for size in np.unique(largest[r].data).tolist():
                 alike = any(abs(q / size - 1) < ALIKE for q in mine)
-                if size < LARGE * peaks[r] or alike or len(mine) >= MOST_SIZES:
-                    continue
-                least = np.ceil(self._counts(r, size) @ tables / devices - 1e-6)
-                if size * least > peaks[r] * (1 + 1e-6):
+                if size >= LARGE * peaks[r] and not alike and len(mine) < MOST_SIZES:
                     mine.append(size)
                     self.sizes.append((r, size))
         return len(self.sizes) > number
@@ -117,51 +113,38 @@ class WholeProgram:
         kept = np.flatnonzero(above <= goal_ms)
         group, counts = relaxation.group[kept], instance.counts
         number, sizes = len(kept), len(self.sizes)
-        # Variables: x of candidates, t of candidates of alike tables, y of rows, n of
-        # sizes.
-        many = np.flatnonzero(counts[group] > 1)
-        largest = relaxation.largest[:, kept]
-        alone = counts[relaxation.group] == 1
-        keys, columns, _ = relaxation.shards
-        singles = relaxation.largest_rows(np.unique(keys[alone[columns]])).tocsc()
-        of_alike = largest[:, many].tocoo()
-        each = sparse.csr_matrix(
-            (of_alike.data, (np.arange(of_alike.nnz), of_alike.col)),
-            (of_alike.nnz, len(many)),
-        )
-        taken = sparse.csr_matrix(sparse.identity(number))[many]
+        # Variables: x of candidates, y of rows, n of sizes.
+        largest = relaxation.largest_rows(np.unique(relaxation.shards[0])).tocsc()
         size_row = np.array([r for r, _ in self.sizes], int)
         in_rooms = [self._counts(r, size)[kept] for r, size in self.sizes]
         rooms = np.array(in_rooms).reshape(sizes, number) / instance.objective.devices
         of_rows = sparse.csr_matrix(sparse.identity(rows))
         blocks = [
-            [relaxation.mean[:, kept], None, -of_rows, None],
-            [singles[:, kept], None, singles[:, live:], None],
-            [None, each, -of_rows[of_alike.row], None],
-            [taken, -sparse.diags(counts[group[many]].astype(float)), None, None],
-            [sparse.csr_matrix(rooms), None, None, -sparse.identity(sizes)],
-            [None, None, -of_rows[size_row], sparse.diags([q for _, q in self.sizes])],
+            [relaxation.mean[:, kept], -of_rows, None],
+            [largest[:, kept], largest[:, live:], None],
+            [sparse.csr_matrix(rooms), None, -sparse.identity(sizes)],
+            [None, -of_rows[size_row], sparse.diags([q for _, q in self.sizes])],
         ]
         matrix = sparse.csr_matrix(sparse.bmat(blocks))
         limits = np.zeros(len(matrix.indptr) - 1)
-        widths = number, len(many), rows, sizes
+        widths = number, rows, sizes
         limit_bytes = instance.memory.limit_bytes
         shares, fixed = relaxation.memory()
         shares = np.split(shares / limit_bytes, [live], axis=1)
-        parts = shares[0][:, kept], np.zeros((2, len(many))), shares[1]
-        memory = np.concatenate([*parts, np.zeros((2, sizes))], axis=1)
+        parts = shares[0][:, kept], shares[1], np.zeros((2, sizes))
+        memory = np.concatenate(parts, axis=1)
         matrix = sparse.vstack([matrix, sparse.csr_matrix(memory)])
         limits = np.append(limits, 1 - fixed / limit_bytes)
         tables = sparse.csr_matrix(
             (np.ones(number), (group, np.arange(number))), (len(counts), sum(widths))
         )
-        ms = relaxation.cost[kept], np.zeros(len(many)), relaxation.cost[live:]
+        ms = relaxation.cost[kept], relaxation.cost[live:]
         cost = np.concatenate([*ms, np.zeros(sizes)])
         scale = float(cost.max())
-        whole = np.repeat([1, 1, 0, 1], widths)
-        whole[number + len(many) :][:rows] = relaxation.spread.whole
+        whole = np.repeat([1, 0, 1], widths)
+        whole[number:][:rows] = relaxation.spread.whole
         upper = np.full(sum(widths), np.inf)
-        upper[: number + len(many)] = np.append(counts[group], np.ones(len(many)))
+        upper[:number] = counts[group]
         options = {"mip_rel_gap": GAP, "time_limit": seconds}
         if nodes is not None:
             options["node_limit"] = nodes
