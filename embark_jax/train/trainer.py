@@ -139,7 +139,7 @@ class Trainer:
 
     def _grow_tables(self, keys: Mapping[str, int]) -> None:
         """Makes room for these numbers of keys of dynamic tables."""
-        plan = self.embeddings.plan.with_room(keys)
+        plan = self.embeddings.plan.with_room(keys) if keys else self.embeddings.plan
         if self.cached is not None and plan is not self.embeddings.plan:
             larger = self.embeddings.with_plan(plan)
             self.state = self.cached.settle(self.state)

@@ -82,13 +82,15 @@ class TrainingAuc:
             self._count()
         if self._programs is None or self._counts is None:
             return []
-        total = np.asarray(self._programs.total(self._counts)).astype(np.float64)
+        total = np.asarray(self._programs.total(self._counts))
         self._counts = None
         return list(map(_auc, total))
 
 
 def _auc(counts: np.ndarray) -> float | None:
     negative, positive, soft = counts[:_BINS], counts[_BINS:_SOFT], counts[_SOFT]
+    filled = np.flatnonzero((negative != 0) | (positive != 0))  # few of all bins
+    negative, positive = (each[filled].astype(float) for each in (negative, positive))
     pairs = negative.sum() * positive.sum()
     ties = positive @ negative / 2
     if soft or not pairs or ties > MAX_ERROR * pairs:
