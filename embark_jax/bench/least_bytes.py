@@ -1,6 +1,7 @@
 """Counts the least that a train step must move in a device's memory, term by term.
 
-The step reads and writes once what it cannot do without, in float32:
+The step reads and writes once what it cannot do without, in float32 but for what goes
+into and comes out of dense layers, which is in the type that they compute in:
 
 - the batch is read, and its ids are sorted once, with 32 bits of key and of position;
 - each id's row is gathered, and its bag's gradient in the backward pass; in UB, owners
@@ -39,7 +40,11 @@ Terms = dict[tuple[str, str], float]
 
 
 def least_bytes(
-    plan: Plan, workload: Workload, network: DenseNetwork, dense_features: int
+    plan: Plan,
+    workload: Workload,
+    network: DenseNetwork,
+    dense_features: int,
+    compute_bytes: int,
 ) -> Terms:
     """The terms of a step.
 
@@ -48,6 +53,7 @@ def least_bytes(
       workload: the workload that the plan was made for.
       network: the dense layers.
       dense_features: number of dense features, which the layers take per sample.
+      compute_bytes: bytes of a value that the layers compute with.
     """
     terms: Terms = defaultdict(float)
     batch, value = workload.device_batch, traffic.VALUE_BYTES
@@ -78,23 +84,24 @@ def least_bytes(
         if part.collective is not None:
             moved = traffic.buffer_memory_bytes(part.buffer_bytes)
             terms[EXCHANGED_IN[part.name], part.name] += moved
-    _add_dense(terms, network, batch)
+    _add_dense(terms, network, batch, compute_bytes)
     updated = 3 + 2 * workload.dense.states
     terms["dense_update", "parameters"] = value * updated * network.parameters
     return dict(terms)
 
 
-def _add_dense(terms: Terms, network: DenseNetwork, batch: int) -> None:
-    value = traffic.VALUE_BYTES
+def _add_dense(
+    terms: Terms, network: DenseNetwork, batch: int, value_bytes: int
+) -> None:
     for products in (network.bottom, network.cross, network.top):
         for i, (inputs, outputs) in enumerate(products):
             moved = batch * (inputs + outputs) + inputs * outputs
             times = 2 if products is network.bottom and i == 0 else 3
-            terms["dense", "products"] += value * times * moved
+            terms["dense", "products"] += value_bytes * times * moved
     # Forward reads x0 and x. Backward reads the gradient, x0 and the product, and
     # writes the gradient of the product and, added up, that of x0.
     crossed = batch * network.width * network.cross_layers
-    terms["dense", "cross layers"] = value * (2 + 5) * crossed
+    terms["dense", "cross layers"] = value_bytes * (2 + 5) * crossed
 
 
 def _sort_bytes(ids: float) -> float:

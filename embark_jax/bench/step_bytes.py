@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from embark_kernels import Implementation
 
 from embark_jax.bench.absent import absent_mesh, compile_step
@@ -48,7 +49,7 @@ def step_bytes(
       listed: tables and dense layers.
       workload: the list's workload on some fleet.
       implementation: the implementation of lookups and updates.
-      compute_dtype: dtype of the dense layers' matrix products.
+      compute_dtype: dtype in which the dense layers compute.
 
     Returns:
       ``bytes`` and ``least_bytes`` per device, with the milliseconds that both take at
@@ -67,7 +68,9 @@ def step_bytes(
     )
     moved = Program(compiled.as_text() or "").moved()
     network = listed.dense.network(*listed.specs())
-    least = least_bytes(plan, workload, network, listed.dense.features)
+    value_bytes = jnp.dtype(compute_dtype).itemsize
+    features = listed.dense.features
+    least = least_bytes(plan, workload, network, features, value_bytes)
     rate = COPY_SHARE * workload.fleet.device.memory_bytes_per_s
     total, least_total = sum(each.bytes for each in moved), sum(least.values())
     return {

@@ -22,7 +22,8 @@ class BaseModelConfig(Config):
     """The keys that all models have."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the operands of matrix products; parameters and sums are float32."""
+    """Type of the operands of matrix products, and of wide arrays between the products;
+    parameters and sums are float32."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an MLP's hidden values that training sets to zero."""
     batch_norm: bool = False

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import in_order, pooled_dims
-from embark_jax.models.layers import MLP, Linear, VectorCross, gradient_once
+from embark_jax.models.layers import MLP, Linear, VectorCross, made_once
 
 
 class DCN(nnx.Module):
@@ -55,13 +55,14 @@ class DCN(nnx.Module):
         self.cross = nnx.List(VectorCross(width, **shared) for _ in range(cross_layers))
         self.deep = MLP(width, deep, last_relu=True, **mlp)
         self.top = Linear(width + (width, *deep)[-1], 1, **shared)
+        self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
-        x0 = gradient_once(x0)
+        x0 = made_once(x0, self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_top, in_order, pooled_dims
-from embark_jax.models.layers import MLP, LowRankCross, gradient_once
+from embark_jax.models.layers import MLP, LowRankCross, made_once
 
 
 class DLRMDCNv2(nnx.Module):
@@ -62,6 +62,7 @@ class DLRMDCNv2(nnx.Module):
             LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
         )
         self.top = MLP(width, top, last_relu=False, **mlp)
+        self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
@@ -70,7 +71,7 @@ class DLRMDCNv2(nnx.Module):
         x0 = jnp.concatenate(
             [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1
         )
-        x0 = gradient_once(x0)
+        x0 = made_once(x0, self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

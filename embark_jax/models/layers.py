@@ -1,7 +1,8 @@
 """The layers that the models share.
 
 Parameters are float32. The operands of a matrix product are rounded to
-``compute_dtype``; sums, and everything between the products, stay float32.
+``compute_dtype``, and so are wide arrays between the products, both ways; sums and what
+is computed from these arrays are float32.
 
 Several devices may each hold a part of a parameter; ``split`` in its metadata names the
 axis to split it along. Successive products are split by columns and by rows
@@ -42,14 +43,14 @@ def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     gradient of ``w`` is this device's part of the sum.
 
     Args:
-      x: ``[batch, inputs]`` float32.
+      x: ``[batch, inputs]`` float32; its gradient is rounded to ``compute_dtype``.
       w: ``[inputs, outputs]`` float32.
       compute_dtype: dtype of the operands; it decides the speed and the rounding.
 
     Returns:
       ``[batch, outputs]`` float32.
     """
-    return _matmul(x, w, compute_dtype)
+    return _matmul(x, w, jnp.dtype(compute_dtype))
 
 
 def _multiply(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
@@ -64,7 +65,8 @@ def _matmul_forward(x, w, compute_dtype):
 def _matmul_backward(compute_dtype, operands, gradient):
     x, w = operands
     gradient = gradient.astype(compute_dtype)
-    return _contract(gradient, w, 1, 1), _contract(x, gradient, 0, 0)
+    x_gradient = _contract(gradient, w, 1, 1)
+    return _as_held(x_gradient, compute_dtype), _contract(x, gradient, 0, 0)
 
 
 def _contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
@@ -76,19 +78,36 @@ _matmul = jax.custom_vjp(_multiply, nondiff_argnums=(2,))
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-@jax.custom_vjp
-def gradient_once(x: jax.Array) -> jax.Array:
-    """Returns ``x``; its gradient is made once, in one array.
+def held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+    """Returns float32 ``x`` rounded to ``compute_dtype``, and rounds its gradient.
+
+    Both are in memory in that type, if at all. XLA removes a mere cast there and back.
+    """
+    return x if compute_dtype == jnp.float32 else made_once(x, compute_dtype)
+
+
+def made_once(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+    """Returns ``held(x)``; its gradient is made once, in one array.
 
     Without this, XLA adds up the gradients of several layers by ``x`` repeatedly: for
     each of the embeddings that ``x`` was made from, and for each check of them.
     """
-    return x
+    return _made_once(x, jnp.dtype(compute_dtype))
 
 
-gradient_once.defvjp(
-    lambda x: (x, None), lambda _, gradient: (lax.optimization_barrier(gradient),)
-)
+def _as_held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+    if compute_dtype == jnp.float32:
+        return x
+    return lax.optimization_barrier(x.astype(compute_dtype)).astype(jnp.float32)
+
+
+def _made_once_backward(compute_dtype, _, gradient):
+    gradient = lax.optimization_barrier(gradient.astype(compute_dtype))
+    return (gradient.astype(jnp.float32),)
+
+
+_made_once = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
+_made_once.defvjp(lambda x, dtype: (_as_held(x, dtype), None), _made_once_backward)
 
 
 class Linear(nnx.Module):
@@ -183,6 +202,7 @@ class MLP(nnx.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if i < self.hidden:
+                x = held(x, layer.compute_dtype)
                 x = self.norms[i](x) if self.norms else x
                 x = nnx.relu(x)
                 x = self.dropouts[i](x) if self.dropouts else x
@@ -213,8 +233,8 @@ class LowRankCross(nnx.Module):
     def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
         """Takes the model's input ``x0`` and the layer's, ``[batch, width]``
         float32."""
-        low = matmul(x, self.v[...], self.compute_dtype)
-        high = matmul(low, self.w[...], self.compute_dtype)
+        low = held(matmul(x, self.v[...], self.compute_dtype), self.compute_dtype)
+        high = held(matmul(low, self.w[...], self.compute_dtype), self.compute_dtype)
         return x0 * (high + self.b[...][None]) + x
 
 

@@ -71,6 +71,7 @@ def mlp(params: dict, x: Bounded, last_relu: bool, dtype: str) -> Bounded:
     for i, layer in enumerate(layers):
         x = matmul(x, exact(layer["w"]), dtype) + exact(layer["b"])
         if last_relu or i + 1 < len(layers):
+            x = operand(x, dtype)
             x = Bounded(np.maximum(x.value, 0), x.error)
     return x
 
@@ -88,10 +89,11 @@ def dlrm_dcnv2(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     x0 = concatenate(
         [bottom, *(exact(embeddings[name]) for name in sorted(embeddings))]
     )
-    x = x0
+    x = x0 = operand(x0, dtype)
     for _, layer in sorted(params.get("cross", {}).items()):
         low = matmul(x, exact(layer["v"]), dtype)
-        x = x0 * (matmul(low, exact(layer["w"]), dtype) + exact(layer["b"])) + x
+        high = operand(matmul(low, exact(layer["w"]), dtype), dtype)
+        x = x0 * (high + exact(layer["b"])) + x
     return mlp(params["top"], x, False, dtype)
 
 
@@ -134,7 +136,7 @@ def dcn(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     x0 = concatenate(
         [exact(dense), *(exact(embeddings[name]) for name in sorted(embeddings))]
     )
-    x = x0
+    x = x0 = operand(x0, dtype)
     for _, layer in sorted(params["cross"].items()):
         x = x0 * matmul(x, exact(layer["w"]), dtype) + exact(layer["b"]) + x
     joined = concatenate([x, mlp(params["deep"], x0, True, dtype)])

@@ -11,7 +11,14 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
-from embark_jax.models.layers import MLP, Linear, LowRankCross, matmul
+from embark_jax.models.layers import (
+    MLP,
+    Linear,
+    LowRankCross,
+    held,
+    made_once,
+    matmul,
+)
 
 
 def test_linear_starts_like_torch_linear():
@@ -84,6 +91,23 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
     share = kept[whole > 0].mean()  # of some 4,000 draws: a deviation of 0.007
     assert abs(share - 0.75) < 0.035
     assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("hold", [held, made_once])
+def test_a_held_array_and_its_gradient_are_rounded_in_compiled_code_too(hold, dtype):
+    rng = np.random.default_rng(0)
+    x, gradient = rng.standard_normal((2, 4, 3), np.float32)
+
+    @jax.jit
+    def both(x, gradient):
+        y, backward = jax.vjp(lambda x: hold(2 * x, jnp.dtype(dtype)), x)
+        return y, backward(gradient)[0]
+
+    for found, exact in zip(both(x, gradient), (2 * x, gradient), strict=True):
+        expected = exact.astype(dtype).astype(np.float32)
+        expected = 2 * expected if exact is gradient else expected
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
