@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from embark_kernels import SGD, Adagrad
+from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -64,11 +65,13 @@ def test_what_the_format_has_stays(dtype):
         np.testing.assert_array_equal(rounded.astype(jnp.float32), values)
 
 
-def stepper(placed, mesh, optimizer):
+def stepper(placed, mesh, optimizer, implementation="xla"):
     """A collection, its initial arrays, and a step ``(storages, state, batch, number)``
     with the looked-up rows."""
     planned = make_plan(FEATURES, placed, *mesh, 16)
-    collection = EmbeddingCollection(planned, planned.make_mesh())
+    collection = EmbeddingCollection(
+        planned, planned.make_mesh(), implementation=implementation
+    )
     storages = collection.init(jax.random.key(0))
 
     @jax.jit
@@ -150,6 +153,23 @@ def test_no_plan_or_mesh_changes_the_rounding():
         assert results[-1].dtype == jnp.bfloat16
     for each in results[1:]:
         np.testing.assert_array_equal(each, results[0])
+
+
+@pytest.mark.slow
+def test_kernels_round_alike():
+    """In Pallas' interpreter."""
+    a, c = tables("bfloat16")
+    placed = [Placement(a, "ub", 2, 1, (0, 0)), Placement(c, "dp")]
+    results = []
+    with interpreted():
+        for implementation in ("xla", "mosaic_gpu"):
+            collection, storages, state, step = stepper(
+                placed, (1, 1), SGD(0.25), implementation
+            )
+            batch = whole_gradients(next(batches(collection.plan, 1)))
+            storages, _, _ = step(storages, state, batch, jnp.int32(1))
+            results.append(tables_of(collection, storages)["a"])
+    np.testing.assert_array_equal(*results)
 
 
 def test_kernels_refuse_what_they_cannot_read():
