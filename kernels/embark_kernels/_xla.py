@@ -110,7 +110,7 @@ def add_rows(
       values: ``[m, width]``.
       source, target: ``[n]`` int32; entries out of range on either side add nothing.
       weights: ``[n]`` float32 or None.
-      ascending: whether the targets in range ascend, where this is not on CPU.
+      ascending: whether the targets in range ascend.
 
     Returns:
       The new sums.

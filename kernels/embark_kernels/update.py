@@ -164,15 +164,9 @@ def sum_groups(
     implementation = choose(implementation, values.shape[1], values.dtype)
     if implementation == "xla":
         values, sums = zeros_after(values, (groups.row.shape[0], values.shape[1]))
-        operands = groups.runs, source, weights
-        source, weights = lax.platform_dependent(
-            *operands, cpu=lambda _, *as_they_come: as_they_come, default=_in_order
-        )
-        return add_rows(
-            sums, values, source, groups.runs.group, weights, ascending=True
-        )
+        return add_rows(sums, values, source, groups.group, weights)
     runs = groups.runs
-    if not groups.for_kernel:
+    if runs is None:
         raise ValueError(
             "mosaic_gpu: the groups were made for xla; group_rows and sum_groups must "
             "be given the same implementation"
@@ -218,7 +212,7 @@ def sum_and_update(
     """
     implementation = choose(implementation, table.shape[1], table.dtype)
     runs = groups.runs
-    if implementation == "xla" or runs.row is None:
+    if implementation == "xla" or runs is None:
         summed = values, groups, source, weights
         return update_rows(
             table,
