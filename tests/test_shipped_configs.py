@@ -42,7 +42,10 @@ TRAINED_SLOWLY = [
         for name in (
             *("avazu/wide_deep", "criteo_1tb/dlrm_dcnv2", "criteo_kaggle/dlrm"),
             *("movielens_1m/dcn", "taobao_ads/deepfm", "taobao_behaviour/tbsm"),
-            *(f"movielens_100k/{m}" for m in ("autoint", "din", "finalmlp", "mmoe")),
+            *(
+                f"movielens_100k/{m}"
+                for m in ("autoint", "din", "finalmlp", "mmoe", "two_tower")
+            ),
         )
     ),
     CONFIGS / "movielens_100k.yaml",
@@ -62,6 +65,7 @@ NARROW = {
     "finalmlp": ["model.stream1=[8]", "model.stream2=[4]"],
     "mmoe": ["model.expert=[8]", "model.tower=[4]"],
     "din": ["model.deep=[8]"],
+    "two_tower": ["model.tower=[4]"],
     "tbsm": [],
 }
 
