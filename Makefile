@@ -11,8 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_GPU ?= .venv-gpu
 VENV_DOCS ?= .venv-docs
-# Modules are compiled when they are first imported: most never are.
-PIP = -m pip --disable-pip-version-check install --quiet --no-compile
+PIP = -m pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal
 
