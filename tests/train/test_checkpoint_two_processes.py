@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from embark_jax.launch.process_group import free_port
+from tests.processes import outputs_of_two
 
 PROCESS = """
 import resource, sys, time
@@ -108,29 +103,6 @@ print("good")
     ],
 )
 def test_two_processes_do_alike(tmp_path, what):
-    arguments = [str(free_port())]
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                PROCESS + what,
-                *arguments,
-                str(i),
-                tmp_path / "run",
-            ],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    outputs = outputs_of_two(PROCESS + what, tmp_path / "run", timeout_s=300)
     for output in outputs:
         assert output.strip().endswith("good"), "\n".join(outputs)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+from tests.processes import outputs_of_two
 
 PROCESS = """
 import sys
@@ -33,24 +30,6 @@ print("equal")
 
 
 def test_all_processes_get_the_metrics_of_the_whole_set():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(port), str(index)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    outputs = outputs_of_two(PROCESS, timeout_s=120)
     for output in outputs:
         assert output.strip().endswith("equal"), output

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from embark_jax.launch.process_group import free_port
+from tests.processes import outputs_of_two
 
 PROCESS = """
 import json, sys
@@ -39,23 +35,7 @@ def trained():
 
 @pytest.mark.slow
 def test_two_processes_train_as_one():
-    arguments = [sys.executable, "-c", PROCESS, str(free_port())]
-    processes = [
-        subprocess.Popen(
-            [*arguments, str(index)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    outputs = outputs_of_two(PROCESS, timeout_s=120)
     expected = trained()
     for output in outputs:
         *_, last = output.strip().splitlines() or [""]
