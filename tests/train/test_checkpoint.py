@@ -20,7 +20,6 @@ from embark_jax.embedding.logical import export_table
 from embark_jax.train import checkpoint
 from embark_jax.train.checkpoint import Checkpointer, CheckpointError
 from embark_jax.train.checkpoint.files import write_file
-from embark_jax.train.checkpoint.folder import CheckpointFolder
 from embark_jax.train.checkpoint.manifest import NAME
 from embark_jax.train.saved import SavedModel
 from tests import runs
@@ -307,26 +306,6 @@ def test_a_read_only_folder_leaves_the_older_checkpoints(saved, tmp_path, monkey
         assert checkpoints.steps == [4, 9]
 
 
-def test_what_is_given_up_takes_its_name_along(tmp_path, monkeypatch):
-    """Others may still write when a checkpoint is deleted: of what they write, nothing
-    may come into the next attempt at the same step."""
-    folder = CheckpointFolder(tmp_path)
-    left = folder.begin(3)
-    folder.tell_failed(3, 1, "File too large")
-    with pytest.raises(CheckpointError, match="File too large"):
-        folder.commit(3, {"device-0.bin": 8})
-    with monkeypatch.context() as interrupted:  # as by files that come meanwhile
-        interrupted.setattr(shutil, "rmtree", lambda *_, **__: None)
-        folder.discard(left)
-        assert not left.exists()
-        again = folder.begin(3)
-        assert not list(again.iterdir())
-        folder.discard(again)
-    folder.prepare()
-    folder.release()
-    assert not list(tmp_path.iterdir())
-
-
 def test_of_two_writers_one_is_refused(saved, tmp_path):
     _, identity, _, trainer = saved
     folder = tmp_path / "run"
@@ -400,40 +379,3 @@ def test_numpy_alone_reads_a_table(saved):
         np.testing.assert_array_equal(
             found["table"](folder / "3", name), expected[name, "weights"]
         )
-
-
-@pytest.mark.slow
-def test_sixteen_bits_are_kept_and_go_on_alike(tmp_path):
-    """Resumed by the same plan all is as if it had never stopped; another plan reads
-    the same rows, float32 takes none of them, and an export holds them exactly."""
-    narrow = "embedding.dtype=bfloat16"
-    setup, trainer = build(tmp_path, narrow)
-    with Checkpointer(tmp_path / "run", setup.identity, keep=2) as checkpoints:
-        trainer.fit(setup.dataset, 2)
-        expected = tables(trainer)
-        checkpoints.save(trainer.state, 2, trainer.embeddings, BAD_IDS)
-        trainer.fit(setup.dataset, 4)
-    assert expected["user", "weights"].dtype == np.dtype("bfloat16")
-    for overrides in ((), ("embedding.tables.user={rows: 1000, cluster: ub}",)):
-        _, again = build(tmp_path, narrow, *overrides)
-        with Checkpointer(tmp_path / "run", setup.identity, keep=None) as checkpoints:
-            state, _ = checkpoints.restore(again.state, again.embeddings, 2)
-        again.restore(state)
-        found = tables(again)
-        for name in expected:
-            assert found[name].dtype == expected[name].dtype
-            np.testing.assert_array_equal(found[name], expected[name], str(name))
-        if not overrides:
-            again.fit(setup.dataset, 4)
-            jax.tree.map(np.testing.assert_array_equal, again.state, trainer.state)
-    other, float32 = build(tmp_path)
-    with (
-        Checkpointer(tmp_path / "run", other.identity, keep=None) as checkpoints,
-        pytest.raises(CheckpointError, match="dtype"),
-    ):
-        checkpoints.restore(float32.state, float32.embeddings, 2)
-    with SavedModel(tmp_path / "run", 2) as saved:
-        (user,) = (each for each in saved.tables if each.name == "user")
-        assert user.dtype == "bfloat16"
-        rows = saved.table(user)
-    np.testing.assert_array_equal(rows, expected["user", "weights"].astype(np.float32))
