@@ -28,14 +28,13 @@ shard, time or bytes: in its place, the other makes no left side larger.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import linprog
 
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE
 from embark_jax.planner.search.instance import Instance
+from embark_jax.planner.search.linear_program import LinearProgram
 from embark_jax.planner.search.spread import spread_evenly, undominated
 
 NEAR = 1e-3
@@ -138,60 +137,54 @@ class Relaxation:
         cost = np.append(cost, np.zeros(extra))
         scale = max(float(cost.max()), 1e-300)
         cost = cost / scale  # the solver's tolerances are absolute
-        always, limits = [self._peak_rows(crowding)], [np.zeros(rows + extra)]
+        upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
+        tables = np.ones(number), (self.group, np.arange(number))
+        tables = sparse.csc_matrix(tables, (len(counts), len(cost)))
+        program = LinearProgram(cost, upper, tables, counts.astype(float))
+        program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
         in_bytes, fixed = self.memory()
         in_bytes = np.pad(in_bytes, [(0, 0), (0, extra)])
+        of_memory = slice(rows + extra, rows + extra + 2 * (objective is None))
         if objective is None:
-            always.append(sparse.csr_matrix(in_bytes / limit_bytes))
-            limits.append(1 - fixed / limit_bytes)
-        always, limits = sparse.vstack(always).tocsr(), np.concatenate(limits)
+            shares = sparse.csr_matrix(in_bytes / limit_bytes)
+            program.add_rows(shares, 1 - fixed / limit_bytes)
         columns, added = self._columns, self._added
+        program.add_rows(self.largest_rows(added, extra), np.zeros(len(added)))
+        program.add_variables(np.arange(number, len(cost)))
         held = in_bytes[1, number : number + rows]
-        least = in_bytes[1, :number] + self.mean.T @ held
-        columns = np.union1d(columns, self._best_of_groups(least, SMALLEST))
+        alone_bytes = in_bytes[1, :number] + self.mean.T @ held
+        columns = np.union1d(columns, self._best_of_groups(alone_bytes, SMALLEST))
         best = np.zeros(0), -np.inf, cost
         while True:
-            blocks = sparse.vstack([always, self.largest_rows(added, extra)]).tocsc()
-            kept = np.append(columns, number + np.arange(rows + extra))
-            tables = sparse.csr_matrix(
-                (np.ones(len(columns)), (self.group[columns], np.arange(len(columns)))),
-                (len(counts), len(kept)),
-            )
-            upper = np.append(
-                counts[self.group[columns]], np.full(rows + extra, np.inf)
-            )
-            bounds = np.stack([np.zeros_like(upper), upper], axis=1)
-            above = np.append(limits, np.zeros(len(added)))
-            program: Any = (cost[kept], blocks[:, kept], above, tables, counts, bounds)
-            found = linprog(*program, "highs")
-            if found.x is None:
+            program.add_variables(columns)
+            found = program.solve()
+            if found is None:
                 if len(columns) == number:
                     return None
                 columns = np.arange(number)
                 continue
-            multipliers = np.maximum(-found.ineqlin.marginals, 0.0)
-            x = np.zeros(number + rows + extra)
-            x[kept] = np.maximum(found.x, 0.0)
-            of_memory = multipliers[rows + extra : len(limits)] / limit_bytes
-            of_memory = of_memory + CHEAP * abs(found.fun) / limit_bytes
-            prices = (cost + of_memory @ in_bytes[: len(of_memory)])[number:][:rows]
-            broken = self._broken(x[:number], x[number + extra :], prices, found.fun)
+            least, x, multipliers = found
+            per_byte = multipliers[of_memory] / limit_bytes
+            per_byte = per_byte + CHEAP * abs(least) / limit_bytes
+            prices = (cost + per_byte @ in_bytes[: len(per_byte)])[number:][:rows]
+            broken = self._broken(x[:number], x[number + extra :], prices, least)
             broken, before = np.setdiff1d(broken, added), len(columns)
             # Multipliers swing from round to round; halfway to the best ones so far
             # they show better which candidates are wanted.
             known = np.pad(best[0], (0, len(multipliers) - len(best[0])))
             for each in (multipliers, (multipliers + known) / 2):
-                rates = cost + blocks.T @ each
-                bound = self._dual_bound(rates) - above @ each
+                rates = cost + program.matrix.T @ each
+                bound = self._dual_bound(rates) - program.limits @ each
                 if bound > best[1]:
                     best = each, bound, rates
                 columns = np.union1d(
                     columns, self._best_of_groups(rates[:number], MORE)
                 )
-            near = found.fun - best[1] <= NEAR * abs(found.fun)
+            near = least - best[1] <= NEAR * abs(least)
             if not len(broken) and (near or len(columns) == before):
                 break
             added = np.append(added, broken)
+            program.add_rows(self.largest_rows(broken, extra), np.zeros(len(broken)))
         _, bound, rates = best
         self._columns, self._added = columns, added
         tables_of, above_ms = np.zeros((2, len(instance.candidates)))

@@ -1,0 +1,54 @@
+"""A program that grows has the optimum of the whole one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.optimize import linprog
+
+from embark_jax.planner.search.linear_program import LinearProgram
+
+
+def random_program(seed: int):
+    """Costs, upper limits, one sum, and rows that some values satisfy."""
+    dice = np.random.default_rng(seed)
+    cost, upper = dice.normal(size=12), dice.uniform(0.5, 2.0, 12)
+    inside = dice.uniform(0, 1, 12) * upper
+    sums = np.ones((1, 12))
+    rows = dice.normal(size=(8, 12)) * (dice.uniform(size=(8, 12)) < 0.5)
+    return cost, upper, sums, sums @ inside, rows, rows @ inside + 0.1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_grown_in_steps_it_equals_the_whole(seed):
+    cost, upper, sums, totals, rows, limits = random_program(seed)
+    program = LinearProgram(cost, upper, sparse.csc_matrix(sums), totals)
+    program.add_rows(sparse.csr_matrix(rows[:3]), limits[:3])
+    program.add_variables(np.arange(8))
+    program.solve()
+    program.add_rows(sparse.csr_matrix(rows[3:]), limits[3:])
+    program.solve()
+    program.add_variables(np.arange(5, 12))
+    found = program.solve()
+    bounds = np.stack([np.zeros(12), upper], axis=1)
+    expected = linprog(cost, rows, limits, sums, totals, bounds)
+    assert found is not None
+    assert found.cost == pytest.approx(expected.fun, abs=1e-6)
+    assert found.variables @ cost == pytest.approx(expected.fun, abs=1e-6)
+    assert found.multipliers == pytest.approx(-expected.ineqlin.marginals, abs=1e-6)
+
+
+def test_without_a_solution_it_says_so_and_more_variables_mend_it():
+    nothing = sparse.csr_matrix((0, 2))
+    total = np.array([2.0])
+    ones = sparse.csc_matrix(np.ones((1, 2)))
+    program = LinearProgram(np.ones(2), np.ones(2), ones, total)
+    program.add_rows(nothing, np.zeros(0))
+    program.add_variables(np.array([0]))
+    assert program.solve() is None
+    program.add_variables(np.array([1]))
+    found = program.solve()
+    assert found is not None
+    assert found.cost == pytest.approx(2.0)
+    assert found.multipliers.shape == (0,)
