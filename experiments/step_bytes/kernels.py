@@ -101,6 +101,7 @@ def loop_of(text: str) -> tuple[int, int]:
 
 def describe(kernel: str, text: str, width: int) -> dict:
     from embark_kernels import LookupConfig, UpdateConfig
+    from embark_kernels._mosaic import Rows
 
     registers = int(re.search(r"Used (\d+) registers", text)[1])
     blocks = min(
@@ -125,14 +126,15 @@ def describe(kernel: str, text: str, width: int) -> dict:
         else UpdateConfig.heuristic(width)
     )
     at_once = config.rows_in_flight
-    issued = MULTIPROCESSORS * SCHEDULERS * CLOCK_HZ / WARPS
+    programs = Rows(width).programs_per_block
+    issued = MULTIPROCESSORS * SCHEDULERS * CLOCK_HZ / (WARPS / programs)
     row |= {"rows_at_once": at_once, "fewest": fewest / at_once, "most": most / at_once}
     sums = kernel in KERNELS[:2]
     # Each entry's value is read. With an entry that ends a run, its row is read and
     # written, too, and with one that ends a bag, a sum is written.
     values = {KERNELS[0]: (1, 2), KERNELS[1]: (1, 1), KERNELS[2]: (1, 3)}
     least, whole = (4 * width * n for n in values.get(kernel, (3, 3)))
-    in_flight = blocks * at_once * 4 * width * (1 if sums else 2)
+    in_flight = blocks * programs * at_once * 4 * width * (1 if sums else 2)
     copy = 0.9 * fleet.dgx_h200(1, 1).device.memory_bytes_per_s
     return row | {
         "in_flight_bytes": in_flight,

@@ -1,9 +1,9 @@
 """The Mosaic GPU kernel of sums of rows.
 
-A block sums a few consecutive bags, whose entries are consecutive, too. It reads these
-entries in chunks: first the row numbers of a chunk, then all its rows, before it adds
-up the first one. It writes a bag after its last entry. So the number of rows in flight
-does not depend on the lengths of bags, and an empty bag is simply written.
+A program sums a few consecutive bags, whose entries are consecutive, too. It reads
+these entries in chunks: first the row numbers of a chunk, then all its rows, before it
+adds up the first one. It writes a bag after its last entry. So the number of rows in
+flight does not depend on the lengths of bags, and an empty bag is simply written.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from embark_kernels._mosaic import Rows, is_inside, launch_options, moves
+from embark_kernels._mosaic import Rows, chunk_of, is_inside, moves, run
 from embark_kernels.config import LookupConfig
 
 
@@ -29,15 +28,14 @@ def sum_stretches_mosaic_gpu(
     """See ``lookup.sum_stretches``; neither the table nor the entries may be empty."""
     (num_rows, width), entries = table.shape, rows.shape[0]
     lines, bags = offsets.shape[0], offsets.shape[1] - 1
-    blocks = pl.cdiv(bags, config.bags_per_block)  # per line
+    parts = pl.cdiv(bags, config.bags_per_block)  # per line
     chunk = min(config.rows_in_flight, entries)
     row_access = Rows(width)
 
-    def sum_stretches_kernel(*refs):
+    def sum_stretches_kernel(program, *refs):
         table_ref, rows_ref, offsets_ref, *weights_refs, out_ref = refs
-        block = lax.axis_index("block")
-        line = lax.div(block, jnp.int32(blocks))
-        first_bag = lax.rem(block, jnp.int32(blocks)) * config.bags_per_block
+        line = lax.div(program, jnp.int32(parts))
+        first_bag = lax.rem(program, jnp.int32(parts)) * config.bags_per_block
         end_bag = jnp.minimum(first_bag + config.bags_per_block, bags)
 
         def offset(bag):
@@ -61,14 +59,9 @@ def sum_stretches_mosaic_gpu(
 
         def add_chunk(index, state):
             start = first + index * chunk
-            # The last chunk begins early; its first entries were added before.
-            begin = jnp.minimum(start, entries - chunk)
-            entry = [begin + i for i in range(chunk)]
+            entry, mine = chunk_of(start, end, chunk, entries)
             row = [rows_ref[each] for each in entry]
-            used = [
-                is_inside(entry[i] - start, end - start) & is_inside(row[i], num_rows)
-                for i in range(chunk)
-            ]
+            used = [mine[i] & is_inside(row[i], num_rows) for i in range(chunk)]
             values = [
                 row_access.load(table_ref, jnp.where(used[i], row[i], 0))
                 for i in range(chunk)
@@ -93,17 +86,11 @@ def sum_stretches_mosaic_gpu(
 
     operands = [table, rows, offsets.reshape(-1)]
     operands += [] if weights is None else [weights]
-    kernel = plgpu.kernel(
-        sum_stretches_kernel,
-        out_type=jax.ShapeDtypeStruct((lines * bags, width), out_dtype),
-        grid=(lines * blocks,),  # one axis: the others are limited to 65,535
-        grid_names=("block",),
-        **launch_options(),
-    )
+    out_type = jax.ShapeDtypeStruct((lines * bags, width), out_dtype)
     with moves(
         entries * width * table.dtype.itemsize
         + sum(each.size * each.dtype.itemsize for each in operands[1:]),
         lines * bags * width * jnp.dtype(out_dtype).itemsize,
     ):
-        sums = kernel(*operands)
+        sums = run(sum_stretches_kernel, out_type, operands, row_access, lines * parts)
     return sums.reshape(lines, bags, width)

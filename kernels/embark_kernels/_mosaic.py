@@ -1,14 +1,16 @@
 """Code that the Mosaic GPU kernels share: rows in registers, launching, the
 interpreter.
 
-A block is one warpgroup, 128 threads that run as one: scalars are the same in all
-threads, and a row is spread over them. Rows are read straight into registers, with a
-scalar run-time index; several independent reads in a row keep memory busy.
+A program is what runs as one: scalars are the same in all its threads, and a row is
+spread over them. It is a block of 128 threads or, where rows are narrow, one of its
+four warps. Rows are read straight into registers, with a scalar run-time index; several
+independent reads in a row keep memory busy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 COMPILER_PARAMS = plgpu.CompilerParams(
@@ -67,13 +70,42 @@ def moves(reads_bytes: int, writes_bytes: int) -> Any:
 class Rows:
     """Reads and writes rows of width ``width``, in one layout for all dtypes.
 
-    A multiple of 128 is spread over the warpgroup. Any other width is spread over one
-    warp, and all four warps do the same work; rows are still read from memory once.
+    A multiple of 128 is spread over a block. Any other width is spread over one warp,
+    and each warp of a block is a program of its own, with its own rows. Mosaic takes
+    all threads of a block for one program, so that such a program must do nothing for
+    which Mosaic makes the block wait, such as storing a vector by assignment.
     """
 
     def __init__(self, width: int):
         self.width = width
         self._layout = None if _interpreted else _narrow_layout(width)
+        self.programs_per_block = 1 if self._layout is None else WARPGROUP // WARP
+
+    def kernel(
+        self, body: Callable[..., None], programs: int
+    ) -> tuple[Callable[..., None], int]:
+        """Returns a kernel that runs ``body(program, *refs)`` for each program, and its
+        number of blocks."""
+
+        @functools.wraps(body)
+        def kernel(*refs):
+            block = lax.axis_index("block")
+            if self.programs_per_block == 1:
+                body(block, *refs)
+            else:
+                program = block * self.programs_per_block + _warp_of_block()
+                pl.when(program < programs)(lambda: body(program, *refs))
+
+        return kernel, pl.cdiv(programs, self.programs_per_block)
+
+    def all_have_read(self) -> None:
+        """Makes all threads of the program wait until all have finished their reads, so
+        that what follows may write there. Every thread reads a scalar, and a store of
+        it waits for none of them."""
+        if self.programs_per_block == 1:
+            plgpu.commit_smem()  # a barrier of the block
+        else:
+            _warp_barrier()
 
     def load(self, ref: Any, row: jax.Array) -> jax.Array:
         """``[width]`` float32."""
@@ -88,10 +120,11 @@ class Rows:
     def store(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
         """Writes ``[width]`` values, rounded to the dtype of ``ref``."""
         values = values.astype(ref.dtype)
-        if self._layout is None or _load_takes_index:
+        if self._layout is None:
             ref[row] = values
         else:
-            _plgpu.store(ref.at[row], values, optimized=False)
+            types = plgpu.RefType(), self._layout
+            plgpu.inline_mgpu(arg_types=types)(_store)(ref.at[row], values)
 
     def load_any(self, ref: Any, row: jax.Array) -> jax.Array:
         """A row, or the scalar that ``ref`` has for it."""
@@ -152,11 +185,15 @@ def is_inside(index: jax.Array, size: jax.typing.ArrayLike) -> jax.Array:
     return index.astype(jnp.uint32) < jnp.asarray(size).astype(jnp.uint32)
 
 
-def all_have_read() -> None:
-    """Makes all threads of the block wait until all have finished their reads, so that
-    what follows may write there. Every thread reads a scalar, and a store of it waits
-    for none of them."""
-    plgpu.commit_smem()  # a barrier
+def chunk_of(
+    start: jax.Array, end: jax.Array, size: int, count: int
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns ``size`` consecutive places below ``count``, and which of them are in the
+    range from ``start`` to ``end``. They begin at ``start`` or, at the end of all,
+    earlier."""
+    begin = jnp.minimum(start, count - size)
+    place = [begin + i for i in range(size)]
+    return place, [is_inside(each - start, end - start) for each in place]
 
 
 def sqrt(x: jax.Array) -> jax.Array:
@@ -166,20 +203,42 @@ def sqrt(x: jax.Array) -> jax.Array:
     )  # gives 0 for 0, not 0 times inf
 
 
+def run(
+    body: Callable[..., None],
+    out_type: jax.ShapeDtypeStruct,
+    read: list[jax.Array],
+    rows: Rows,
+    programs: int,
+) -> jax.Array:
+    """Runs ``body(program, *read refs, out ref)`` for each program, and returns what
+    they wrote."""
+    kernel, blocks = rows.kernel(body, programs)
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        grid=(blocks,),  # one axis: the others are limited to 65,535
+        grid_names=("block",),
+        **launch_options(),
+    )(*read)
+
+
 def run_in_place(
     body: Callable[..., None],
     updated: list[jax.Array],
     read: list[jax.Array],
-    blocks: int,
+    rows: Rows,
+    programs: int,
 ) -> list[jax.Array]:
-    """Runs ``body(updated refs, *read refs)`` in each block, and returns ``updated``.
+    """Runs ``body(program, updated refs, *read refs)`` for each program, and returns
+    ``updated``.
 
     Donated arrays are updated in place, others are copied first.
     """
     refs = [jax.new_ref(array, memory_space=plgpu.GMEM) for array in updated]
+    kernel, blocks = rows.kernel(body, programs)
     mesh = plgpu.Mesh(grid=(blocks,), grid_names=("block",))
     pl.kernel(
-        lambda *read_refs: body(refs, *read_refs),
+        lambda *read_refs: kernel(refs, *read_refs),
         out_type=(),
         mesh=mesh,
         name=body.__name__,
@@ -199,3 +258,17 @@ def _narrow_layout(width: int) -> Any:
         lane_dims=(*copies, -2),
         vector_dim=-1,
     )
+
+
+@_plgpu.inline_mgpu(return_type=_plgpu.ShapeDtypeStruct((), jnp.int32, layout=None))
+def _warp_of_block(_: Any) -> Any:
+    return mgpu.FragmentedArray.splat(mgpu.warp_idx(), (), is_signed=True)
+
+
+@_plgpu.inline_mgpu()
+def _warp_barrier(_: Any) -> None:
+    mgpu.utils.warp_barrier()
+
+
+def _store(_: Any, ref: Any, values: Any) -> None:
+    values.store_untiled(ref, optimized=False)

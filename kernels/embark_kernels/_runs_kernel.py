@@ -1,18 +1,19 @@
 """The Mosaic GPU kernel of sums over runs. A run is consecutive sorted entries with
 equal keys.
 
-A block has ``PART`` of the sorted entries. It processes them in chunks: it reads the
+A program has ``PART`` of the sorted entries. It processes them in chunks: it reads the
 keys of a chunk, the values to add up, and the rows, before it uses the first of them,
 and finishes a run after its last entry. So the kernel needs only the sort: no list of
 rows, no offsets, no ranks.
 
-The block in which a run begins finishes it, even if the run goes on in the next blocks.
-Another kernel sums its entries of those blocks before: one row for each block that
-begins inside a run. There are no atomics, and the order is always the same.
+The program in which a run begins finishes it, even if the run goes on in the next ones.
+Another kernel sums its entries of those before: one row for each program that begins
+inside a run. There are no atomics, and the order is always the same.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +21,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from embark_kernels._mosaic import (
     Rows,
-    all_have_read,
-    launch_options,
+    chunk_of,
+    is_inside,
     moves,
+    run,
     run_in_place,
     sqrt,
 )
@@ -34,7 +35,7 @@ from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 PART = 256
-"""Entries per block, so that a very hot row keeps many blocks busy instead of one."""
+"""Entries per program, so that a very hot row keeps many programs busy, not one."""
 
 Load = Callable[[Sequence[Any], jax.Array], Any]
 Finish = Callable[[Sequence[Any], jax.Array, jax.Array, Any, Sequence[Any]], None]
@@ -127,32 +128,32 @@ def _finish_runs(
     """
     (_, width), n, num_rows = values.shape, key.shape[0], updated[0].shape[0]
     rows = Rows(width)
-    chunk = UpdateConfig.heuristic(width).rows_in_flight
-    blocks = pl.cdiv(n, PART)
+    chunk = min(n, UpdateConfig.heuristic(width).rows_in_flight)
+    programs = pl.cdiv(n, PART)
     entries = [key, source, values] + ([] if weights is None else [weights])
     parts = _sum_begun_before(entries, num_rows, rows, chunk)
 
-    def finish_kernel(updated_refs, *refs):
+    def finish_kernel(program, updated_refs, *refs):
         entry_refs, (parts_ref, *read_refs) = refs[: len(entries)], refs[len(entries) :]
         key_ref = entry_refs[0]
-        first, end, before = _block(key_ref, n)
+        first, end, before = _part(program, key_ref, n)
         last = key_ref[end - 1]
 
         def add_chunk(state):
             start, total = state
-            entry = [start + i for i in range(chunk)]
-            keys = [key_ref[jnp.minimum(start + i, n - 1)] for i in range(chunk + 1)]
-            mine, ends = [], []
-            for i in range(chunk):
-                inside = (keys[i] >= 0) & (keys[i] < num_rows) & (entry[i] < end)
-                mine.append(inside & (keys[i] != before))
-                is_last = (keys[i + 1] != keys[i]) | (entry[i] == n - 1)
-                ends.append(mine[i] & is_last)
-            value, adds = _load_values(entry_refs, rows, entry, mine, n)
+            entry, mine = chunk_of(start, end, chunk, n)
+            keys = [key_ref[each] for each in entry]
+            following = key_ref[jnp.minimum(entry[-1] + 1, n - 1)]
+            is_last = [a != b for a, b in itertools.pairwise([*keys, following])]
+            is_last[-1] |= entry[-1] == n - 1
+            for i, each in enumerate(keys):
+                mine[i] &= is_inside(each, num_rows) & (each != before)
+            ends = [a & b for a, b in zip(mine, is_last, strict=True)]
+            value, adds = _load_values(entry_refs, rows, entry, mine)
             row = [jnp.where(ends[i], keys[i], 0) for i in range(chunk)]
             loaded = [load and load(updated_refs, each) for each in row]
             if load is not None:
-                all_have_read()
+                rows.all_have_read()
             for i in range(chunk):
                 total = jnp.where(rows.fill(adds[i]), total + value[i], total)
 
@@ -166,18 +167,18 @@ def _finish_runs(
         total = lax.while_loop(
             lambda state: state[0] < end, add_chunk, (first, rows.zeros())
         )[1]
-        is_row = (last >= 0) & (last < num_rows)
+        is_row = is_inside(last, num_rows)
         goes_on = (end < n) & (key_ref[jnp.minimum(end, n - 1)] == last)
 
         @pl.when(is_row & goes_on & (last != before))
         def _():
-            def begins_inside(block):
-                place = jnp.minimum(block, blocks - 1)
-                return (block < blocks) & (key_ref[place * PART] == last)
+            def begins_inside(program):
+                place = jnp.minimum(program, programs - 1)
+                return (program < programs) & (key_ref[place * PART] == last)
 
             def add_parts(state):
-                block, total = state
-                each = [block + i for i in range(chunk)]
+                following, total = state
+                each = [following + i for i in range(chunk)]
                 used = [begins_inside(b) for b in each]
                 value = [
                     rows.load(parts_ref, jnp.where(use, b, 0))
@@ -185,35 +186,35 @@ def _finish_runs(
                 ]
                 for use, part in zip(used, value, strict=True):
                     total = jnp.where(rows.fill(use), total + part, total)
-                return block + chunk, total
+                return following + chunk, total
 
-            following = lax.axis_index("block") + 1
             state = lax.while_loop(
-                lambda state: begins_inside(state[0]), add_parts, (following, total)
+                lambda state: begins_inside(state[0]), add_parts, (program + 1, total)
             )
             loaded = load and load(updated_refs, last)
             if load is not None:
-                all_have_read()
+                rows.all_have_read()
             finish(updated_refs, last, state[1], loaded, read_refs)
 
     row_bytes = sum(each.shape[1] * each.dtype.itemsize for each in updated)
     written_bytes = min(n, num_rows) * row_bytes
     read_bytes = n * (width * values.dtype.itemsize + 4 * (len(entries) - 1))
     with moves(read_bytes + (0 if load is None else written_bytes), written_bytes):
-        return run_in_place(finish_kernel, updated, [*entries, parts, *read], blocks)
+        read = [*entries, parts, *read]
+        return run_in_place(finish_kernel, updated, read, rows, programs)
 
 
 def _sum_begun_before(
     entries: list[jax.Array], num_rows: int, rows: Rows, chunk: int
 ) -> jax.Array:
-    """``[blocks, width]`` float32 sums of each block's entries of the run that began
-    before the block; undefined if none did."""
+    """``[programs, width]`` float32 sums of each program's entries of the run that
+    began before them; undefined if none did."""
     n = entries[0].shape[0]
-    blocks = pl.cdiv(n, PART)
+    programs = pl.cdiv(n, PART)
 
-    def part_kernel(*refs):
+    def part_kernel(program, *refs):
         key_ref = refs[0]
-        first, end, before = _block(key_ref, n)
+        first, end, before = _part(program, key_ref, n)
 
         def more(state):
             start, _ = state
@@ -221,36 +222,30 @@ def _sum_begun_before(
 
         def add_chunk(state):
             start, total = state
-            entry = [start + i for i in range(chunk)]
+            entry, inside = chunk_of(start, end, chunk, n)
             mine = [
-                (each < end) & (key_ref[jnp.minimum(each, n - 1)] == before)
-                for each in entry
+                use & (key_ref[each] == before)
+                for use, each in zip(inside, entry, strict=True)
             ]
-            value, adds = _load_values(refs[: len(entries)], rows, entry, mine, n)
+            value, adds = _load_values(refs[: len(entries)], rows, entry, mine)
             for use, each in zip(adds, value, strict=True):
                 total = jnp.where(rows.fill(use), total + each, total)
             return start + chunk, total
 
-        @pl.when((before >= 0) & (before < num_rows) & (key_ref[first] == before))
+        @pl.when(is_inside(before, num_rows) & (key_ref[first] == before))
         def _():
             total = lax.while_loop(more, add_chunk, (first, rows.zeros()))[1]
-            rows.store(refs[-1], lax.axis_index("block"), total)
+            rows.store(refs[-1], program, total)
 
-    kernel = plgpu.kernel(
-        part_kernel,
-        out_type=jax.ShapeDtypeStruct((blocks, rows.width), jnp.float32),
-        grid=(blocks,),
-        grid_names=("block",),
-        **launch_options(),
-    )
-    # If no id occurs twice, this reads only two keys of each block.
-    with moves(8 * blocks, 0):
-        return kernel(*entries)
+    out_type = jax.ShapeDtypeStruct((programs, rows.width), jnp.float32)
+    # If no id occurs twice, this reads only two keys of each program.
+    with moves(8 * programs, 0):
+        return run(part_kernel, out_type, entries, rows, programs)
 
 
-def _block(key_ref: Any, n: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _part(program, key_ref, n) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The first entry of this block, its end, and the key before it, or -1."""
-    first = lax.axis_index("block") * PART
+    first = program * PART
     before = jnp.where(first > 0, key_ref[jnp.maximum(first - 1, 0)], -1)
     return first, jnp.minimum(first + PART, n), before
 
@@ -260,15 +255,13 @@ def _load_values(
     rows: Rows,
     entry: list[jax.Array],
     used: list[jax.Array],
-    n: int,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The value of each entry times its weight, and whether it adds anything: it must
     be used and have a source; otherwise the value is undefined."""
     _, source_ref, values_ref, *weights_refs = refs
-    place = [jnp.minimum(each, n - 1) for each in entry]
-    source = [source_ref[each] for each in place]
+    source = [source_ref[each] for each in entry]
     adds = [
-        use & (each >= 0) & (each < values_ref.shape[0])
+        use & is_inside(each, values_ref.shape[0])
         for use, each in zip(used, source, strict=True)
     ]
     value = [
@@ -276,6 +269,6 @@ def _load_values(
         for add, each in zip(adds, source, strict=True)
     ]
     if weights_refs:
-        factor = [weights_refs[0][each] for each in place]
+        factor = [weights_refs[0][each] for each in entry]
         value = [a * rows.fill(b) for a, b in zip(value, factor, strict=True)]
     return value, adds

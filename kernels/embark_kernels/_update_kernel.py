@@ -1,8 +1,8 @@
 """The Mosaic GPU kernel of ``update_rows``: table and states are updated in place.
 
-A block updates a few of the listed rows, in chunks: it reads all rows, states and
+A program updates a few of the listed rows, in chunks: it reads all rows, states and
 gradients of a chunk, then applies the rule and writes row by row. Each row is listed
-once, so no two blocks update the same row.
+once, so no two programs update the same row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from embark_kernels._mosaic import Rows, all_have_read, moves, run_in_place, sqrt
+from embark_kernels._mosaic import Rows, moves, run_in_place, sqrt
 from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
@@ -42,12 +42,12 @@ def update_rows_mosaic_gpu(
     math = RowMath(sqrt, row_access.fill)
     names = list(states)
 
-    def update_rows_kernel(updated_refs, *read_refs):
+    def update_rows_kernel(program, updated_refs, *read_refs):
         table_ref, *state_refs = updated_refs
         rows_ref, gradients_ref, *rest = read_refs
         square_refs = [] if mean_square is None else [rest.pop(0)]
         factor = tuple(rest[0][i] for i in range(len(factors)))
-        first = lax.axis_index("block") * config.rows_per_block
+        first = program * config.rows_per_block
         end = jnp.minimum(first + config.rows_per_block, listed)
 
         def update_chunk(place, listed_row, used):
@@ -62,7 +62,7 @@ def update_rows_mosaic_gpu(
                 [row_access.load_any(ref, each) for ref in state_refs] for each in row
             ]
             square = [[ref[each] for ref in square_refs] for each in place]
-            all_have_read()
+            row_access.all_have_read()
             kept = optimizer.kept(factor)
             if kept is not None:
                 old = [math.fill(kept) * each for each in old]
@@ -99,10 +99,11 @@ def update_rows_mosaic_gpu(
         read.append(mean_square)
     if factors:
         read.append(jnp.stack(factors))
-    blocks = pl.cdiv(listed, config.rows_per_block)
+    programs = pl.cdiv(listed, config.rows_per_block)
     updated = [table, *states.values()]
+    launched = updated, read, row_access, programs
     updated_bytes = listed * sum(a.shape[1] * a.dtype.itemsize for a in updated)
     read_bytes = sum(each.size * each.dtype.itemsize for each in read)
     with moves(read_bytes + updated_bytes, updated_bytes):
-        table, *new_states = run_in_place(update_rows_kernel, updated, read, blocks)
+        table, *new_states = run_in_place(update_rows_kernel, *launched)
     return table, dict(zip(names, new_states, strict=True))

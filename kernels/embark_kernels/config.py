@@ -10,8 +10,9 @@ class LookupConfig:
     """Block sizes of ``sum_bags`` and ``pooled_lookup``.
 
     Attributes:
-      bags_per_block: consecutive bags that one block sums.
-      rows_in_flight: rows that a block reads before it adds them up.
+      bags_per_block: consecutive bags that one block sums; each of its four warps, if
+        rows are narrow.
+      rows_in_flight: rows that a block or warp reads before it adds them up.
 
     Raises:
       ValueError: if a number is less than one.
@@ -25,7 +26,7 @@ class LookupConfig:
 
     @classmethod
     def heuristic(cls, width: int, entries: int, bags: int) -> LookupConfig:
-        """Takes some 128 entries per block, and some 16 values per thread in flight."""
+        """Takes some 128 entries at a time, and some 16 values per thread in flight."""
         entries_per_bag = max(1, entries // max(1, bags))
         return cls(max(1, min(64, 128 // entries_per_bag)), _rows_in_flight(width, 16))
 
@@ -35,8 +36,9 @@ class UpdateConfig:
     """Block sizes of ``update_rows``.
 
     Attributes:
-      rows_per_block: rows that one block updates.
-      rows_in_flight: rows that a block reads before it updates them.
+      rows_per_block: rows that one block updates; each of its four warps, if rows are
+        narrow.
+      rows_in_flight: rows that a block or warp reads before it updates them.
 
     Raises:
       ValueError: if a number is less than one.

@@ -134,6 +134,37 @@ def test_the_whole_update_uses_no_atomics(on_h100):
     )
 
 
+def test_programs_of_narrow_rows_wait_for_no_other(on_h100, monkeypatch, capfd):
+    """Each is a warp. The only barrier of a whole block is before their first jump."""
+    width, options = 40, {"implementation": "mosaic_gpu"}
+    table = on_h100((ROWS, width), jnp.bfloat16)
+    ids = on_h100((BATCH, HOTNESS), jnp.int32)
+    weights = on_h100((BATCH, HOTNESS), jnp.float32)
+    gradient = on_h100((BATCH, width), jnp.float32)
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    compile_for(lambda *args: pooled_lookup(*args, **options), table, ids, weights)
+    for rule in RowwiseAdagrad(0.1), LazyAdam(0.1):
+        states = {
+            name: on_h100((ROWS, state_width), jnp.float32)
+            for name, state_width in rule.state_widths(width).items()
+        }
+
+        def update_all(table, states, ids, gradient, weights, rule=rule):
+            bags = table, states, ids, gradient, rule, weights
+            table, states = update_from_bags(*bags, **options)
+            return update_rows(table, states, ids[:, 0], gradient, rule, **options)
+
+        compile_for(update_all, table, states, ids, gradient, weights)
+    kernels = capfd.readouterr().out.split(".entry ")[1:]
+    # The sum of runs begun before is the same for both rules.
+    assert len(kernels) == 1 + 1 + 2 * 2
+    for code in kernels:
+        _, after_jump = re.split(r"\bbra\b", code, maxsplit=1)
+        assert not re.findall(r"\bbar(?:rier)?\.(?!warp)", after_jump)
+    # Those that write what they have read wait for their own reads.
+    assert sum("bar.warp.sync" in code for code in kernels) == 4
+
+
 def test_offsets_of_rows_have_64_bits(on_h100, monkeypatch, capfd):
     """A table may have more than 2**31 values. A row's offset is its number times the
     width, in values or bytes; the code has no such product of 32 bits."""
