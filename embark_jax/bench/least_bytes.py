@@ -1,7 +1,8 @@
 """Counts the least that a train step must move in a device's memory, term by term.
 
-The step reads and writes once what it cannot do without, in float32 but for what goes
-into and comes out of dense layers, which is in the type that they compute in:
+The step reads and writes once what it cannot do without, in float32 but for rows, which
+are in their table's type, and for what goes into and comes out of dense layers, which
+is in the type that they compute in:
 
 - the batch is read, and its ids are sorted once, with 32 bits of key and of position;
 - each id's row is gathered, and its bag's gradient in the backward pass; in UB, owners
@@ -65,14 +66,15 @@ def least_bytes(
     for rows, shapes in zip(ranges, of_ranges, strict=True):
         (dim,), (hotness,), (filled,) = shapes.dim, shapes.hotness, shapes.filled
         found = batch * hotness * filled
-        row_bytes = traffic.rows_bytes(1, dim)
+        (row_value,) = shapes.value_bytes
+        row_bytes, sum_bytes = row_value * dim, value * dim
         terms["route", "sort"] += _sort_bytes(found)
         terms["lookup", "rows"] += found * row_bytes
         if rows.cluster == "ub":
             sent = shapes.expected_unique(batch).sum()
             terms["lookup", "rows of owners"] += sent * row_bytes
-        terms["lookup", "pooled rows"] += batch * shapes.bags.sum() * row_bytes
-        terms["row_gradients", "bag gradients"] += found * row_bytes
+        terms["lookup", "pooled rows"] += batch * shapes.bags.sum() * sum_bytes
+        terms["row_gradients", "bag gradients"] += found * sum_bytes
         states = dim * per_parameter + per_row * rows.column_shards
         touched = shapes.expected_unique(workload.batch_size).sum()
         if rows.cluster != "dp":
