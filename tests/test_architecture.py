@@ -19,8 +19,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
-    *("tables", "config", "config_gin", "yaml_text", "fleet", "statistics", "planner"),
-    *("config_tables", "config_io", "stores"),
+    *("errors", "tables", "config", "config_gin", "yaml_text", "fleet", "statistics"),
+    *("planner", "config_tables", "config_io", "stores"),
     *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
     *("export", "experiment", "evaluation", "run", "sweep", "search", "bench", "cli"),
 )
@@ -30,7 +30,7 @@ PLANNER_LAYERS = ("request", "layout", "cost", "search", "report")
 """Folders of the planner, in the order of data."""
 MAX_PLANNER_LINES = 350
 
-ONLY = {"models": {"tables", "config"}, "data": {"tables", "config"}}
+ONLY = {layer: {"errors", "tables", "config"} for layer in ("models", "data")}
 """Layers that may import fewer than all below."""
 
 WITHOUT_JAX = {*LAYERS[: LAYERS.index("embedding")], "data", "dataset"}

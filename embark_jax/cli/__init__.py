@@ -84,7 +84,7 @@ def main() -> None:
             raise
         errors.end_at_ctrl_c()
     except Exception as error:
-        if not isinstance(error, errors.fixable()):
+        if not isinstance(error, errors.FIXABLE):
             raise
         errors.show(error)
         sys.exit(1)

@@ -10,32 +10,21 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from embark_jax.config import ConfigError
+from embark_jax.errors import UserError
 
 CTRL_C_STATUS = 128 + signal.SIGINT
 """Exit status of a command that Ctrl-C ended, by the convention of shells."""
 
 
-def fixable() -> tuple[type[Exception], ...]:
-    """The errors that a user can fix; all others are errors of this program."""
-    from embark_jax.data import DataError
-    from embark_jax.export import ExportError
-    from embark_jax.stores import StoreError
-    from embark_jax.train.checkpoint import CheckpointError
-    from embark_jax.train.logs import LogError
-    from embark_jax.train.metrics import NonFiniteLogitError
-    from embark_jax.train.results import NonFiniteLossError
-
-    not_finite = NonFiniteLossError, NonFiniteLogitError
-    damaged = DataError, CheckpointError, LogError
-    return ConfigError, ExportError, OSError, StoreError, *damaged, *not_finite
+FIXABLE = UserError, OSError
+"""Errors that a user can fix; all others are errors of this program."""
 
 
 def show(error: Exception) -> None:
     """Prints one message if a user can fix the error, else a traceback."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         complain(f"{error.filename}: {error.strerror}")
-    elif isinstance(error, fixable()):
+    elif isinstance(error, FIXABLE):
         complain(str(error))
     else:
         traceback.print_exception(error)

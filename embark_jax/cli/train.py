@@ -11,7 +11,7 @@ import typer
 
 from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
-from embark_jax.cli.errors import complain, fixable, show
+from embark_jax.cli.errors import FIXABLE, complain, show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import ConfigError
@@ -114,7 +114,7 @@ def train(
     else:
         from embark_jax.launch import processes as launched
 
-        with worker.reporting(show, final=fixable()):
+        with worker.reporting(show, final=FIXABLE):
             launched.join(worker.options, config)
             console.quiet = worker.options.process_id != 0
             resume = resume or worker.options.resume

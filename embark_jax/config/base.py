@@ -9,8 +9,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from embark_jax.errors import UserError
 
-class ConfigError(ValueError):
+
+class ConfigError(UserError, ValueError):
     """A config that cannot be used; the message names every problem, one a line."""
 
 

@@ -14,12 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
+from embark_jax.errors import UserError
 from embark_jax.export.lookup import KEYS, read_table
 from embark_jax.tables import TableSpec
 from embark_jax.train.saved import SavedModel
 
 
-class ExportError(ValueError):
+class ExportError(UserError, ValueError):
     """A run that cannot be exported, or a folder that cannot take it."""
 
 

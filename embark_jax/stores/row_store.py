@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embark_jax.errors import UserError
 from embark_jax.tables import Tier
 
 THREADS = 16
@@ -27,7 +28,7 @@ ROWS_AT_ONCE = 256
 ROWS_PER_COPY = 8192
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """There is no room for the rows of a cached table."""
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
 
+from embark_jax.errors import UserError
 from embark_jax.train.trackers import Tracker
 
 FILE_NAME = "metrics.jsonl"
@@ -20,7 +21,7 @@ DAMAGED = "metrics.damaged"
 """File that gets the lines that make no sense."""
 
 
-class LogError(ValueError):
+class LogError(UserError, ValueError):
     """A log that is missing or damaged."""
 
 

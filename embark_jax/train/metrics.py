@@ -11,8 +11,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.typing import ArrayLike
 
+from embark_jax.errors import UserError
 
-class NonFiniteLogitError(ValueError):
+
+class NonFiniteLogitError(UserError, ValueError):
     """A prediction is NaN or infinite: the parameters are unusable."""
 
 

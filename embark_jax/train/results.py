@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
+from embark_jax.errors import UserError
 
 
-class NonFiniteLossError(ArithmeticError):
+class NonFiniteLossError(UserError, ArithmeticError):
     """The loss of a batch or its update is NaN or infinite; the state is the one before
     this batch."""
 

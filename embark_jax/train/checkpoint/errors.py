@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from embark_jax.errors import UserError
 
-class CheckpointError(ValueError):
+
+class CheckpointError(UserError, ValueError):
     """A checkpoint that is missing, damaged, of another model, or not written."""
 
 

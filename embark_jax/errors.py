@@ -1,0 +1,8 @@
+"""What all errors have in common that a user can fix."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """An error that a user can fix: its message says what is wrong, where, and what to
+    do. The command line shows it without a traceback."""
