@@ -42,7 +42,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(model: str, seed: int, tables: list[str], epochs: int) -> ExperimentConfig:
+def config(
+    model: str, seed: int, tables: list[str], epochs: int, compute_dtype: str
+) -> ExperimentConfig:
     scale = recipe.INITIAL_DEVIATION * 3**0.5  # uniform of this deviation
     no_gain = {"metric": "auc", "min_change": 1e-6}
     return ExperimentConfig.model_validate(
@@ -53,7 +55,8 @@ def config(model: str, seed: int, tables: list[str], epochs: int) -> ExperimentC
                 "kind": "movielens_100k",
                 "earlier_items": recipe.HISTORY * (model == "din"),
             },
-            "model": MODELS[model] | {"dropout": recipe.DROPOUT},
+            "model": MODELS[model]
+            | {"dropout": recipe.DROPOUT, "compute_dtype": compute_dtype},
             "embedding": {
                 # DeepFM's first column holds the first-order weights.
                 "dim": recipe.DIM + (model == "deepfm"),
@@ -117,6 +120,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=recipe.MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.SEEDS)
     parser.add_argument("--speed", action="store_true", help="a few epochs, only timed")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="dense layers compute in bfloat16"
+    )
     asked = parser.parse_args()
     data = MovieLens100K(earlier_items=recipe.HISTORY)
     # Seeds share the compiled programs of their model.
@@ -126,11 +132,14 @@ def main() -> None:
         return
     path = recipe.SPEED if asked.speed else recipe.RESULTS
     epochs = recipe.SPEED_EPOCHS if asked.speed else recipe.EPOCHS
+    dtype = "bfloat16" if asked.bfloat16 else "float32"
+    framework = "embark_jax, bfloat16" if asked.bfloat16 else "embark_jax"
     for model in asked.models:
         for seed in asked.seeds:
-            name = f"embark_jax/{model}/{seed}"
+            name = f"{framework}/{model}/{seed}"
             if name not in recipe.results(path):
-                record = train(config(model, seed, list(data.table_rows), epochs))
+                tables = list(data.table_rows)
+                record = train(config(model, seed, tables, epochs, dtype))
                 recipe.keep(name, record, path)
                 print(name, record, flush=True)
 

@@ -14,6 +14,7 @@ NAMES = {
     "finalmlp": "FinalMLP",
     "din": "DIN",
 }
+FRAMEWORKS = "embark_jax", "embark_jax, bfloat16", "fuxictr"
 
 
 def shown(values: list[float]) -> str:
@@ -31,7 +32,7 @@ def main() -> None:
     columns = "model | framework | seeds | test AUC | test log loss | best epoch"
     print(f"| {columns} | samples/s |\n{'|---' * 7}|")
     for model in recipe.MODELS:
-        for framework in ("embark_jax", "fuxictr"):
+        for framework in FRAMEWORKS:
             mine = f"{framework}/{model}/"
             records = [
                 record for name, record in results.items() if name.startswith(mine)
