@@ -67,7 +67,8 @@ def train(
       plan_file: plan in JSON to train with; None makes a plan.
 
     Returns:
-      The last record of ``metrics.jsonl``: the test metrics. None if it ended early.
+      The last record of ``metrics.jsonl``: the test metrics. None if it was asked to
+      end, even as late as when it finished: whoever has more to train ends, too.
 
     Raises:
       FileExistsError: if ``workdir`` already holds a run and ``resume`` is false.
@@ -173,7 +174,7 @@ def _run(
                 record["best_step"] = early.best_step
             log.write(last, record)
     show_result(record, console)
-    return record
+    return None if stop.asked else record
 
 
 def _check_writable(workdir: Path) -> None:

@@ -109,6 +109,15 @@ def test_an_evaluation_is_left_out(config, tmp_path, signal_at, key, step):
     assert not any("final" in each for each in runs.records(workdir))
 
 
+def test_a_sweep_ends_with_a_run_that_had_just_finished(config, tmp_path, signal_at):
+    signal_at(signal.SIGTERM, 12, "final")
+    swept = ("sweep", config, "sweep.seed=[0, 1]", "--workdir", tmp_path / "sweep")
+    outcome = embark(*swept)
+    assert (outcome.code, outcome.err) == (0, "")
+    (folder,) = (path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert runs.records(folder)[-1]["final"]
+
+
 def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkeypatch):
     def ctrl_c(*_):
         os.kill(os.getpid(), signal.SIGINT)

@@ -34,12 +34,17 @@ class Stop:
         self._asked.set()
         return news
 
+    @property
+    def asked(self) -> bool:
+        """Whether a run of one process is asked to end, even if it has just ended."""
+        return self._asked.is_set()
+
     def before(self, step: int) -> bool:
         """Returns whether to stop before this step. Call it for each step: all
         processes stop at the same one, whichever got the signal."""
         if self._several:  # JAX handles the signal since its initialization
             return multihost_utils.reached_preemption_sync_point(step)
-        return self._asked.is_set()
+        return self.asked
 
     def during(self, batches: Iterable[T]) -> Iterator[T]:
         """Yields the batches of work that may stay unfinished, such as an evaluation.
@@ -48,7 +53,7 @@ class Stop:
           StoppedError: once a run of one process is asked to end.
         """
         for batch in batches:
-            if self._asked.is_set():
+            if self.asked:
                 raise StoppedError
             yield batch
 
