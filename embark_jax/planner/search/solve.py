@@ -15,7 +15,7 @@ from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.rounding import round_tables
 from embark_jax.planner.search.whole_program import WholeProgram
 
-CROWDING = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 2.0)
+CROWDING = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 0.625)
 """Crowding of the relaxations whose roundings are improved (``Relaxation.solve``)."""
 GROUPS = 120
 """Groups of alike tables in all roundings together; models with more groups have fewer
