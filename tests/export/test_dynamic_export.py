@@ -117,7 +117,7 @@ def test_the_serialized_function_gives_the_logits(exported):
     ids = {n: batch.ids[n].astype(np.int64) for n in ("user", "friend")}
     ids["item"] = batch.ids["item"].astype(np.int32)
     with jax.enable_x64(True):
-        found = scoring.call(params, tables, batch.dense, ids, {})
+        found = np.asarray(scoring.call(params, tables, batch.dense, ids, {}))
         ids["friend"][3] = -2  # no key
         wrong = np.asarray(scoring.call(params, tables, batch.dense, ids, {}))
     np.testing.assert_allclose(found, exported.logits, rtol=1e-5, atol=1e-5)
