@@ -243,8 +243,10 @@ def _sum_begun_before(
         return run(part_kernel, out_type, entries, rows, programs)
 
 
-def _part(program, key_ref, n) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first entry of this block, its end, and the key before it, or -1."""
+def _part(
+    program: jax.Array, key_ref: Any, n: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The first entry of this program, its end, and the key before it, or -1."""
     first = program * PART
     before = jnp.where(first > 0, key_ref[jnp.maximum(first - 1, 0)], -1)
     return first, jnp.minimum(first + PART, n), before

@@ -101,9 +101,10 @@ def update_rows_mosaic_gpu(
         read.append(jnp.stack(factors))
     programs = pl.cdiv(listed, config.rows_per_block)
     updated = [table, *states.values()]
-    launched = updated, read, row_access, programs
     updated_bytes = listed * sum(a.shape[1] * a.dtype.itemsize for a in updated)
     read_bytes = sum(each.size * each.dtype.itemsize for each in read)
     with moves(read_bytes + updated_bytes, updated_bytes):
-        table, *new_states = run_in_place(update_rows_kernel, *launched)
+        table, *new_states = run_in_place(
+            update_rows_kernel, updated, read, row_access, programs
+        )
     return table, dict(zip(names, new_states, strict=True))
