@@ -58,7 +58,7 @@ def main() -> None:
             answer = {"error": "TorchRec is absent"}
         versions = {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "scipy")},
+            **{name: version(name) for name in ("numpy", "scipy", "highspy")},
             **{name: answer[name] for name in ("torch", "torchrec") if name in answer},
         }
         result = {
