@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +29,14 @@ _OPEN_WINDOWS = 8
 class PreparedData:
     """A ``Dataset`` that `embark data prepare` or `embark data synth` made.
 
-    The order of an epoch depends on seed and epoch alone. Blocks are shuffled over the
-    epoch, and samples within windows of WINDOW_BLOCKS of these blocks. So files are
-    read in blocks of a megabyte, and any batch is found without reading those before
-    it.
+    Which samples a batch has depends on seed, step and batch size alone. Blocks are
+    shuffled over the epoch, and samples within windows of WINDOW_BLOCKS of these
+    blocks. So files are read in blocks of a megabyte, and any batch is found without
+    reading those before it. Within a batch, the samples of a window are in the order
+    of the files: a step's result depends on it by rounding alone.
 
     A block's checksum is verified when it is read for the first time. A record is then
-    copied once, from the file's memory into the batch.
+    copied once, from the file's memory into the batch, which is written in order.
 
     Args:
       folder: a folder with a ``manifest.json``.
@@ -76,15 +78,17 @@ class PreparedData:
         position, stop = first, first + batch_size
         while position < stop:
             window, start = self._find(position)
-            size = min(stop - position, len(window.places) - start)
-            pieces.append(_Piece(window, start, start + size, position - first))
-            position += size
+            samples = np.sort(window.order[start : start + stop - position])
+            pieces.append(_Piece(window, samples, position - first))
+            position += len(samples)
         records = np.empty(batch_size, self._layout)
         self._gather(pieces, records_.whole(records))
 
         def row(sample: int) -> int:
-            window, place = self._find(first + sample)
-            (index,) = np.flatnonzero(window.places == place)
+            window, samples, start = next(
+                piece for piece in reversed(pieces) if piece.start <= sample
+            )
+            index = samples[sample - start]
             number = int(np.searchsorted(window.starts, index, side="right")) - 1
             inside = int(index - window.starts[number])
             return self._blocks.first_row(window.blocks[number]) + inside
@@ -143,30 +147,23 @@ class PreparedData:
         blocks = np.sort(self._order(epoch).blocks[start : start + WINDOW_BLOCKS])
         starts = np.concatenate([[0], np.cumsum(self._blocks.rows[blocks])])
         shuffle = np.random.default_rng([self._seed, epoch, window])
-        order = shuffle.permutation(int(starts[-1]))
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return _Window(blocks, starts, places)
+        return _Window(blocks, starts, shuffle.permutation(int(starts[-1])))
 
     def _gather(self, pieces: Sequence[_Piece], target: np.ndarray) -> None:
-        """Copies samples from the files' memory to their positions in a batch."""
-        jobs = [
-            (piece, number)
-            for piece in pieces
-            for number in range(len(piece.window.blocks))
-        ]
+        """Copies samples from the files' memory to a batch, a block at a time."""
+        jobs = []
+        for window, samples, start in pieces:
+            ends = np.searchsorted(samples, window.starts)
+            for number, (begin, end) in enumerate(itertools.pairwise(ends)):
+                if begin < end:
+                    rows = samples[begin:end] - window.starts[number]
+                    to = target[start + begin : start + end]
+                    jobs.append((window.blocks[number], rows, to))
 
-        def copy(jobs: Sequence[tuple[_Piece, int]]) -> None:
-            for (window, start, stop, shift), number in jobs:
-                inside = slice(window.starts[number], window.starts[number + 1])
-                places = window.places[inside]
-                wanted = np.flatnonzero((places >= start) & (places < stop))
-                if not len(wanted):
-                    continue
-                samples = self._read(self._blocks, window.blocks[number])
-                if len(wanted) < len(places):
-                    places, samples = places[wanted], samples.take(wanted)
-                target[places + (shift - start)] = samples
+        def copy(jobs: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
+            for block, rows, to in jobs:
+                # "clip": NumPy buffers the whole result if it checks indices.
+                self._read(self._blocks, block).take(rows, out=to, mode="clip")
 
         shares = [jobs[i :: self._threads] for i in range(self._threads)]
         for _ in self._pool.map(copy, shares):  # raises a thread's exception
@@ -229,21 +226,20 @@ class _Order(NamedTuple):
 
 class _Window(NamedTuple):
     """Blocks that are shuffled together; where the samples of each start, and where the
-    last ends; and for each sample its position in the window's order."""
+    last ends; and the order in which batches take the samples."""
 
     blocks: np.ndarray
     starts: np.ndarray
-    places: np.ndarray
+    order: np.ndarray
 
 
 class _Piece(NamedTuple):
-    """A batch's part of a window: positions ``start`` to ``stop`` of its order, which
-    go to the batch from sample ``shift`` on."""
+    """A batch's samples of a window, in the order of the files, and the place of the
+    first in the batch."""
 
     window: _Window
+    samples: np.ndarray
     start: int
-    stop: int
-    shift: int
 
 
 class _Blocks(NamedTuple):

@@ -81,40 +81,57 @@ def numbers(batch) -> list[int]:
     return one.tolist()
 
 
+def order(data: PreparedData, epoch: int) -> list[int]:
+    """An epoch's samples in the order in which batches of any size take them."""
+    steps = range(epoch * 72, (epoch + 1) * 72)
+    return [number for step in steps for number in numbers(data.train_batch(step, 1))]
+
+
 def test_every_sample_once_an_epoch_and_each_epoch_in_its_own_order(folder):
     data = PreparedData(folder)
     assert data.train_samples == 72
-    epochs = [numbers(data.train_batch(epoch, 72)) for epoch in range(3)]
+    epochs = [order(data, epoch) for epoch in range(3)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(72))
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert numbers(PreparedData(folder, seed=1).train_batch(0, 72)) != epochs[0]
+    assert order(PreparedData(folder, seed=1), 0) != epochs[0]
 
 
 @given(st.integers(1, 100), st.data())
 def test_any_batch_is_found_without_those_before(folder, batch_size, draw):
     data = PreparedData(folder)
-    whole = list(itertools.chain(*(numbers(data.train_batch(e, 72)) for e in range(4))))
+    whole = list(itertools.chain(*(order(data, epoch) for epoch in range(4))))
     steps = range(len(whole) // batch_size)
     fresh = PreparedData(folder)
     for step in draw.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=4)):
         found = numbers(fresh.train_batch(step, batch_size))
-        assert found == whole[step * batch_size : (step + 1) * batch_size]
+        expected = whole[step * batch_size : (step + 1) * batch_size]
+        assert sorted(found) == sorted(expected)
+        assert numbers(data.train_batch(step, batch_size)) == found
+
+
+def test_samples_of_a_window_are_in_the_order_of_the_files(folder, monkeypatch):
+    monkeypatch.setattr(prepared, "WINDOW_BLOCKS", 1000)
+    data = PreparedData(folder)
+    for step in range(9):
+        inside = numbers(data.train_batch(step, 8))
+        assert inside == sorted(inside)
 
 
 def test_processes_read_parts_of_a_batch(folder):
     data = PreparedData(folder)
     for step in range(6):
         parts = [numbers(data.train_batch(step * 4 + p, 5)) for p in range(4)]
-        assert list(itertools.chain(*parts)) == numbers(data.train_batch(step, 20))
+        whole = numbers(data.train_batch(step, 20))
+        assert sorted(itertools.chain(*parts)) == sorted(whole)
 
 
 def test_neighbours_are_torn_apart(folder):
-    order = np.array(numbers(PreparedData(folder).train_batch(0, 72)))
-    together = np.mean(np.diff(order) == 1)
+    taken = np.array(order(PreparedData(folder), 0))
+    together = np.mean(np.diff(taken) == 1)
     assert together < 0.15
     # And blocks of one window come from all over the epoch.
-    first = order[: WINDOW_BLOCKS * BLOCK_ROWS]
+    first = taken[: WINDOW_BLOCKS * BLOCK_ROWS]
     assert len(set(first // BLOCK_ROWS)) >= WINDOW_BLOCKS
 
 
