@@ -119,11 +119,11 @@ def add_rows(
     target = jnp.where(is_inside(source, values.shape[0]), target, size)
     target = beyond(target, size)
 
-    def add(sums, values, source, target, weights):
+    def add(sums, values, source, target, weights, in_order=False):
         rows = values.at[source].get(mode="clip").astype(jnp.float32)
         if weights is not None:
             rows *= weights[:, None]
-        return sums.at[target].add(rows, mode="drop")
+        return sums.at[target].add(rows, mode="drop", indices_are_sorted=in_order)
 
     def add_in_order(sums, values, source, target, weights):
         # Nothing is dropped: unused entries add zeros, so that targets ascend.
@@ -152,8 +152,15 @@ def add_rows(
 
         return lax.fori_loop(0, turns, turn, sums)
 
+    def sort_and_add(sums, values, source, target, weights):
+        # A GPU then reads and writes each sum once, not once for each summand.
+        factors = () if weights is None else (weights,)
+        target, source, *factors = lax.sort((target, source, *factors), num_keys=1)
+        weights = factors[0] if factors else None
+        return add(sums, values, source, target, weights, in_order=True)
+
     arguments = sums, values, source, target, weights
-    default = add_in_order if ascending else add
+    default = add_in_order if ascending else sort_and_add
     return lax.platform_dependent(*arguments, cpu=a_few_at_once, default=default)
 
 
