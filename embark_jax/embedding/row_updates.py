@@ -3,8 +3,8 @@
 Rows that several micro-batches touch are updated once: their gradients are summed in
 one buffer with a place for every row that any micro-batch touches.
 
-Rows of a 16-bit storage are updated in float32, apart, and rounded stochastically as
-they are put back.
+Rows of a 16-bit storage are updated in float32 and rounded stochastically as they are
+written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 from embark_kernels import (
-    Implementation,
     RowOptimizer,
     group_rows,
     sum_and_update,
@@ -25,7 +24,7 @@ from jax import lax
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients
 from embark_jax.embedding.hot_keys import HotKeys
-from embark_jax.embedding.rounding import rounding_of
+from embark_jax.embedding.rounding import noise_of
 from embark_jax.embedding.sharded import pick
 
 
@@ -46,18 +45,21 @@ def update_block(
     ``update``, for this storage."""
     mine = [each.feature.name for each in cluster.index.features]
     gradients = {name: gradients[name] for name in mine}
+    noise_of_slots = None
+    if block.dtype != jnp.float32:
+        noise_of_slots = noise_of(cluster.index.storage, hot_keys, step)
     mean_factors = {n: mean_factors[n] for n in mine if n in mean_factors}
     if micro_batches == 1:
         joined = _joined(cluster, mean_factors, gradients)
         whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
-        in_place = whole_rows and block.dtype == jnp.float32
-        summands = cluster.summands(joined, route) if in_place else None
+        summands = cluster.summands(joined, route) if whole_rows else None
         if summands is not None:
             return sum_and_update(
                 *(block, dict(state), summands.groups, summands.values),
                 *(summands.source, optimizer, summands.weight),
                 apply=apply,
                 step=step,
+                noise=noise_of_slots and noise_of_slots(summands.groups.row),
                 implementation=cluster.implementation,
             )
         rows = cluster.row_gradients(joined, route)
@@ -68,41 +70,13 @@ def update_block(
         rows, mean_square = _sum_micro_batches(
             cluster, route, mean_factors, gradients, optimizer.row_wise
         )
-    slots = jnp.where(apply, rows.slot, -1)
-    given = optimizer, step, mean_square, cluster.implementation
-    if block.dtype == jnp.float32:
-        return _update_rows(block, state, slots, rows.gradient, *given)
-    slots = jnp.where(slots < 0, len(block), slots)  # no row counts from the end
-    old = pick(block, slots).astype(jnp.float32)
-    old_state = {name: pick(each, slots) for name, each in state.items()}
-    used = slots < len(block)
-    listed = jnp.where(used, jnp.arange(len(slots), dtype=jnp.int32), -1)
-    new, new_state = _update_rows(old, old_state, listed, rows.gradient, *given)
-
-    def put(array, values):
-        return array.at[slots].set(values, mode="drop")
-
-    rounded = rounding_of(cluster.index.storage, hot_keys, step)(new, slots)
-    return put(block, rounded), {
-        n: put(state[n], each) for n, each in new_state.items()
-    }
-
-
-def _update_rows(
-    table: jax.Array,
-    state: Mapping[str, jax.Array],
-    rows: jax.Array,
-    gradient: jax.Array,
-    optimizer: RowOptimizer,
-    step: jax.Array,
-    mean_square: jax.Array | None,
-    implementation: Implementation,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
     return update_rows(
-        *(table, dict(state), rows, gradient, optimizer),
+        *(block, dict(state), jnp.where(apply, rows.slot, -1), rows.gradient),
+        optimizer,
         step=step,
         mean_square=mean_square,
-        implementation=implementation,
+        noise=noise_of_slots and noise_of_slots(rows.slot),
+        implementation=cluster.implementation,
     )
 
 

@@ -23,6 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from embark_kernels.rounding import column_noise, random_bits, round_stochastically
+
 COMPILER_PARAMS = plgpu.CompilerParams(
     lowering_semantics=plgpu.LoweringSemantics.Warpgroup
 )
@@ -109,13 +111,15 @@ class Rows:
 
     def load(self, ref: Any, row: jax.Array) -> jax.Array:
         """``[width]`` float32."""
+        return self.load_bits(ref, row).astype(jnp.float32)
+
+    def load_bits(self, ref: Any, row: jax.typing.ArrayLike) -> jax.Array:
+        """``[width]`` values as they are stored."""
         if self._layout is None:
-            values = ref[row]
-        elif _load_takes_index:
-            values = _plgpu.load(ref, (row,), layout=self._layout, optimized=False)
-        else:
-            values = _plgpu.load(ref.at[row], layout=self._layout, optimized=False)
-        return values.astype(jnp.float32)
+            return ref[row]
+        if _load_takes_index:
+            return _plgpu.load(ref, (row,), layout=self._layout, optimized=False)
+        return _plgpu.load(ref.at[row], layout=self._layout, optimized=False)
 
     def store(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
         """Writes ``[width]`` values, rounded to the dtype of ``ref``."""
@@ -125,6 +129,22 @@ class Rows:
         else:
             types = plgpu.RefType(), self._layout
             plgpu.inline_mgpu(arg_types=types)(_store)(ref.at[row], values)
+
+    def noises(self, noise: jax.Array | None) -> list[jax.Array]:
+        """The arrays that ``rounded`` reads: ``noise`` and that of columns."""
+        if noise is None:
+            return []
+        columns = jnp.arange(self.width, dtype=jnp.int32)
+        return [noise, column_noise(columns)[None]]
+
+    def rounded(self, values: jax.Array, refs: Any, place: jax.Array) -> jax.Array:
+        """``[width]`` values to store in a row of bfloat16: rounded stochastically if
+        there are refs of ``noises``, with the noise at ``place``."""
+        if not refs:
+            return values
+        noise_ref, columns_ref = refs
+        noise = self.fill(noise_ref[place]) + self.load_bits(columns_ref, 0)
+        return round_stochastically(values, random_bits(noise), jnp.bfloat16)
 
     def load_any(self, ref: Any, row: jax.Array) -> jax.Array:
         """A row, or the scalar that ``ref`` has for it."""

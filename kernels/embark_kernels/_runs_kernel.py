@@ -38,7 +38,9 @@ PART = 256
 """Entries per program, so that a very hot row keeps many programs busy, not one."""
 
 Load = Callable[[Sequence[Any], jax.Array], Any]
-Finish = Callable[[Sequence[Any], jax.Array, jax.Array, Any, Sequence[Any]], None]
+Finish = Callable[
+    [Sequence[Any], jax.Array, jax.Array, jax.Array, Any, Sequence[Any]], None
+]
 
 
 def sum_runs(
@@ -52,7 +54,7 @@ def sum_runs(
     arguments."""
     rows = Rows(sums.shape[1])
 
-    def finish(updated_refs, row, total, _, __):
+    def finish(updated_refs, row, _, total, *__):
         rows.store(updated_refs[0], row, total)
 
     return _finish_runs(values, key, source, weights, [sums], None, finish)[0]
@@ -67,19 +69,23 @@ def update_runs(
     weights: jax.Array | None,
     factors: tuple[jax.Array, ...],
     optimizer: RowOptimizer,
+    noise: jax.Array | None,
 ) -> tuple[jax.Array, States]:
     """Updates rows from the sums of their runs; see ``_finish_runs`` for the arguments.
-    ``factors`` are those of the step."""
+    ``factors`` are those of the step, ``noise`` is ``[n]`` that of the entries' rows,
+    or None."""
     rows = Rows(table.shape[1])
     math = RowMath(sqrt, rows.fill)
     names = list(states)
+    noises = rows.noises(noise)
 
     def load(updated_refs, row):
         return [rows.load_any(ref, row) for ref in updated_refs]
 
-    def finish(updated_refs, row, total, loaded, read_refs):
+    def finish(updated_refs, row, entry, total, loaded, read_refs):
         old, *old_states = loaded
-        factor = tuple(read_refs[0][i] for i in range(len(factors)))
+        noise_refs, factor_refs = read_refs[: len(noises)], read_refs[len(noises) :]
+        factor = tuple(factor_refs[0][i] for i in range(len(factors)))
         mean_square = None
         if optimizer.row_wise:
             mean_square = jnp.sum(total * total) / rows.width
@@ -88,11 +94,12 @@ def update_runs(
         )
         kept = optimizer.kept(factor)
         old = old if kept is None else math.fill(kept) * old
-        rows.store(updated_refs[0], row, old - change)
+        new_row = rows.rounded(old - change, noise_refs, entry)
+        rows.store(updated_refs[0], row, new_row)
         for name, ref in zip(names, updated_refs[1:], strict=True):
             rows.store_any(ref, row, new[name])
 
-    read = [jnp.stack(factors)] if factors else []
+    read = noises + ([jnp.stack(factors)] if factors else [])
     updated = [table, *states.values()]
     updated = _finish_runs(values, key, source, weights, updated, load, finish, read)
     return updated[0], dict(zip(names, updated[1:], strict=True))
@@ -119,9 +126,9 @@ def _finish_runs(
       weights: ``[n]`` float32 factors of the sorted entries, or None.
       updated: arrays with the same number of rows, updated in place.
       load: ``(refs of updated, row)`` reads what ``finish`` needs of a row, or None.
-      finish: ``(refs of updated, row, sum, what load read, refs of read)`` writes the
-        row.
-      read: small arrays that ``finish`` reads.
+      finish: ``(refs of updated, row, an entry of it, sum, what load read, refs of
+        read)`` writes the row.
+      read: arrays that ``finish`` reads.
 
     Returns:
       The new ``updated``.
@@ -159,7 +166,8 @@ def _finish_runs(
 
                 @pl.when(ends[i])
                 def _(i=i, total=total):
-                    finish(updated_refs, row[i], total, loaded[i], read_refs)
+                    state = total, loaded[i], read_refs
+                    finish(updated_refs, row[i], entry[i], *state)
 
                 total = jnp.where(rows.fill(ends[i]), rows.zeros(), total)
             return start + chunk, total
@@ -194,11 +202,12 @@ def _finish_runs(
             loaded = load and load(updated_refs, last)
             if load is not None:
                 rows.all_have_read()
-            finish(updated_refs, last, state[1], loaded, read_refs)
+            finish(updated_refs, last, end - 1, state[1], loaded, read_refs)
 
     row_bytes = sum(each.shape[1] * each.dtype.itemsize for each in updated)
     written_bytes = min(n, num_rows) * row_bytes
     read_bytes = n * (width * values.dtype.itemsize + 4 * (len(entries) - 1))
+    read_bytes += sum(each.size * each.dtype.itemsize for each in read)
     with moves(read_bytes + (0 if load is None else written_bytes), written_bytes):
         read = [*entries, parts, *read]
         return run_in_place(finish_kernel, updated, read, rows, programs)

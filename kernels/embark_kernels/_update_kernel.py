@@ -28,6 +28,7 @@ def update_rows_mosaic_gpu(
     mean_square: jax.Array | None,
     factors: tuple[jax.Array, ...],
     optimizer: RowOptimizer,
+    noise: jax.Array | None,
     config: UpdateConfig,
 ) -> tuple[jax.Array, States]:
     """See ``update.update_rows``; the table has rows, and some are listed.
@@ -35,17 +36,20 @@ def update_rows_mosaic_gpu(
     Args:
       mean_square: ``[listed]`` for a row-wise rule.
       factors: factors of the step.
+      noise: ``[listed]`` uint32 noise of the rows, or None.
     """
     (num_rows, width), listed = table.shape, rows.shape[0]
     chunk = config.rows_in_flight
     row_access = Rows(width)
     math = RowMath(sqrt, row_access.fill)
     names = list(states)
+    noises = row_access.noises(noise)
 
     def update_rows_kernel(program, updated_refs, *read_refs):
         table_ref, *state_refs = updated_refs
         rows_ref, gradients_ref, *rest = read_refs
         square_refs = [] if mean_square is None else [rest.pop(0)]
+        noise_refs, rest = rest[: len(noises)], rest[len(noises) :]
         factor = tuple(rest[0][i] for i in range(len(factors)))
         first = program * config.rows_per_block
         end = jnp.minimum(first + config.rows_per_block, listed)
@@ -77,7 +81,8 @@ def update_rows_mosaic_gpu(
 
                 @pl.when(used[i])
                 def _(i=i, change=change, new_states=new_states):
-                    row_access.store(table_ref, row[i], old[i] - change)
+                    new = row_access.rounded(old[i] - change, noise_refs, place[i])
+                    row_access.store(table_ref, row[i], new)
                     for name, ref in zip(names, state_refs, strict=True):
                         row_access.store_any(ref, row[i], new_states[name])
 
@@ -97,6 +102,7 @@ def update_rows_mosaic_gpu(
     read = [rows, gradients]
     if mean_square is not None:
         read.append(mean_square)
+    read += noises
     if factors:
         read.append(jnp.stack(factors))
     programs = pl.cdiv(listed, config.rows_per_block)

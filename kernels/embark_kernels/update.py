@@ -24,6 +24,7 @@ from embark_kernels._xla import add_rows, is_inside, take, zeros_after
 from embark_kernels.config import UpdateConfig
 from embark_kernels.grouping import RowGroups, Runs, group_rows
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
+from embark_kernels.rounding import column_noise, random_bits, round_stochastically
 from embark_kernels.tuning import tuned, update_key
 
 XLA_MATH = RowMath(jnp.sqrt, lambda column: column)
@@ -40,13 +41,14 @@ def update_rows(
     *,
     step: jax.typing.ArrayLike = 1,
     mean_square: jax.Array | None = None,
+    noise: jax.Array | None = None,
     implementation: str | None = None,
     config: UpdateConfig | None = None,
 ) -> tuple[jax.Array, States]:
     """Applies the optimizer to listed rows; in place if arguments are donated.
 
     Args:
-      table: ``[rows, width]`` float32 or bfloat16.
+      table: ``[rows, width]`` float32 or bfloat16; float16 in plain XLA alone.
       states: ``[rows, state width]`` float32, by name; see ``init_states``.
       rows: ``[listed]`` int32, each row once; out of range where unused.
       gradients: ``[listed, width]`` float32, summed over the batch.
@@ -54,6 +56,8 @@ def update_rows(
       step: ``[]`` number of this step, from 1.
       mean_square: ``[listed]`` mean of gradient² over whole rows, for a row-wise rule
         whose rows continue in other tables; None means that the table has whole rows.
+      noise: ``[listed]`` uint32 random number of each row, for stochastic rounding to a
+        table of 16 bits; None rounds to the nearest.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
       config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
@@ -77,10 +81,11 @@ def update_rows(
             key = update_key(width, table.dtype, optimizer.state_widths(width))
             config = tuned(key, UpdateConfig.heuristic(width))
         return update_rows_mosaic_gpu(
-            table, states, rows, gradients, mean_square, factors, optimizer, config
+            *(table, states, rows, gradients, mean_square, factors, optimizer),
+            *(noise, config),
         )
 
-    def all_at_once(table, states, rows, gradients, mean_square, factors):
+    def all_at_once(table, states, rows, gradients, mean_square, factors, noise):
         mean_square = _mean_square(optimizer, gradients, mean_square)
         change, new_states = optimizer.update(
             {name: take(state, rows) for name, state in states.items()},
@@ -94,7 +99,6 @@ def update_rows(
         rows = jnp.where(is_inside(rows, table.shape[0]), rows, unused)
 
         def put(array, values):
-            values = values.astype(array.dtype)
             return array.at[rows].set(values, mode="drop", unique_indices=True)
 
         kept = optimizer.kept(factors)
@@ -103,10 +107,11 @@ def update_rows(
             table = table.at[rows].add(-change, mode="drop", unique_indices=True)
         else:  # the change itself must not be rounded
             old = take(table, rows)
-            table = put(table, (old if kept is None else kept * old) - change)
+            new = (old if kept is None else kept * old) - change
+            table = put(table, _rounded(new, noise, table.dtype))
         return table, {name: put(states[name], new) for name, new in new_states.items()}
 
-    def block_by_block(table, states, rows, gradients, mean_square, factors):
+    def block_by_block(table, states, rows, gradients, mean_square, factors, noise):
         listed = rows.shape[0]
         count = min(listed, ROWS_AT_ONCE)
         position = jnp.arange(listed, dtype=jnp.int32)
@@ -126,12 +131,13 @@ def update_rows(
                 cut(gradients),
                 None if mean_square is None else cut(mean_square),
                 factors,
+                None if noise is None else cut(noise),
             )
 
         blocks = (end + (count - 1)) // count
         return lax.fori_loop(0, blocks, update_block, (table, states))
 
-    arguments = table, dict(states), rows, gradients, mean_square, factors
+    arguments = table, dict(states), rows, gradients, mean_square, factors, noise
     return lax.platform_dependent(*arguments, cpu=block_by_block, default=all_at_once)
 
 
@@ -192,6 +198,7 @@ def sum_and_update(
     *,
     apply: jax.typing.ArrayLike = True,
     step: jax.typing.ArrayLike = 1,
+    noise: jax.Array | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, States]:
     """Applies ``update_rows`` to the sums of ``sum_groups``, which the kernel does not
@@ -202,6 +209,7 @@ def sum_and_update(
       groups: groups of ``table``'s rows, from ``group_rows``.
       values, source, weights: as in ``sum_groups``.
       apply: ``[]`` bool; if false, nothing changes.
+      noise: as in ``update_rows``, for ``groups.row``.
       implementation: "xla", "mosaic_gpu", or None for the best that runs here.
 
     Returns:
@@ -221,6 +229,7 @@ def sum_and_update(
             sum_groups(*summed, implementation=implementation),
             optimizer,
             step=step,
+            noise=noise,
             implementation=implementation,
         )
     if runs.order.shape[0] == 0 or values.shape[0] == 0 or table.shape[0] == 0:
@@ -235,6 +244,7 @@ def sum_and_update(
         *_in_order(runs, source, weights),
         optimizer.step_factors(jnp.asarray(step)),
         optimizer,
+        None if noise is None else noise.at[runs.group].get(mode="clip"),
     )
 
 
@@ -300,6 +310,16 @@ def init_states(optimizer: RowOptimizer, table: jax.Array) -> States:
         name: jnp.full((rows, state_width), optimizer.initial_state, jnp.float32)
         for name, state_width in optimizer.state_widths(width).items()
     }
+
+
+def _rounded(
+    values: jax.Array, noise: jax.Array | None, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    if noise is None:
+        return values.astype(dtype)
+    columns = column_noise(jnp.arange(values.shape[1], dtype=jnp.int32))
+    bits = random_bits(noise[:, None] + columns[None])
+    return round_stochastically(values, bits, dtype)
 
 
 def _mean_square(

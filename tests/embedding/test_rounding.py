@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from embark_kernels import SGD, Adagrad
 from embark_kernels._mosaic import interpreted
+from embark_kernels.rounding import round_stochastically
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.rounding import round_stochastically
 from embark_jax.planner import Placement
 from embark_jax.tables import FeatureSpec, TableSpec
 from tests.embedding.problems import batches, make_plan, tables_of

@@ -12,9 +12,11 @@ from embark_kernels import (
     LazyAdam,
     RowwiseAdagrad,
     begins_run,
+    group_rows,
     init_states,
     number_runs,
     pooled_lookup,
+    sum_and_update,
     update_from_bags,
     update_rows,
 )
@@ -100,6 +102,30 @@ def test_update_rows_is_in_place(on_h100, optimizer, width):
     assert memory.temp_size_in_bytes < 2**20
 
 
+@pytest.mark.parametrize("width", [32, 128])
+def test_rows_of_16_bits_are_rounded_where_they_are_written(on_h100, width):
+    optimizer, options = RowwiseAdagrad(0.1), {"implementation": "mosaic_gpu"}
+
+    def update(table, states, rows, gradients, noise):
+        groups = group_rows(rows, ROWS, **options)
+        summed = table, states, groups, gradients, jnp.arange(BATCH), optimizer
+        return sum_and_update(*summed, noise=noise, **options)
+
+    compiled, kernels = compile_for(
+        update,
+        on_h100((ROWS, width), jnp.bfloat16),
+        {"accumulator": on_h100((ROWS, 1), jnp.float32)},
+        on_h100((BATCH,), jnp.int32),
+        on_h100((BATCH, width), jnp.float32),
+        on_h100((BATCH,), jnp.uint32),
+        donate=(0, 1),
+    )
+    assert kernels == 3  # runs are numbered, to find their rows' noise
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == ROWS * (2 * width + 4)
+    assert memory.temp_size_in_bytes < 2**20
+
+
 def test_unique_moves_at_most_four_times_the_ids_beside_the_sort(on_h100):
     ids = 2**22
     compiled, kernels = compile_for(
@@ -149,12 +175,14 @@ def test_programs_of_narrow_rows_wait_for_no_other(on_h100, monkeypatch, capfd):
             for name, state_width in rule.state_widths(width).items()
         }
 
-        def update_all(table, states, ids, gradient, weights, rule=rule):
+        def update_all(table, states, ids, gradient, weights, noise, rule=rule):
             bags = table, states, ids, gradient, rule, weights
             table, states = update_from_bags(*bags, **options)
-            return update_rows(table, states, ids[:, 0], gradient, rule, **options)
+            listed = table, states, ids[:, 0], gradient, rule
+            return update_rows(*listed, noise=noise, **options)
 
-        compile_for(update_all, table, states, ids, gradient, weights)
+        noise = on_h100((BATCH,), jnp.uint32)
+        compile_for(update_all, table, states, ids, gradient, weights, noise)
     kernels = capfd.readouterr().out.split(".entry ")[1:]
     # The sum of runs begun before is the same for both rules.
     assert len(kernels) == 1 + 1 + 2 * 2

@@ -319,3 +319,43 @@ def test_a_batch_of_many_blocks(gpu_programs, monkeypatch):
 def test_config_is_validated():
     with pytest.raises(ValueError, match="rows_per_block is -1, must be at least 1"):
         UpdateConfig(rows_per_block=-1, rows_in_flight=1)
+
+
+def murmur3_finalizer(number):
+    """https://en.wikipedia.org/wiki/MurmurHash, in Python's integers."""
+    for shift, factor in (16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1):
+        number = ((number ^ (number >> shift)) * factor) % 2**32
+    return number
+
+
+@each_implementation
+@pytest.mark.parametrize("fused", [False, True])
+def test_rows_of_16_bits_become_one_of_their_neighbours(implementation, fused):
+    """The upper one with the share of their distance that lies below, in magnitude."""
+    width, rows, options = 16, np.array([4, 0, 7]), {"implementation": implementation}
+    rng, table, _ = problem(SGD(0.25), width, jnp.bfloat16)
+    # Float32 holds the sums and the new rows exactly.
+    gradients = rng.integers(-9, 10, (3, width)).astype(np.float32) / 2**11
+    noise = rng.integers(0, 2**32, ROWS, np.uint32)
+
+    def updated(table, gradients, noise):
+        if not fused:
+            listed = noise[rows]
+            given = table, {}, jnp.asarray(rows), gradients, SGD(0.25)
+            return update_rows(*given, noise=listed, **options)[0]
+        entries = np.concatenate([rows, rows])  # each row twice, with half of it
+        groups = group_rows(jnp.asarray(entries, jnp.int32), ROWS, **options)
+        given = table, {}, groups, gradients / 2, jnp.asarray([0, 1, 2] * 2), SGD(0.25)
+        listed = noise.at[groups.row].get(mode="clip")
+        return sum_and_update(*given, noise=listed, **options)[0]
+
+    found = as_float64(run(implementation, updated, table, gradients, noise))
+    expected = as_float64(table)
+    for row, gradient in zip(rows, gradients, strict=True):
+        for column, value in enumerate(expected[row] - 0.25 * gradient):
+            below = np.float32(value).view(np.uint32) >> 16 << 16
+            low, high = np.uint32([below, below + 2**16]).view(np.float32)
+            share = (value - low) / (float(high) - float(low))
+            bits = murmur3_finalizer(int(noise[row]) + column * 0x9E3779B9 & 0xFFFFFFFF)
+            expected[row, column] = high if share + (bits >> 16) / 2**16 >= 1 else low
+    np.testing.assert_array_equal(found, expected)
