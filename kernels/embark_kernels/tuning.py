@@ -1,7 +1,6 @@
 """Finds the best block sizes of the kernels, and keeps them for each kind of GPU.
 
-Winners lie in a JSON file, ``tuned.json`` in ``$EMBARK_KERNELS_CACHE``, by default
-``~/.cache/embark_kernels``. The file is only a cache: if it lacks a shape or is
+Winners lie in ``tuned.json``, in the folder of ``_cache``. If it lacks a shape or is
 damaged, the heuristic's config is used. No config changes a result.
 
 The processes of one program must agree: ``use`` gives all of them what one has read.
@@ -10,31 +9,23 @@ The processes of one program must agree: ``use`` gives all of them what one has 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
-import os
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 
+from embark_kernels._cache import cache_file, keep_mine, read_mine
 from embark_kernels.config import LookupConfig, UpdateConfig
 
 Config = TypeVar("Config", LookupConfig, UpdateConfig)
+FILE = "tuned.json"
 ROUNDS, CALLS = 5, 10
 Winners = Mapping[str, Mapping[str, int]]
 """The configs of winners by key."""
 _given: Winners | None = None
-
-
-def cache_file() -> Path:
-    folder = os.environ.get("EMBARK_KERNELS_CACHE")
-    return Path(folder or Path.home() / ".cache" / "embark_kernels") / "tuned.json"
 
 
 def lookup_key(width: int, dtype: Any, entries: int, bags: int) -> str:
@@ -59,18 +50,14 @@ def tuned(key: str, heuristic: Config) -> Config:
         return type(heuristic)(**found)
     except (TypeError, ValueError) as error:
         warnings.warn(
-            f"{cache_file()}: {key!r} is {found}: {error}; ignored", stacklevel=2
+            f"{cache_file(FILE)}: {key!r} is {found}: {error}; ignored", stacklevel=2
         )
         return heuristic
 
 
 def winners() -> Winners:
     """All winners of the file for this machine's kind of device."""
-    path = cache_file()
-    if not path.exists():
-        return {}
-    kinds = _read(path, path.stat().st_mtime_ns)
-    return kinds.get(jax.devices()[0].device_kind, {})
+    return read_mine(cache_file(FILE))
 
 
 def use(given: Winners | None) -> None:
@@ -96,7 +83,7 @@ def tune(
     """
     seconds = {config: _median_seconds(run(config)) for config in candidates}
     winner = min(candidates, key=seconds.__getitem__)
-    _keep(cache_file(), jax.devices()[0].device_kind, key, dataclasses.asdict(winner))
+    keep_mine(cache_file(FILE), {key: dataclasses.asdict(winner)})
     return winner, seconds
 
 
@@ -108,31 +95,3 @@ def _median_seconds(call: Callable[[], Any]) -> float:
         jax.block_until_ready([call() for _ in range(CALLS)])
         rounds.append((time.perf_counter() - start) / CALLS)
     return statistics.median(rounds)
-
-
-@functools.lru_cache(maxsize=8)
-def _read(path: Path, changed: int) -> dict[str, dict[str, Any]]:
-    """Reads ``{device kind: {key: config}}``; a new ``changed`` reads the file
-    again."""
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict) or not all(
-            isinstance(each, dict) for each in found.values()
-        ):
-            raise ValueError("not a JSON object of objects")
-    except ValueError as error:
-        warnings.warn(f"{path}: {error}; ignored, delete it", stacklevel=2)
-        return {}
-    return found
-
-
-def _keep(path: Path, kind: str, key: str, config: dict[str, int]) -> None:
-    """Writes the file as a whole or not at all: other processes may use it, too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = dict(_read(path, path.stat().st_mtime_ns)) if path.exists() else {}
-    found[kind] = {**found.get(kind, {}), key: config}
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".json", delete=False
-    ) as file:
-        json.dump(found, file, indent=1, sort_keys=True)
-    os.replace(file.name, path)

@@ -16,6 +16,7 @@ from embark_kernels import (
     group_rows,
     group_targets,
     init_states,
+    oracle,
     sum_and_update,
     sum_groups,
     update,
@@ -52,33 +53,10 @@ def as_float64(array):
 
 def expected_update(optimizer, table, states, gradients, mean_square=None):
     """Updates the rows of ``gradients``, ``{row: [width]}``, by the textbook."""
-    table = as_float64(table)
-    states = {name: as_float64(state) for name, state in states.items()}
-    factor = 1.0
-    if isinstance(optimizer, Scheduled):
-        factor = optimizer.schedule(STEP - 1)
-        rate = optimizer.learning_rate * factor
-        table[list(gradients)] *= 1 - rate * optimizer.weight_decay
-        optimizer = optimizer.rule
-    for row, gradient in gradients.items():
-        match optimizer:
-            case SGD():
-                change = gradient
-            case Adagrad() | RowwiseAdagrad():
-                added = gradient**2
-                if isinstance(optimizer, RowwiseAdagrad):
-                    added = added.mean() if mean_square is None else mean_square[row]
-                states["accumulator"][row] += added
-                root = np.sqrt(states["accumulator"][row])
-                change = gradient / (root + optimizer.eps)
-            case LazyAdam(_, beta1, beta2, eps):
-                mean = beta1 * states["mean"][row] + (1 - beta1) * gradient
-                variance = beta2 * states["variance"][row] + (1 - beta2) * gradient**2
-                states["mean"][row], states["variance"][row] = mean, variance
-                corrected = variance / (1 - beta2**STEP)
-                change = mean / (1 - beta1**STEP) / (np.sqrt(corrected) + eps)
-        table[row] -= factor * optimizer.learning_rate * change
-    return table, states
+    if not gradients:
+        return as_float64(table), states
+    listed = list(gradients), list(gradients.values())
+    return oracle.update(optimizer, table, states, *listed, STEP, mean_square)
 
 
 def assert_updated(actual, expected):
@@ -174,7 +152,7 @@ def test_mean_square_of_rows_that_go_on_elsewhere(implementation):
         table,
         states,
         dict(zip(rows, as_float64(gradients), strict=True)),
-        dict(zip(rows, mean_square, strict=True)),
+        mean_square,
     )
     assert_updated(actual, expected)
 

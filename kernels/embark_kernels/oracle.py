@@ -1,0 +1,130 @@
+"""What sums and updates must give, by the textbook: NumPy in float64, for checks and
+tests.
+
+Each result comes with *magnitudes*: what it would be if nothing in it cancelled.
+Rounding errors are held against these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embark_kernels.optimizers import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowOptimizer,
+    RowwiseAdagrad,
+    Scheduled,
+)
+
+Array = NDArray[np.float64]
+Updated = tuple[Array, dict[str, Array]]
+
+
+def sum_entries(
+    values: ArrayLike,
+    source: ArrayLike,
+    target: ArrayLike,
+    targets: int,
+    weights: ArrayLike | None = None,
+) -> tuple[Array, Array]:
+    """Sums rows of ``values``: of a table by bag, or of gradients by row.
+
+    Args:
+      values: ``[m, width]``.
+      source: ``[n]`` row of each entry in ``values``; out of range where padded.
+      target: ``[n]`` row of each entry in the result; likewise.
+      targets: number of rows of the result.
+      weights: ``[n]`` factors, or None.
+
+    Returns:
+      ``[targets, width]`` sums, and their magnitudes.
+    """
+    values = np.asarray(values, np.float64)
+    source, target = np.asarray(source), np.asarray(target)
+    used = (source >= 0) & (source < len(values)) & (target >= 0) & (target < targets)
+    added = values[source[used]]
+    if weights is not None:
+        added = added * np.asarray(weights, np.float64)[used, None]
+    sums, magnitudes = np.zeros((2, targets, values.shape[1]))
+    np.add.at(sums, target[used], added)
+    np.add.at(magnitudes, target[used], np.abs(added))
+    return sums, magnitudes
+
+
+def update(
+    optimizer: RowOptimizer,
+    table: ArrayLike,
+    states: Mapping[str, ArrayLike],
+    rows: ArrayLike,
+    gradients: ArrayLike,
+    step: int,
+    mean_square: ArrayLike | None = None,
+) -> Updated:
+    """Applies an optimizer to rows of a table.
+
+    Args:
+      table, states: as in ``embark_kernels.update_rows``.
+      rows: ``[k]`` rows, each once.
+      gradients: ``[k, width]`` gradients of these rows.
+      step: number of this step, from 1.
+      mean_square: ``[k]`` mean of gradient² over whole rows; None takes it from
+        ``gradients``.
+
+    Returns:
+      The new table and states.
+    """
+    table = np.array(table, np.float64)
+    new = {name: np.array(state, np.float64) for name, state in states.items()}
+    rows, gradient = np.asarray(rows), np.asarray(gradients, np.float64)
+    state = {name: each[rows] for name, each in new.items()}
+    rate = optimizer.learning_rate
+    if isinstance(optimizer, Scheduled):
+        rate = rate * float(optimizer.schedule(step - 1))
+        table[rows] *= 1 - rate * optimizer.weight_decay
+        optimizer = optimizer.rule
+    match optimizer:
+        case SGD():
+            change = gradient
+        case Adagrad() | RowwiseAdagrad():
+            added = gradient**2
+            if isinstance(optimizer, RowwiseAdagrad):
+                added = added.mean(axis=1) if mean_square is None else mean_square
+                added = np.asarray(added, np.float64)[:, None]
+            state["accumulator"] = state["accumulator"] + added
+            change = gradient / (np.sqrt(state["accumulator"]) + optimizer.eps)
+        case LazyAdam(_, beta1, beta2, eps):
+            mean = beta1 * state["mean"] + (1 - beta1) * gradient
+            variance = beta2 * state["variance"] + (1 - beta2) * gradient**2
+            state = {"mean": mean, "variance": variance}
+            root = np.sqrt(variance / (1 - beta2**step))
+            change = mean / (1 - beta1**step) / (root + eps)
+        case _:
+            raise TypeError(f"no textbook has {optimizer!r}")
+    table[rows] -= rate * change
+    for name, each in state.items():
+        new[name][rows] = each
+    return table, new
+
+
+def update_magnitudes(
+    optimizer: RowOptimizer,
+    table: ArrayLike,
+    states: Mapping[str, ArrayLike],
+    rows: ArrayLike,
+    gradients: ArrayLike,
+    step: int,
+) -> Updated:
+    """The magnitudes of ``update`` from states >= 0; 0 in untouched rows."""
+    # Of one sign, row and change only add up.
+    given = -np.abs(np.asarray(table)), states, rows, np.abs(np.asarray(gradients))
+    new, new_states = update(optimizer, *given, step)
+    untouched = np.ones(len(new), bool)
+    untouched[np.asarray(rows)] = False
+    for each in (new, *new_states.values()):
+        each[untouched] = 0
+    return np.abs(new), new_states
