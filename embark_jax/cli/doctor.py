@@ -50,7 +50,8 @@ def doctor() -> None:
     for name, reason in embark_kernels.availability().items():
         kernels.add_row(name, "no" if reason else "yes", reason)
     console.print(kernels)
-    say("The config key embedding.kernels chooses: xla (default), auto, or a name.")
+    why = embark_kernels.why_plain_xla()
+    say(f"embedding.kernels=auto takes {f'xla: {why}' if why else 'mosaic_gpu'}")
 
 
 def _flag(name: str) -> str:

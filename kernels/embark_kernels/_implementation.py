@@ -7,6 +7,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from embark_kernels.verdict import why_not_checked
+
 Implementation = Literal["xla", "mosaic_gpu"]
 
 
@@ -17,6 +19,15 @@ def availability() -> dict[str, str]:
     Hopper GPUs (compute capability 9.0) and newer.
     """
     return {"xla": "", "mosaic_gpu": _why_not_mosaic_gpu()}
+
+
+def why_plain_xla() -> str:
+    """Returns why ``choose(None)`` takes plain XLA here; "" if it takes the kernels.
+
+    It takes them where they can run and have passed their check: see ``verdict``.
+    """
+    reason = _why_not_mosaic_gpu()
+    return f"mosaic_gpu {reason}" if reason else why_not_checked()
 
 
 def choose(
@@ -30,7 +41,8 @@ def choose(
     kernel for a GPU that this machine lacks.
 
     Args:
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None for "mosaic_gpu" if it can run here
+        and has passed its check on this kind of GPU, and "xla" otherwise.
       width, dtype: those of the table; without a table, any that the kernel supports.
 
     Raises:
@@ -38,8 +50,8 @@ def choose(
     """
     match implementation:
         case None:
-            runs = not _why_not_mosaic_gpu() and not _why_not_supported(width, dtype)
-            return "mosaic_gpu" if runs else "xla"
+            why_not = why_plain_xla() or _why_not_supported(width, dtype)
+            return "xla" if why_not else "mosaic_gpu"
         case "xla":
             return "xla"
         case "mosaic_gpu":

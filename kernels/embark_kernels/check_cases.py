@@ -1,0 +1,333 @@
+"""Small inputs that break kernels, and what the kernels must make of them.
+
+Bags are empty, of one id, and of hundreds; ids follow a Zipf law, one row has most of
+them, others are out of range, and what padding must not read is NaN. Gradients that are
+summed and at once applied are multiples of 1/16, so that their sums are exact and only
+the optimizer rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embark_kernels import oracle
+from embark_kernels.buckets import unique_by_owner
+from embark_kernels.grouping import group_rows
+from embark_kernels.lookup import pooled_lookup, sum_bags
+from embark_kernels.optimizers import (
+    SGD,
+    Adagrad,
+    LazyAdam,
+    RowOptimizer,
+    RowwiseAdagrad,
+    Scheduled,
+)
+from embark_kernels.runs import begins_run, number_runs
+from embark_kernels.update import sum_and_update, sum_groups, update_rows
+
+WIDTHS = (16, 32, 64, 96, 128, 256, 512)
+OPTIMIZERS = (
+    SGD(0.1),
+    Adagrad(0.1),
+    RowwiseAdagrad(0.1),
+    LazyAdam(0.1, beta1=0.5, beta2=0.75),  # whose powers are exact
+    Scheduled(LazyAdam(0.1, 0.5, 0.75), lambda steps: 0.5**steps, weight_decay=0.3),
+)
+STEP = 3
+ROWS, ENTRIES, LONG_BAG = 997, 2048, 300
+OUT_OF_RANGE = (-1, -(2**31), ROWS, 2**31 - 1)
+EPS = float(np.finfo(np.float32).eps)
+BFLOAT16_ROUNDING = 2.0**-8
+FACTOR_ROUNDINGS = 2
+"""Roundings of a term of a sum, beside one for each term."""
+RULE_ROUNDINGS = 16
+"""Roundings of an optimizer, counting two for each division and square root."""
+KERNELS: dict[str, Any] = {"implementation": "mosaic_gpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A compiled program with its inputs.
+
+    Attributes:
+      op: name of the operation.
+      width: width of the rows; None for integer work.
+      dtype: data type of table or values.
+      about: the optimizer, or other things that tell cases apart.
+      function: the program.
+      arguments: its arguments, in NumPy.
+      expected: returns, for each array of the result, what it must be and its
+        magnitudes.
+      limit: largest error, relative to the magnitudes.
+      updated: number of first arguments that are donated.
+    """
+
+    op: str
+    width: int | None
+    dtype: str
+    about: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    expected: Callable[[], Any]
+    limit: float
+    updated: int = 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What tells it apart from others."""
+        names = ("op", "width", "dtype", "about")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def program(self) -> Any:
+        """The jitted function."""
+        return jax.jit(self.function, donate_argnums=range(self.updated))
+
+
+def cases(width: int | None) -> Iterator[Case]:
+    """The cases of one width; None has the integer work, which knows no width."""
+    if width is None:
+        yield from _runs()
+        yield _unique()
+        return
+    rng = np.random.default_rng(width)
+    for dtype, weighted in (("float32", False), ("bfloat16", True)):
+        yield _pooled_lookup(rng, width, dtype, weighted)
+        yield _sum_bags(rng, width, dtype, not weighted)
+        yield _sum_groups(rng, width, dtype, weighted)
+    rules = [("float32", optimizer) for optimizer in OPTIMIZERS]
+    for dtype, optimizer in [*rules, ("bfloat16", RowwiseAdagrad(0.1))]:
+        yield _update_rows(rng, width, dtype, optimizer)
+        yield from _sum_and_update(rng, width, dtype, optimizer)
+
+
+def _runs() -> Iterator[Case]:
+    rng = np.random.default_rng(0)
+    for runs, longest, capacity in ((600, 4, 1000), (600, 4, 300), (5, ENTRIES, 8)):
+        lengths = rng.integers(1, longest + 1, runs)
+        keys = np.repeat(np.arange(runs) * 7, lengths).astype(np.uint32)
+        numbers = np.repeat(np.arange(runs), lengths)
+        first = (np.cumsum(lengths) - lengths)[:capacity]
+
+        def function(keys, capacity=capacity, known=first.shape):
+            number, first = number_runs(begins_run(keys), capacity, **KERNELS)
+            return number, first[: known[0]]
+
+        about = f"{runs} runs of up to {longest}, room for {capacity}"
+        yield Case(
+            *("number_runs", None, "int32", about, function, (keys,)),
+            *(lambda numbers=numbers, first=first: _exact(numbers, first), 0.0),
+        )
+
+
+def _unique() -> Case:
+    ids = np.maximum(_ids(np.random.default_rng(1), ENTRIES, 0.0), 0)
+    listed, inverse = np.unique(ids, return_inverse=True)
+    slots = np.full(ENTRIES, ROWS)
+    slots[: len(listed)] = listed
+
+    def function(ids):
+        found = unique_by_owner(jnp.zeros_like(ids), ids, 1, ROWS, ENTRIES, **KERNELS)
+        return found.slot[0], found.inverse
+
+    return Case(
+        *("unique_by_owner", None, "int32", "", function, (ids,)),
+        *(lambda: _exact(slots, inverse), 0.0),
+    )
+
+
+def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
+    hotness, batch = (1, LONG_BAG, 7), 8
+    table, bags = _table(rng, width, dtype), batch * len(hotness)
+    ids = _ids(rng, (batch, sum(hotness)), 0.1)
+    ids[0] = -1  # empty bags
+    weights = _normal(rng, ids.shape) if weighted else None
+    bag = np.repeat(np.arange(bags), np.tile(hotness, batch))
+
+    def function(table, ids, weights):
+        return pooled_lookup(
+            table, ids, weights, hotness=hotness, out_dtype=dtype, **KERNELS
+        )
+
+    def expected():
+        flat = None if weights is None else weights.ravel()
+        sums = oracle.sum_entries(table, ids.ravel(), bag, bags, flat)
+        return [tuple(each.reshape(batch, -1, width) for each in sums)]
+
+    rounding = BFLOAT16_ROUNDING if dtype == "bfloat16" else 0.0
+    about = "weighted" if weighted else ""
+    return Case(
+        *("pooled_lookup", width, dtype, about, function, (table, ids, weights)),
+        *(expected, _sum_limit(LONG_BAG) + rounding),
+    )
+
+
+def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
+    """Two lines of bags, with entries at their ends that no bag has."""
+    lengths = np.array([0, 1, LONG_BAG, 0, 0, 7, 1, 64, 1, 0, 2, 0])
+    lines, bags = 2, len(lengths)
+    lengths = np.stack([lengths, rng.permutation(lengths)])
+    bag = np.stack([np.repeat(np.arange(bags + 1), [*each, 9]) for each in lengths])
+    table, rows = _table(rng, width, dtype), _ids(rng, bag.shape, 0.1)
+    rows[bag == bags] = 0  # NaN
+    weights = _normal(rng, bag.shape) if weighted else None
+
+    def function(table, rows, bag, weights):
+        return sum_bags(table, rows, bag, bags, weights, **KERNELS)
+
+    def expected():
+        line = np.arange(lines)[:, None] * bags
+        place = np.where(bag < bags, line + bag, -1).ravel()
+        flat = None if weights is None else weights.ravel()
+        sums = oracle.sum_entries(table, rows.ravel(), place, lines * bags, flat)
+        return [tuple(each.reshape(lines, bags, width) for each in sums)]
+
+    arguments = table, rows, bag.astype(np.int32), weights
+    return Case(
+        *("sum_bags", width, dtype, "weighted" if weighted else "", function),
+        *(arguments, expected, _sum_limit(LONG_BAG)),
+    )
+
+
+def _sum_groups(rng, width: int, dtype: str, weighted: bool) -> Case:
+    values = _table(rng, width, dtype)
+    rows, source = _ids(rng, ENTRIES, 0.1), _ids(rng, ENTRIES, 0.1)
+    weights = _normal(rng, ENTRIES) if weighted else None
+    _, count = _touched(rows)
+
+    def function(values, rows, source, weights):
+        groups = group_rows(rows, ROWS, **KERNELS)
+        sums = sum_groups(values, groups, source, weights, **KERNELS)
+        # Unused groups are beyond the rows.
+        return jnp.zeros((2 * ROWS, width)).at[groups.row].add(sums, mode="drop")
+
+    def expected():
+        sums = oracle.sum_entries(values, source, rows, ROWS, weights)
+        return [tuple(np.pad(each, ((0, ROWS), (0, 0))) for each in sums)]
+
+    return Case(
+        *("sum_groups", width, dtype, "weighted" if weighted else "", function),
+        *((values, rows, source, weights), expected, _sum_limit(count.max())),
+    )
+
+
+def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
+    table, states = _table_and_states(rng, width, dtype, optimizer)
+    rows = rng.permutation(ROWS + ROWS // 3)[:ROWS].astype(np.int32)
+    rows = np.where(rows < ROWS, rows, rng.choice(OUT_OF_RANGE, ROWS)).astype(np.int32)
+    listed = (rows >= 0) & (rows < ROWS)
+    gradients = _normal(rng, (ROWS, width))
+    gradients[~listed] = np.nan
+
+    def function(table, states, rows, gradients):
+        return update_rows(
+            table, states, rows, gradients, optimizer, step=STEP, **KERNELS
+        )
+
+    return Case(
+        *("update_rows", width, dtype, _name(optimizer), function),
+        (table, states, rows, gradients),
+        lambda: _updated(optimizer, table, states, rows[listed], gradients[listed]),
+        *(_update_limit(optimizer, width, dtype), 2),
+    )
+
+
+def _sum_and_update(
+    rng, width: int, dtype: str, optimizer: RowOptimizer
+) -> Iterator[Case]:
+    """The update, and that nothing happens where it must not be applied."""
+    table, states = _table_and_states(rng, width, dtype, optimizer)
+    values = (rng.integers(-16, 17, (ROWS, width)) / 8).astype(table.dtype)
+    values[0] = np.nan
+    rows, source = _ids(rng, ENTRIES, 0.1), _ids(rng, ENTRIES, 0.1)
+    weights = rng.choice([0.5, 1, -2], ENTRIES).astype(np.float32)
+
+    def function(table, states, rows, values, source, weights, apply):
+        groups = group_rows(rows, ROWS, **KERNELS)
+        return sum_and_update(
+            *(table, states, groups, values, source, optimizer, weights),
+            apply=apply,
+            step=STEP,
+            **KERNELS,
+        )
+
+    for apply in (True, False) if isinstance(optimizer, Scheduled) else (True,):
+
+        def expected(apply=apply):
+            touched, _ = _touched(rows if apply else rows[:0])
+            sums, _ = oracle.sum_entries(values, source, rows, ROWS, weights)
+            return _updated(optimizer, table, states, touched, sums[touched])
+
+        yield Case(
+            *("sum_and_update", width, dtype),
+            _name(optimizer) + ("" if apply else ", apply=False"),
+            *(function, (table, states, rows, values, source, weights, apply)),
+            *(expected, _update_limit(optimizer, width, dtype), 2),
+        )
+
+
+def _ids(rng, shape, padded: float) -> np.ndarray:
+    """int32 rows, never row 0: most are one row, the others follow a Zipf law, and a
+    share is out of range."""
+    ids = 1 + (rng.zipf(1.2, shape) * 7919) % (ROWS - 1)
+    ids = np.where(rng.random(shape) < 0.6, ROWS - 1, ids)
+    outside = rng.choice(OUT_OF_RANGE, shape)
+    return np.where(rng.random(shape) < padded, outside, ids).astype(np.int32)
+
+
+def _touched(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows in range, and how often each occurs."""
+    return np.unique(rows[(rows >= 0) & (rows < ROWS)], return_counts=True)
+
+
+def _normal(rng, shape) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def _table(rng, width: int, dtype: str) -> np.ndarray:
+    """Row 0, which kernels read in place of padding, is NaN."""
+    table = _normal(rng, (ROWS, width)).astype(jnp.dtype(dtype))
+    table[0] = np.nan
+    return table
+
+
+def _table_and_states(
+    rng, width: int, dtype: str, optimizer: RowOptimizer
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    table = _normal(rng, (ROWS, width)).astype(jnp.dtype(dtype))
+    return table, {
+        name: rng.uniform(0.5, 2, (ROWS, each)).astype(np.float32)
+        for name, each in optimizer.state_widths(width).items()
+    }
+
+
+def _updated(optimizer, table, states, rows, gradients):
+    """In the order in which JAX flattens a table and its states."""
+    given = optimizer, table, states, rows, gradients, STEP
+    new, magnitudes = oracle.update(*given), oracle.update_magnitudes(*given)
+    return list(zip(jax.tree.leaves(new), jax.tree.leaves(magnitudes), strict=True))
+
+
+def _exact(*arrays: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(each, np.zeros(each.shape)) for each in arrays]
+
+
+def _sum_limit(terms: int) -> float:
+    return (int(terms) + FACTOR_ROUNDINGS) * EPS
+
+
+def _update_limit(optimizer: RowOptimizer, width: int, dtype: str) -> float:
+    roundings = RULE_ROUNDINGS + (width if optimizer.row_wise else 0)
+    return roundings * EPS + (BFLOAT16_ROUNDING if dtype == "bfloat16" else 0.0)
+
+
+def _name(optimizer: RowOptimizer) -> str:
+    if isinstance(optimizer, Scheduled):
+        return f"Scheduled {type(optimizer.rule).__name__}"
+    return type(optimizer).__name__
