@@ -224,15 +224,15 @@ def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
     listed = (rows >= 0) & (rows < ROWS)
     gradients = _normal(rng, (ROWS, width))
     gradients[~listed] = np.nan
+    noise = _noise(rng, dtype)
 
-    def function(table, states, rows, gradients):
-        return update_rows(
-            table, states, rows, gradients, optimizer, step=STEP, **KERNELS
-        )
+    def function(table, states, rows, gradients, noise):
+        given = table, states, rows, gradients, optimizer
+        return update_rows(*given, step=STEP, noise=noise, **KERNELS)
 
     return Case(
         *("update_rows", width, dtype, _name(optimizer), function),
-        (table, states, rows, gradients),
+        (table, states, rows, gradients, noise),
         lambda: _updated(optimizer, table, states, rows[listed], gradients[listed]),
         *(_update_limit(optimizer, width, dtype), 2),
     )
@@ -247,13 +247,17 @@ def _sum_and_update(
     values[0] = np.nan
     rows, source = _ids(rng, ENTRIES, 0.1), _ids(rng, ENTRIES, 0.1)
     weights = rng.choice([0.5, 1, -2], ENTRIES).astype(np.float32)
+    noise = _noise(rng, dtype)
 
-    def function(table, states, rows, values, source, weights, apply):
+    def function(table, states, rows, values, source, weights, noise, apply):
         groups = group_rows(rows, ROWS, **KERNELS)
+        if noise is not None:
+            noise = noise.at[groups.row].get(mode="clip")
         return sum_and_update(
             *(table, states, groups, values, source, optimizer, weights),
             apply=apply,
             step=STEP,
+            noise=noise,
             **KERNELS,
         )
 
@@ -267,7 +271,7 @@ def _sum_and_update(
         yield Case(
             *("sum_and_update", width, dtype),
             _name(optimizer) + ("" if apply else ", apply=False"),
-            *(function, (table, states, rows, values, source, weights, apply)),
+            *(function, (table, states, rows, values, source, weights, noise, apply)),
             *(expected, _update_limit(optimizer, width, dtype), 2),
         )
 
@@ -307,6 +311,11 @@ def _table_and_states(
     }
 
 
+def _noise(rng, dtype: str) -> np.ndarray | None:
+    """For rows of 16 bits, which are rounded stochastically."""
+    return rng.integers(0, 2**32, ROWS, np.uint32) if dtype == "bfloat16" else None
+
+
 def _updated(optimizer, table, states, rows, gradients):
     """In the order in which JAX flattens a table and its states."""
     given = optimizer, table, states, rows, gradients, STEP
@@ -324,7 +333,9 @@ def _sum_limit(terms: int) -> float:
 
 def _update_limit(optimizer: RowOptimizer, width: int, dtype: str) -> float:
     roundings = RULE_ROUNDINGS + (width if optimizer.row_wise else 0)
-    return roundings * EPS + (BFLOAT16_ROUNDING if dtype == "bfloat16" else 0.0)
+    # To a neighbour, not to the nearest.
+    rounding = 2 * BFLOAT16_ROUNDING if dtype == "bfloat16" else 0.0
+    return roundings * EPS + rounding
 
 
 def _name(optimizer: RowOptimizer) -> str:
