@@ -63,9 +63,11 @@ def folder(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("prepared"))
 
 
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch):
-    monkeypatch.setattr(prepared, "WINDOW_BLOCKS", WINDOW_BLOCKS)
+@pytest.fixture(autouse=True, scope="module")
+def small_windows():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared, "WINDOW_BLOCKS", WINDOW_BLOCKS)
+        yield
 
 
 def numbers(batch) -> list[int]:
@@ -97,10 +99,16 @@ def test_every_sample_once_an_epoch_and_each_epoch_in_its_own_order(folder):
     assert order(PreparedData(folder, seed=1), 0) != epochs[0]
 
 
-@given(st.integers(1, 100), st.data())
-def test_any_batch_is_found_without_those_before(folder, batch_size, draw):
+@pytest.fixture(scope="module")
+def read(folder) -> tuple[PreparedData, list[int]]:
+    """Data that were read for four epochs, and the samples in their order."""
     data = PreparedData(folder)
-    whole = list(itertools.chain(*(order(data, epoch) for epoch in range(4))))
+    return data, list(itertools.chain(*(order(data, epoch) for epoch in range(4))))
+
+
+@given(st.integers(1, 100), st.data())
+def test_any_batch_is_found_without_those_before(folder, read, batch_size, draw):
+    data, whole = read
     steps = range(len(whole) // batch_size)
     fresh = PreparedData(folder)
     for step in draw.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=4)):
