@@ -1,5 +1,7 @@
 """The dense model replicated or in parts: the same losses, and really in parts."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -64,11 +66,17 @@ def expected():
     return losses(make_trainer("replicated"))
 
 
+@functools.cache
+def trained(dense, parts=1):
+    trainer = make_trainer(dense, parts)
+    return trainer, losses(trainer)
+
+
 @pytest.mark.parametrize(
     ("dense", "parts"), [("zero1", 1), ("tensor", 1), ("tensor", 2)]
 )
 def test_losses_are_those_of_a_replicated_model(dense, parts, expected):
-    found = losses(make_trainer(dense, parts))
+    _, found = trained(dense, parts)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
@@ -80,8 +88,7 @@ def sizes(arrays):
 
 
 def test_zero1_shards_the_optimizer_state_alone():
-    trainer = make_trainer("zero1")
-    losses(trainer, 1)
+    trainer, _ = trained("zero1")
     mine, whole = sizes(trainer.state.dense_state)
     assert mine < 1.2 * whole / 8  # the logit's bias is on all devices
     mine, whole = sizes(trainer.state.params)
@@ -89,8 +96,7 @@ def test_zero1_shards_the_optimizer_state_alone():
 
 
 def test_tensor_shards_layers_inside_a_node():
-    trainer = make_trainer("tensor")
-    losses(trainer, 1)
+    trainer, _ = trained("tensor")
     specs = {
         "/".join(map(str, path)): leaf[...].sharding.spec
         for path, leaf in nnx.to_flat_state(trainer.state.params)

@@ -97,9 +97,24 @@ def expected():
     return losses(trainer), state_of(trainer), trainer
 
 
-def test_losses_agree_between_meshes(expected):
-    expected_losses, expected_state, _ = expected
+@pytest.fixture(scope="module")
+def compiled():
+    """A trainer on eight devices, and its initial state."""
     trainer = make_trainer(2, 4)
+    return trainer, jax.tree.map(jnp.copy, trainer.state)
+
+
+@pytest.fixture
+def on_eight(compiled) -> ej.Trainer:
+    """That trainer, at the start."""
+    trainer, initial = compiled
+    trainer.restore(jax.tree.map(jnp.copy, initial))
+    return trainer
+
+
+def test_losses_agree_between_meshes(expected, on_eight):
+    expected_losses, expected_state, _ = expected
+    trainer = on_eight
     np.testing.assert_allclose(losses(trainer), expected_losses, rtol=1e-4)
     found = state_of(trainer)
     assert found.keys() == expected_state.keys()
@@ -107,10 +122,10 @@ def test_losses_agree_between_meshes(expected):
         np.testing.assert_allclose(found[name], value, rtol=1e-3, err_msg=name)
 
 
-def test_a_resumed_run_draws_the_same_masks(expected, tmp_path):
+def test_a_resumed_run_draws_the_same_masks(expected, on_eight, tmp_path):
     """Checkpointed on one device and resumed on eight, in a trainer of its own."""
     expected_losses, *_ = expected
-    before, after = make_trainer(), make_trainer(2, 4)
+    before, after = make_trainer(), on_eight
     found = losses(before, 20)
     with Checkpointer(tmp_path / "checkpoints", {}, keep=1) as checkpoints:
         checkpoints.save(before.state, 20, before.embeddings, {})
@@ -120,9 +135,9 @@ def test_a_resumed_run_draws_the_same_masks(expected, tmp_path):
     np.testing.assert_allclose(found, expected_losses, rtol=1e-4)
 
 
-def test_statistics_are_those_of_the_whole_batch():
+def test_statistics_are_those_of_the_whole_batch(on_eight):
     """Of the first step, where plain Flax can start from the same tables."""
-    trainer = make_trainer(2, 4)
+    trainer = on_eight
     start = trainer.model
     batch = DATA.train_batch(0, BATCH)
     tables = {
@@ -164,9 +179,9 @@ def test_masks_are_new_each_step_and_none_in_evaluation(expected):
     assert state_of(trainer)["dropout.rngs.count"] == STEPS
 
 
-def test_a_refused_batch_changes_no_state():
+def test_a_refused_batch_changes_no_state(on_eight):
     """Replayed batches see the state and the masks that they would have seen."""
-    tight, ample = make_trainer(2, 4, capacity=1), make_trainer(2, 4)
+    tight, ample = make_trainer(2, 4, capacity=1), on_eight
     assert losses(tight, 6) == losses(ample, 6)
     assert tight.recompilations > 0
     found, expected = state_of(tight), state_of(ample)
@@ -198,16 +213,15 @@ def test_the_trained_model_is_a_copy(expected):
     assert (np.asarray(trainer.model.last.kernel[...]) != before).any()
 
 
-def test_a_model_that_makes_variables_in_a_call_is_refused():
+def test_a_model_that_makes_variables_in_a_call_is_refused(expected):
     class Growing(Stateful):
         def __call__(self, dense, embeddings):
             self.late = Seen(jnp.zeros(()))
             return super().__call__(dense, embeddings)
 
-    made = make_trainer()
     trainer = ej.Trainer(
         Growing(),
-        made.embeddings,
+        expected[2].embeddings,
         dense_optimizer=optax.sgd(0.1),
         embedding_optimizer=RowwiseAdagrad(0.1),
     )
@@ -215,15 +229,14 @@ def test_a_model_that_makes_variables_in_a_call_is_refused():
         trainer.fit(DATA, 1)
 
 
-def test_logits_of_another_shape_are_refused():
+def test_logits_of_another_shape_are_refused(expected):
     class Column(Stateful):
         def __call__(self, dense, embeddings):
             return super().__call__(dense, embeddings)[:, None]
 
-    made = make_trainer()
     trainer = ej.Trainer(
         Column(),
-        made.embeddings,
+        expected[2].embeddings,
         dense_optimizer=optax.sgd(0.1),
         embedding_optimizer=RowwiseAdagrad(0.1),
     )
