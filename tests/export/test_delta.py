@@ -26,7 +26,7 @@ mesh: {nodes: 1, gpus_per_node: 2}
 embedding:
   dim: 4
   tables:
-    user: {rows: 400, slots: 20, max_slots: 60}
+    user: {rows: 400, slots: 40, max_slots: 60}
     item: {rows: 300, tier: host, slots: 80}
     city: {rows: 200}
   features:

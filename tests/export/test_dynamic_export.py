@@ -32,7 +32,7 @@ mesh: {nodes: 1, gpus_per_node: 2}
 embedding:
   dim: 4
   tables:
-    user: {rows: 4000, slots: 20, max_slots: 400, init_scale: 0.4}
+    user: {rows: 4000, slots: 200, max_slots: 400, init_scale: 0.4}
     item: {rows: 60}
   features:
     user: {hotness: 2, pooling: mean}
