@@ -1,5 +1,7 @@
 """Any plan gives what the unsharded reference gives."""
 
+import itertools
+
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
@@ -82,8 +84,18 @@ def test_a_row_shard_on_every_device(exchange):
     check(Problem(make_plan(features, placed, 2, 4, 64), OPTIMIZERS[0], seed=7))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+# Each cluster, each optimizer, and in each cluster both widths of state.
+QUICK = [
+    *(("rb", optimizer) for optimizer in OPTIMIZERS),
+    *((each, OPTIMIZERS[place]) for each in ("dp", "ub") for place in (3, 4)),
+]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "optimizer"),
+    thorough(itertools.product(["dp", "rb", "ub"], OPTIMIZERS), QUICK, unpack=True),
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
 def test_a_shared_table(cluster, optimizer):
     """Two features, one a sequence, on 3 × 2 shards that lie unevenly on devices, or
     replicated."""
