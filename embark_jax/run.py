@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from embark_kernels import availability, why_plain_xla
 from rich.console import Console
 
 from embark_jax import experiment
@@ -105,6 +106,8 @@ def _run(
     if main:
         for warning in setup.scale_warnings():
             say(console, f"warning: {warning}")
+        if reason := unused_kernels(config):
+            say(console, f"lookups and updates run in plain XLA: {reason}")
 
     trainer = setup.trainer()
     check = trainer.check
@@ -295,6 +298,14 @@ def _train(
             if due or ends or goal == early.best_step:
                 save()
             window.stop()
+
+
+def unused_kernels(config: ExperimentConfig) -> str:
+    """Returns why GPU kernels that can run here are not used; "" if they are, cannot
+    run, or the config names an implementation."""
+    if config.embedding.kernels != "auto" or availability()["mosaic_gpu"]:
+        return ""
+    return why_plain_xla()
 
 
 def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:

@@ -9,11 +9,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from embark_kernels import _implementation
+from embark_kernels.verdict import keep_verdict
 
 from embark_jax import config_io, evaluation, run
-from embark_jax.config import ConfigError
+from embark_jax.config import ConfigError, ExperimentConfig
 from embark_jax.data import DataError
 from embark_jax.planner import Plan
+from embark_jax.run import unused_kernels
 from embark_jax.train.checkpoint import CheckpointError
 from embark_jax.train.history import MAY_CHANGE
 from embark_jax.train.metrics import NonFiniteLogitError
@@ -222,6 +225,20 @@ def test_doctor_shows_devices_and_versions():
     assert (outcome.code, outcome.err) == (0, "")
     assert re.search(r"cpu\s+│ cpu\s+│ 8", outcome.out)
     assert re.search(r"embark_jax\s+│ 0\.1\.0", outcome.out)
+    assert "auto takes xla: mosaic_gpu needs a GPU; JAX runs on cpu" in outcome.out
+
+
+def test_a_run_says_why_it_does_without_the_kernels_of_its_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("EMBARK_KERNELS_CACHE", str(tmp_path))
+    data = {"kind": "synthetic"}
+    auto = ExperimentConfig(data=data)
+    assert unused_kernels(auto) == ""
+    monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda: "")
+    assert "have not been checked on this kind of GPU" in unused_kernels(auto)
+    chosen = ExperimentConfig(data=data, embedding={"kernels": "xla"})
+    assert unused_kernels(chosen) == ""
+    keep_verdict([])
+    assert unused_kernels(auto) == ""
 
 
 def edit(path: Path, **changes) -> None:

@@ -94,6 +94,7 @@ def measure_step(
     parts = _embedding_parts(trainer)
     result = {name: timed(name.removesuffix("_ms"), f) for name, f in parts.items()}
     plan, device = setup.plan, jax.devices()[0]
+    clusters = trainer.embeddings.clusters.values()
     return {
         "samples_per_s": trainer.batch_size / step_ms * 1e3,
         "step_ms": step_ms,
@@ -103,7 +104,7 @@ def measure_step(
         "batch_size": trainer.batch_size,
         "devices": plan.devices,
         "device_kind": device.device_kind,
-        "kernels": setup.config.embedding.kernels,
+        "kernels": " ".join(sorted({each.implementation for each in clusters})),
         "rounds": rounds,
         "batches": len(batches),
         "jax": jax.__version__,

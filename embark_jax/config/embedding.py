@@ -117,9 +117,10 @@ class EmbeddingConfig(Config):
     scratch: Path | None = None
     """Folder for the rows of tables on ``disk`` during a run; None is the system's
     folder for temporary files."""
-    kernels: Literal["auto", "xla", "mosaic_gpu"] = "xla"
-    """Implementation of lookups and updates; `auto` takes the best one that runs on the
-    present devices."""
+    kernels: Literal["auto", "xla", "mosaic_gpu"] = "auto"
+    """Implementation of lookups and updates; `auto` takes the GPU kernels,
+    `mosaic_gpu`, on a kind of GPU where they have passed `embark bench kernels
+    --check`, and plain XLA elsewhere."""
 
     def optimizer_of(self, table: str) -> EmbeddingOptimizerConfig:
         """Returns the optimizer of a table's rows."""

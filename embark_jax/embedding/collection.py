@@ -80,7 +80,7 @@ class EmbeddingCollection:
       ragged: whether ids, rows and gradients of UB tables travel without padding, where
         their exchange is flat; for GPUs alone.
       implementation: kernels of lookups and updates: "xla", "mosaic_gpu", or None for
-        the best that runs here; see ``embark_kernels.availability``.
+        the kernels where they have passed their check; see ``embark_kernels.choose``.
       hot_only: whether all ids of all batches are of replicated rows, so that sharded
         storages are only passed on. A batch with another id does not fit; capacities
         are zero.
@@ -102,7 +102,7 @@ class EmbeddingCollection:
         *,
         wire: Wire = FLOAT32,
         ragged: bool = False,
-        implementation: str | None = "xla",
+        implementation: str | None = None,
         hot_only: bool = False,
     ):
         check_mesh(plan, mesh)

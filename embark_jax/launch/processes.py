@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from embark_kernels import tuning
+from embark_kernels import tuning, verdict
 from jax.experimental import multihost_utils
 
 from embark_jax.config import ConfigError, ExperimentConfig
@@ -42,6 +42,7 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
             )
         # Caches differ between hosts, but their programs must not.
         tuning.use(of_process_0(tuning.winners()))
+        verdict.use(of_process_0(verdict.why_not_checked()))
     mine = config.model_dump(mode="json")
     if found := differences(of_process_0(mine), mine, "for process 0"):
         raise ConfigError("\n".join(["all processes must have one config:", *found]))

@@ -126,6 +126,7 @@ def _results(case: Case) -> list[np.ndarray]:
 
 
 def main(group: str) -> None:
+    jax.config.update("jax_cuda_visible_devices", "0")  # one is enough
     for case in cases(GROUPS[group]):
         print(json.dumps(case.fields), flush=True)
         print(json.dumps(run_case(case)), flush=True)

@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from embark_kernels import verdict
 
 from embark_jax.launch.process_group import free_port
 
 PROCESS = """
 import sys
-from embark_kernels import LookupConfig, tuning
+from embark_kernels import LookupConfig, tuning, verdict
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch import processes
 from embark_jax.launch.worker import WorkerOptions
@@ -23,12 +24,12 @@ options = WorkerOptions(f"localhost:{port}", 2, int(index), resume=False, link=-
 data = {"kind": "synthetic"}
 config = ExperimentConfig(data=data, mesh={"nodes": 2}, train={"batch_size": 2})
 processes.join(options, config)
-print(tuning.tuned("key", LookupConfig(1, 1)))
+print(tuning.tuned("key", LookupConfig(1, 1)), [verdict.why_not_checked()])
 """
 
 
 @pytest.mark.slow
-def test_the_tuned_blocks_of_process_0_count(tmp_path):
+def test_the_tuned_blocks_and_the_verdict_of_process_0_count(tmp_path):
     port = free_port()
 
     def start(index: int) -> subprocess.Popen:
@@ -36,6 +37,9 @@ def test_the_tuned_blocks_of_process_0_count(tmp_path):
         folder.mkdir()
         blocks = {"bags_per_block": 8 + index, "rows_in_flight": 4}
         (folder / "tuned.json").write_text(json.dumps({"cpu": {"key": blocks}}))
+        failed = ["sum_bags"] * index
+        found = {"cpu": {**verdict.versions(), "failed": failed}}
+        (folder / "verdicts.json").write_text(json.dumps(found))
         return subprocess.Popen(
             [sys.executable, "-c", PROCESS, str(port), str(index)],
             env={**os.environ, "EMBARK_KERNELS_CACHE": str(folder), "XLA_FLAGS": ""},
@@ -52,4 +56,4 @@ def test_the_tuned_blocks_of_process_0_count(tmp_path):
             process.kill()
     for text in said:
         last = text.strip().splitlines()[-1]
-        assert last == "LookupConfig(bags_per_block=8, rows_in_flight=4)", text
+        assert last == "LookupConfig(bags_per_block=8, rows_in_flight=4) ['']", text
