@@ -12,6 +12,7 @@ from embark_kernels import (
     LazyAdam,
     RowwiseAdagrad,
     begins_run,
+    check_cases,
     group_rows,
     init_states,
     number_runs,
@@ -59,6 +60,18 @@ def test_pooled_lookup_compiles(on_h100, width, dtype):
     )
     assert kernels == 1
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
+
+
+@pytest.mark.parametrize("width", [None, 16, 96, 128])
+def test_programs_of_the_check_compile(on_h100, width):
+    """Without a width, and with one of each layout of rows."""
+    for case in check_cases.cases(width):
+        shapes = jax.tree.map(
+            lambda x: on_h100(np.shape(x), np.asarray(x).dtype), case.arguments
+        )
+        donate = tuple(range(case.updated))
+        _, kernels = compile_for(case.function, *shapes, donate=donate)
+        assert kernels >= 1, case.fields
 
 
 def test_plain_xla_writes_no_gathered_rows(on_h100):
