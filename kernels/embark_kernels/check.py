@@ -79,7 +79,8 @@ def run_group(group: str, command: Sequence[str], limit_s: float) -> list[Row]:
     # A killed process may leave half a line.
     lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
     rows = [line for line in lines if "problem" in line]
-    if problem:
+    if problem or not rows:
+        problem = problem or "ran no case"
         begun = lines[-1] if lines and "problem" not in lines[-1] else {"op": group}
         rows.append({**begun, "error": None, "limit": None, "problem": problem})
     return rows

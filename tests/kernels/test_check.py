@@ -133,11 +133,17 @@ def test_a_case_that_ends_its_process_is_a_row(does, op, problem):
     assert rows[1]["op"] == op
 
 
-def test_a_group_that_never_begins_is_a_row():
-    code = "import sys; sys.exit('no such GPU')"
-    (row,) = run_group("width16", [sys.executable, "-c", code], 60)
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("import sys; sys.exit('no GPU')", "ended with exit code 1: no GPU"),
+        ("", "ran no case"),
+    ],
+)
+def test_a_group_that_never_begins_is_a_row(does, problem):
+    (row,) = run_group("width16", [sys.executable, "-c", does], 60)
     assert row["op"] == "width16"
-    assert row["problem"] == "ended with exit code 1: no such GPU"
+    assert row["problem"] == problem
 
 
 def test_without_a_gpu_there_is_nothing_to_check():
