@@ -61,8 +61,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Modules stay to the end, and what a trace makes is mostly kept: to look through
-    both after every 700 new objects took a tenth of the time."""
+    """Before the first test."""
+    # Else the first command that runs in this process chooses how many there are.
+    assert jax.device_count() == CPU_DEVICES
+    # Modules stay to the end, and what a trace makes is mostly kept: to look through
+    # both after every 700 new objects took a tenth of the time.
     gc.freeze()
     gc.set_threshold(20_000)
 
