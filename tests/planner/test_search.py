@@ -66,7 +66,7 @@ def requests(draw):
 
 
 @hypothesis.given(requests())
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=15)
 def test_every_cell_of_every_table_has_one_place(request):
     tables, features, machines, zipf, model = request
     planned = plan(

@@ -321,12 +321,15 @@ def test_of_two_writers_one_is_refused(saved, tmp_path):
 
 def test_saving_copies_nothing_that_is_donated(tmp_path):
     # A view that is left of a block would make the next step copy the whole storage.
-    setup, other = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=1")
+    setup, other = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=2")
     other.fit(setup.dataset, 1)
 
     def places():
-        storages = other.state.storages.values()
-        return [each.unsafe_buffer_pointer() for each in storages]
+        return [
+            shard.data.unsafe_buffer_pointer()
+            for storage in other.state.storages.values()
+            for shard in storage.addressable_shards
+        ]
 
     before = places()
     with Checkpointer(tmp_path / "run", setup.identity, keep=1) as checkpoints:

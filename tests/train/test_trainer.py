@@ -13,6 +13,7 @@ from embark_jax.planner import Wire
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.results import NonFiniteLossError
+from tests.thorough import thorough
 from tests.train.trainers import (
     AMPLE,
     BATCH,
@@ -34,7 +35,7 @@ def test_steps_in_flight_change_nothing(trainer, undisturbed):
     assert_equal_states(snapshot(trainer), states[10])
 
 
-@pytest.mark.parametrize("wide_from", [0, 4], ids=["at once", "steps in flight"])
+@pytest.mark.parametrize("wide_from", thorough([0, 4], [4]))
 def test_an_overflow_changes_no_bit(trainer, wide_from):
     """Few rows need few places; from step ``wide_from`` on, batches need more."""
     data = Clicks(spread=lambda step: 1 if step < wide_from else ROWS)
