@@ -26,6 +26,9 @@ COLUMNS_ALONE = 512
 """Up to this many columns, each bag has its own expression on CPU, so that its sum is
 made where it is used. With more columns, bags of equal length share one, to keep
 programs small."""
+SUMMANDS_WORTH_SORTING = 2
+"""Summands per sum from which a GPU sorts them: with about one, sorting costs more
+bytes than it saves, and it changes what XLA schedules beside the exchanges."""
 ENTRIES_AT_ONCE = 2048
 """Entries that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 
@@ -160,7 +163,11 @@ def add_rows(
         return add(sums, values, source, target, weights, in_order=True)
 
     arguments = sums, values, source, target, weights
-    default = add_in_order if ascending else sort_and_add
+    default = add
+    if ascending:
+        default = add_in_order
+    elif source.shape[0] >= SUMMANDS_WORTH_SORTING * size:
+        default = sort_and_add
     return lax.platform_dependent(*arguments, cpu=a_few_at_once, default=default)
 
 
