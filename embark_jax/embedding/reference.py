@@ -5,19 +5,10 @@ This code is written for plainness, not speed. Every plan must give the same res
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import numpy as np
-from embark_kernels import (
-    SGD,
-    Adagrad,
-    LazyAdam,
-    RowOptimizer,
-    RowwiseAdagrad,
-    Scheduled,
-)
+from embark_kernels import RowOptimizer, oracle
 
 from embark_jax.tables import FeatureSpec
 
@@ -98,29 +89,7 @@ def update(
     step: int,
 ) -> None:
     """Updates the touched rows of one table and of its state, in place."""
-    g, rate = gradient[touched], optimizer.learning_rate
-    match optimizer:
-        case Scheduled(rule, schedule, weight_decay):
-            rate *= float(schedule(step - 1))
-            table[touched] *= 1 - rate * weight_decay
-            scaled = dataclasses.replace(cast(Any, rule), learning_rate=rate)
-            update(table, state, gradient, touched, scaled, step)
-        case SGD():
-            table[touched] -= rate * g
-        case Adagrad() | RowwiseAdagrad():
-            square = g**2
-            if isinstance(optimizer, RowwiseAdagrad):
-                square = square.mean(axis=1, keepdims=True)
-            state["accumulator"][touched] += square
-            root = np.sqrt(state["accumulator"][touched])
-            table[touched] -= rate * g / (root + optimizer.eps)
-        case LazyAdam():
-            b1, b2 = optimizer.beta1, optimizer.beta2
-            first = b1 * state["mean"][touched] + (1 - b1) * g
-            second = b2 * state["variance"][touched] + (1 - b2) * g**2
-            state["mean"][touched], state["variance"][touched] = first, second
-            mean = first / (1 - b1**step)
-            root = np.sqrt(second / (1 - b2**step))
-            table[touched] -= rate * mean / (root + optimizer.eps)
-        case _:
-            raise TypeError(f"no reference for {type(optimizer).__name__}")
+    rows = np.flatnonzero(touched)
+    given = table, state, rows, gradient[rows], step
+    table[:], new_state = oracle.update(optimizer, *given)
+    state.update(new_state)

@@ -93,7 +93,7 @@ def unique_by_owner(
       slot: ``[n]`` int32 in ``[0, slots]``; ``slots`` where padded.
       owners, slots: number of each.
       capacity: number of places in a bucket.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
     """
     n, num_keys = owner.shape[0], owners * slots + 1
     wide = num_keys > 2**31

@@ -51,7 +51,7 @@ def pooled_lookup(
       pooling: "sum" or "mean"; an empty bag, or one of total weight zero, has mean
         zero.
       out_dtype: float32 or bfloat16.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
       config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
@@ -94,7 +94,7 @@ def sum_bags(
         end ``bags`` for entries in no bag.
       bags: static number of bags in a line.
       weights: ``[lines, entries]`` float32 factors of the rows.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
       config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:

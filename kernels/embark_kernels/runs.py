@@ -76,7 +76,7 @@ def number_runs(
     Args:
       is_first: ``[n]`` bool from ``begins_run``.
       capacity: static number of runs to hold.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
     Returns:
       ``(number, first)``, int32: ``[n]`` number of each entry's run, and ``[capacity]``

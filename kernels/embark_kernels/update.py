@@ -58,7 +58,7 @@ def update_rows(
         whose rows continue in other tables; None means that the table has whole rows.
       noise: ``[listed]`` uint32 random number of each row, for stochastic rounding to a
         table of 16 bits; None rounds to the nearest.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
       config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
@@ -158,7 +158,7 @@ def sum_groups(
       source: ``[n]`` int32 index of each entry in ``values``; out of range where
         padded.
       weights: ``[n]`` float32 factors, or None.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
     Returns:
       ``[groups, width]`` float32, to go with ``groups.row``; zeros where unused.
@@ -210,7 +210,7 @@ def sum_and_update(
       values, source, weights: as in ``sum_groups``.
       apply: ``[]`` bool; if false, nothing changes.
       noise: as in ``update_rows``, for ``groups.row``.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
     Returns:
       The new table and states.
@@ -275,7 +275,7 @@ def update_from_bags(
       ids, weights, hotness: as in ``pooled_lookup``.
       gradient: gradient of the loss by the pooled sums, ``[batch, len(hotness),
         width]``; ``[batch, width]`` if ``hotness`` is None.
-      implementation: "xla", "mosaic_gpu", or None for the best that runs here.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
     Returns:
       The new table and states.
