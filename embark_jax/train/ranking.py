@@ -55,7 +55,7 @@ def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ran
         raise ValueError("labels must be 0 or 1")
     order = np.lexsort([-logits, groups])
     labels, logits = labels[order].astype(bool), logits[order]
-    first = np.flatnonzero(np.diff(groups[order], prepend=np.nan) != 0)
+    first = np.flatnonzero(_differs_from_previous(groups[order]))
     counts = np.diff(np.append(first, len(order)))
     places = np.arange(len(order)) - np.repeat(first, counts)
 
@@ -112,7 +112,7 @@ def _aucs(
       labels, logits: values of all samples, by group and decreasing logit.
       positives: number of positive samples of each group.
     """
-    is_new = np.diff(logits, prepend=np.nan) != 0
+    is_new = _differs_from_previous(logits)
     is_new[first] = True
     ties = np.flatnonzero(is_new)
     sizes = np.diff(np.append(ties, len(logits)))
@@ -121,6 +121,15 @@ def _aucs(
     ranks = np.repeat(first + counts, counts) - middle
     sums = np.add.reduceat(np.where(labels, ranks, 0.0), first)
     return (sums - positives * (positives + 1) / 2) / (positives * (counts - positives))
+
+
+def _differs_from_previous(values: np.ndarray) -> np.ndarray:
+    """Returns for each value whether it is the first, or not equal to the one before.
+
+    Values are compared, not subtracted: ids above 2^53 have no float, and infinities no
+    difference.
+    """
+    return np.append(True, values[1:] != values[:-1])
 
 
 def _mean(values: np.ndarray) -> float | None:

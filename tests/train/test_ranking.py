@@ -77,3 +77,22 @@ def test_calibration_of_probabilities_that_are_right():
     found = np.array(calibration(labels, logits, 5))
     np.testing.assert_allclose(found[:, 0], [0.1, 0.3, 0.5, 0.7, 0.9], atol=0.01)
     np.testing.assert_allclose(found[:, 1], found[:, 0], atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_ids_beyond_floats_are_groups_of_their_own(dtype):
+    """Four neighbours above 2^53 have one float; oracle: the same samples with the
+    groups 0 to 3, which a float tells apart."""
+    rng = np.random.default_rng(1)
+    small = np.repeat(np.arange(4), 25)[rng.permutation(100)]
+    labels, logits = (rng.random(100) < 0.4).astype(int), rng.normal(size=100)
+    large = small.astype(dtype) + dtype(2**62)
+    assert len(set(large.astype(float))) == 1
+    assert rank(large, labels, logits, 5) == rank(small, labels, logits, 5)
+    assert rank(large, labels, logits, 5).groups == 4
+
+
+def test_infinite_logits_that_are_equal_count_half():
+    labels, logits = [1, 0, 1, 0], np.array([np.inf, np.inf, np.inf, -np.inf])
+    found = rank([7, 7, 7, 7], labels, logits, 4)
+    assert found.gauc == roc_auc_score(labels, [1, 1, 1, 0]) == 0.75
