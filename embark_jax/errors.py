@@ -6,3 +6,7 @@ from __future__ import annotations
 class UserError(Exception):
     """An error that a user can fix: its message says what is wrong, where, and what to
     do. The command line shows it without a traceback."""
+
+
+class DataError(UserError, ValueError):
+    """Data that break a rule; the message says where, which value, and what to do."""

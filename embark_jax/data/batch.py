@@ -9,12 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from embark_jax.data.records import layout
-from embark_jax.errors import UserError
+from embark_jax.errors import DataError as DataError
 from embark_jax.tables import FeatureSpec
-
-
-class DataError(UserError, ValueError):
-    """Data that break a rule; the message says where, which value, and what to do."""
 
 
 def id_dtype(rows: int) -> np.dtype:

@@ -1,4 +1,4 @@
-"""Writes files that appear whole or not at all."""
+"""Writes files that appear whole or not at all, and finds those that others name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
+from embark_jax.errors import DataError
 
 
 @contextlib.contextmanager
@@ -39,6 +41,26 @@ def read_arrow(path: Path) -> pa.Table:
     """Reads the whole of an Arrow IPC file, mapped into memory."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all().combine_chunks()
+
+
+def confined(folder: Path, name: str) -> Path:
+    """Returns the path of a file of a folder that one of the folder's files names.
+
+    Args:
+      folder: the folder.
+      name: path in the folder, as a manifest or a description gives it.
+
+    Raises:
+      DataError: if the path leads out of the folder, links followed, or is no path.
+    """
+    outside = f"{folder}: names the file {name!r}, which must lie in this folder"
+    try:
+        inside = (folder / name).resolve().relative_to(folder.resolve())
+    except (ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise DataError(f"{outside}; get the folder anew from who made it") from error
+    if inside == Path():
+        raise DataError(f"{outside}, and is the folder itself")
+    return folder / name
 
 
 def sha256_of(path: Path) -> str:
