@@ -242,6 +242,8 @@ def prepare(
             progress=stages.update,
         )
     manifest = prepared.manifest
+    if prepared.already:
+        say("already prepared, nothing was read: raw files and options are the same")
     if prepared.report is not None:
         own_files.show(prepared.report)
     _say_what(manifest, out)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from embark_jax.errors import DataError
 
@@ -21,6 +22,18 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch = path.with_name(f"{path.name}.part")
     yield scratch
     scratch.replace(path)
+
+
+def read_json(path: Path, mend: str) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      DataError: if it is no JSON; the message ends with ``mend``, what to do about it.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:  # of the JSON, or of its encoding
+        raise DataError(f"{path}: is damaged ({error}); {mend}") from None
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -67,3 +80,9 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def xxh3_of(path: Path) -> str:
+    """The 128-bit XXH3 of a file, in hexadecimal: as fast as disks, for large files."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -142,4 +142,5 @@ def _recipe(ratings: DelimitedFile, users: SideTable, items: SideTable) -> Recip
         dense=("age_centuries", "years"),
         features=(*map(FeatureSpec, SINGLES), FeatureSpec("genres", pooling="mean")),
         samples=samples,
+        sides=(users.path, items.path),
     )

@@ -158,6 +158,7 @@ class Recipe:
         other columns are taken as they are.
       columns: the columns of a user's own files, which raw rows to score must have,
         too.
+      sides: further files that samples are made of, such as a table of the users.
     """
 
     raw: Sequence[RawFile]
@@ -169,6 +170,12 @@ class Recipe:
     history: History | None = None
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
     columns: Columns | None = None
+    sides: Sequence[Path] = ()
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files that samples are made of."""
+        return [*(raw.path for raw in self.raw), *self.sides]
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +18,25 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.files import write_json
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.prepare import report as reports
+from embark_jax.data.prepare.claim import RAW, begun, check_same, claim
 from embark_jax.data.prepare.counting import Counted, PlacedPart, count
 from embark_jax.data.prepare.delimited import OnBadLine
 from embark_jax.data.prepare.encoding import encode
 from embark_jax.data.prepare.grouping import with_histories
 from embark_jax.data.prepare.numbers import in_sample
 from embark_jax.data.prepare.parsing import ParsedPart, SamplePart, parse
+from embark_jax.data.prepare.raw_contents import (
+    check_unchanged,
+    contents,
+    stamps,
+)
 from embark_jax.data.prepare.recipe import (
     TIME,
     Extent,
@@ -73,11 +79,13 @@ class Prepared:
       manifest: the folder's manifest.
       report: what the data hold.
       skipped: some of the bad lines that are left out, in words.
+      already: whether an earlier command had prepared them, so that nothing was read.
     """
 
     manifest: Manifest
     report: Report | None
     skipped: Sequence[str] = ()
+    already: bool = False
 
 
 def prepare(
@@ -103,13 +111,20 @@ def prepare(
     Raises:
       DataError: if a raw file is bad, or ``out`` holds something else.
     """
-    sizes = {raw.path.name: raw.path.stat().st_size for raw in recipe.raw}
-    made_from = {**made_from, **dataclasses.asdict(options), "raw": sizes}
-    work = out / ".work"
+    work, before = out / ".work", stamps(recipe.paths)
+    recorded = begun(out, work)
+    made_from = {**made_from, **dataclasses.asdict(options)}
+    check_same(out, recorded, made_from)
+    made_from[RAW] = contents(
+        recipe.paths,
+        None if recorded is None else recorded.get(RAW, {}),
+        out,
+        functools.partial(progress, "hash"),
+    )
     if finished := claim(out, work, made_from):
-        return Prepared(finished, _read_report(out))
+        return Prepared(finished, _read_report(out), already=True)
     workers = workers or os.cpu_count() or 1
-    total = sum(sizes.values())
+    total = sum(raw.path.stat().st_size for raw in recipe.raw)
     parsed = list(
         parse(
             recipe,
@@ -119,6 +134,7 @@ def prepare(
             lambda done: progress("parse", done, total),
         )
     )
+    check_unchanged(recipe.paths, before, out)
     samples: Sequence[SamplePart] = parsed
     if recipe.history:
         folder = work / "grouped"
@@ -152,30 +168,14 @@ def prepare(
 def _read_report(out: Path) -> Report | None:
     """The report of prepared data; None for data of versions without reports."""
     path = out / reports.FILE_NAME
-    return Report.model_validate_json(path.read_bytes()) if path.exists() else None
-
-
-def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | None:
-    """Claims the folder for this data set; returns its manifest if it is finished."""
-    made_from, started = json.loads(json.dumps(made_from)), work / "made_from.json"
-    finished = None
-    if (out / manifests.FILE_NAME).exists():
-        finished = manifests.load(out)
-        earlier = finished.made_from
-    elif started.exists():
-        earlier = json.loads(started.read_text())
-    elif out.exists() and any(out.iterdir()):
-        raise DataError(f"{out}: holds other files; take another --out")
-    else:
-        write_json(started, earlier := made_from)
-    if earlier != made_from:
-        keys = sorted(earlier.keys() | made_from.keys())
-        changed = [key for key in keys if earlier.get(key) != made_from.get(key)]
+    if not path.exists():
+        return None
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except pydantic.ValidationError as error:
         raise DataError(
-            f"{out}: was made with other options ({', '.join(changed)}); take another "
-            "--out, or delete it"
-        )
-    return finished
+            f"{path}: is damaged ({error.errors()[0]['msg']}); {manifests.MEND}"
+        ) from None
 
 
 def _placed(

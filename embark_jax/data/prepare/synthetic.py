@@ -17,7 +17,7 @@ from embark_jax.data.batch import Batch
 from embark_jax.data.files import write_json
 from embark_jax.data.manifest import Manifest, Part, PreparedFeature
 from embark_jax.data.pipeline import in_order
-from embark_jax.data.prepare.run import claim
+from embark_jax.data.prepare.claim import claim
 from embark_jax.data.synthetic import SyntheticClicks
 
 _Split = Literal["train", "test"]

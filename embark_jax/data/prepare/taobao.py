@@ -106,4 +106,5 @@ def taobao(raw: Path) -> Recipe:
         samples=samples,
         time_split=given_split,
         history=HISTORY,
+        sides=(ads.path, users.path),
     )

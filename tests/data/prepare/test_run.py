@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from embark_jax import experiment
 from embark_jax.config import ExperimentConfig
@@ -213,8 +214,13 @@ def test_the_manifest_is_small_and_plain(raw, tmp_path):
     out = tmp_path / "out"
     prepare_in(raw, out)
     manifest = json.loads((out / "manifest.json").read_text())
+    file = raw / "train.txt.gz"
     assert manifest["made_from"]["raw"] == {
-        "train.txt.gz": (raw / "train.txt.gz").stat().st_size
+        file.name: {
+            "bytes": file.stat().st_size,
+            "xxh3": xxhash.xxh3_128_hexdigest(file.read_bytes()),
+            "changed_ns": file.stat().st_ctime_ns,
+        }
     }
     assert manifest["features"]["C1"] == {
         "table": "C1",

@@ -1,0 +1,125 @@
+"""Identifies raw files by what they hold, so that prepared data are never taken for
+those of other files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embark_jax.data.files import xxh3_of
+from embark_jax.errors import DataError
+
+
+class Stamp(NamedTuple):
+    """What the file system says of a file: its size and when it changed last.
+
+    ``changed_ns`` is the time of the last change of content, name or owner, which
+    programs such as ``touch`` and ``cp -p`` cannot set back.
+    """
+
+    bytes: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        status = path.stat()
+        return cls(status.st_size, status.st_ctime_ns)
+
+
+def stamps(paths: Sequence[Path]) -> list[Stamp]:
+    """The stamps of files, in their order."""
+    return [Stamp.of(path) for path in paths]
+
+
+def contents(
+    paths: Sequence[Path],
+    recorded: Mapping[str, Any] | None,
+    out: Path,
+    progress: Callable[[int, int], None],
+) -> dict[str, dict[str, Any]]:
+    """Identifies each file: its size, its hash, and when it changed.
+
+    A file is read for its hash if there is no record, or if it changed since, but has
+    the size that is recorded.
+
+    Args:
+      paths: the raw files.
+      recorded: what this returned when ``out`` was begun; None if it is new.
+      out: folder of the prepared data, for messages.
+      progress: called with how many bytes were hashed, of how many.
+
+    Returns:
+      For each name of a file ``bytes``, ``xxh3`` and ``changed_ns``; equal to
+      ``recorded`` if the files hold what they held.
+
+    Raises:
+      DataError: if the files are not those that are recorded.
+    """
+    if recorded is not None:
+        _check_same_names(paths, recorded, out)
+    found, total, done = {}, sum(path.stat().st_size for path in paths), 0
+    for path in paths:
+        stamp = Stamp.of(path)
+        known = None if recorded is None else recorded[path.name]
+        if known is not None and stamp == Stamp(known["bytes"], known["changed_ns"]):
+            found[path.name] = known
+        else:
+            found[path.name] = _content(path, stamp, known, out)
+        done += stamp.bytes
+        progress(done, total)
+    return found
+
+
+def _content(
+    path: Path, stamp: Stamp, known: Mapping[str, Any] | None, out: Path
+) -> dict[str, Any]:
+    is_new = known is None
+    content = stamp._asdict()
+    if is_new or known["bytes"] == stamp.bytes:
+        content["xxh3"] = xxh3_of(path)
+    if is_new:
+        return content
+    if known["bytes"] != stamp.bytes:
+        change = f"has {stamp.bytes:,} bytes, had {known['bytes']:,}"
+    elif known["xxh3"] != content["xxh3"]:
+        change = "has other content of the same size"
+    else:  # a copy, or touched
+        return dict(known)
+    raise DataError(
+        f"{path}: {change} when {out} was made from it; take another --out, or delete "
+        f"{out}"
+    )
+
+
+def _check_same_names(
+    paths: Sequence[Path], recorded: Mapping[str, Any], out: Path
+) -> None:
+    names = sorted(path.name for path in paths)
+    if names != sorted(recorded):
+        raise DataError(
+            f"{out}: was made from other raw files ({', '.join(sorted(recorded))}), "
+            f"not from {', '.join(names)}; take another --out, or delete it"
+        )
+    if not all(isinstance(known, Mapping) for known in recorded.values()):
+        raise DataError(
+            f"{out}: does not say what its raw files held, as an earlier version made "
+            "it; whether they have changed is not known: take another --out, or "
+            "delete it"
+        )
+
+
+def check_unchanged(paths: Sequence[Path], before: Sequence[Stamp], out: Path) -> None:
+    """Raises ``DataError`` if a file changed while it was read.
+
+    Args:
+      paths: the raw files.
+      before: their stamps before they were read.
+      out: folder of the prepared data, for the message.
+    """
+    for path, stamp in zip(paths, before, strict=True):
+        if Stamp.of(path) != stamp:
+            raise DataError(
+                f"{path}: was changed while it was read; delete {out}, and run the "
+                "command again when the file is complete"
+            )
