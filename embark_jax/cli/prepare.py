@@ -247,6 +247,12 @@ def prepare(
     if prepared.report is not None:
         own_files.show(prepared.report)
     _say_what(manifest, out)
+    if manifest.raw_rows is not None:
+        kept = sum(map(manifest.rows, manifest.parts))
+        say(
+            f"of {manifest.raw_rows:,} lines or rows of the raw files {kept:,} are "
+            f"samples, {manifest.skipped_lines:,} are left out"
+        )
     for name, count in manifest.missing_dense.items():
         share_missing = count / sum(map(manifest.rows, manifest.parts))
         say(f"column {name!r}: {count:,} missing values ({share_missing:.1%}) are 0")

@@ -101,6 +101,8 @@ class Manifest(Config):
       table_rows: number of rows of each table.
       block_rows: number of samples of each block but the last of a file.
       parts: files of each split, in order.
+      raw_rows: number of lines or rows of the raw files: each became a sample, or is
+        among ``skipped_lines``. None for synthetic data and those of earlier versions.
       skipped_lines: number of bad lines of the raw files, which are left out.
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
@@ -119,6 +121,7 @@ class Manifest(Config):
     table_rows: Mapping[str, PositiveInt]
     block_rows: PositiveInt
     parts: Mapping[str, tuple[Part, ...]]
+    raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
     vocabularies: tuple[File, ...] = ()

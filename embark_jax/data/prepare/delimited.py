@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -123,11 +124,35 @@ def describe(chunk: Chunk, bad: BadLine) -> str:
     return f"{chunk.path}, line {chunk.first_line + bad.place}: {bad.reason}"
 
 
+def header_names(line: bytes, separator: str, encoding: str = "utf-8") -> list[str]:
+    """The names of columns in the first line of a file, which may be in quotes.
+
+    Raises:
+      DataError: if the line is no text of the encoding, or a quote is not closed.
+    """
+    try:
+        text = line.decode(encoding).rstrip("\r\n")
+        (names,) = csv.reader([text], delimiter=separator, strict=True)
+    except UnicodeDecodeError:
+        kind = encoding.upper()
+        raise DataError(
+            f"is {shown(line)}, not {kind} text; must name the columns"
+        ) from None
+    except (csv.Error, ValueError) as error:
+        raise DataError(
+            f"is {shown(line)} ({error}); must name the columns, between "
+            f"{separator!r}, on this line"
+        ) from None
+    return [name.strip() for name in names]
+
+
 def check_header(line: bytes, layout: Layout) -> str | None:
     """Says what is wrong with the first line of a file that has a header."""
-    found = line.decode(layout.encoding, "replace").rstrip("\r\n")
     expected = list(layout.header)
-    names = [name.strip().strip('"') for name in found.split(layout.separator)]
+    try:
+        names = header_names(line, layout.separator, layout.encoding)
+    except DataError as error:
+        return str(error)
     if names == expected:
         return None
     return f"header is {names!s:.{MOST_SHOWN}}, must be {expected}"
@@ -177,6 +202,7 @@ def _parse(text: bytes, layout: Layout) -> pa.Table:
         table = _read(text, layout)
     except pa.ArrowInvalid as error:
         raise ValueError(_explain(str(error), text, layout)) from None
+    _check_lines(table, text)
     for place, column in enumerate(columns):
         values = table.column(place)
         if column.kind == "hex":
@@ -209,6 +235,26 @@ def _read(text: bytes, layout: Layout) -> pa.Table:
             strings_can_be_null=True,
         ),
     )
+
+
+def _check_lines(table: pa.Table, text: bytes) -> None:
+    """Checks that each line became one row: a quote that is not closed makes the reader
+    take the lines up to the next quote for one value, and a carriage return for the end
+    of a line."""
+    for column in table.columns:
+        for values in column.chunks:
+            if _is_bytes(values.type) and re.search(b"\n", values.buffers()[2] or b""):
+                raise ValueError(
+                    f"a quote is not closed on this line, {shown(text)}; a value must "
+                    "end on its line, and a quote inside it be written twice: files "
+                    "with line breaks in values can be read as Parquet"
+                )
+    if len(table) != text.count(b"\n"):
+        raise ValueError(f"a carriage return is inside this line, {shown(text)}")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_binary(kind)
 
 
 def _explain(error: str, line: bytes, layout: Layout) -> str:

@@ -16,6 +16,7 @@ from embark_jax.data.files import read_arrow, write_arrow
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.delimited import OnBadLine
 from embark_jax.data.prepare.recipe import Piece, Position, Recipe
+from embark_jax.errors import DataError
 
 _EXAMPLES = 3
 """How many bad lines of each part are kept in words."""
@@ -51,6 +52,7 @@ class ParsedPart(SamplePart):
       skipped: number of bad lines that are left out.
       examples: some of these, in words.
       missing: for each dense feature, how many values are missing.
+      raw_rows: number of lines or rows of the piece.
     """
 
     after: Position
@@ -58,6 +60,7 @@ class ParsedPart(SamplePart):
     skipped: int
     examples: tuple[str, ...]
     missing: dict[str, int]
+    raw_rows: int
 
 
 def parse(
@@ -110,6 +113,13 @@ class _Job(NamedTuple):
         path, piece = work
         columns, bad = piece.read(self.on_bad_line)
         samples = self.recipe.samples(columns, self.file)
+        if len(samples) + len(bad) != piece.rows:
+            raise DataError(
+                f"{self.recipe.raw[self.file].path}: {piece.rows:,} lines or rows up "
+                f"to {piece.after.line - 1:,} became {len(samples):,} samples and "
+                f"{len(bad):,} bad lines, which is a mistake of embark_jax; tell its "
+                "makers, with this file"
+            )
         missing = {name: samples[name].null_count for name in self.recipe.dense}
         if self.recipe.history:
             samples = self.recipe.history.by_hash(samples)
@@ -122,6 +132,7 @@ class _Job(NamedTuple):
             len(bad),
             tuple(bad[:_EXAMPLES]),
             missing,
+            piece.rows,
         )
         known = dataclasses.asdict(part)
         del known["path"]

@@ -63,11 +63,13 @@ class Piece(NamedTuple):
       read: returns its typed columns and the positions of its bad lines.
       after: where the next piece begins.
       progress: bytes of the file on disk up to there.
+      rows: number of its lines, without the header, or of its rows.
     """
 
     read: Callable[[OnBadLine], tuple[pa.Table, list[str]]]
     after: Position
     progress: int
+    rows: int
 
 
 class RawFile(Protocol):
@@ -91,7 +93,8 @@ class DelimitedFile:
     def pieces(self, after: Position) -> Iterator[Piece]:
         for chunk in read_chunks(self.path, *after, chunks.CHUNK_BYTES):
             position = Position(chunk.end, chunk.next_line)
-            yield Piece(_Reader(chunk, self.layout), position, chunk.disk_position)
+            reader = _Reader(chunk, self.layout)
+            yield Piece(reader, position, chunk.disk_position, reader.lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +102,20 @@ class _Reader:
     chunk: Chunk
     layout: Layout
 
+    @property
+    def lines(self) -> int:
+        """Number of lines without the header; the last may lack its newline."""
+        chunk = self.chunk
+        cut = not chunk.text.endswith(b"\n")
+        return chunk.next_line - chunk.first_line + cut - self._has_header
+
+    @property
+    def _has_header(self) -> bool:
+        return bool(self.layout.header) and self.chunk.first_line == 1
+
     def __call__(self, on_bad_line: OnBadLine) -> tuple[pa.Table, list[str]]:
         chunk = self.chunk
-        if self.layout.header and chunk.first_line == 1:
+        if self._has_header:
             header, _, text = chunk.text.partition(b"\n")
             if problem := check_header(header, self.layout):
                 raise DataError(f"{chunk.path}, line 1: {problem}")
@@ -119,10 +133,10 @@ class ParquetFile:
 
     def pieces(self, after: Position) -> Iterator[Piece]:
         try:
-            groups = pq.ParquetFile(self.path).num_row_groups
+            metadata = pq.ParquetFile(self.path).metadata
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{self.path}: {error}") from None
-        size = self.path.stat().st_size
+        size, groups = self.path.stat().st_size, metadata.num_row_groups
         for group in range(after.start, groups):
 
             def read(_: OnBadLine, group=group):
@@ -134,7 +148,8 @@ class ParquetFile:
                         f"{self.path}, row group {group}: {error}"
                     ) from None
 
-            yield Piece(read, Position(group + 1), size * (group + 1) // groups)
+            progress, rows = size * (group + 1) // groups, metadata.row_group(group)
+            yield Piece(read, Position(group + 1), progress, rows.num_rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -273,6 +273,7 @@ def _manifest(
         numbers={n: counted.numbers[n] for n in recipe.numbers},
         columns=recipe.columns,
         text_features=_text_features(parsed[0]) if recipe.columns else (),
+        raw_rows=sum(part.raw_rows for part in parsed),
         skipped_lines=sum(part.skipped for part in parsed),
         missing_dense={
             name: count

@@ -14,7 +14,7 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare.chunks import read_chunks
 from embark_jax.data.prepare.columns import CategoryColumn, Columns, check_there
-from embark_jax.data.prepare.delimited import Column, shown, with_header
+from embark_jax.data.prepare.delimited import Column, header_names, with_header
 from embark_jax.data.prepare.recipe import (
     SPLIT,
     TIME,
@@ -340,9 +340,6 @@ def _header(path: Path, separator: str) -> list[str]:
     if not line.strip():
         raise DataError(f"{path}, line 1: is empty, must name the columns")
     try:
-        names = line.decode("utf-8").rstrip("\r\n").split(separator)
-    except UnicodeDecodeError:
-        raise DataError(
-            f"{path}, line 1: is {shown(line)}, not UTF-8 text; must name the columns"
-        ) from None
-    return [name.strip().strip('"') for name in names]
+        return header_names(line, separator)
+    except DataError as error:
+        raise DataError(f"{path}, line 1: {error}") from None

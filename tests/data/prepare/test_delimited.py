@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embark_jax.data import DataError
+from embark_jax.data import manifest as manifests
+from embark_jax.data.prepare import tables
 from embark_jax.data.prepare.chunks import Chunk
+from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.delimited import Column, Layout, describe, parse
+from tests.data.prepare.test_recipes import prepared
+from tests.runs import embark
 
 LAYOUT = Layout(
     (
@@ -145,3 +150,79 @@ def test_quotes_and_other_encodings(tmp_path):
     layout = Layout(columns, ",", quotes=True, encoding="latin-1")
     table = parse(chunk_of(path.read_bytes()), layout).table
     assert table["name"].to_pylist() == ['a "b", c', "é"]
+
+
+def quoted_reference(line: bytes) -> list[str] | None:
+    """The values of a line with quotes, one character at a time; None if a quote stays
+    open or a carriage return is elsewhere than at its end."""
+    text, values, quoted = line.decode().removesuffix("\n"), [""], False
+    characters = iter(enumerate(text))
+    start = 0
+    for place, each in characters:
+        if quoted:
+            if each != '"':
+                values[-1] += each
+            elif text[place + 1 : place + 2] == '"':
+                values[-1] += '"'
+                next(characters)
+            else:
+                quoted = False
+        elif each == '"' and place == start:
+            quoted = True
+        elif each == ",":
+            values.append("")
+            start = place + 1
+        elif each == "\r":
+            if place < len(text) - 1:
+                return None
+        else:
+            values[-1] += each
+    return None if quoted else values
+
+
+@given(st.lists(st.text('",a\r', max_size=7).map(str.encode), max_size=12))
+def test_a_value_ends_on_its_line(lines):
+    """A quote that is left open takes no other line with it, wherever text is cut."""
+    lines = [line + b"\n" for line in lines]
+    layout = Layout(
+        (Column("a", required=True), Column("b")), ",", quotes=True, missing=("",)
+    )
+    expected = [quoted_reference(line) for line in lines]
+    good = [row for row in expected if row and len(row) == 2 and row[0]]
+    parsed = parse(chunk_of(b"".join(lines)), layout, "skip")
+    found = [tuple(row.values()) for row in parsed.table.to_pylist()]
+    assert found == [(a, b or None) for a, b in good]
+    assert len(found) + len(parsed.bad) == len(lines)
+
+
+def test_an_open_quote_is_told(tmp_path):
+    path = tmp_path / "a.csv"
+    names = [f'"shop {i}"' for i in range(302)]
+    names[100], names[201] = '"shop 100', '"shop 201'
+    rows = [f"{i % 2},{name}\n" for i, name in enumerate(names)]
+    path.write_text("".join(["label,name\n", *rows]))
+    command = ("data", "prepare", "csv", "--raw", path, "--out", tmp_path / "out")
+    refused = embark(*command)
+    assert refused.code == 1
+    assert "a.csv, line 102: a quote is not closed on this line, '0,\"shop" in (
+        refused.err
+    )
+    skipped = embark(*command[:-1], tmp_path / "skipped", "--on-bad-line", "skip")
+    assert (skipped.code, skipped.err) == (0, "")
+    assert (
+        "of 302 lines or rows of the raw files 300 are samples, 2 are left out"
+    ) in skipped.out
+    manifest = manifests.load(tmp_path / "skipped")
+    assert (manifest.raw_rows, manifest.skipped_lines) == (302, 2)
+    assert sum(map(manifest.rows, manifest.parts)) == 300
+
+
+def test_names_in_quotes_may_hold_separators(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('label,"size, in cm"\r\n' + "1,7\r\n0,8\r\n" * 10)
+    recipe = tables.csv(path, Columns())
+    assert [feature.name for feature in recipe.features] == ["size, in cm"]
+    assert len(prepared(recipe, tmp_path / "out", "random").table_rows) == 1
+    path.write_text('label,"size\n1,7\n')
+    with pytest.raises(DataError, match=r"line 1: is 'label,\"size' \(unexpected end"):
+        tables.csv(path, Columns())
