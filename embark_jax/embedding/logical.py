@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +18,19 @@ import numpy as np
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Storage
 from embark_jax.planner.layout.storage import RowRange
+
+
+class TableRows(NamedTuple):
+    """All rows of a table.
+
+    Attributes:
+      keys: ``[rows]`` int64: row numbers from 0, in order; of a dynamic table its keys,
+        in the order in which training first met them.
+      rows: ``[rows, dim]``, in the number format of the table.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
 
 
 class HeldRows(NamedTuple):
@@ -159,15 +172,22 @@ def export_table(
 
     Args:
       collection: collection that the arrays belong to.
-      storages: its storages, or one optimizer state of each.
+      storages: its storages, or one optimizer state of each; with all rows of cached
+        tables, as a trainer's ``whole_state`` has them.
       table: name of the table.
 
     Returns:
-      ``[rows, dim]``; ``[rows, 1]`` for a state with one value a row.
+      ``[rows, dim]``; ``[rows, 1]`` for a state with one value a row. Rows of a dynamic
+      table are in the order of their numbers, with room for more at the end.
+
+    Raises:
+      ValueError: if there is no such table, the arrays have only those of its rows that
+        are in slots, or they are of another collection.
     """
     layouts = table_layouts(collection.plan.storages)
     if table not in layouts:
         raise ValueError(f"no table {table!r}; there are {', '.join(layouts)}")
+    _check_arrays(collection, storages, table)
     last = layouts[table][-1]
     array = storages[last.storage]
     whole = array.shape[1] == last.width  # else one value a row
@@ -182,6 +202,30 @@ def export_table(
                 part = _rows_on_device(array, first, held.count)
                 rows[held.among, k * width : (k + 1) * width] = part
     return rows
+
+
+def _check_arrays(
+    collection: EmbeddingCollection, storages: Mapping[str, Any], table: str
+) -> None:
+    """Raises ``ValueError`` unless the arrays have all rows of a table."""
+    for storage in collection.plan.storages:
+        if table not in storage.first_slots:
+            continue
+        array = storages.get(storage.name)
+        if storage.cached and isinstance(array, jax.Array):
+            raise ValueError(
+                f"table {table!r} is cached: these arrays have the rows that are in "
+                f"slots, not all; trainer.table({table!r}) returns all"
+            )
+        blocks = 1 if storage.replicated else collection.plan.devices
+        rows = storage.rows_per_device * blocks
+        if array is None or array.shape[0] != rows:
+            there = "missing" if array is None else f"of {array.shape[0]:,} rows"
+            raise ValueError(
+                f"table {table!r}: storage {storage.name!r} is {there}, has {rows:,} "
+                "rows in this collection; take trainer.embeddings, which changes when "
+                f"a table grows, or trainer.table({table!r})"
+            )
 
 
 def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:

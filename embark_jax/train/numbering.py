@@ -19,6 +19,7 @@ import numpy as np
 
 from embark_jax.data import Batch
 from embark_jax.data.key_numbers import UNKNOWN, KeyNumbers
+from embark_jax.embedding.logical import TableRows
 from embark_jax.planner import Plan
 from embark_jax.tables import PADDING_ID
 from embark_jax.train.sharing import tell_all_keys
@@ -50,6 +51,14 @@ class Numbering:
         """Returns a dynamic table's ``[n]`` int64 keys by number, as many as are used;
         do not change them."""
         return self._numbers[table].keys[: self._used[table]]
+
+    def with_keys(self, table: str, rows: np.ndarray) -> TableRows:
+        """Returns a table's ``[numbers, dim]`` rows with their keys; those of a dynamic
+        table that no key has are left out."""
+        if table not in self._numbers:
+            return TableRows(np.arange(len(rows)), rows)
+        keys = self.keys(table).copy()
+        return TableRows(keys, rows[: len(keys)])
 
     def figures(self) -> dict[str, int]:
         """Returns the number of keys of each table that training has used."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
 from embark_jax.errors import UserError
+from embark_jax.train.report import Flight, Numbers
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
@@ -40,6 +42,44 @@ class StepResult:
     logits: jax.Array
     labels: jax.Array
     used: Mapping[str, float]
+
+    @classmethod
+    def of(cls, step: int, flight: Flight, numbers: Numbers) -> StepResult:
+        """Returns the result of a step that has landed with these numbers."""
+        _, report, capacities = flight
+        used = {n: numbers.needed[n] / max(c, 1) for n, c in capacities.items()}
+        return cls(step, numbers.loss, report.logits, report.labels, used)
+
+
+def warn_if_done(step: int, steps: int) -> None:
+    """Warns the caller's caller that nothing is left to train up to step ``steps``."""
+    if step >= steps:
+        warnings.warn(
+            f"nothing to train: step {step:,} is reached, and steps={steps:,} is the "
+            f"number of the last step, not of further ones; {step:,} + N trains N more",
+            stacklevel=3,
+        )
+
+
+def refuse_beyond_help(
+    flight: Flight, numbers: Numbers, check: BatchChecker, step: int
+) -> None:
+    """Raises why a step was refused, unless it only needs larger capacities.
+
+    Args:
+      flight: flight of the step.
+      numbers: its numbers.
+      check: checker that knows the features and their tables.
+      step: number of the step.
+
+    Raises:
+      BadIdError: if ids are no rows of their tables.
+      NonFiniteLossError: if loss or update are not finite.
+    """
+    if numbers.any_bad:
+        refuse_bad_ids(flight.batch, flight.report.bad_ids, check)
+    if not numbers.overflow(flight.capacities):
+        refuse_non_finite(flight.batch, numbers.loss, step)
 
 
 def refuse_non_finite(batch: Batch, loss: float, step: int) -> NoReturn:

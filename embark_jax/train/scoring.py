@@ -9,6 +9,7 @@ import jax
 
 from embark_jax.data import Batch, BatchChecker
 from embark_jax.train.device_batch import PlacedBatch
+from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.report import Flight
 from embark_jax.train.results import refuse_bad_ids
 
@@ -49,3 +50,12 @@ def score_all(
             yield land()
     while flying:
         yield land()
+
+
+def evaluate_scored(scored: Iterable[tuple[Batch, jax.Array]]) -> Metrics:
+    """Returns metrics over the samples of all batches; logits as ``score_all`` gives
+    them."""
+    scores = EvalAccumulator()
+    for batch, logits in scored:
+        scores.add(batch.labels, logits, len(batch), batch.sample_weights)
+    return scores.result()

@@ -20,6 +20,7 @@ import optax
 
 from embark_jax.data import Batch, BatchChecker, Dataset, OnBadId
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.models.function import Model
 from embark_jax.planner import grow
@@ -32,14 +33,14 @@ from embark_jax.train.flax_model import CALL
 from embark_jax.train.function_model import step_model
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.metrics import EvalAccumulator, Metrics
+from embark_jax.train.metrics import Metrics
 from embark_jax.train.numbering import Numbering
 from embark_jax.train.placing import Placing
 from embark_jax.train.programs import Programs
 from embark_jax.train.progress import step_progress
 from embark_jax.train.report import Flight, Numbers, StepReport
-from embark_jax.train.results import StepResult, refuse_bad_ids, refuse_non_finite
-from embark_jax.train.scoring import score_all
+from embark_jax.train.results import StepResult, refuse_beyond_help, warn_if_done
+from embark_jax.train.scoring import evaluate_scored, score_all
 from embark_jax.train.step import TrainState, clear_halt, init_state
 
 
@@ -155,11 +156,12 @@ class Trainer:
         callback: Callable[[StepResult], None] = lambda result: None,
         progress: bool | None = None,
     ) -> StepResult | None:
-        """Trains up to step ``steps``, from the current state on.
+        """Trains up to step ``steps``, from the current state on; warns if there is
+        nothing to train, as after ``load``.
 
         Args:
           dataset: data set whose batch ``step`` is a pure function of the step.
-          steps: number of the last step.
+          steps: number of the last step, counted from the first step of all.
           callback: called with each step, in order, once it is certain.
           progress: whether to show a bar; None does so in a terminal and in a notebook.
 
@@ -169,6 +171,7 @@ class Trainer:
         Raises:
           DataError, NonFiniteLossError: as ``iterate`` does.
         """
+        warn_if_done(self.step, steps)
         last = None
         with step_progress(progress) as bar:
             task = bar.add_task("train", total=steps, completed=self.step, shown="")
@@ -254,8 +257,8 @@ class Trainer:
         )
 
     def _in_flight(self) -> StepsInFlight:
-        kept_back = int(self._overlap)
-        return StepsInFlight(self._dispatch, self._mend, self._land, kept_back)
+        waiting = int(self._overlap)
+        return StepsInFlight(self._dispatch, self._mend, self._land, waiting)
 
     def _dispatch(self, placed: PlacedBatch, following: PlacedBatch | None) -> Flight:
         batch, on_devices, *_ = placed
@@ -283,33 +286,33 @@ class Trainer:
         self, flights: Sequence[Flight], numbers: Numbers
     ) -> Iterable[PlacedBatch]:
         """Makes room for the first of the refused steps; returns the batches of all."""
-        batches, (_, report, capacities) = [f.batch for f in flights], flights[0]
         self.state = clear_halt(self.state)
-        if numbers.any_bad:
-            refuse_bad_ids(batches[0], report.bad_ids, self._checker())
-        if not numbers.overflow(capacities):
-            refuse_non_finite(batches[0], numbers.loss, self.step + 1)
+        refuse_beyond_help(flights[0], numbers, self._checker(), self.step + 1)
+        batches = [flight.batch for flight in flights]
         # A batch announced as hot that is not takes the ordinary step.
         batches[0] = dataclasses.replace(batches[0], hot=False)
         self._make_room(numbers.needed)
         return map(self._placing.place_again, batches)
 
     def _land(self, flight: Flight, numbers: Numbers) -> StepResult:
-        _, report, capacities = flight
         self.step += 1
-        return StepResult(
-            step=self.step,
-            loss=numbers.loss,
-            logits=report.logits,
-            labels=report.labels,
-            used={n: numbers.needed[n] / max(h, 1) for n, h in capacities.items()},
-        )
+        return StepResult.of(self.step, flight, numbers)
 
     @property
     def model(self) -> Any:
         """A copy of the given model, with its trained variables and in evaluation mode;
         further training leaves it as it is."""
         return self._model.module(self.state.params, self.state.model_state)
+
+    def table(self, name: str) -> TableRows:
+        """Returns all rows of a table, wherever they lie, with their numbers or keys.
+        Between steps, where one process sees all devices.
+
+        Raises:
+          ValueError: if there is no such table.
+        """
+        rows = export_table(self.embeddings, self.whole_state().storages, name)
+        return self._numbering.with_keys(name, rows)
 
     def predict(
         self,
@@ -345,10 +348,7 @@ class Trainer:
         check = check or self._checker()
         depth = batches_ahead(self.embeddings.plan.batch_size * check.sample_bytes)
         placed = read_ahead(map(check, batches), self._placing.place_to_score, depth)
-        scores = EvalAccumulator()
-        for batch, logits in self._score_all(placed, STEPS_IN_FLIGHT):
-            scores.add(batch.labels, logits, len(batch), batch.sample_weights)
-        return scores.result()
+        return evaluate_scored(self._score_all(placed, STEPS_IN_FLIGHT))
 
     def _score_all(
         self, placed: Iterable[PlacedBatch], in_flight: int, method: str = CALL

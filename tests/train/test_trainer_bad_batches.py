@@ -187,7 +187,8 @@ def test_own_batches_train_as_those_of_a_dataset(trainer, undisturbed):
     assert last is seen[-1]
     assert_equal_states(snapshot(trainer), states[3])
     assert trainer.fit(data, 5).step == 5
-    assert trainer.fit(data, 5) is None
+    with pytest.warns(UserWarning, match="nothing to train: step 5 is reached"):
+        assert trainer.fit(data, 5) is None
     assert_equal_states(snapshot(trainer), states[5])
 
 

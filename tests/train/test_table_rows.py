@@ -1,0 +1,127 @@
+"""``Trainer.table`` returns what lookups see, for tables of all kinds.
+
+The oracle is NumPy: the loss is linear in the rows, so each step adds a known amount to
+each row, and the first rows are read through lookups, before training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from embark_kernels import SGD
+
+import embark_jax as ej
+from embark_jax.models import FunctionModel
+from embark_jax.planner import Placement, lay_out
+from embark_jax.train.trainer import Trainer
+
+BATCH, DIM, ROWS, RATE = 8, 2, 40, 0.5
+FAR = 2**60 + 7
+ITEMS = {
+    "in memory": ej.TableSpec("item", ROWS, DIM),
+    "fewer slots": ej.TableSpec("item", ROWS, DIM, tier="host", slots=16),
+    "as many slots as rows": ej.TableSpec("item", ROWS, DIM, tier="host", slots=ROWS),
+    "dynamic": ej.TableSpec.dynamic("item", DIM, slots=16, max_slots=512),
+    "dynamic, evicts": ej.TableSpec.dynamic("item", DIM, 16, 16, evicted="disk"),
+}
+
+
+def is_dynamic(kind: str) -> bool:
+    return kind.startswith("dynamic")
+
+
+def make_trainer(kind: str, mesh: tuple[int, int]) -> Trainer:
+    devices = mesh[0] * mesh[1]
+    features = (ej.FeatureSpec("item"),)
+    owners = tuple(range(devices))
+    placed = (Placement(ITEMS[kind], "ub", devices, 1, owners),)
+    capacities = {each.name: BATCH for each in lay_out(placed, features, devices)}
+    plan = ej.Plan(features, placed, *mesh, BATCH, capacities)
+    return Trainer(
+        # The row itself, so that predictions are rows.
+        FunctionModel(
+            {"w": jnp.ones((1, DIM))}, lambda p, dense, e: e["item"] * p["w"]
+        ),
+        ej.EmbeddingCollection(plan, plan.make_mesh()),
+        dense_optimizer=optax.sgd(0.0),
+        embedding_optimizer=SGD(RATE),
+        loss=lambda logits, labels, embeddings: (logits * labels).sum(axis=1),
+    )
+
+
+def make_batch(ids, labels=None) -> ej.Batch:
+    return ej.Batch(
+        dense=np.zeros((len(ids), 1), np.float32),
+        ids={"item": np.asarray(ids)[:, None]},
+        labels=np.zeros((len(ids), DIM), np.float32) if labels is None else labels,
+    )
+
+
+def looked_up(trainer: Trainer, ids: np.ndarray) -> np.ndarray:
+    """The rows of some ids, as the model gets them."""
+    batches = map(make_batch, np.split(ids, len(ids) // BATCH))
+    return np.concatenate([np.asarray(rows) for _, rows in trainer.predict(batches)])
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("kind", ITEMS)
+def test_a_table_has_the_rows_that_lookups_see(kind, mesh):
+    trainer = make_trainer(kind, mesh)
+    ids = np.arange(ROWS) + FAR * is_dynamic(kind)
+    expected = looked_up(trainer, ids)
+    rng, met = np.random.default_rng(0), []
+    for _ in range(12):
+        numbers = rng.integers(0, ROWS, BATCH)
+        labels = rng.random((BATCH, DIM), np.float32)
+        trainer.train([make_batch(ids[numbers], labels)])
+        np.subtract.at(expected, numbers, RATE * labels / BATCH)
+        met += sorted(set(numbers) - set(met))
+    found = trainer.table("item")
+    order = met if is_dynamic(kind) else range(ROWS)
+    assert len(order) > ROWS - 5
+    assert found.keys.dtype == np.int64
+    np.testing.assert_array_equal(found.keys, ids[order])
+    np.testing.assert_allclose(found.rows, expected[order], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.rows, looked_up(trainer, ids)[order])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ITEMS if kind != "in memory"])
+def test_slots_are_not_taken_for_rows(kind):
+    trainer = make_trainer(kind, (1, 1))
+    trainer.train([make_batch(np.arange(BATCH))])
+    with pytest.raises(ValueError, match=r"are in slots, not all; trainer\.table\("):
+        ej.export_table(trainer.embeddings, trainer.state.storages, "item")
+
+
+def test_a_collection_of_before_a_table_grew_is_refused():
+    trainer = make_trainer("dynamic", (2, 2))
+    before = trainer.embeddings
+    for first in range(0, 64, BATCH):
+        trainer.train([make_batch(np.arange(first, first + BATCH))])
+    with pytest.raises(ValueError, match=r"rows, has 16 rows in this collection"):
+        ej.export_table(before, trainer.whole_state().storages, "item")
+
+
+def test_a_table_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="no table 'iten'; there are item"):
+        make_trainer("in memory", (1, 1)).table("iten")
+
+
+def test_fit_says_that_nothing_is_left_to_train():
+    trainer = make_trainer("in memory", (1, 1))
+
+    class Data:
+        def train_batch(self, step, batch_size):
+            return make_batch(np.arange(batch_size))
+
+    data: Any = Data()
+    trainer.fit(data, 2, progress=False)
+    for steps in (1, 2):
+        with pytest.warns(UserWarning, match=f"step 2 is reached, and steps={steps} "):
+            assert trainer.fit(data, steps, progress=False) is None
+    trainer.fit(data, 3, progress=False)
+    assert trainer.step == 3
