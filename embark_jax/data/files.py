@@ -51,9 +51,18 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 
 def read_arrow(path: Path) -> pa.Table:
-    """Reads the whole of an Arrow IPC file, mapped into memory."""
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all().combine_chunks()
+    """Reads the whole of an Arrow IPC file, mapped into memory.
+
+    Raises:
+      DataError: if it is damaged.
+    """
+    try:
+        with pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: is no Arrow file, or is damaged: {error}") from None
+    return table.combine_chunks()
 
 
 def confined(folder: Path, name: str) -> Path:

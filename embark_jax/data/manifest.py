@@ -28,11 +28,12 @@ from embark_jax.data.checks import BatchChecker
 from embark_jax.data.files import sha256_of, write_json
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
+from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.records import CHECKSUM_DIGITS
 from embark_jax.tables import FeatureSpec, Pooling
 
 FILE_NAME = "manifest.json"
-VERSION = 3
+VERSION = 4
 LABEL = "label"
 VOCABULARY = "vocabulary"
 """Name of the folder of the vocabularies."""
@@ -107,12 +108,14 @@ class Manifest(Config):
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
       vocabularies: files that say which value each id stands for.
+      hashed_tables: tables that have no vocabulary, since their values are hashed.
+      values: says which values of a user's own files are the same.
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
     """
 
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -125,6 +128,8 @@ class Manifest(Config):
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
     vocabularies: tuple[File, ...] = ()
+    hashed_tables: tuple[str, ...] = ()
+    values: ValueRule = ValueRule()
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
     text_features: tuple[str, ...] = ()
@@ -249,6 +254,11 @@ def vocabularies(folder: Path) -> tuple[File, ...]:
     """The vocabulary files, as they are now."""
     paths = sorted((folder / VOCABULARY).glob("*.arrow"))
     return tuple(file_of(folder, f"{VOCABULARY}/{path.name}") for path in paths)
+
+
+def vocabulary_file(table: str) -> str:
+    """The path of a table's vocabulary in the folder."""
+    return f"{VOCABULARY}/{table}.arrow"
 
 
 def file_of(folder: Path, file: str) -> File:

@@ -105,6 +105,12 @@ class Columns(Config):
         used = {*self.named, *self.ignore}
         others = [name for name in names if self.others and name not in used]
         features = {**self.features, **dict.fromkeys(others, CategoryColumn())}
+        for name, column in features.items():
+            if "/" in (table := column.table or name):
+                raise DataError(
+                    f"{where}: column {name!r}: its table would be {table!r}, whose "
+                    "name must be without '/'; give it another one: --share NAME=TABLE"
+                )
         ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
         if not features and not ranges:
             raise DataError(f"{where}: no column is left for features")

@@ -35,12 +35,14 @@ class Counted(Config):
 
     Attributes:
       table_rows: number of rows of each table.
+      hashed_tables: tables whose values are hashed.
       hotness: hotness of each feature: its longest bag, as far as bags are kept.
       numbers: transforms by column.
       report: the report that a user reads.
     """
 
     table_rows: Mapping[str, int]
+    hashed_tables: tuple[str, ...]
     hotness: Mapping[str, int]
     numbers: Mapping[str, FittedNumber]
     report: Report
@@ -128,10 +130,11 @@ def count(
                 counters[feature.table].add(values)
         progress(number)
 
-    rows, tables = {}, {}
+    rows, tables, hashed_tables = {}, {}, []
     for table, counter in counters.items():
         if hashed or counter.too_many:
             rows[table] = max_rows
+            hashed_tables.append(table)
             continue
         values = counter.values()
         tables[table] = values_seen(values)
@@ -143,6 +146,7 @@ def count(
     return Counted(
         table_rows=rows | {name: fitted[name].rows for name in ranges},
         hotness=hotness | dict.fromkeys(ranges, 1),
+        hashed_tables=tuple(hashed_tables),
         numbers=fitted,
         report=Report(
             positive=float(np.mean(positive) / max(samples, 1)),

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
-from embark_jax.data.files import read_arrow, write_json
+from embark_jax.data.batch import DataError
+from embark_jax.data.files import confined, read_arrow, write_json
 from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.counting import PlacedPart
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import WEIGHT, labels_of
-from embark_jax.data.prepare.vocabulary import Vocabulary, flat, padded
+from embark_jax.data.prepare.vocabulary import FIRST_ID, Vocabulary, flat, padded
 
 
 class SampleEncoder:
@@ -24,17 +25,24 @@ class SampleEncoder:
 
     Args:
       manifest: describes the records.
-      vocabularies: folder with the vocabularies of tables that are not hashed.
+      folder: holds ``vocabulary/``, with a file for each table that is not hashed.
+
+    Raises:
+      DataError: if a vocabulary is missing or damaged.
     """
 
-    def __init__(self, manifest: Manifest, vocabularies: Path):
+    def __init__(self, manifest: Manifest, folder: Path):
         self._manifest = manifest
         self._layout = manifest.layout()
         self._ids_of = {}
-        for table, rows in manifest.table_rows.items():
-            path = vocabularies / f"{table}.arrow"
-            keys = read_arrow(path)["key"].combine_chunks() if path.exists() else None
-            self._ids_of[table] = Vocabulary(keys, rows).ids
+        for name, feature in manifest.features.items():
+            if name in manifest.numbers or feature.table in self._ids_of:
+                continue
+            rows, keys = manifest.table_rows[feature.table], None
+            if feature.table not in manifest.hashed_tables:
+                file = manifests.vocabulary_file(feature.table)
+                keys = read_keys(confined(folder, file), rows)
+            self._ids_of[feature.table] = Vocabulary(keys, rows).ids
 
     def __call__(self, samples: pa.Table) -> np.ndarray:
         """Returns ``[samples]`` records; labels are 0 and weights 1 if samples have
@@ -64,11 +72,35 @@ class SampleEncoder:
         return records
 
 
+def read_keys(path: Path, rows: int) -> pa.Array:
+    """Reads the values of a vocabulary, in the order of their ids.
+
+    Args:
+      path: the file.
+      rows: number of rows of the table.
+
+    Raises:
+      DataError: if the file is missing, damaged, or another table's.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file; the table is not hashed, so it needs it"
+        )
+    table = read_arrow(path)
+    if "key" not in table.column_names or table["key"].null_count:
+        raise DataError(f"{path}: must have a column 'key' with a value in every row")
+    if FIRST_ID + len(table) != rows:
+        raise DataError(
+            f"{path}: has {len(table):,} values, must have {rows - FIRST_ID:,}, since "
+            f"the table has {rows:,} rows"
+        )
+    return table["key"].combine_chunks()
+
+
 def encode(
     parts: Sequence[PlacedPart],
     out: Path,
     work: Path,
-    vocabularies: Path,
     manifest: Manifest,
     workers: int,
     progress: Callable[[int], None],
@@ -77,14 +109,13 @@ def encode(
 
     Args:
       parts: the parts of the data set.
-      out: folder for the files.
+      out: folder for the files, with the vocabularies that ``count`` wrote.
       work: folder that keeps what is known of finished files.
-      vocabularies: folder that ``count`` filled.
       manifest: the manifest, complete but for the files.
       workers: number of parts processed at once.
       progress: called with the number of finished parts.
     """
-    records_of = SampleEncoder(manifest, vocabularies)
+    records_of = SampleEncoder(manifest, out)
 
     def encode_part(placed: PlacedPart) -> dict[str, Part]:
         name = placed.part.path

@@ -1,29 +1,37 @@
 """Makes batches from raw rows, as training made them from a user's own files.
 
 The folder ``encoding/`` of a run or an export holds what this needs: the manifest of
-the data and their vocabularies.
+the data, its checksum, and the vocabularies.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.files import confined, replacing, sha256_of
 from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import tables
 from embark_jax.data.prepare.encoding import SampleEncoder
 from embark_jax.data.prepare.recipe import Position
 from embark_jax.data.prepare.report import bags_seen
+from embark_jax.data.prepare.values import ValueRule
+from embark_jax.data.prepare.vocabulary import RARE_ID
 
 FOLDER = "encoding"
+CHECKSUM = "manifest.sha256"
+"""The manifest's checksum, as ``sha256sum -c`` reads it."""
+FEWEST_WARNED = 10
+"""A warning needs this many values: a few that training did not have are no sign."""
 
 
 def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
@@ -37,19 +45,54 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
     """
     (out / VOCABULARY).mkdir(parents=True, exist_ok=True)
     for file in manifest.vocabularies:
-        target = out / file.file
+        source, target = confined(prepared, file.file), confined(out, file.file)
         target.unlink(missing_ok=True)
         try:
-            os.link(prepared / file.file, target)
+            os.link(source, target)
         except OSError:
-            shutil.copyfile(prepared / file.file, target)
+            shutil.copyfile(source, target)
     manifest.model_copy(update={"parts": dict.fromkeys(SPLITS, ())}).save(out)
+    checksum = sha256_of(out / manifests.FILE_NAME)
+    with replacing(out / CHECKSUM) as scratch:
+        scratch.write_text(f"{checksum}  {manifests.FILE_NAME}\n", "utf-8")
+
+
+def read_encoding(folder: Path) -> Manifest:
+    """Reads the manifest of an encoding, and checks all its files.
+
+    Raises:
+      DataError: if a file is missing or damaged.
+    """
+    manifest = manifests.read(folder)
+    path, checksum = folder / manifests.FILE_NAME, folder / CHECKSUM
+    if not checksum.is_file():
+        raise DataError(f"{checksum}: no such file; copy {folder} anew")
+    if (
+        checksum.read_bytes().split()
+        != f"{sha256_of(path)} {path.name}".encode().split()
+    ):
+        raise DataError(f"{path}: is not as it was written; copy {folder} anew")
+    for file in manifest.vocabularies:
+        path = confined(folder, file.file)
+        if not path.is_file() or sha256_of(path) != file.sha256:
+            problem = "is not as it was written" if path.is_file() else "is missing"
+            raise DataError(f"{path}: {problem}; copy {folder} anew")
+    known = {file.file for file in manifest.vocabularies}
+    for name, feature in manifest.features.items():
+        if name in manifest.numbers or feature.table in manifest.hashed_tables:
+            continue
+        if manifests.vocabulary_file(feature.table) not in known:
+            raise DataError(
+                f"{folder / manifests.FILE_NAME}: lists no vocabulary of table "
+                f"{feature.table!r}, which is not hashed"
+            )
+    return manifest
 
 
 def copy_encoding(run: Path, out: Path) -> None:
     """Copies a run's encoding, if it has one."""
     if (run / FOLDER / manifests.FILE_NAME).exists():
-        save_encoding(run / FOLDER, manifests.read(run / FOLDER), out / FOLDER)
+        save_encoding(run / FOLDER, read_encoding(run / FOLDER), out / FOLDER)
 
 
 class RowEncoder:
@@ -76,17 +119,17 @@ class RowEncoder:
                 f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "
                 "whose data `embark data prepare csv` or parquet prepared"
             )
-        self._manifest = manifests.read(encoding)
+        self._manifest = read_encoding(encoding)
         if self._manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = self._manifest.columns
-        self._records_of = SampleEncoder(self._manifest, encoding / VOCABULARY)
+        self._records_of = SampleEncoder(self._manifest, encoding)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
 
     def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
         """Returns batches of any size, in the order of the rows, and whether they have
-        labels.
+        labels. At the end it warns of columns most of whose values are unknown.
 
         Args:
           rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
@@ -95,64 +138,119 @@ class RowEncoder:
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
-        if not isinstance(rows, str | Path):
-            try:
-                table = pa.table(rows)
-            except pa.ArrowInvalid as error:
-                raise DataError(f"rows: are no table ({error})") from None
-            tables.check_there(self._columns.inputs, table.column_names, "rows")
-            for name in self._columns.dense:
-                place = table.column_names.index(name)
-                found = _missing_as_null(table[name])
-                table = table.set_column(place, name, found)
-            yield self._batch(table, Path("rows"))
-            return
-        for file in tables.raw_rows(Path(rows), self._columns):
-            for piece in file.pieces(Position()):
-                yield self._batch(piece.read("error")[0], file.path)
+        known = _KnownValues(self._manifest)
+        for table, path in self._tables(rows):
+            records, has_label = self._records(table, path)
+            known.add(records)
+            yield Batch.of(records, f"{path}, row {{}}".format), has_label
+        known.warn()
 
-    def _batch(self, table: pa.Table, path: Path) -> tuple[Batch, bool]:
-        samples = tables.inputs(table, self._columns, path)
-        for name, feature in self._manifest.features.items():
-            if name in self._manifest.numbers:
+    def _tables(self, rows: Any) -> Iterator[tuple[pa.Table, Path]]:
+        if isinstance(rows, str | Path):
+            for file in tables.raw_rows(Path(rows), self._columns):
+                for piece in file.pieces(Position()):
+                    yield piece.read("error")[0], file.path
+            return
+        table = _table(rows)
+        tables.check_there(self._columns.inputs, table.column_names, "rows")
+        yield table, Path("rows")
+
+    def _records(self, table: pa.Table, path: Path) -> tuple[np.ndarray, bool]:
+        manifest, columns = self._manifest, self._columns
+        rule, text_features = manifest.values, manifest.text_features
+        samples = tables.inputs(table, columns, path, rule, text_features)
+        for name, feature in manifest.features.items():
+            if name in manifest.numbers:
                 continue
-            is_text = name in self._manifest.text_features
-            values = _as_trained(samples[name].combine_chunks(), is_text, path, name)
+            values = samples[name].combine_chunks()
+            if feature.hotness > 1 and not pa.types.is_list(values.type):
+                values = _lists_of_one(values)
+                place = samples.column_names.index(name)
+                samples = samples.set_column(place, name, values)
             self.cut[name] += bags_seen(values, feature.hotness)[1]
-            place = samples.column_names.index(name)
-            samples = samples.set_column(place, name, values)
-        records, targets = self._records_of(samples), self._columns.targets
+        records = self._records_of(samples)
         has_label = all(
-            name in table.column_names and not table[name].null_count
-            for name in targets
+            name in table.column_names and not _are_missing(table[name], rule)
+            for name in columns.targets
         )
         if has_label:
-            records["label"] = tables.labels(table, self._columns, path)
-        if (weight := self._columns.weight) in table.column_names:
+            records["label"] = tables.labels(table, columns, path)
+        if (weight := columns.weight) in table.column_names:
             records["sample_weight"] = tables.weights(table, str(weight), path)
-        return Batch.of(records, f"{path}, row {{}}".format), has_label
+        return records, has_label
 
 
-def _missing_as_null(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """What stands for a missing number in files stands for it in Python, too."""
-    if pa.types.is_floating(numbers.type):
-        missing = pc.call_function("is_nan", [numbers])
-    elif pa.types.is_string(numbers.type):
-        known = pc.SetLookupOptions(value_set=pa.array(tables.MISSING))
-        missing = pc.call_function("is_in", [numbers], known)
-    else:
-        return numbers
-    return pc.call_function("if_else", [missing, pa.scalar(None), numbers])
+class _KnownValues:
+    """Counts the values that training did not have, or too rarely for a row."""
+
+    def __init__(self, manifest: Manifest):
+        self._features = {
+            name: feature.table
+            for name, feature in manifest.features.items()
+            if name not in manifest.numbers
+            if feature.table not in manifest.hashed_tables
+        }
+        self._values = dict.fromkeys(self._features, 0)
+        self._unknown = dict.fromkeys(self._features, 0)
+
+    def add(self, records: np.ndarray) -> None:
+        for name in self._features:
+            ids = records["ids"][name]
+            self._values[name] += int((ids >= RARE_ID).sum())
+            self._unknown[name] += int((ids == RARE_ID).sum())
+
+    def warn(self) -> None:
+        for name, values in self._values.items():
+            unknown = self._unknown[name]
+            if values >= FEWEST_WARNED and unknown > values / 2:
+                warnings.warn(
+                    f"column {name}: training did not know {unknown:,} of {values:,} "
+                    "values, which share one row of the table; look whether the column "
+                    "is written as in training",
+                    stacklevel=4,
+                )
 
 
-def _as_trained(values: pa.Array, is_text: bool, path: Path, name: str) -> pa.Array:
-    """Converts values to the type that they had in training: text, or whole numbers."""
-    kind = pa.string() if is_text else pa.int64()
-    if pa.types.is_list(values.type):
-        kind = pa.list_(kind)
+def _table(rows: Any) -> pa.Table:
+    """Makes a table of a mapping, an Arrow table or a data frame.
+
+    Raises:
+      DataError: if it is none, or a column's values cannot be in one column.
+    """
     try:
-        return values.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{path}: column {name}: must be whole numbers, as in training ({error})"
-        ) from None
+        if isinstance(rows, Mapping):
+            rows = {name: _column(name, values) for name, values in rows.items()}
+        return pa.table(rows)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise DataError(f"rows: are no table ({error})") from None
+
+
+def _column(name: str, values: Any) -> Any:
+    """Makes an array of a sequence; Arrow takes ids of 2^63 and more if it is told."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    for kind in (None, pa.uint64()):
+        try:
+            return pa.array(values, kind)
+        except OverflowError:
+            continue
+        except (pa.ArrowException, TypeError) as error:
+            raise DataError(f"rows: column {name}: {error}") from None
+    raise DataError(
+        f"rows: column {name}: has integers of more than 64 bits, or negative ones "
+        "beside some of 2^63 and more; give them as text"
+    )
+
+
+def _lists_of_one(values: pa.Array) -> pa.ListArray:
+    there = values.is_valid().to_numpy(zero_copy_only=False)
+    offsets = np.append(0, np.cumsum(there)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null())
+
+
+def _are_missing(numbers: pa.ChunkedArray, rule: ValueRule) -> bool:
+    """Says whether some of a column's numbers are missing."""
+    try:
+        return rule.numbers(numbers).null_count > 0
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False  # no numbers: their reader says so

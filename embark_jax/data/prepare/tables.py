@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embark_jax.data.batch import DataError
@@ -26,17 +25,15 @@ from embark_jax.data.prepare.recipe import (
     given_split,
     label_column,
     last_part,
-    missing_where,
 )
+from embark_jax.data.prepare.values import MISSING, ValueRule
 from embark_jax.tables import FeatureSpec
 
 HELD_OUT_PARTS = 10
 """A split by time holds out one of this many parts; files are in the order of names."""
 TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
 PARQUET_FILES = ("*.parquet",)
-MISSING = ("", "NULL", "null", "NaN", "nan", "\\N")
-"""The texts that stand for a missing value."""
-_TEXT_KINDS = pa.types.is_string, pa.types.is_large_string, pa.types.is_null
+RULE = ValueRule()
 _SPLIT_NAMES = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
@@ -139,17 +136,35 @@ def _recipe(raw: Sequence[RawFile], columns: Columns) -> Recipe:
     )
 
 
-def inputs(table: pa.Table, columns: Columns, path: Path) -> pa.Table:
+def inputs(
+    table: pa.Table,
+    columns: Columns,
+    path: Path,
+    rule: ValueRule = RULE,
+    text_features: Collection[str] | None = None,
+) -> pa.Table:
     """Numbers and values of features, from the columns of a file.
+
+    Args:
+      table: the columns.
+      columns: the columns' description.
+      path: the file, for messages.
+      rule: says which values are the same.
+      text_features: features that had texts in training; None takes what the columns
+        are.
 
     Raises:
       DataError: if a value breaks a rule.
     """
-    dense = {name: _numbers(table, name, path) for name in columns.dense}
-    features = {
-        name: _values(table[name], name, column, path)
-        for name, column in columns.features.items()
-    }
+    dense = {name: _numbers(table, name, path, rule) for name in columns.dense}
+    features = {}
+    for name, column in columns.features.items():
+        features[name] = rule.categories(
+            table[name],
+            f"{path}: column {name}",
+            None if text_features is None else name in text_features,
+            column.separator,
+        )
     return pa.table({**dense, **features})
 
 
@@ -200,63 +215,20 @@ def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
     return FeatureSpec(name, column.table or name, pooling=pooling)
 
 
-def _numbers(table: pa.Table, name: str, path: Path) -> pa.Array:
+def _numbers(
+    table: pa.Table, name: str, path: Path, rule: ValueRule = RULE
+) -> pa.Array:
     """A column as float32, with nulls for missing numbers."""
     try:
-        column = table[name].cast(pa.float64())
+        column = rule.numbers(table[name])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{path}: column {name}: {error}") from None
-    numbers = column.fill_null(0).to_numpy().astype(np.float32)
+    with np.errstate(over="ignore"):  # the check names what overflows
+        numbers = column.fill_null(0).to_numpy().astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"{path}: column {name}: must be finite in float32")
-    return missing_where(column, numbers)
-
-
-def _values(
-    values: pa.ChunkedArray, name: str, column: CategoryColumn, path: Path
-) -> pa.ChunkedArray:
-    """Integers as int64, and text as it is, alone or in lists."""
-    is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
-    kind = values.type.value_type if is_list else values.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        kind = pa.int64()
-    elif any(is_kind(kind) for is_kind in _TEXT_KINDS):
-        kind = pa.string()
-    elif (whole := _whole_numbers(values)) is not None:
-        values, kind = whole, pa.int64()
-    else:
-        raise DataError(
-            f"{path}: column {name}: type is {values.type}, must be integers or text, "
-            "or lists of them"
-        )
-    values = values.cast(pa.list_(kind) if is_list else kind)
-    if column.separator is not None and kind == pa.string() and not is_list:
-        return _split_text(values.combine_chunks(), column.separator)
-    return values
-
-
-def _whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Integers that a data frame turned into floats, since some are missing."""
-    try:
-        return values.cast(pa.int64()) if pa.types.is_floating(values.type) else None
-    except pa.ArrowInvalid:
-        return None
-
-
-def _split_text(values: pa.StringArray, separator: str) -> pa.ChunkedArray:
-    """Lists of the values between separators, without blanks around them. Missing text
-    becomes an empty list."""
-    options = pc.SplitPatternOptions(separator)
-    lists = pc.call_function("split_pattern", [values.fill_null("")], options)
-    trimmed = pc.call_function("utf8_trim_whitespace", [lists.flatten()])
-    there = pc.call_function("utf8_length", [trimmed]).to_numpy() > 0
-    ends = np.cumsum(there)
-    ends_of_lists = lists.offsets.to_numpy()[1:] - lists.offsets.to_numpy()[0]
-    offsets = np.append(0, np.append(0, ends)[ends_of_lists]).astype(np.int32)
-    kept = trimmed.filter(pa.array(there))
-    return pa.chunked_array([pa.ListArray.from_arrays(pa.array(offsets), kept)])
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(numbers, mask=missing)
 
 
 def _times(table: pa.Table, name: str, path: Path) -> pa.Array:

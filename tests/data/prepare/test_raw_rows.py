@@ -1,0 +1,224 @@
+"""Raw rows become the samples of training, whatever they are in."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax.data import DataError
+from embark_jax.data import manifest as manifests
+from embark_jax.data.prepare import raw_rows, tables
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.raw_rows import RowEncoder
+from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+
+LINES = """\
+label,member,zip,size,shop,year,tags,price
+1,True,07001,1.50,ann,2001,a|b,1.5
+0,False,07002,2,bob,,b,NA
+1,True,7001,2.0,,2002,,2
+0,,NULL,1.5,ann,2001,7|a,
+1,False,07002,,N/A,2003.0,07,3
+"""
+COLUMNS = Columns.model_validate(
+    {"dense": {"price": {}}, "features": {"tags": {"separator": "|"}}}
+)
+
+
+def encoding(folder: Path, raw: Path, **options) -> Path:
+    """Prepares a file, and returns a folder that has its encoding."""
+    read = tables.parquet if raw.suffix == ".parquet" else tables.csv
+    columns = Columns(**options) if options else COLUMNS
+    prepared = folder / "prepared"
+    manifest = prepare(read(raw, columns), prepared, Options(), {}).manifest
+    raw_rows.save_encoding(prepared, manifest, folder / raw_rows.FOLDER)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "raw.csv").write_text(LINES)
+    return encoding(tmp_path, tmp_path / "raw.csv")
+
+
+def ids(folder: Path, rows) -> dict[str, list]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ((batch, _),) = RowEncoder(folder).batches(rows)
+    found = {name: each.tolist() for name, each in batch.ids.items()}
+    return found | {"price": batch.dense[:, 0].tolist()}
+
+
+def test_the_same_rows_in_a_file_and_in_a_table(folder):
+    """What other readers make of a file: Booleans, floats, and numbers without zeros
+    in front."""
+    expected = ids(folder, folder / "raw.csv")
+    assert expected["member"][3] == expected["zip"][3] == [MISSING_ID]
+    assert expected["shop"][2] == expected["shop"][4] == [MISSING_ID]
+    for name, same in (("zip", (0, 2)), ("size", (0, 3)), ("size", (1, 2))):
+        one, other = (expected[name][row] for row in same)
+        assert one == other >= [FIRST_ID]
+    assert expected["price"] == [1.5, 0, 2, 0, 3]
+    table = pa.csv.read_csv(folder / "raw.csv")
+    kinds = {field.name: str(field.type) for field in table.schema}
+    assert (kinds["member"], kinds["zip"], kinds["size"]) == ("bool", "int64", "double")
+    assert ids(folder, table) == expected
+    assert ids(folder, table.to_pydict()) == expected
+    pq.write_table(table, folder / "rows.parquet")
+    assert ids(folder, folder / "rows.parquet") == expected
+    texts = [line.split(",") for line in LINES.splitlines()]
+    columns = dict(zip(texts[0], map(list, zip(*texts[1:], strict=True)), strict=True))
+    assert ids(folder, columns) == expected
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    assert ids(folder, folder / "rows.parquet") == expected
+
+
+def test_the_rule_is_in_the_encoding(folder):
+    manifest = raw_rows.read_encoding(folder / raw_rows.FOLDER)
+    assert "NULL" in manifest.values.missing
+    assert manifest.hashed_tables == ()
+    rule = manifest.values.model_copy(update={"missing": ("ann",)})
+    assert rule.categories(pa.array(["ann", ""]), "").to_pylist() == [None, ""]
+
+
+def test_null_columns_and_columns_of_other_shapes(folder):
+    rows = pa.csv.read_csv(folder / "raw.csv").drop_columns(["label"])
+    empty = pa.table({name: pa.nulls(3) for name in rows.column_names})
+    pq.write_table(empty, folder / "rows.parquet")
+    for given in (empty, folder / "rows.parquet"):
+        found = ids(folder, given)
+        assert found["zip"] == [[MISSING_ID]] * 3
+        assert found["tags"] == [[-1, -1]] * 3
+        assert found["price"] == [0, 0, 0]
+    one_tag = rows.set_column(5, "tags", pa.array(["7", "b", None, "a", "07"]))
+    numbers = rows.set_column(5, "tags", pa.array([7, None, None, None, 7]))
+    expected = [row[:1] for row in ids(folder, one_tag)["tags"]]
+    found = ids(folder, numbers)["tags"]
+    assert found[0] == found[4] == [*expected[0], -1]
+    with pytest.raises(DataError, match=r"column shop: type is binary, must be inte"):
+        ids(folder, rows.set_column(3, "shop", pa.array([b"x"] * 5)))
+
+
+BIG = 2**63
+
+
+def test_ids_of_64_bits(tmp_path):
+    """Their texts are known; as int64 they cannot be."""
+    known = [BIG, 2**64 - 1, BIG + 1]
+    (tmp_path / "raw.csv").write_text(
+        "label,user\n" + "".join(f"{i % 2},{known[i % 3]}\n" for i in range(9))
+    )
+    folder = encoding(tmp_path, tmp_path / "raw.csv", label="label")
+    vocabulary = {BIG: FIRST_ID, BIG + 1: FIRST_ID + 1, 2**64 - 1: FIRST_ID + 2}
+    for rows in (known, np.array(known, np.uint64), pa.array(known, pa.uint64())):
+        ((batch, _),) = RowEncoder(folder).batches({"user": rows})
+        assert batch.ids["user"][:, 0].tolist() == [vocabulary[id] for id in known]
+    for rows, message in (
+        ([2**64], "rows: column user: has integers of more than 64 bits"),
+        ([float(BIG)], r"user: value is 9\.22.*e\+18 in double, which has no"),
+        ([1, "a"], "rows: column user: Could not convert 'a'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            list(RowEncoder(folder).batches({"user": rows}))
+
+    whole = pa.table({"label": [0, 1, 1] * 9, "user": [5, 6, 5] * 9})
+    pq.write_table(whole, tmp_path / "b.parquet")
+    folder = encoding(tmp_path / "whole", tmp_path / "b.parquet", label="label")
+    ((batch, _),) = RowEncoder(folder).batches({"user": ["6", "5.0", "005", None]})
+    assert batch.ids["user"][:, 0].tolist() == [3, 2, 2, MISSING_ID]
+    for rows in ([BIG], np.array([BIG], np.uint64), [str(BIG)], ["x"]):
+        with pytest.raises(DataError, match=r"column user: value is .*must be"):
+            list(RowEncoder(folder).batches({"user": rows}))
+
+
+def test_a_column_that_training_did_not_know(folder):
+    rows = pa.csv.read_csv(folder / "raw.csv").to_pydict()
+    rows = {name: values * 4 for name, values in rows.items()} | {"zip": ["x"] * 20}
+    with pytest.warns(UserWarning, match="column zip: .* not know 20 of 20 values"):
+        ((batch, _),) = RowEncoder(folder).batches(rows)
+    assert (batch.ids["zip"] == RARE_ID).all()
+    ((batch, _),) = RowEncoder(folder).batches(rows | {"zip": ["7001"] * 20})
+    assert (batch.ids["zip"] >= FIRST_ID).all()
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.unlink()  # it may be a hard link
+    path.write_bytes(data)
+
+
+def test_a_damaged_encoding_is_refused(folder, tmp_path):
+    files = sorted(path for path in (folder / "encoding").rglob("*") if path.is_file())
+    names = {path.name for path in files}
+    assert {"zip.arrow", "manifest.json", raw_rows.CHECKSUM} <= names
+
+    def assert_refused(damage) -> None:
+        copy = shutil.copytree(folder / "encoding", tmp_path / "copy/encoding")
+        damage(copy)
+        with pytest.raises(DataError, match="copy"):
+            RowEncoder(copy.parent)
+        shutil.rmtree(copy)
+
+    for file in files:
+        name = file.relative_to(folder / "encoding")
+        assert_refused(lambda copy, name=name: (copy / name).unlink())
+        for place in (9, file.stat().st_size // 2, file.stat().st_size - 12):
+            assert_refused(lambda copy, at=(name, place): flip(copy / at[0], at[1]))
+
+    def exchange(copy):
+        one, other = copy / "vocabulary/shop.arrow", copy / "vocabulary/size.arrow"
+        one.rename(copy / "x"), other.rename(one), (copy / "x").rename(other)
+
+    assert_refused(exchange)
+
+
+def resign(encoding: Path, change) -> None:
+    """What somebody might write who knows the format."""
+    manifest = manifests.read(encoding)
+    manifest.model_copy(update=change(manifest)).save(encoding)
+    checksum = raw_rows.sha256_of(encoding / manifests.FILE_NAME)
+    (encoding / raw_rows.CHECKSUM).write_text(f"{checksum}  manifest.json\n")
+
+
+def test_an_encoding_names_files_of_its_folder_alone(folder):
+    def outside(manifest):
+        first, *others = manifest.vocabularies
+        return {"vocabularies": (first.model_copy(update={"file": "../x"}), *others)}
+
+    resign(folder / "encoding", outside)
+    with pytest.raises(DataError, match=r"'\.\./x', which must lie in this folder"):
+        RowEncoder(folder)
+    resign(folder / "encoding", lambda manifest: {"vocabularies": ()})
+    with pytest.raises(DataError, match="lists no vocabulary of table"):
+        RowEncoder(folder)
+
+
+def test_arrow_files_are_validated(folder):
+    """Offsets of texts that lead out of their buffer are refused, not followed."""
+    path = folder / "encoding/vocabulary/member.arrow"
+    data, offsets = path.read_bytes(), np.array([0, 4, 9], np.int32).tobytes()
+    assert data.count(offsets) == 1  # of "true" and "false"
+    path.unlink()  # it may be a hard link
+    path.write_bytes(data.replace(offsets, np.array([0, 2**30, 9], np.int32).tobytes()))
+
+    def resigned(manifest):
+        files = (
+            manifests.file_of(folder / "encoding", f.file)
+            for f in manifest.vocabularies
+        )
+        return {"vocabularies": tuple(files)}
+
+    resign(folder / "encoding", resigned)
+    with pytest.raises(
+        DataError, match=r"member\.arrow: is no Arrow file, or is damaged"
+    ):
+        RowEncoder(folder)
