@@ -52,11 +52,15 @@ def changes(workdir: Path, config: ExperimentConfig) -> list[str]:
       config: config with which the run is resumed.
 
     Raises:
-      ConfigError: if a key differs that must not.
+      ConfigError: if a key differs that must not, or there is no config of the run.
     """
     path = workdir / CURRENT
     if not path.exists():
-        return []
+        raise ConfigError(
+            f"{path}: is missing, and the checkpoints beside it were trained with it; "
+            f"copy the newest file of {workdir / FOLDER} to its place, or begin anew in "
+            "another --workdir"
+        )
     before, now = map(_leaves, (config_io.load(path), config))
     words = {
         key: f"{key} is {before.get(key, 'not set')} in the run so far, "

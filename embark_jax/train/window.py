@@ -63,6 +63,7 @@ class Window:
         aucs = self._auc.take()
         known = [auc for auc in aucs if auc is not None]
         return {
+            "window_steps": len(results),
             "loss": float(np.mean([result.loss for result in results])),
             "train_auc": float(np.mean(known)) if known == aucs != [] else None,
             **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},

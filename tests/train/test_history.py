@@ -47,6 +47,12 @@ def test_the_config_of_each_step_is_known(run):
     assert recorded(run) == {0: 0.01, 5: 0.5, 9: 0.2}
 
 
+def test_a_run_without_its_config_is_not_resumed_with_another(run):
+    (run / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match="is missing.* the newest file of"):
+        history.changes(run, config(run, "train.loss=my:loss"))
+
+
 def test_steps_that_are_trained_again_are_those_of_the_new_config(run):
     rate(run, 0.5, at=5)
     rate(run, 0.2, at=9)

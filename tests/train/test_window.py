@@ -75,8 +75,24 @@ def test_the_rest_of_a_record():
     for step in (1, 2, 3):
         window.add(result(step))
     assert window.close() == {
+        "window_steps": 3,
         "loss": 2.5,
         "train_auc": 1.0,
         "samples_per_s": None,
         "capacity_used/rb": 0.03,
     }
+
+
+def test_records_of_a_stopped_run_add_up_to_those_of_an_undisturbed_one():
+    """A stop cuts a window in two; its steps say how much each record weighs."""
+    losses = [0.5 + step for step in range(1, 11)]
+    records = []
+    for steps in (range(1, 4), range(4, 11)):
+        window = Window()
+        for step in steps:
+            window.add(result(step))
+        records.append(window.close())
+    weights = [record["window_steps"] for record in records]
+    assert weights == [3, 7]
+    mean = np.average([record["loss"] for record in records], weights=weights)
+    assert mean == pytest.approx(np.mean(losses))
