@@ -58,7 +58,7 @@ def changes(workdir: Path, config: ExperimentConfig) -> list[str]:
     if not path.exists():
         raise ConfigError(
             f"{path}: is missing, and the checkpoints beside it were trained with it; "
-            f"copy the newest file of {workdir / FOLDER} to its place, or begin anew in "
+            f"copy the newest file of {workdir / FOLDER} there, or begin anew in "
             "another --workdir"
         )
     before, now = map(_leaves, (config_io.load(path), config))

@@ -49,7 +49,7 @@ def test_the_config_of_each_step_is_known(run):
 
 def test_a_run_without_its_config_is_not_resumed_with_another(run):
     (run / "config.yaml").unlink()
-    with pytest.raises(ConfigError, match="is missing.* the newest file of"):
+    with pytest.raises(ConfigError, match=r"is missing.* the newest file of"):
         history.changes(run, config(run, "train.loss=my:loss"))
 
 
