@@ -23,6 +23,7 @@ from embark_jax.config import (
 from embark_jax.data import (
     BatchChecker,
     Dataset,
+    Description,
     HotBatches,
     MovieLens100K,
     PreparedData,
@@ -62,7 +63,7 @@ def read_dataset(
         case SyntheticConfig():
             options = config.data.model_dump(exclude={"kind"})
             with blaming("embedding"):
-                tables, features = _declared_model(config)
+                tables, features = declared_model(config, "synthetic data need it")
                 check_drawing_memory(features)
                 dataset = SyntheticClicks(_drawn(config, tables), features, **options)
         case MovieLens100KConfig():
@@ -72,18 +73,24 @@ def read_dataset(
                 earlier_items=config.data.earlier_items,
                 labels=config.data.labels,
             )
-            tables, features = _merged_model(config, dataset)
+            tables, features = merged_model(config, dataset)
         case PreparedConfig():
             dataset = PreparedData(config.data.path, seed=config.seed)
-            tables, features = _merged_model(config, dataset)
+            declared = config.data.dense_features
+            if declared not in (None, dataset.dense_features):
+                raise ConfigError(
+                    f"data.dense_features: is {declared}, the data have "
+                    f"{dataset.dense_features}; leave it out, or correct it"
+                )
+            tables, features = merged_model(config, dataset)
         case OwnDataConfig():
             dataset = _own_dataset(config.data, config.seed)
-            tables, features = _merged_model(config, dataset)
-    _check_tasks(config, dataset)
+            tables, features = merged_model(config, dataset)
+    check_tasks(config, dataset)
     return dataset, tables, features
 
 
-def _check_tasks(config: ExperimentConfig, dataset: Dataset) -> None:
+def check_tasks(config: ExperimentConfig, dataset: Dataset | Description) -> None:
     """Raises ``ConfigError`` if the model has other tasks than the data have labels, as
     far as the data name them, or there are weights for others."""
     tasks, labels = tasks_of(config.model), ()
@@ -263,21 +270,22 @@ def _table_access(
     return TableAccess(rows, histogram, HalfAgreement.from_counts(*halves))
 
 
-def _declared_model(
-    config: ExperimentConfig,
+def declared_model(
+    config: ExperimentConfig, need: str
 ) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """Returns the tables and features that the config itself declares.
+    """Returns the tables and features that the config itself declares; errors say with
+    ``need`` why it must.
 
     A config without features gets one feature for each table.
     """
     embedding = config.embedding
     missing = [
-        f"embedding.tables.{name}.rows: synthetic data needs it"
+        f"embedding.tables.{name}.rows: {need}"
         for name, table in embedding.tables.items()
         if table.rows is None
     ]
     if not embedding.tables:
-        missing = ["embedding.tables: synthetic data needs at least one table"]
+        missing = [f"embedding.tables: has none; {need}"]
     if missing:
         raise ConfigError("\n".join(missing))
     tables = tuple(
@@ -312,8 +320,8 @@ def _drawn(
     )
 
 
-def _merged_model(
-    config: ExperimentConfig, dataset: Dataset
+def merged_model(
+    config: ExperimentConfig, dataset: Dataset | Description
 ) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
     """Returns the dataset's tables and features, with the changes of the config."""
     embedding = config.embedding

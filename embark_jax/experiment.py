@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import jax
 from embark_kernels import availability
 from flax import nnx
 
-from embark_jax import fleet, models
+from embark_jax import models
 from embark_jax.config import (
     CODE,
     AnyModelConfig,
     ConfigError,
     ExperimentConfig,
+    PreparedConfig,
     SyntheticConfig,
-    read_text,
     source_file,
 )
 from embark_jax.data import (
@@ -41,18 +41,18 @@ from embark_jax.dataset import (
     read_dataset,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
-from embark_jax.planner.cost.traffic import VALUE_BYTES
-from embark_jax.planner.request.dense import DenseLoad, activation_bytes
-from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.planner import Plan
+from embark_jax.planning import (
+    describe_absent,
+    make_plan,
+    read_plan,
+    wire,
+)
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.tables import (
     FeatureSpec,
     TableSpec,
-    embedding_shapes,
-    embedding_width,
 )
-from embark_jax.train.dense_optimizers import state_values
 from embark_jax.train.losses import build_loss
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
@@ -122,7 +122,10 @@ class Experiment:
     def data_order(self) -> dict[str, Any]:
         """Values on which a resumed run must agree, too, so that steps mean the same
         data."""
-        data = self.config.data.model_dump(mode="json", exclude={"path"})
+        left_out = {"path"}
+        if isinstance(self.config.data, PreparedConfig):
+            left_out.add("dense_features")  # the files say it
+        data = self.config.data.model_dump(mode="json", exclude=left_out)
         if not data.get("labels"):  # as before there was such a key
             data.pop("labels", None)
         if isinstance(self.dataset, PreparedData):
@@ -190,7 +193,7 @@ class Experiment:
             embeddings = EmbeddingCollection(
                 self.plan,
                 mesh,
-                wire=_wire(config),
+                wire=wire(config),
                 # XLA has this collective on GPUs only.
                 ragged=config.embedding.ragged and jax.default_backend() == "gpu",
                 implementation=_implementation(config),
@@ -272,11 +275,61 @@ def build(
                 "or leave it out"
             )
     if plan_file is None:
-        planned = _make_plan(config, dataset, tables, features, statistics)
+        planned = make_plan(
+            config, dataset.dense_features, tables, features, statistics
+        )
     else:
-        planned = _read_plan(plan_file, config, tables, features)
+        planned = read_plan(plan_file, config, tables, features)
     in_training_order(dataset, config, planned)  # raises now, not when training begins
     return Experiment(config, dataset, tables, features, planned)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedModel:
+    """The plan of a config's tables, which may be for data that are not there.
+
+    Attributes:
+      tables, features: tables and features of the model.
+      dense_features: columns of numbers in each sample.
+      plan: plan of the tables.
+      without_data: whether the data are not on this machine, so that only the config
+        says what they are like.
+    """
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    dense_features: int
+    plan: Plan
+    without_data: bool
+
+
+def plan_model(
+    config: ExperimentConfig, statistics: Statistics = NO_STATISTICS
+) -> PlannedModel:
+    """Plans like ``build``, but does without data that are not there where the config
+    says enough of them.
+
+    Raises:
+      ConfigError: if the config says too little, does not fit the dataset, or its plan
+        is impossible.
+      DataError: if the dataset is damaged.
+    """
+    if (absent := describe_absent(config)) is None:
+        setup = build(config, statistics=statistics)
+        return PlannedModel(
+            setup.tables,
+            setup.features,
+            setup.dataset.dense_features,
+            setup.plan,
+            without_data=False,
+        )
+    description, tables, features = absent
+    planned = make_plan(
+        config, description.dense_features, tables, features, statistics
+    )
+    return PlannedModel(
+        tables, features, description.dense_features, planned, without_data=True
+    )
 
 
 def _implementation(config: ExperimentConfig) -> str | None:
@@ -287,111 +340,3 @@ def _implementation(config: ExperimentConfig) -> str | None:
     if reason := availability()[kernels]:
         raise ValueError(f"{kernels} {reason}; choose auto or xla")
     return kernels
-
-
-def _wire(config: ExperimentConfig) -> Wire:
-    return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
-
-
-def workload(
-    config: ExperimentConfig,
-    dataset: Dataset,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    statistics: Statistics = NO_STATISTICS,
-) -> Workload:
-    """Returns the workload that the config's plan is made for.
-
-    Raises:
-      ConfigError: if its model does not suit the embeddings.
-    """
-    zipf_exponent = 0.0
-    if isinstance(config.data, SyntheticConfig):
-        zipf_exponent = config.data.zipf_exponent
-    machines = fleet.load(
-        config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
-    )
-    embedding = config.embedding
-    kinds = [embedding.optimizer_of(table.name).kind for table in tables]
-    return Workload(
-        machines,
-        config.train.batch_size // config.train.micro_batches,
-        zipf_exponent,
-        config.embedding.capacity_slack,
-        max(kinds, key=STATE_VALUES.__getitem__),
-        statistics,
-        _wire(config),
-        _dense_load(config, dataset.dense_features, tables, features),
-        config.train.micro_batches,
-        config.train.overlap,
-    )
-
-
-def _dense_load(
-    config: ExperimentConfig,
-    dense_features: int,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-) -> DenseLoad:
-    shapes = embedding_shapes(tables, features)
-    with blaming("model"):
-        model = models.footprint(config.model, shapes, dense_features)
-    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
-    return DenseLoad(
-        model.parameters,
-        state_values(config.dense_optimizer),
-        activation_bytes(model.kept_bytes, pooled_bytes),
-        config.train.dense,
-    )
-
-
-def _make_plan(
-    config: ExperimentConfig,
-    dataset: Dataset,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    statistics: Statistics,
-) -> Plan:
-    forced = {
-        name: ForcedPlacement(
-            each.cluster,
-            each.row_shards,
-            each.column_shards,
-            each.devices,
-            each.exchange,
-            each.hot_rows,
-        )
-        for name, each in config.embedding.tables.items()
-    }
-    asked = workload(config, dataset, tables, features, statistics)
-    with blaming("embedding"):
-        return plan_for(asked, tables, features, forced=forced)
-
-
-def _read_plan(
-    path: Path,
-    config: ExperimentConfig,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-) -> Plan:
-    """Reads the plan in a file, which must be for this model, mesh and batch."""
-    text = read_text(path)
-    with blaming(str(path)):
-        planned = Plan.from_json(text)
-        planned.check_serves(tables, features)
-    problems = [
-        f"{path}: plan is for {key} {planned_value}, the config says {value}"
-        for key, planned_value, value in (
-            ("mesh.nodes", planned.nodes, config.mesh.nodes),
-            ("mesh.gpus_per_node", planned.gpus_per_node, config.mesh.gpus_per_node),
-            (
-                "train.batch_size",
-                planned.batch_size * config.train.micro_batches,
-                config.train.batch_size,
-            ),
-        )
-        if planned_value != value
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return planned

@@ -21,8 +21,18 @@ KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 LAYERS = (
     *("errors", "tables", "config", "config_gin", "yaml_text", "fleet", "statistics"),
     *("planner", "config_tables", "config_io", "stores"),
-    *("simulator", "embedding", "models", "data", "dataset", "train", "launch"),
-    *("export", "experiment", "evaluation", "run", "sweep", "search", "bench", "cli"),
+    *("simulator", "embedding", "models", "data", "dataset", "train", "planning"),
+    *(
+        "launch",
+        "export",
+        "experiment",
+        "evaluation",
+        "run",
+        "sweep",
+        "search",
+        "bench",
+        "cli",
+    ),
 )
 """From the bottom up: a layer may import those before it."""
 

@@ -126,16 +126,47 @@ def test_every_gin_config_equals_its_yaml_twin(path):
 
 
 @pytest.mark.parametrize("path", YAML, ids=name_of)
-def test_every_experiment_plans_for_its_fleet(path, movielens_folder):
-    changes = [change for change in stand_in(path) if "scale" not in change]
-    config = load(path, changes)
-    if isinstance(config.data, MovieLens100KConfig):
-        config = load(path, [*changes, f"data.path={movielens_folder}"])
-    planned = experiment.build(config).plan
-    assert planned.devices == config.mesh.devices
-    assert {place.table.name for place in planned.placements} >= set(
+def test_every_experiment_plans_for_its_fleet_without_its_data(
+    path, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("EMBARK_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    config = load(path)
+    model = experiment.plan_model(config)
+    assert model.without_data == (config.data.kind != "synthetic")
+    assert model.plan.devices == config.mesh.devices
+    assert {place.table.name for place in model.plan.placements} >= set(
         config.embedding.tables
     )
+
+
+def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
+    path = CONFIGS / "experiments" / "movielens_100k" / "din.yaml"
+    plans = [
+        experiment.plan_model(load(path, [f"data.path={folder}"]))
+        for folder in (movielens_folder, tmp_path / "absent")
+    ]
+    assert [model.without_data for model in plans] == [False, True]
+    assert plans[0].plan == plans[1].plan
+    assert plans[0].features == plans[1].features
+    assert plans[0].dense_features == plans[1].dense_features
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("data.dense_features=null", "data.dense_features"),
+        ("embedding.tables.C7.rows=null", "embedding.tables.C7.rows"),
+        ("embedding.tables={}", "embedding.tables"),
+    ],
+)
+def test_without_data_the_error_says_what_to_give(change, key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = CONFIGS / "experiments" / "criteo_1tb" / "dlrm_dcnv2.yaml"
+    outcome = embark("plan", path, change)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"error: {key}: ")
+    assert "data/criteo_1tb is not there" in outcome.err
 
 
 def test_each_model_and_each_kind_of_data_is_trained():

@@ -17,6 +17,9 @@ from embark_jax.planner.request.workload import STATE_VALUES
 console = Console()
 
 DEFAULT_FLEET = "dgx-h100"
+WITHOUT_DATA = (
+    "the data are not here: rows, hotness and dense columns are those of the config"
+)
 
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="Config to run: a YAML or gin file.")

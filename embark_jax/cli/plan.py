@@ -12,6 +12,7 @@ import typer
 
 from embark_jax import config_io, planner
 from embark_jax.cli.arguments import (
+    WITHOUT_DATA,
     BatchSize,
     FleetName,
     Nodes,
@@ -98,6 +99,7 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
     start = time.perf_counter()
+    without_data = False
     if config_file is not None:
         for_tables = (fleet, nodes, batch, zipf, optimizer, wire_rows, wire_gradients)
         if any(option is not None for option in (*for_tables, cost_model, certify)):
@@ -110,7 +112,8 @@ def plan(
         config = config_io.load(config_file, overrides or ())
         from embark_jax import experiment
 
-        planned = experiment.build(config, statistics=statistics).plan
+        model = experiment.plan_model(config, statistics)
+        planned, without_data = model.plan, model.without_data
     else:
         assert tables is not None
         try:
@@ -135,9 +138,13 @@ def plan(
         html.write_text(page(planned), "utf-8")
     if as_json:
         record = {"planning_seconds": seconds, **planner.plan_record(planned)}
+        if config_file is not None:
+            record["without_data"] = without_data
         print(json.dumps(record))
         return
     console.print(Report(planned, every))
+    if without_data:
+        say(WITHOUT_DATA)
     for path in (out, html):
         if path is not None:
             say(f"plan written to {path}")

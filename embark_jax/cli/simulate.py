@@ -12,6 +12,7 @@ from rich.console import Console
 
 from embark_jax import config_io, planner, simulator
 from embark_jax.cli.arguments import (
+    WITHOUT_DATA,
     BatchSize,
     FleetName,
     Nodes,
@@ -23,13 +24,18 @@ from embark_jax.cli.arguments import (
     load_fleet,
     say,
 )
-from embark_jax.config import ConfigError, DLRMConfig, DLRMDCNv2Config
+from embark_jax.config import ConfigError, DLRMConfig, DLRMDCNv2Config, ExperimentConfig
 from embark_jax.planner import Plan
 from embark_jax.simulator import Job, Simulation
 from embark_jax.tables import embedding_width
 
 if TYPE_CHECKING:
-    from embark_jax.experiment import Experiment
+    from embark_jax.experiment import PlannedModel
+
+EMBEDDINGS_ALONE = (
+    "the list has no dense section: these are the embeddings alone, and a step with "
+    "dense layers takes longer"
+)
 
 
 def simulate(
@@ -68,19 +74,23 @@ def simulate(
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
     with Console(stderr=True).status("planning") as status:
-        plan = None
+        plan, notes = None, []
         try:
             if config_file is not None:
                 config = config_io.load(config_file, overrides or ())
                 from embark_jax import experiment
 
-                built = experiment.build(config)
-                job, plan = _job(built), built.plan
+                model = experiment.plan_model(config)
+                job, plan = _job(config, model), model.plan
+                if model.without_data:
+                    notes.append(WITHOUT_DATA)
             else:
                 assert tables is not None
                 listed = planner.load_table_list(tables)
                 machines = load_fleet(fleet, nodes)
                 job = simulator.job_of_list(listed, machines, batch, zipf, optimizer)
+                if listed.dense is None:
+                    notes.append(EMBEDDINGS_ALONE)
             simulations = []
             for each in _ablation(job) if baseline else _program(job, plan):
                 simulations.append(each)
@@ -90,23 +100,26 @@ def simulate(
     if trace is not None:
         trace.write_text(simulator.chrome_trace(simulations[-1].timeline))
     if as_json:
-        print(json.dumps({"simulations": [each.record() for each in simulations]}))
+        records = [each.record() for each in simulations]
+        print(json.dumps({"simulations": records, "notes": notes}))
         return
     console.print(simulator.report(simulations))
+    for note in notes:
+        say(note)
     if trace is not None:
         say(f"trace written to {trace}")
 
 
-def _job(built: Experiment) -> Job:
+def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
     """The job that a config describes."""
-    from embark_jax import experiment
+    from embark_jax import planning
 
-    config, dense_features = built.config, built.dataset.dense_features
+    dense_features = model.dense_features
     layers = config.model
     match layers:
         case DLRMDCNv2Config():
             network = simulator.dlrm_dcnv2(
-                embedding_width(built.tables, built.features),
+                embedding_width(model.tables, model.features),
                 dense_features,
                 layers.bottom,
                 layers.top,
@@ -115,7 +128,7 @@ def _job(built: Experiment) -> Job:
             )
         case DLRMConfig():
             network = simulator.dlrm(
-                len(built.features), dense_features, layers.bottom, layers.top
+                len(model.features), dense_features, layers.bottom, layers.top
             )
         case _:
             raise ConfigError(
@@ -128,9 +141,9 @@ def _job(built: Experiment) -> Job:
             "simulated; choose sgd, adagrad or adam"
         )
     return Job(
-        built.tables,
-        built.features,
-        experiment.workload(config, built.dataset, built.tables, built.features),
+        model.tables,
+        model.features,
+        planning.workload(config, dense_features, model.tables, model.features),
         network,
         layers.compute_dtype,
         config.dense_optimizer.kind,

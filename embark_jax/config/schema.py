@@ -80,6 +80,9 @@ class PreparedConfig(Config):
     kind: Literal["prepared"] = "prepared"
     path: Path
     """The folder, with its manifest."""
+    dense_features: NonNegativeInt | None = None
+    """Columns of numbers in each sample, which data that are there say themselves:
+    `embark plan` needs it where they are not."""
 
 
 class OwnDataConfig(OwnConfig):

@@ -7,6 +7,7 @@ from embark_jax.data.checks import BatchChecker as BatchChecker
 from embark_jax.data.checks import OnBadId as OnBadId
 from embark_jax.data.checks import feature_statistics as feature_statistics
 from embark_jax.data.checks import scale_warnings as scale_warnings
+from embark_jax.data.description import Description as Description
 from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100k
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES

@@ -17,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 
 from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.description import Description
 from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.tsv import TabSeparated
 from embark_jax.tables import PADDING_ID, FeatureSpec
@@ -40,6 +41,18 @@ _REMEDY = "`embark data movielens-100k` fetches a good copy"
 _SPLIT_SEED = 0
 _LIKED_STARS = 4
 _TITLE_WORD_MIN_ITEMS = 2  # a word of a single title tells no more than the item's id
+_TABLE_ROWS = {
+    "user": 943,
+    "item": 1682,
+    "age": 61,
+    "gender": 2,
+    "occupation": 21,
+    "zip_code": 795,
+    "release_year": 73,
+    "genres": 19,
+    "title_words": 597,
+}
+_HOTNESS = {"genres": 6, "title_words": 10}
 
 
 class MovieLens100K:
@@ -142,14 +155,28 @@ class MovieLens100K:
             ids = self._bags["item"][1][item, 0]
             sequences = _earlier(user, time, ids, earlier_items)
             self._bags["earlier_items"] = (np.arange(ratings), sequences)
-            feature = FeatureSpec("earlier_items", "item", earlier_items, "none")
-            self.features = (*self.features, feature)
+            self.features = (*self.features, _sequence(earlier_items))
         self.dense_features = dense.shape[1]
         # Ids follow the order of the file, in which each item occurs once.
         self.titles = tuple(items.column("movie_title:token_seq"))
         self.train_samples = len(self._train)
         # An epoch is shuffled once, not at each of its batches.
         self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
+
+    @staticmethod
+    def described(earlier_items: int = 0) -> Description:
+        """Describes the data set, which is the same everywhere, without its files."""
+        features = [
+            FeatureSpec(
+                name,
+                hotness=_HOTNESS.get(name, 1),
+                pooling="mean" if name in _HOTNESS else "sum",
+            )
+            for name in _TABLE_ROWS
+        ]
+        if earlier_items:
+            features.append(_sequence(earlier_items))
+        return Description(_TABLE_ROWS, tuple(features), dense_features=2)
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """The batch of training step ``step`` (from 0); may span epochs."""
@@ -185,6 +212,10 @@ class MovieLens100K:
             labels=self._labels[rows],
             locate=lambda i: f"{self._file_name}, line {rows[i] + 2}",
         )
+
+
+def _sequence(length: int) -> FeatureSpec:
+    return FeatureSpec("earlier_items", "item", length, "none")
 
 
 def _singles(texts: Sequence[str]) -> list[list[str]]:

@@ -164,6 +164,9 @@ class MLP(nnx.Module):
         training, and in evaluation by running statistics, of which a step keeps 0.9
         (https://arxiv.org/abs/1502.03167).
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
+
+    Raises:
+      ValueError: if there are layers but no inputs.
     """
 
     def __init__(
@@ -177,6 +180,12 @@ class MLP(nnx.Module):
         batch_norm: bool = False,
         rngs: nnx.Rngs,
     ):
+        if widths and inputs < 1:
+            raise ValueError(
+                f"the MLP of widths {list(widths)} has {inputs} inputs, must have at "
+                "least 1: where the data have no dense features, take a model that "
+                "has no MLP on them"
+            )
         self.layers = nnx.List(
             Linear(
                 *(fan_in, fan_out),

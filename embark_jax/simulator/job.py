@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from embark_jax.config import ConfigError
 from embark_jax.fleet import Fleet
-from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.planner.request.dense import NO_NETWORK, DenseNetwork
 from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.simulator.dense import DType
@@ -49,7 +48,8 @@ def job_of_list(
     zipf_exponent: float | None = None,
     optimizer: str | None = None,
 ) -> Job:
-    """The job that trains a table list's model, with dense layers in bfloat16.
+    """The job that trains a table list's model, with dense layers in bfloat16. Without
+    a dense section it has no dense layers.
 
     Args:
       listed: the list.
@@ -57,16 +57,10 @@ def job_of_list(
       batch, zipf_exponent, optimizer: see ``TableList.workload``.
 
     Raises:
-      ConfigError: if the list has no dense layers.
       ValueError: if the optimizer is unknown.
     """
-    if listed.dense is None:
-        raise ConfigError(
-            "table list: has no dense section, which a step's time depends on; those "
-            "in configs/models/ show one"
-        )
-    tables, features = listed.specs()
+    tables, features = model = listed.specs()
     workload = listed.workload(fleet, batch, zipf_exponent, optimizer)
     dense_optimizer = dense_optimizer_of(workload.optimizer)
-    network = listed.dense.network(tables, features)
+    network = NO_NETWORK if listed.dense is None else listed.dense.network(*model)
     return Job(tables, features, workload, network, "bfloat16", dense_optimizer)

@@ -172,6 +172,8 @@ def _update_dense(
 ) -> list[Task]:
     """Sums gradients over devices and updates. With ZeRO each device updates a part,
     which it then sends to all."""
+    if not gradient_bytes:
+        return [make.memory(APPLIED, "dense", 0, [DENSE_GRADIENTS], kernels=0)]
     # The gradient is read; the parameter and its states are read and written.
     update_bytes = gradient_bytes * (3 + 2 * states)
     summed = (gradient_bytes, [DENSE_GRADIENTS])

@@ -155,7 +155,8 @@ class Tasks:
         # The inputs are joined. Each cross layer moves both factors, the sum and the
         # result forward; backward also the gradients of both factors.
         joined_bytes = batch * network.width * VALUE_BYTES[dtype]
-        cross, kernels = network.cross_layers, 1 + network.cross_layers
+        cross = network.cross_layers
+        kernels = 1 + cross if network.width else 0
         forward_ms = self.rates.memory_ms((2 + 4 * cross) * joined_bytes, kernels)
         backward_ms = self.rates.memory_ms((2 + 7 * cross) * joined_bytes, kernels)
 

@@ -1,6 +1,7 @@
 """``embark simulate``."""
 
 import json
+import re
 
 import pytest
 
@@ -74,9 +75,18 @@ def test_what_cannot_be_simulated(model, arguments, message):
     assert message in outcome.err
 
 
-def test_a_list_without_dense_layers(tmp_path):
-    path = tmp_path / "tables.json"
-    path.write_text('[{"rows": 10, "dim": 4}]')
+def test_a_list_without_dense_layers(model, tmp_path):
+    path = tmp_path / "tables.yaml"
+    path.write_text(re.sub("dense: .*\n", "", MODEL))
     outcome = embark("simulate", "--tables", path)
-    assert outcome.code == 1
-    assert "has no dense section" in outcome.err
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "the embeddings alone" in outcome.out
+    for system in ((), ("--baseline",)):
+        alone = json.loads(embark("simulate", "--tables", path, *system, "--json").out)
+        whole = json.loads(embark("simulate", "--tables", model, *system, "--json").out)
+        assert len(alone["notes"]) == 1
+        assert whole["notes"] == []
+        pairs = zip(alone["simulations"], whole["simulations"], strict=True)
+        for of_tables, of_model in pairs:
+            assert of_tables["step_ms"] < of_model["step_ms"]
+            assert of_tables["phases_ms"]["dense"]["most"] == 0

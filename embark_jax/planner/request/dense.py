@@ -73,6 +73,10 @@ class DenseNetwork:
         )
 
 
+NO_NETWORK = DenseNetwork((), (), (), width=0)
+"""The network of a model whose tables alone are known."""
+
+
 def activation_bytes(kept_bytes: int, pooled_bytes: int) -> int:
     """Returns the bytes a sample that the dense layers have in memory at once: the
     values kept of forward and their gradients. At worst all exist together, since XLA
