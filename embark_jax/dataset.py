@@ -33,6 +33,7 @@ from embark_jax.data import (
 from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
 from embark_jax.fleet import host_memory_bytes
 from embark_jax.planner import Plan
+from embark_jax.planner.request.forced import SMALL_TABLE_BYTES
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import Histogram
@@ -175,9 +176,10 @@ def in_training_order(
     without = [p.table.name for p in plan.placements if not p.replicated_rows]
     if without:
         raise ConfigError(
-            f"train.hot_batches: table {without[0]!r} has no hot rows, so no batch is "
-            f"of hot rows alone; set embedding.tables.{without[0]}.hot_rows "
-            f"({len(without)} of {len(plan.placements)} tables have none)"
+            f"train.hot_batches: of {len(plan.placements)} tables {len(without)} have "
+            f"no hot rows, so no batch is of hot rows alone: {', '.join(without)}; set "
+            "embedding.tables.NAME.hot_rows for each. Tables of up to "
+            f"{SMALL_TABLE_BYTES >> 20} MiB need no setting: they are replicated"
         )
     return HotBatches(dataset, hot_rows(plan), config.train.batch_size)
 

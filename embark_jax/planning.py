@@ -19,6 +19,7 @@ from embark_jax.dataset import blaming, check_tasks, declared_model, merged_mode
 from embark_jax.planner import ForcedPlacement, Plan, Wire, Workload, plan_for
 from embark_jax.planner.cost.traffic import VALUE_BYTES
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
+from embark_jax.planner.request.forced import with_small_replicated
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.tables import (
@@ -143,6 +144,8 @@ def make_plan(
         )
         for name, each in config.embedding.tables.items()
     }
+    if config.train.hot_batches:
+        forced = with_small_replicated(tables, forced)
     asked = workload(config, dense_features, tables, features, statistics)
     with blaming("embedding"):
         return plan_for(asked, tables, features, forced=forced)

@@ -237,7 +237,8 @@ def _train(
     """Trains to the last step and saves a checkpoint there; or raises ``StoppedError``
     and saves one where it stopped."""
     options = setup.config.train
-    window, (early, plateau) = Window(tasks_of(setup.config.model)), followers
+    window = Window(tasks_of(setup.config.model), options.hot_batches)
+    early, plateau = followers
     with step_progress(console=console) as progress:
         task = progress.add_task(
             "train", total=setup.steps, completed=trainer.step, shown="compiling"

@@ -55,7 +55,15 @@ def step_text(record: Mapping[str, Any]) -> str:
         parts.append(f"training AUC {record['train_auc']:.4f}")
     if record["samples_per_s"] is not None:
         parts.append(f"{record['samples_per_s']:,.0f} samples/s")
+    if "hot_batches" in record:
+        parts.append(f"{record['hot_batches']:.0%} all-hot batches{_hot_gain(record)}")
     return "  ".join(parts)
+
+
+def _hot_gain(record: Mapping[str, Any]) -> str:
+    """Returns how long steps of both kinds take, if that is known."""
+    times = record["hot_step_ms"], record["mixed_step_ms"]
+    return "" if None in times else " ({:.1f} ms, mixed {:.1f} ms)".format(*times)
 
 
 def split_text(record: Mapping[str, Any], split: str) -> str:

@@ -35,6 +35,8 @@ class StepResult:
       logits, labels: ``[batch]`` or ``[batch, tasks]``, sharded by samples; logits
         before the update.
       used: for each sharded storage the share of its capacity that the batch needed.
+      hot: whether all ids of the batch were of hot rows, so that it took the step that
+        exchanges no embeddings.
     """
 
     step: int
@@ -42,13 +44,14 @@ class StepResult:
     logits: jax.Array
     labels: jax.Array
     used: Mapping[str, float]
+    hot: bool = False
 
     @classmethod
     def of(cls, step: int, flight: Flight, numbers: Numbers) -> StepResult:
         """Returns the result of a step that has landed with these numbers."""
-        _, report, capacities = flight
+        batch, report, capacities = flight
         used = {n: numbers.needed[n] / max(c, 1) for n, c in capacities.items()}
-        return cls(step, numbers.loss, report.logits, report.labels, used)
+        return cls(step, numbers.loss, report.logits, report.labels, used, batch.hot)
 
 
 def warn_if_done(step: int, steps: int) -> None:

@@ -195,5 +195,28 @@ def test_a_run_with_hot_batches(tmp_path):
     assert any(kinds)
     hot_rows = {"user": 300, "items": 200, "city": 20}
     assert setup.data_order["train"]["hot_rows"] == hot_rows
-    with pytest.raises(ConfigError, match=r"table 'user' has no hot rows, so no"):
+    with pytest.raises(
+        ConfigError, match=r"of 3 tables 2 have no hot rows.*: user, item;"
+    ):
         experiment.build(config_io.load(path, hot[:1]))
+
+
+def test_small_tables_need_no_settings(tmp_path):
+    """1 MiB of rows of 4 float32 are 65,536 rows. What a user fixes stays."""
+    tables = {
+        "user": "{rows: 65536}",
+        "item": "{rows: 600, cluster: ub, hot_rows: 200}",
+        "city": "{rows: 20}",
+    }
+    path = runs.write_config(tmp_path)
+    text = path.read_text()
+    for name, found in re.findall(r"\n    (user|item|city): (\{rows.*\})", text):
+        text = text.replace(f"{name}: {found}", f"{name}: {tables[name]}")
+    path.write_text(text)
+    hot = "train.hot_batches=true"
+    plan = experiment.build(config_io.load(path, [hot])).plan
+    clusters = {p.table.name: (p.cluster, p.hot_rows) for p in plan.placements}
+    assert clusters == {"user": ("dp", 0), "item": ("ub", 200), "city": ("dp", 0)}
+    path.write_text(text.replace("65536", "65537"))
+    with pytest.raises(ConfigError, match=r"1 have no hot rows.*: user; set"):
+        experiment.build(config_io.load(path, [hot]))

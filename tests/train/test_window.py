@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -96,3 +98,30 @@ def test_records_of_a_stopped_run_add_up_to_those_of_an_undisturbed_one():
     assert weights == [3, 7]
     mean = np.average([record["loss"] for record in records], weights=weights)
     assert mean == pytest.approx(np.mean(losses))
+
+
+@pytest.mark.parametrize("log_every", [7, 60])
+def test_steps_of_hot_batches_are_timed_apart(log_every):
+    """A third of the batches is all-hot and takes 1 s, the others take 3."""
+    now, window = 0.0, Window(hot_batches=True, clock=lambda: now)
+    records = []
+    for step in range(1, 121):
+        hot = step % 3 == 0
+        now += 1 if hot else 3
+        window.add(dataclasses.replace(result(step), hot=hot))
+        if step % log_every == 0:
+            records.append(window.close())
+    shares = [record["hot_batches"] for record in records]
+    times = [(record["hot_step_ms"], record["mixed_step_ms"]) for record in records]
+    if log_every == 60:
+        assert shares == [1 / 3, 1 / 3]
+        assert times == [(1000, 3000)] * 2
+    else:  # too few steps to time those of a kind
+        assert set(shares) == {2 / 7, 3 / 7}
+        assert set(times) == {(None, None)}
+
+
+def test_without_hot_batches_nothing_is_said_of_them():
+    window = Window()
+    window.add(result(1))
+    assert not any("hot" in key or "mixed" in key for key in window.close())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Literal
+
+from embark_jax.tables import TableSpec
 
 Cluster = Literal["dp", "rb", "ub"]
 Exchange = Literal["flat", "hierarchical"]
@@ -35,3 +38,21 @@ class ForcedPlacement:
 
 FREE = ForcedPlacement()
 """The placement in which nothing is fixed."""
+SMALL_TABLE_BYTES = 1 << 20
+"""Bytes of a table up to which all devices may hold it whole, for hot batches: a
+hundred such tables take 0.1 GB of each."""
+
+
+def with_small_replicated(
+    tables: Iterable[TableSpec], forced: Mapping[str, ForcedPlacement]
+) -> dict[str, ForcedPlacement]:
+    """Returns forced placements that replicate small tables, too, unless the user fixes
+    something of theirs."""
+    small = [
+        table.name
+        for table in tables
+        if forced.get(table.name, FREE) == FREE
+        and not (table.cached or table.is_dynamic)
+        and 4 * table.rows * table.dim <= SMALL_TABLE_BYTES
+    ]
+    return dict(forced) | dict.fromkeys(small, ForcedPlacement("dp"))
