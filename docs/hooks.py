@@ -21,7 +21,7 @@ PAGES = "docs/pages"
 READMES = {
     "embark_jax/embedding/README.md": "concepts/embedding.md",
     "embark_jax/planner/README.md": "concepts/planner.md",
-    "embark_jax/train/checkpoint/README.md": "reference/checkpoint.md",
+    "embark_jax/checkpoint/README.md": "reference/checkpoint.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     **{

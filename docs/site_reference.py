@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from typer.core import TyperGroup
 
+from embark_jax._base.config import Config, kind_of, sections
 from embark_jax.cli import app
-from embark_jax.config import Config, ExperimentConfig, kind_of, sections
+from embark_jax.config import ExperimentConfig
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,17 +13,16 @@ if TYPE_CHECKING:
     from embark_kernels import LazyAdam as LazyAdam
     from embark_kernels import RowwiseAdagrad as RowwiseAdagrad
 
-    from embark_jax import fleet as fleets
     from embark_jax import models as models
     from embark_jax import simulator as simulator
+    from embark_jax.checkpoint import Checkpointer as Checkpointer
     from embark_jax.config import ExperimentConfig as ExperimentConfig
-    from embark_jax.config_io import load as load_config
+    from embark_jax.config.reading import load as load_config
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker
     from embark_jax.data import MovieLens100K as MovieLens100K
     from embark_jax.data import PreparedData as PreparedData
     from embark_jax.data import SyntheticClicks as SyntheticClicks
-    from embark_jax.dataset import sample_accesses as sample_accesses
     from embark_jax.embedding.collection import (
         EmbeddingCollection as EmbeddingCollection,
     )
@@ -31,19 +30,20 @@ if TYPE_CHECKING:
     from embark_jax.embedding.rules import RowRules as RowRules
     from embark_jax.export.scorer import Scorer as Scorer
     from embark_jax.export.scorer import load_scorer as load_scorer
-    from embark_jax.fleet import Fleet as Fleet
-    from embark_jax.planner import ForcedPlacement as ForcedPlacement
-    from embark_jax.planner import Plan as Plan
-    from embark_jax.planner import Statistics as Statistics
-    from embark_jax.planner import Wire as Wire
+    from embark_jax.metrics.pointwise import evaluate as evaluate
     from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list
-    from embark_jax.planner.report import figures as figures
-    from embark_jax.tables import FeatureSpec as FeatureSpec
-    from embark_jax.tables import TableSpec as TableSpec
-    from embark_jax.train.checkpoint import Checkpointer as Checkpointer
-    from embark_jax.train.metrics import evaluate as evaluate
+    from embark_jax.plans import fleet as fleets
+    from embark_jax.plans.fleet import Fleet as Fleet
+    from embark_jax.plans.forced import ForcedPlacement as ForcedPlacement
+    from embark_jax.plans.plan import Plan as Plan
+    from embark_jax.plans.tables import FeatureSpec as FeatureSpec
+    from embark_jax.plans.tables import TableSpec as TableSpec
+    from embark_jax.plans.wire import Wire as Wire
+    from embark_jax.report import figures as figures
+    from embark_jax.run.dataset import sample_accesses as sample_accesses
+    from embark_jax.statistics.accesses import Statistics as Statistics
     from embark_jax.train.trainer import Trainer as Trainer
 
 _PLACES = {
@@ -51,35 +51,35 @@ _PLACES = {
     "Adagrad": "embark_kernels:Adagrad",
     "LazyAdam": "embark_kernels:LazyAdam",
     "RowwiseAdagrad": "embark_kernels:RowwiseAdagrad",
-    "fleets": "embark_jax.fleet",
+    "fleets": "embark_jax.plans.fleet",
     "models": "embark_jax.models",
     "simulator": "embark_jax.simulator",
     "ExperimentConfig": "embark_jax.config:ExperimentConfig",
-    "load_config": "embark_jax.config_io:load",
+    "load_config": "embark_jax.config.reading:load",
     "Batch": "embark_jax.data:Batch",
     "BatchChecker": "embark_jax.data:BatchChecker",
     "MovieLens100K": "embark_jax.data:MovieLens100K",
     "PreparedData": "embark_jax.data:PreparedData",
     "SyntheticClicks": "embark_jax.data:SyntheticClicks",
-    "sample_accesses": "embark_jax.dataset:sample_accesses",
+    "sample_accesses": "embark_jax.run.dataset:sample_accesses",
     "EmbeddingCollection": "embark_jax.embedding.collection:EmbeddingCollection",
     "export_table": "embark_jax.embedding.logical:export_table",
     "RowRules": "embark_jax.embedding.rules:RowRules",
     "Scorer": "embark_jax.export.scorer:Scorer",
     "load_scorer": "embark_jax.export.scorer:load_scorer",
-    "Fleet": "embark_jax.fleet:Fleet",
-    "ForcedPlacement": "embark_jax.planner:ForcedPlacement",
-    "Plan": "embark_jax.planner:Plan",
-    "Statistics": "embark_jax.planner:Statistics",
-    "Wire": "embark_jax.planner:Wire",
-    "figures": "embark_jax.planner.report.figures",
+    "Fleet": "embark_jax.plans.fleet:Fleet",
+    "ForcedPlacement": "embark_jax.plans.forced:ForcedPlacement",
+    "Plan": "embark_jax.plans.plan:Plan",
+    "Statistics": "embark_jax.statistics.accesses:Statistics",
+    "Wire": "embark_jax.plans.wire:Wire",
+    "figures": "embark_jax.report.figures",
     "load_table_list": "embark_jax.planner:load_table_list",
     "plan": "embark_jax.planner:plan",
     "read_table_list": "embark_jax.planner:read_table_list",
-    "FeatureSpec": "embark_jax.tables:FeatureSpec",
-    "TableSpec": "embark_jax.tables:TableSpec",
-    "Checkpointer": "embark_jax.train.checkpoint:Checkpointer",
-    "evaluate": "embark_jax.train.metrics:evaluate",
+    "FeatureSpec": "embark_jax.plans.tables:FeatureSpec",
+    "TableSpec": "embark_jax.plans.tables:TableSpec",
+    "Checkpointer": "embark_jax.checkpoint:Checkpointer",
+    "evaluate": "embark_jax.metrics.pointwise:evaluate",
     "Trainer": "embark_jax.train.trainer:Trainer",
 }
 """Module of each public name, imported when the name is first asked for: JAX takes

@@ -2,8 +2,8 @@
 
 import pytest
 
-from embark_jax.config import ConfigError
-from embark_jax.config_io import load
+from embark_jax._base.config import ConfigError
+from embark_jax.config.reading import load
 
 SYNTHETIC = "data: {kind: synthetic}\n"
 

@@ -12,14 +12,15 @@ import pytest
 from embark_kernels import _implementation
 from embark_kernels.verdict import keep_verdict
 
-from embark_jax import config_io, evaluation, run
-from embark_jax.config import ConfigError, ExperimentConfig
+from embark_jax._base.config import ConfigError
+from embark_jax.checkpoint import CheckpointError
+from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import DataError
-from embark_jax.planner import Plan
-from embark_jax.run import unused_kernels
-from embark_jax.train.checkpoint import CheckpointError
-from embark_jax.train.history import MAY_CHANGE
-from embark_jax.train.metrics import NonFiniteLogitError
+from embark_jax.metrics.pointwise import NonFiniteLogitError
+from embark_jax.plans.plan import Plan
+from embark_jax.run import evaluation, training
+from embark_jax.run.history import MAY_CHANGE
+from embark_jax.run.training import unused_kernels
 from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import assert_refused, embark
@@ -54,7 +55,7 @@ def earlier(trained, tmp_path):
 
 def test_a_run_leaves_all_it_should(trained):
     config, workdir, out, _ = trained
-    assert config_io.load(workdir / "config.yaml") == config_io.load(
+    assert reading.load(workdir / "config.yaml") == reading.load(
         config, ["train.eval_every=2"]
     )
     assert Plan.from_json((workdir / "plan.json").read_text()).devices == 8
@@ -155,7 +156,7 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     ) in outcome.out
     assert (workdir / "metrics.damaged").read_text() == "junk\n"
     rates = [
-        config_io.load(workdir / name).dense_optimizer.learning_rate
+        reading.load(workdir / name).dense_optimizer.learning_rate
         for name in ("configs/0.yaml", "configs/6.yaml", "config.yaml")
     ]
     assert rates == [0.01, 0.5, 0.5]
@@ -280,7 +281,7 @@ def test_a_workdir_that_cannot_be_written_is_refused_first(
     def unwanted(*_):
         raise AssertionError("nothing is planned for it")
 
-    monkeypatch.setattr(run.experiment, "build", unwanted)
+    monkeypatch.setattr(training.experiment, "build", unwanted)
     workdir = config / "runs" / "a"  # below a file
     outcome = embark("train", config, "--workdir", workdir)
     assert_refused(outcome, f"{workdir}: nothing can be written to {config} (Not a")
@@ -317,7 +318,7 @@ def test_a_message_is_printed_as_it_is(config, monkeypatch, error):
     def fail(*_):
         raise error(message)
 
-    monkeypatch.setattr(run, "train", fail)
+    monkeypatch.setattr(training, "train", fail)
     assert embark("train", config) == (1, "", f"error: {message}\n")
 
 
@@ -325,7 +326,7 @@ def test_what_steers_a_terminal_is_escaped(config, monkeypatch):
     def fail(*_):
         raise DataError("line 3: \x1b[31m\x07\udcff\r\tä\n  more")
 
-    monkeypatch.setattr(run, "train", fail)
+    monkeypatch.setattr(training, "train", fail)
     expected = "error: line 3: \\x1b[31m\\x07\\udcff\\r\tä\n  more\n"
     assert embark("train", config) == (1, "", expected)
 
@@ -335,6 +336,6 @@ def test_a_fault_of_the_program_keeps_its_traceback(config, monkeypatch, error):
     def fail(*_):
         raise error("bug")
 
-    monkeypatch.setattr(run, "train", fail)
+    monkeypatch.setattr(training, "train", fail)
     with pytest.raises(error, match="bug"):
         embark("train", config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embark_jax import config_io
+from embark_jax.config import reading
 from tests.runs import assert_refused, embark
 from tests.test_shipped_configs import CONFIGS, YAML
 
@@ -14,7 +14,7 @@ def test_a_new_config_is_the_shipped_one(tmp_path):
         outcome = embark("init", out, "--example", name)
         assert outcome.code == 0
         assert f"embark train {out}" in outcome.out.replace("\n", "")
-        assert config_io.load(out) == config_io.load(shipped)
+        assert reading.load(out) == reading.load(shipped)
 
 
 def test_what_is_there_is_not_overwritten(tmp_path):

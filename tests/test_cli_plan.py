@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax.planner import Plan
+from embark_jax.plans.plan import Plan
 from tests import runs
 from tests.runs import assert_refused, embark
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pydantic
 import pytest
 
+from embark_jax._base.config import Config, kind_of, nearest, sections
 from embark_jax.config import (
-    Config,
     EmbeddingConfig,
     ExperimentConfig,
     MeshConfig,
@@ -16,9 +16,6 @@ from embark_jax.config import (
     SyntheticConfig,
     TableConfig,
     TrainConfig,
-    kind_of,
-    nearest,
-    sections,
 )
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from embark_jax.config_io import load
+from embark_jax.config.reading import load
 from tests.config_files import error_of
 
 # Mistakes in a file

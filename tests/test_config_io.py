@@ -22,7 +22,7 @@ from embark_jax.config import (
     TableConfig,
     TrainConfig,
 )
-from embark_jax.config_io import dump_yaml, load, save
+from embark_jax.config.reading import dump_yaml, load, save
 from tests.config_files import SYNTHETIC, error_of
 
 # Reading

@@ -19,9 +19,10 @@ import yaml
 
 import embark_jax
 from docs import pictures, site_reference
-from embark_jax import cli, config_io, fleet
-from embark_jax.config import ExperimentConfig
+from embark_jax import cli
+from embark_jax.config import ExperimentConfig, reading
 from embark_jax.planner import read_table_list
+from embark_jax.plans import fleet
 from tests import runs
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +95,7 @@ def test_commands_are_ours(page):
         file = params.get("config_file")
         if name in ("train", "plan", "sweep", "simulate", "evaluate") and file:
             if (ROOT / file).exists():
-                config_io.load(ROOT / file, params["overrides"] or ())
+                reading.load(ROOT / file, params["overrides"] or ())
             elif name != "evaluate" or file.suffix:  # else the folder of a run
                 assert file.name in PLACEHOLDERS | titles(), words
 
@@ -117,7 +118,7 @@ def test_yaml_is_understood(page, tmp_path):
         else:
             if "data" not in data:
                 path.write_text("data: {kind: synthetic}\n" + block.code)
-            config_io.load(path)
+            reading.load(path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -155,7 +156,9 @@ def run_python(codes: list[str], folder: Path) -> None:
     program = folder / "page.py"
     program.write_text("\n".join(codes))
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["embark_jax.run", "optax", "matplotlib.pyplot"])
+    processes.set_forkserver_preload(
+        ["embark_jax.run.training", "optax", "matplotlib.pyplot"]
+    )
     process = processes.Process(target=run_program, args=(program,))
     process.start()
     process.join()

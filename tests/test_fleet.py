@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import fleet
-from embark_jax.config import ConfigError
+from embark_jax._base.config import ConfigError
+from embark_jax.plans import fleet
 
 ROOT = Path(__file__).parent.parent
 GOOD = """

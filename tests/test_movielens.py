@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embark_jax.data import MovieLens100K
-from embark_jax.planner import Plan
+from embark_jax.plans.plan import Plan
 from tests import runs
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax import config_io, experiment
-from embark_jax.config import ConfigError, code_of, import_named
+from embark_jax._base.config import ConfigError
+from embark_jax.config import code_of, import_named, reading
+from embark_jax.run import experiment
 from tests import runs
 from tests.runs import embark
 
@@ -24,7 +25,7 @@ def there(monkeypatch, tmp_path):
 
 
 def load(*overrides: str):
-    return config_io.load(OWN / "config.yaml", overrides)
+    return reading.load(OWN / "config.yaml", overrides)
 
 
 def test_yaml_and_gin_say_the_same(tmp_path):
@@ -36,11 +37,11 @@ def test_yaml_and_gin_say_the_same(tmp_path):
         "OwnModelConfig.kind = 'my_model:Bilinear'\n"
         "OwnModelConfig.left = 'user'\nOwnModelConfig.right = 'item'\n"
     )
-    by_gin, by_yaml = config_io.load(path), load()
+    by_gin, by_yaml = reading.load(path), load()
     assert (by_gin.data, by_gin.model) == (by_yaml.data, by_yaml.model)
     saved = tmp_path / "saved.yaml"
-    config_io.save(by_yaml, saved)
-    assert config_io.load(saved) == by_yaml
+    reading.save(by_yaml, saved)
+    assert reading.load(saved) == by_yaml
     dlrm = load("model.kind=dlrm")
     assert dlrm.model.kind == "dlrm"
     assert load("model.left=item").model.options["left"] == "item"

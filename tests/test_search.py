@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import config_io, run, search, sweep
+from embark_jax.config import reading
+from embark_jax.run import search, sweep, training
 from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
@@ -49,7 +50,7 @@ def trained(monkeypatch) -> list[str]:
         assert resume == workdir.exists()
         folders.append(workdir.name)
         workdir.mkdir(exist_ok=True)
-        config_io.save(config, workdir / "config.yaml")
+        reading.save(config, workdir / "config.yaml")
         if config.embedding.optimizer.learning_rate > 0.5:
             raise NonFiniteLossError("loss is nan at step 2\nthe batch: ...")
         auc = quality(config)
@@ -63,7 +64,7 @@ def trained(monkeypatch) -> list[str]:
         (workdir / "metrics.jsonl").write_text(text)
         return final
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(training, "train", train)
     return folders
 
 
@@ -82,11 +83,11 @@ def test_the_best_validation_decides(config, trained, tmp_path, metric):
     found = [row for row in rows(workdir) if row[f"validation_{metric}"]]
     sign = 1 if metric == "auc" else -1
     best = max(found, key=lambda row: sign * float(row[f"validation_{metric}"]))
-    kept = config_io.load(workdir / "best.yaml")
-    assert kept == config_io.load(workdir / best["folder"] / "config.yaml")
+    kept = reading.load(workdir / "best.yaml")
+    assert kept == reading.load(workdir / best["folder"] / "config.yaml")
     assert kept.search is None
     assert quality(kept) > 0.81
-    tried = [config_io.load(path) for path in workdir.glob("trial-*/config.yaml")]
+    tried = [reading.load(path) for path in workdir.glob("trial-*/config.yaml")]
     assert {each.model.bottom for each in tried} == {(4,), (8, 4)}
     assert {each.train.steps for each in tried} == {2, 3, 4, 5}
     rates = [each.embedding.optimizer.learning_rate for each in tried]

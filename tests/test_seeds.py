@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embark_jax import config_io, experiment
+from embark_jax.config import reading
+from embark_jax.run import experiment
 from tests import runs
 
 
 @pytest.fixture
 def build(tmp_path):
     path = runs.write_config(tmp_path)
-    return lambda *overrides: experiment.build(config_io.load(path, overrides))
+    return lambda *overrides: experiment.build(reading.load(path, overrides))
 
 
 def samples(setup) -> np.ndarray:

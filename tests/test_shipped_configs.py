@@ -9,10 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from embark_jax import experiment
 from embark_jax.config import ExperimentConfig, MovieLens100KConfig
-from embark_jax.config_io import load
+from embark_jax.config.reading import load
 from embark_jax.planner import read_table_list
+from embark_jax.run import experiment
 from tests.planner.test_search import GAPS
 from tests.runs import embark
 from tests.thorough import thorough

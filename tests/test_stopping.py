@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import experiment
 from embark_jax.launch.stopping import StoppedError, stopping
-from embark_jax.train.logs import MetricsLog
+from embark_jax.run import experiment
+from embark_jax.run.logs import MetricsLog
 from tests import runs
 from tests.runs import embark
 

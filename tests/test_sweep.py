@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax import config_io, run
+from embark_jax.config import reading
+from embark_jax.run import training
 from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
@@ -39,7 +40,7 @@ def trained(monkeypatch) -> list[str]:
         assert resume == workdir.exists()
         folders.append(workdir.name)
         workdir.mkdir(exist_ok=True)
-        config_io.save(config, workdir / "config.yaml")
+        reading.save(config, workdir / "config.yaml")
         if config.seed == 1 and config.embedding.optimizer.learning_rate == 1e-3:
             raise NonFiniteLossError("loss is nan at step 2\nthe batch: ...")
         record = {"test_auc": 0.5 + config.seed / 10, "test_log_loss": 0.7}
@@ -47,7 +48,7 @@ def trained(monkeypatch) -> list[str]:
         (workdir / "metrics.jsonl").write_text(line + "\n")
         return {"final": True} | record
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(training, "train", train)
     return folders
 
 
@@ -67,14 +68,14 @@ def test_each_run_is_a_training_with_its_values(config, tmp_path):
     ]
     for row in results:
         folder = workdir / row["folder"]
-        expected = config_io.load(
+        expected = reading.load(
             config,
             [
                 *("sweep=null", "train.steps=1", f"seed={row['seed']}"),
                 f"model.bottom={row['model.bottom']}",
             ],
         )
-        assert config_io.load(folder / "config.yaml") == expected
+        assert reading.load(folder / "config.yaml") == expected
         assert float(row["test_auc"]) == runs.final(folder)["test_auc"]
     aucs = [float(row["test_auc"]) for row in results]
     mean, spread = np.mean(aucs), abs(aucs[0] - aucs[1]) / 2**0.5
@@ -132,7 +133,9 @@ def test_a_folder_with_another_config_is_refused(config, trained, tmp_path):
 
 def test_a_run_that_was_told_to_end_ends_the_sweep(config, monkeypatch, tmp_path):
     folders = []
-    monkeypatch.setattr(run, "train", lambda _, workdir, *__: folders.append(workdir))
+    monkeypatch.setattr(
+        training, "train", lambda _, workdir, *__: folders.append(workdir)
+    )
     outcome = embark("sweep", config, *SWEPT, "--workdir", tmp_path / "sweep")
     assert outcome.code == 0
     assert len(folders) == 1
@@ -145,7 +148,7 @@ def test_gin_lists_the_same_values(tmp_path, config):
         "ExperimentConfig.sweep = {'seed': [0, 1], 'train.steps': [5]}\n"
     )
     overrides = ["sweep.seed=[0, 1]", "sweep.train.steps=[5]"]
-    assert config_io.load(gin).sweep == config_io.load(config, overrides).sweep
+    assert reading.load(gin).sweep == reading.load(config, overrides).sweep
 
 
 @pytest.mark.slow

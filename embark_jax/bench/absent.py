@@ -20,17 +20,20 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from embark_jax import models
-from embark_jax.config import ConfigError, EmbeddingOptimizerConfig, ModelConfig
+from embark_jax._base.config import ConfigError
+from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
-from embark_jax.config_tables import experiment_of
+from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.fleet import Fleet
-from embark_jax.planner import MESH_AXES, Plan, TableList
+from embark_jax.planner import TableList
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.function_model import step_model
 from embark_jax.train.row_optimizers import build_embedding_optimizer
-from embark_jax.train.step import TrainState, abstract_state, make_train_step
+from embark_jax.train.state import TrainState, abstract_state
+from embark_jax.train.step import make_train_step
 
 TARGET = Path(__file__).parent / "h100.textproto"
 """Describes an H100 to XLA, and, but for its memory, an H200."""

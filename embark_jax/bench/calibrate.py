@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from embark_jax.planner.cost import traffic
+from embark_jax.plans import traffic
 
 AXIS = "device"
 ROW_FLOATS = 128

@@ -10,7 +10,7 @@ from importlib import metadata
 import jax
 
 from embark_jax.bench.calibrate import Rates
-from embark_jax.fleet import THIS_MACHINE
+from embark_jax.plans.fleet import THIS_MACHINE
 
 
 def fleet_yaml(rates: Rates) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import prefetch
 from embark_jax.data.records import WORD_BYTES
-from embark_jax.dataset import batch_checker, read_dataset
+from embark_jax.run.dataset import batch_checker, read_dataset
 
 GATHER_REPEATS = 5
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from embark_jax.planner import Plan, ProgramModel, Workload, phases
-from embark_jax.planner.cost import traffic
+from embark_jax.planner import ProgramModel, Workload, phases
 from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.planner.layout.storage import row_ranges
 from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.plans import traffic
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import row_ranges
 
 SORT_KEY_BYTES = 4
 EXCHANGED_IN = {

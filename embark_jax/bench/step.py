@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from embark_jax.config import ConfigError
+from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch
-from embark_jax.experiment import Experiment
+from embark_jax.run.experiment import Experiment
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.report import Numbers
 from embark_jax.train.trainer import Trainer

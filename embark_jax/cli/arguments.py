@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from embark_jax import fleet as fleets
 from embark_jax.cli.errors import printable
-from embark_jax.fleet import Fleet
-from embark_jax.planner.request.wire import WireFormat
 from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.plans import fleet as fleets
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.wire import WireFormat
 
 console = Console()
 

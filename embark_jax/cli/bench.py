@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from embark_jax import config_io, planner
-from embark_jax import fleet as fleets
+from embark_jax import planner
+from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.cli.arguments import (
     BatchSize,
     ConfigFile,
@@ -26,7 +26,8 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
-from embark_jax.config import ConfigError, nearest
+from embark_jax.config import reading
+from embark_jax.plans import fleet as fleets
 
 app = typer.Typer(
     help="Measure this machine. Figures are medians after a warm-up.",
@@ -45,11 +46,11 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
-    config = config_io.load(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     keep_freed_memory()
     set_up_xla(say)
-    from embark_jax import experiment
     from embark_jax.bench.step import draw_batches, measure_step
+    from embark_jax.run import experiment
 
     experiment.make_host_devices(config)
     with Console(stderr=True).status("planning") as status:
@@ -73,7 +74,7 @@ def input_pipeline(
     as_json: AsJson = False,
 ) -> None:
     """Time the input pipeline alone, to compare with the train step."""
-    config = config_io.load(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     keep_freed_memory()
     from embark_jax.bench.input import measure_input
 
@@ -167,7 +168,6 @@ def kernels(
     from embark_kernels import SHAPES
 
     from embark_jax.bench.kernels import measure_kernels, tune_kernels
-    from embark_jax.dataset import blaming
 
     for name in shapes or ():
         if name not in SHAPES:
@@ -176,7 +176,7 @@ def kernels(
     with Console(stderr=True).status("measuring") as status:
         limits = table_mib << 20, ids
         if tune:
-            with blaming("--tune"):
+            with config_error_at("--tune"):
                 rows = list(tune_kernels(names, *limits, status.update))
         else:
             rows = list(measure_kernels(names, *limits, rounds, status.update))
@@ -245,9 +245,8 @@ def _check_kernels(as_json: bool) -> None:
     from embark_kernels import why_plain_xla
     from embark_kernels.check import check_kernels
 
-    from embark_jax.dataset import blaming
-
-    with Console(stderr=True).status("checking") as status, blaming("--check"):
+    checking = Console(stderr=True).status("checking")
+    with checking as status, config_error_at("--check"):
         rows = check_kernels(lambda group: status.update(f"checking: {group}"))
     failed = [row for row in rows if row["problem"]]
     if as_json:

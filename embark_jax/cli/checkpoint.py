@@ -22,6 +22,6 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="The checkpoints folder of a run.")],
 ) -> None:
     """Convert checkpoints that Orbax wrote (version 0) to this version."""
-    from embark_jax.train.checkpoint.version_0 import convert
+    from embark_jax.checkpoint.version_0 import convert
 
     convert(folder, say)

@@ -10,10 +10,9 @@ import typer
 from rich.progress import Progress, track
 from rich.table import Column, Table
 
-from embark_jax import config_io
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import Overrides, console, say
-from embark_jax.config import ExperimentConfig, PreparedConfig
+from embark_jax.config import ExperimentConfig, PreparedConfig, reading
 from embark_jax.statistics.accesses import Statistics
 
 app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
@@ -97,8 +96,8 @@ def stats(
             raise typer.BadParameter("a folder of prepared data takes no KEY=VALUE")
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
-        config = config_io.load(config_file, overrides or ())
-    from embark_jax.dataset import sample_accesses
+        config = reading.load(config_file, overrides or ())
+    from embark_jax.run.dataset import sample_accesses
 
     found = sample_accesses(
         config,
@@ -112,7 +111,7 @@ def stats(
         out.write_text(found.to_json())
         say(f"statistics written to {out}")
     if plot is not None:
-        from embark_jax.planner.report.figures import accesses
+        from embark_jax.report.figures import accesses
 
         accesses(found).savefig(plot)
         say(f"plot written to {plot}")

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from embark_jax.errors import UserError
+from embark_jax._base.errors import UserError
 
 CTRL_C_STATUS = 128 + signal.SIGINT
 """Exit status of a command that Ctrl-C ended, by the convention of shells."""

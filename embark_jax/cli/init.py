@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from embark_jax._base.config import ConfigError, nearest
 from embark_jax.cli.arguments import say
-from embark_jax.config import ConfigError, nearest
 
 CONFIGS = Path(__file__).parents[1] / "config_files"
 """``configs``: a link in a checkout, a folder in a built package."""

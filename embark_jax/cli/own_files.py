@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 from rich.table import Column, Table
 
-from embark_jax import yaml_text
+from embark_jax._base import yaml_text
+from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import console, say
-from embark_jax.config import ConfigError, read_text
 
 if TYPE_CHECKING:
     from embark_jax.data.prepare.columns import Columns

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from embark_jax import config_io, planner
+from embark_jax import planner
+from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     BatchSize,
@@ -26,8 +27,10 @@ from embark_jax.cli.arguments import (
     load_fleet,
     say,
 )
-from embark_jax.config import ConfigError, read_text
-from embark_jax.planner.report.terminal import Report
+from embark_jax.config import reading
+from embark_jax.plans.wire import Wire
+from embark_jax.report.records import plan_record
+from embark_jax.report.terminal import Report
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
@@ -109,8 +112,8 @@ def plan(
                 "CONFIG write fleet=dgx-h100 mesh.nodes=8 "
                 "embedding.wire.rows=bfloat16, …"
             )
-        config = config_io.load(config_file, overrides or ())
-        from embark_jax import experiment
+        config = reading.load(config_file, overrides or ())
+        from embark_jax.run import experiment
 
         model = experiment.plan_model(config, statistics)
         planned, without_data = model.plan, model.without_data
@@ -119,7 +122,7 @@ def plan(
         try:
             listed = planner.load_table_list(tables)
             machines = load_fleet(fleet, nodes)
-            wire = planner.Wire(wire_rows or "float32", wire_gradients or "float32")
+            wire = Wire(wire_rows or "float32", wire_gradients or "float32")
             workload = listed.workload(machines, batch, zipf, optimizer, wire)
             planned = planner.plan_for(
                 dataclasses.replace(workload, statistics=statistics),
@@ -133,11 +136,11 @@ def plan(
     if out is not None:
         out.write_text(planned.to_json())
     if html is not None:
-        from embark_jax.planner.report.html import page
+        from embark_jax.report.plan_page import page
 
         html.write_text(page(planned), "utf-8")
     if as_json:
-        record = {"planning_seconds": seconds, **planner.plan_record(planned)}
+        record = {"planning_seconds": seconds, **plan_record(planned)}
         if config_file is not None:
             record["without_data"] = without_data
         print(json.dumps(record))

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import say
-from embark_jax.config import ConfigError, read_text
-from embark_jax.planner import Plan
+from embark_jax.plans.plan import Plan
 
 FORMATS = (".png", ".svg", ".html")
 
@@ -30,8 +30,8 @@ def plot(
     """Draw loss, AUC, throughput and fill of buffers, also of unfinished runs."""
     if out.suffix not in FORMATS:
         raise ConfigError(f"--out is {out}: must end in {' or '.join(FORMATS)}")
-    from embark_jax.train.figures import run_curves
-    from embark_jax.train.logs import LogError, read_metrics
+    from embark_jax.report.curves import run_curves
+    from embark_jax.run.logs import LogError, read_metrics
 
     runs = {}
     for workdir in workdirs:
@@ -40,7 +40,7 @@ def plot(
             raise LogError(f"{workdir}: has logged nothing yet")
         runs[str(workdir)] = records
     if out.suffix == ".html":
-        from embark_jax.train.run_page import page
+        from embark_jax.report.run_page import page
 
         out.write_text(page(runs, _plans(workdirs)), "utf-8")
     else:
@@ -50,7 +50,7 @@ def plot(
 
 def _plans(workdirs: list[Path]) -> dict[str, str]:
     """HTML of the runs' plans, folded, where a run has one."""
-    from embark_jax.planner.report.html import fragment
+    from embark_jax.report.plan_page import fragment
 
     found = {}
     for workdir in workdirs:

@@ -35,7 +35,7 @@ def predict(
     import pyarrow.csv
     import pyarrow.parquet
 
-    from embark_jax.config import ConfigError
+    from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer
 
     if out is not None and out.suffix not in (".csv", ".parquet"):

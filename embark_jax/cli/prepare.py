@@ -17,11 +17,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from embark_jax import config_io
+from embark_jax._base.config import ConfigError, nearest
 from embark_jax.cli import own_files
 from embark_jax.cli.arguments import ZipfExponent, console, say
-from embark_jax.config import ConfigError, ExperimentConfig, nearest
-from embark_jax.config_tables import experiment_of
+from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config.table_lists import experiment_of
 
 if TYPE_CHECKING:
     from embark_jax.data.manifest import Manifest
@@ -293,8 +293,8 @@ def synth(
     """Make synthetic data for a model: power-law ids, labels from a teacher model."""
     from embark_jax.data import SyntheticClicks
     from embark_jax.data.prepare import synthetic
-    from embark_jax.dataset import check_drawing_memory
     from embark_jax.planner import load_table_list
+    from embark_jax.run.dataset import check_drawing_memory
 
     listed = load_table_list(model)
     tables, features = listed.specs()
@@ -322,7 +322,7 @@ def synth(
         )
     _say_what(manifest, out)
     config = _training(listed, Path(model).stem, rows, out)
-    config_io.save(config, out / TRAINING)
+    reading.save(config, out / TRAINING)
     say(f"to train on them: embark train {out / TRAINING}")
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from embark_jax import config_io
+from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import ConfigFile, Jobs, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
-from embark_jax.config import ConfigError
+from embark_jax.config import reading
 
 
 def search(
@@ -57,9 +57,9 @@ def search(
             "embark search needs Optuna, which is not installed: "
             "pip install 'embark_jax[search]'"
         )
-    config = config_io.load(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     keep_freed_memory()
-    from embark_jax.search import BEST, run_search
+    from embark_jax.run.search import BEST, run_search
 
     if workdir is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from embark_jax import config_io, planner, simulator
+from embark_jax import planner, simulator
+from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     BatchSize,
@@ -24,13 +25,13 @@ from embark_jax.cli.arguments import (
     load_fleet,
     say,
 )
-from embark_jax.config import ConfigError, DLRMConfig, DLRMDCNv2Config, ExperimentConfig
-from embark_jax.planner import Plan
+from embark_jax.config import DLRMConfig, DLRMDCNv2Config, ExperimentConfig, reading
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import embedding_width
 from embark_jax.simulator import Job, Simulation
-from embark_jax.tables import embedding_width
 
 if TYPE_CHECKING:
-    from embark_jax.experiment import PlannedModel
+    from embark_jax.run.experiment import PlannedModel
 
 EMBEDDINGS_ALONE = (
     "the list has no dense section: these are the embeddings alone, and a step with "
@@ -77,8 +78,8 @@ def simulate(
         plan, notes = None, []
         try:
             if config_file is not None:
-                config = config_io.load(config_file, overrides or ())
-                from embark_jax import experiment
+                config = reading.load(config_file, overrides or ())
+                from embark_jax.run import experiment
 
                 model = experiment.plan_model(config)
                 job, plan = _job(config, model), model.plan
@@ -112,7 +113,7 @@ def simulate(
 
 def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
     """The job that a config describes."""
-    from embark_jax import planning
+    from embark_jax.run import planning
 
     dense_features = model.dense_features
     layers = config.model

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from embark_jax import config_io
 from embark_jax.cli.arguments import ConfigFile, Jobs, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.config import reading
 
 
 def sweep(
@@ -38,9 +38,9 @@ def sweep(
     """
     if resume and workdir is None:
         raise typer.BadParameter("--resume needs the --workdir of the sweep")
-    config = config_io.load(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     keep_freed_memory()
-    from embark_jax.sweep import read_points, run_sweep
+    from embark_jax.run.sweep import read_points, run_sweep
 
     points = read_points(config_file, overrides or ())
     if workdir is None:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from embark_jax import config_io
+from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.errors import FIXABLE, complain, show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
-from embark_jax.config import ConfigError
+from embark_jax.config import reading
 from embark_jax.launch.process_group import find_process_group, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
 from embark_jax.launch.worker import Worker
@@ -85,7 +85,7 @@ def train(
             else "--distributed and --max-restarts need a --workdir, the same for all "
             "processes"
         )
-    config = config_io.load(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     for name, several in {"sweep": config.sweep, "search": config.search}.items():
         if several:
             raise ConfigError(
@@ -105,12 +105,12 @@ def train(
 
     keep_freed_memory()
     set_up_xla(say)
-    from embark_jax import run
+    from embark_jax.run import training
 
     if workdir is None:
         workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if worker is None:
-        run.train(config, workdir, resume, console, plan)
+        training.train(config, workdir, resume, console, plan)
     else:
         from embark_jax.launch import processes as launched
 
@@ -118,7 +118,7 @@ def train(
             launched.join(worker.options, config)
             console.quiet = worker.options.process_id != 0
             resume = resume or worker.options.resume
-            run.train(config, workdir, resume, console, plan)
+            training.train(config, workdir, resume, console, plan)
     say(f"everything is in {workdir}")
 
 
@@ -161,8 +161,8 @@ def evaluate(
         )
     elif (checkpoint / CHECKPOINTS).is_dir():
         checkpoint = checkpoint / CHECKPOINTS
-    config = config_io.load(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     set_up_xla(say)
-    from embark_jax import evaluation
+    from embark_jax.run import evaluation
 
     evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)

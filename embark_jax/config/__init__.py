@@ -1,11 +1,11 @@
 """Experiment configs: their schema, section by section."""
 
-from embark_jax.config.base import Config as Config
-from embark_jax.config.base import ConfigError as ConfigError
-from embark_jax.config.base import kind_of as kind_of
-from embark_jax.config.base import nearest as nearest
-from embark_jax.config.base import read_text as read_text
-from embark_jax.config.base import sections as sections
+from embark_jax._base.config import Config as Config
+from embark_jax._base.config import ConfigError as ConfigError
+from embark_jax._base.config import kind_of as kind_of
+from embark_jax._base.config import nearest as nearest
+from embark_jax._base.config import read_text as read_text
+from embark_jax._base.config import sections as sections
 from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig

@@ -9,12 +9,12 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from embark_jax.config.base import Config
+from embark_jax._base.config import Config
 from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
-from embark_jax.tables import Dtype, Pooling, TableSpec
+from embark_jax.plans.tables import Dtype, Pooling, TableSpec
 
 
 class TableConfig(Config):

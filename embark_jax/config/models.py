@@ -14,7 +14,7 @@ from pydantic import (
     Tag,
 )
 
-from embark_jax.config.base import Config
+from embark_jax._base.config import Config
 from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
 
 

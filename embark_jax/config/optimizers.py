@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from embark_jax.config.base import Config
+from embark_jax._base.config import Config
 
 DENSE_EPS = 1e-8
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from embark_jax.config.base import Config, ConfigError, nearest
+from embark_jax._base.config import Config, ConfigError, nearest
 
 OWN_KIND = "MODULE:NAME"
 """The name for all such kinds, in unions and messages."""

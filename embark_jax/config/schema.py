@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from embark_jax.config.base import Config, ConfigError
+from embark_jax._base.config import Config, ConfigError
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from embark_jax.data.batch import Batch
-from embark_jax.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
 class BagCounter:

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from embark_jax._base.errors import DataError as DataError
 from embark_jax.data.records import layout
-from embark_jax.errors import DataError as DataError
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 
 def id_dtype(rows: int) -> np.dtype:

@@ -11,7 +11,7 @@ import numpy as np
 from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.records import layout
-from embark_jax.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 OnBadId = Literal["error", "drop", "hash"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True)

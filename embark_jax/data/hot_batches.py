@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embark_jax.data.batch import Batch, DataError, Dataset
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 WINDOW_BATCHES = 32
 """Number of batches that are sorted together. In each window, up to one batch of

@@ -21,16 +21,16 @@ import numpy as np
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from embark_jax.config import Config
+from embark_jax._base.config import Config
+from embark_jax._base.files import sha256_of, write_json
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
-from embark_jax.data.files import sha256_of, write_json
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.records import CHECKSUM_DIGITS
-from embark_jax.tables import FeatureSpec, Pooling
+from embark_jax.plans.tables import FeatureSpec, Pooling
 
 FILE_NAME = "manifest.json"
 VERSION = 4

@@ -20,7 +20,7 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.description import Description
 from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.tsv import TabSeparated
-from embark_jax.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 USER_HEADER = (
     "user_id:token",

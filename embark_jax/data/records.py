@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from embark_jax.data.files import replacing
+from embark_jax._base.files import replacing
 
 WORD_BYTES = 4
 CHECKSUM_DIGITS = 16

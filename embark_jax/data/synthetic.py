@@ -16,7 +16,7 @@ from scipy.special import expit, ndtri
 
 from embark_jax.data.batch import Batch, id_dtype
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.tables import FeatureSpec, TableSpec, check_model
+from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
 
 BLOCK = 1024
 """Samples per block. Each block has its own random stream, so a sample depends on its

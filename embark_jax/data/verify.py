@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from embark_jax._base.files import sha256_of
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.files import sha256_of
 from embark_jax.data.manifest import MEND, File
 
 

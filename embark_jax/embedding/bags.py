@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.planner import Plan
-from embark_jax.tables import PADDING_ID
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import PADDING_ID
 
 
 def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:

@@ -32,9 +32,10 @@ from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
 from embark_jax.embedding.unique import UniqueBased
-from embark_jax.planner import MESH_AXES, Plan, Storage
-from embark_jax.planner.request.wire import FLOAT32, Wire
-from embark_jax.tables import embedding_shapes
+from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.plans.storage import Storage
+from embark_jax.plans.tables import embedding_shapes
+from embark_jax.plans.wire import FLOAT32, Wire
 
 Storages = dict[str, jax.Array]
 """``[devices * slots_per_device, width]`` arrays by storage name, of their tables'

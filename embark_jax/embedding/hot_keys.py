@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.planner import Placement
-from embark_jax.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

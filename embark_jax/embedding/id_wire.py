@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.planner.request.wire import BLOCK_BAGS, SLOT_BYTES, pooled_id_bytes
+from embark_jax.plans.wire import BLOCK_BAGS, SLOT_BYTES, pooled_id_bytes
 
 
 class PooledIds(NamedTuple):

@@ -22,8 +22,8 @@ import numpy as np
 
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
 from embark_jax.embedding.row_shards import find
-from embark_jax.planner import Storage
-from embark_jax.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.storage import Storage
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,7 +12,8 @@ from jax import lax
 
 from embark_jax.embedding.hot_keys import HotKeys
 from embark_jax.embedding.row_shards import ids_of
-from embark_jax.planner import MESH_AXES, Storage
+from embark_jax.plans.plan import MESH_AXES
+from embark_jax.plans.storage import Storage
 
 NOT_LISTED = -1
 INIT_BLOCK_SLOTS = 8192

@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Storage
-from embark_jax.planner.layout.storage import RowRange
+from embark_jax.plans.storage import RowRange, Storage
 
 
 class TableRows(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax.sharding import Mesh
 
-from embark_jax.planner import MESH_AXES, Plan
+from embark_jax.plans.plan import MESH_AXES, Plan
 
 
 def check_mesh(plan: Plan, mesh: Mesh) -> None:

@@ -26,7 +26,7 @@ from embark_jax.embedding.sharded import (
     pick,
     sum_up,
 )
-from embark_jax.planner.request.wire import Wire, sum_blocks
+from embark_jax.plans.wire import Wire, sum_blocks
 
 
 class ReductionRoute(NamedTuple):

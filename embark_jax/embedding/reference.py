@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from embark_kernels import RowOptimizer, oracle
 
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 Tables = dict[str, np.ndarray]
 

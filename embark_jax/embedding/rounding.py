@@ -10,7 +10,7 @@ from embark_kernels.rounding import column_noise
 
 from embark_jax.embedding.hot_keys import HotKeys
 from embark_jax.embedding.initial import ShardsByDevice
-from embark_jax.planner import Storage
+from embark_jax.plans.storage import Storage
 
 
 def noise_of(

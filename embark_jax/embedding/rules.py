@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import RowOptimizer
 
-from embark_jax.planner import Storage
+from embark_jax.plans.storage import Storage
 
 
 @dataclasses.dataclass(frozen=True)

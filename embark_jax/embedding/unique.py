@@ -29,7 +29,7 @@ from embark_jax.embedding.sharded import (
     pick,
     sum_up,
 )
-from embark_jax.planner.request.wire import Wire, WireFormat
+from embark_jax.plans.wire import Wire, WireFormat
 
 
 class UniqueRoute(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from embark_jax.errors import UserError
+from embark_jax._base.errors import UserError
 from embark_jax.export.lookup import KEYS, read_table
-from embark_jax.tables import TableSpec
-from embark_jax.train.saved import SavedModel
+from embark_jax.plans.tables import TableSpec
+from embark_jax.run.saved import SavedModel
 
 
 class ExportError(UserError, ValueError):

@@ -20,8 +20,8 @@ from embark_jax.export.delta import ExportError as ExportError
 from embark_jax.export.delta import changed_rows, check, earlier
 from embark_jax.export.lookup import KEYS
 from embark_jax.export.scoring import initial, random_key, serialized_scoring
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.saved import SavedModel, best_step, read_config
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run.saved import SavedModel, best_step, read_config
 
 VERSION = 1
 NUMPY = "import numpy as np\n"

@@ -15,13 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from embark_jax.config import (
-    AnyModelConfig,
-    Config,
-    ConfigError,
-    ModelConfig,
-    code_of,
-)
+from embark_jax._base.config import Config, ConfigError
+from embark_jax.config import AnyModelConfig, ModelConfig, code_of
 from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.export.lookup import (
@@ -32,9 +27,9 @@ from embark_jax.export.lookup import (
     read_table,
 )
 from embark_jax.export.scoring import dense_function, initial, random_key
-from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
-from embark_jax.train.metrics import Metrics, evaluate
-from embark_jax.train.saved import SavedModel, best_step, read_config
+from embark_jax.metrics.pointwise import Metrics, evaluate
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec, TableSpec
+from embark_jax.run.saved import SavedModel, best_step, read_config
 from embark_jax.train.step import MATMUL_PRECISION
 
 BATCH = 4096

@@ -13,11 +13,11 @@ from flax import nnx
 from jax import export, lax
 
 from embark_jax import models
+from embark_jax.checkpoint.layout import array_name
 from embark_jax.config import AnyModelConfig
 from embark_jax.data.batch import id_dtype
 from embark_jax.embedding.initial import initial_value, table_seed
-from embark_jax.tables import PADDING_ID, FeatureSpec, TableSpec
-from embark_jax.train.checkpoint.layout import array_name
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec, TableSpec
 
 PLATFORMS = ("cpu", "cuda")
 Arrays = Mapping[str, jax.Array]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 
-from embark_jax.config import ConfigError
+from embark_jax._base.config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from embark_kernels import tuning, verdict
 from jax.experimental import multihost_utils
 
-from embark_jax.config import ConfigError, ExperimentConfig
+from embark_jax._base.config import ConfigError, differences
+from embark_jax.config import ExperimentConfig
 from embark_jax.launch.worker import WorkerOptions
-from embark_jax.train.checkpoint import differences
 
 
 def join(options: WorkerOptions, config: ExperimentConfig) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.tables import FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,16 +13,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.fleet import Fleet
-from embark_jax.planner.cost import traffic
 from embark_jax.planner.cost.model import OWNER_PHASES, StoragePrice
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.layout.storage import Cluster, Placement, StorageKind
-from embark_jax.planner.request.forced import ForcedPlacement
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.solve import solve
+from embark_jax.plans import traffic
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.storage import Cluster, Placement, StorageKind
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator.embark_step import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -30,7 +31,6 @@ from embark_jax.simulator.embark_step import (
     index_bytes,
     update_bytes,
 )
-from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLE_BYTES = 60e9
 """Most bytes of tables on a GPU (HugeCTR, ``benchmarks/embedding_collection``)."""

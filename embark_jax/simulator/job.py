@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from embark_jax.fleet import Fleet
 from embark_jax.planner.request.dense import NO_NETWORK, DenseNetwork
 from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
 from embark_jax.planner.request.workload import Workload
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator.dense import DType
-from embark_jax.tables import FeatureSpec, TableSpec
 
 WIDE_ROWS = 2**32
 """With a larger table, all ids of HugeCTR have 64 bits: its ``i64_input_key``."""

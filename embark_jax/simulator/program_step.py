@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.collectives import Reach
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.layout.storage import Cluster, Placement, StorageKind
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
+from embark_jax.plans.collectives import Reach
+from embark_jax.plans.storage import Cluster, Placement, StorageKind
+from embark_jax.plans.tables import FeatureSpec
 from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import (
     MEMORY,
@@ -28,7 +29,6 @@ from embark_jax.simulator.tasks import (
     Tasks,
 )
 from embark_jax.simulator.timeline import Task
-from embark_jax.tables import FeatureSpec
 
 FLOAT_BYTES = 4
 CHECK, UPDATE = "capacity check", "update"

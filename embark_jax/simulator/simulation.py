@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.layout.storage import Cluster, Placement
 from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.plans.storage import Cluster, Placement
 from embark_jax.simulator.embark_loads import count
 from embark_jax.simulator.embark_plans import planned, table_row_wise
 from embark_jax.simulator.embark_step import EmbarkStep

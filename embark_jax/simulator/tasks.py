@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from embark_jax.planner.cost import traffic
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.plans import traffic
 from embark_jax.simulator.dense import VALUE_BYTES, DType, product_ms
 from embark_jax.simulator.timeline import LINKS, Resource, Task
 

@@ -10,10 +10,10 @@ from typing import Any
 import pydantic
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from embark_jax.config import Config, ConfigError
+from embark_jax._base.config import Config, ConfigError
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import Histogram
-from embark_jax.tables import FeatureSpec, TableSpec
 
 VERSION = 1
 

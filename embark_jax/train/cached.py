@@ -23,7 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.embedding.cached import (
+from embark_jax.cache.figures import CacheFigures
+from embark_jax.cache.kept_slots import Kept
+from embark_jax.cache.key_index import Moves
+from embark_jax.cache.programs import (
     Demand,
     Incoming,
     grow_directories,
@@ -34,23 +37,20 @@ from embark_jax.embedding.cached import (
     resolve_routes,
     row_values,
 )
-from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.embedding.key_index import Moves
-from embark_jax.embedding.rules import AnyRule
-from embark_jax.train.cache_figures import CacheFigures
-from embark_jax.train.device_batch import DeviceBatch
-from embark_jax.train.gradients import route
-from embark_jax.train.kept_slots import Kept
-from embark_jax.train.numbering import Numbering
-from embark_jax.train.slots_needed import check_slots
-from embark_jax.train.step import TrainState
-from embark_jax.train.stored_rows import (
+from embark_jax.cache.slots_needed import check_slots
+from embark_jax.cache.stored_rows import (
     KEY,
     NO_KEYS,
     ROWS_AT_ONCE,
     StoredRows,
     check_memory,
 )
+from embark_jax.embedding.collection import EmbeddingCollection, Routes
+from embark_jax.embedding.rules import AnyRule
+from embark_jax.train.device_batch import DeviceBatch
+from embark_jax.train.gradients import route
+from embark_jax.train.numbering import Numbering
+from embark_jax.train.state import TrainState
 
 Keys = Mapping[str, np.ndarray]
 """Keys of dynamic tables."""

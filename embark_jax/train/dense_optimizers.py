@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from embark_jax.config import ConfigError, DenseOptimizerConfig, call_named
+from embark_jax._base.config import ConfigError
+from embark_jax.config import DenseOptimizerConfig, call_named
 from embark_jax.train.schedules import build_schedule
 
 

@@ -13,8 +13,8 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.planner import MESH_AXES
 from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.plans.plan import MESH_AXES
 
 
 def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError
 from embark_jax.data.records import WORD_BYTES, layout
-from embark_jax.planner import MESH_AXES, Plan
-from embark_jax.tables import PADDING_ID
+from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.plans.tables import PADDING_ID
 
 
 class Columns(NamedTuple):

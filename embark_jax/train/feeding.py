@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from embark_jax._base.memory import host_memory_bytes
 from embark_jax.data import prefetch
-from embark_jax.fleet import host_memory_bytes
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection, Routes, Storages
-from embark_jax.planner import MESH_AXES
+from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.device_batch import Columns
 
 

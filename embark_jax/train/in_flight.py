@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from embark_jax.stores import StoreError
+from embark_jax.cache.row_store import StoreError
 from embark_jax.train.device_batch import PlacedBatch
 from embark_jax.train.report import Flight, Numbers
 from embark_jax.train.results import BadIdError, NonFiniteLossError, StepResult

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers
 from embark_jax.data import Batch
-from embark_jax.data.key_numbers import UNKNOWN, KeyNumbers
 from embark_jax.embedding.logical import TableRows
-from embark_jax.planner import Plan
-from embark_jax.tables import PADDING_ID
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import PADDING_ID
 from embark_jax.train.sharing import tell_all_keys
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import optax
 
+from embark_jax._base.config import config_error_at
 from embark_jax.config import ExperimentConfig
-from embark_jax.dataset import blaming
 from embark_jax.embedding.rules import AnyRule, RowRules
 from embark_jax.train.dense_optimizers import build_dense_optimizer
 from embark_jax.train.row_optimizers import build_embedding_optimizer
@@ -29,14 +29,14 @@ def build_optimizers(
         rate = config.learning_rate * factor
         return config.model_copy(update={"learning_rate": rate})
 
-    with blaming("dense_optimizer.schedule"):
+    with config_error_at("dense_optimizer.schedule"):
         dense = build_dense_optimizer(lowered(config.dense_optimizer), steps)
     embedding = config.embedding
-    with blaming("embedding.optimizer.schedule"):
+    with config_error_at("embedding.optimizer.schedule"):
         rule = build_embedding_optimizer(lowered(embedding.optimizer), steps)
     named = {}
     for name in {embedding.rule_of(table) for table in embedding.tables} - {""}:
-        with blaming(f"embedding.tables.{name}.optimizer.schedule"):
+        with config_error_at(f"embedding.tables.{name}.optimizer.schedule"):
             own = lowered(embedding.optimizer_of(name))
             named[name] = build_embedding_optimizer(own, steps)
     return dense, RowRules(rule, named) if named else rule

@@ -14,7 +14,7 @@ from embark_jax.embedding.collection import EmbeddingCollection, Routes
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.gradients import route
 from embark_jax.train.report import StepReport
-from embark_jax.train.step import TrainState
+from embark_jax.train.state import TrainState
 
 
 class OverlappedStep:

@@ -17,11 +17,8 @@ from embark_jax.train.function_model import StepModel
 from embark_jax.train.losses import Loss
 from embark_jax.train.overlap import OverlappedStep
 from embark_jax.train.report import StepReport
-from embark_jax.train.step import (
-    TrainState,
-    make_predict_step,
-    make_train_step,
-)
+from embark_jax.train.state import TrainState
+from embark_jax.train.step import make_predict_step, make_train_step
 
 
 class Programs:

@@ -10,8 +10,8 @@ from typing import NoReturn
 import jax
 import numpy as np
 
+from embark_jax._base.errors import UserError
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
-from embark_jax.errors import UserError
 from embark_jax.train.report import Flight, Numbers
 
 

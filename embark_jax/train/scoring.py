@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import jax
 
 from embark_jax.data import Batch, BatchChecker
+from embark_jax.metrics.pointwise import EvalAccumulator, Metrics
 from embark_jax.train.device_batch import PlacedBatch
-from embark_jax.train.metrics import EvalAccumulator, Metrics
 from embark_jax.train.report import Flight
 from embark_jax.train.results import refuse_bad_ids
 

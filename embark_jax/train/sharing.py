@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from embark_jax.train.checkpoint.agreement import tell_all_bytes
+from embark_jax.launch.agreement import tell_all_bytes
 
 
 def tell_all_keys(keys: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -22,26 +22,25 @@ from embark_jax.data import Batch, BatchChecker, Dataset, OnBadId
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
+from embark_jax.metrics.pointwise import Metrics
 from embark_jax.models.function import Model
-from embark_jax.planner import grow
 from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.plans.capacities import grow
+from embark_jax.report.progress import step_progress
 from embark_jax.train.cached import CachedRows
-from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.feeding import batches_ahead, read_ahead
 from embark_jax.train.flax_model import CALL
 from embark_jax.train.function_model import step_model
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.metrics import Metrics
 from embark_jax.train.numbering import Numbering
 from embark_jax.train.placing import Placing
 from embark_jax.train.programs import Programs
-from embark_jax.train.progress import step_progress
 from embark_jax.train.report import Flight, Numbers, StepReport
 from embark_jax.train.results import StepResult, refuse_beyond_help, warn_if_done
 from embark_jax.train.scoring import evaluate_scored, score_all
-from embark_jax.train.step import TrainState, clear_halt, init_state
+from embark_jax.train.state import Checkpoints, TrainState, clear_halt, init_state
 
 
 class Trainer:
@@ -373,11 +372,9 @@ class Trainer:
         self.state = self.cached.settle(self.state)
         return self.cached.stored(self.state)
 
-    def load(
-        self, checkpoints: Checkpointer, step: int | None = None
-    ) -> dict[str, int]:
+    def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
-        of ``Checkpointer.restore``."""
+        of ``checkpoint.Checkpointer.restore``."""
 
         def make_room(rows: Mapping[str, int]):
             self._grow_tables(rows)

@@ -15,10 +15,10 @@ import numpy as np
 import recipe
 from rich.console import Console
 
-from embark_jax import run
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import MovieLens100K
-from embark_jax.train.logs import read_metrics
+from embark_jax.run import training
+from embark_jax.run.logs import read_metrics
 
 HIDDEN = list(recipe.HIDDEN)
 MODELS: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def train(settings: ExperimentConfig) -> dict[str, float]:
     """Trains a run; test metrics of its best epoch, and its throughput."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"
-        final = run.train(settings, workdir, False, Console(quiet=True))
+        final = training.train(settings, workdir, False, Console(quiet=True))
         assert final is not None
         speeds = [
             record["samples_per_s"]

@@ -22,12 +22,10 @@ from embark_kernels import SGD
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax import fleet, models, planner
+from embark_jax import models, planner
 from embark_jax.bench.absent import LARGEST_INT32, absent_mesh
-from embark_jax.config import ModelConfig
-from embark_jax.config_tables import experiment_of
-from embark_jax.embedding import key_index
-from embark_jax.embedding.cached import (
+from embark_jax.cache import key_index
+from embark_jax.cache.programs import (
     WORDS,
     Incoming,
     make_put,
@@ -35,11 +33,15 @@ from embark_jax.embedding.cached import (
     resolve_routes,
     row_values,
 )
+from embark_jax.config import ModelConfig
+from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.plans import fleet
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.function_model import step_model
 from embark_jax.train.gradients import route
-from embark_jax.train.step import abstract_state, make_train_step
+from embark_jax.train.state import abstract_state
+from embark_jax.train.step import make_train_step
 
 HERE = Path(__file__).parent
 LISTED = HERE.parents[1] / "configs" / "models" / "t7.yaml"

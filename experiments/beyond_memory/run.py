@@ -70,8 +70,9 @@ def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
 
     from embark_jax import models
     from embark_jax.embedding.collection import EmbeddingCollection
-    from embark_jax.planner import ForcedPlacement, plan
-    from embark_jax.tables import FeatureSpec, TableSpec
+    from embark_jax.planner import plan
+    from embark_jax.plans.forced import ForcedPlacement
+    from embark_jax.plans.tables import FeatureSpec, TableSpec
     from embark_jax.train.trainer import Trainer
 
     slots = None if way["tier"] == "device" else int(rows * share)

@@ -22,9 +22,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from state import check, make_plan, make_state
 
-from embark_jax.planner import Plan
-from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.checkpoint.agreement import tell_all
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.launch.agreement import tell_all
+from embark_jax.plans.plan import Plan
 
 PIECE = 8 << 20
 OTHER_MESH = {1: 2, 2: 8, 8: 2}

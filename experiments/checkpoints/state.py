@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import RangeLayout, table_layouts
-from embark_jax.planner import Placement, Plan, lay_out
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.step import TrainState
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.train.state import TrainState
 
 DIM = 64
 TABLES = 4

@@ -19,10 +19,12 @@ from typing import Any
 import jax
 from program import Collective, collectives
 
-from embark_jax import fleet, planner
+from embark_jax import planner
 from embark_jax.bench.absent import absent_mesh, compile_step
-from embark_jax.planner import Plan, ProgramModel, TableList, phases
-from embark_jax.planner.cost.traffic import all_reduce_bytes
+from embark_jax.planner import ProgramModel, TableList, phases
+from embark_jax.plans import fleet
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.traffic import all_reduce_bytes
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "configs" / "models"

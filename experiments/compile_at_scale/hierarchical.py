@@ -16,10 +16,13 @@ from compile import MODELS
 from program import collectives
 from rich.progress import track
 
-from embark_jax import fleet, planner
+from embark_jax import planner
 from embark_jax.bench.absent import absent_mesh, compile_step
-from embark_jax.planner import ForcedPlacement, Plan, ProgramModel, TableList, phases
-from embark_jax.planner.layout.storage import Exchange
+from embark_jax.planner import ProgramModel, TableList, phases
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Exchange
 
 HERE = Path(__file__).parent
 CASES = (("dlrm_dcnv2", 2), ("dlrm_dcnv2", 16), ("t7", 16))

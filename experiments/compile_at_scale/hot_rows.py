@@ -39,9 +39,10 @@ def case(name: str, nodes: int, hot: bool) -> dict[str, Any]:
     from compile import MODELS, compiled_traffic, planned_traffic
     from program import collectives
 
-    from embark_jax import fleet, planner
+    from embark_jax import planner
     from embark_jax.bench.absent import compile_step
-    from embark_jax.planner import ForcedPlacement
+    from embark_jax.plans import fleet
+    from embark_jax.plans.forced import ForcedPlacement
 
     listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
     machines = fleet.dgx_h100(nodes)

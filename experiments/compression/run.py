@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-from embark_jax import config_io
-from embark_jax.dataset import read_dataset
+from embark_jax.config import reading
+from embark_jax.run.dataset import read_dataset
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent.parent / "configs"
@@ -50,7 +50,7 @@ def main() -> None:
 def train(path: Path, wire: tuple[str, str], seed: int) -> dict[str, float]:
     """The test metrics of a run on 2 × 4 CPU devices with RB and UB tables alone, so
     that all rows and gradients of embeddings travel compressed."""
-    config = config_io.load(path)
+    config = reading.load(path)
     _, tables, _ = read_dataset(config)
     seeds = [f"seed={seed}"]
     if config.data.kind == "synthetic":

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import update
 
-from embark_jax import config_io, experiment
+from embark_jax.config import reading
+from embark_jax.run import experiment
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "configs" / "movielens_100k.yaml"
@@ -53,7 +54,7 @@ def to_the_nearest(values: jax.Array, bits: jax.Array, dtype) -> jax.Array:
 def train(kind: str, optimizer: str, seed: int) -> dict[str, float]:
     """The test metrics of a run."""
     overrides = [f"seed={seed}", f"embedding.dtype={KINDS[kind]}"]
-    setup = experiment.build(config_io.load(CONFIG, overrides + OPTIMIZERS[optimizer]))
+    setup = experiment.build(reading.load(CONFIG, overrides + OPTIMIZERS[optimizer]))
     nearest = mock.patch.object(update, "round_stochastically", to_the_nearest)
     with nearest if "nearest" in kind else contextlib.nullcontext():
         trainer = setup.trainer()

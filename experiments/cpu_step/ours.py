@@ -8,10 +8,11 @@ import sys
 import numpy as np
 from timing import ROUNDS, OtherCores
 
-from embark_jax import config_io, experiment
 from embark_jax.bench.step import measure_step
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.config import reading
 from embark_jax.data import Batch
+from embark_jax.run import experiment
 
 
 def read_batches(path: str, features: list[str]) -> list[Batch]:
@@ -28,7 +29,7 @@ def read_batches(path: str, features: list[str]) -> list[Batch]:
 
 def main(config_file: str, batches_file: str) -> None:
     keep_freed_memory()  # as `embark train` does
-    setup = experiment.build(config_io.load(config_file, ()))
+    setup = experiment.build(reading.load(config_file, ()))
     batches = read_batches(batches_file, [f.name for f in setup.features])
     clock = OtherCores()
     measured = measure_step(setup, batches, ROUNDS)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embark_jax import config_io
 from embark_jax.bench.step import BATCHES
+from embark_jax.config import reading
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "config.yaml"
@@ -37,7 +37,7 @@ COMPARISONS = (
 
 def save_batches(path: Path) -> None:
     """What both sides train on: full bags of ids by a power law, coin-flip labels."""
-    config = config_io.load(CONFIG, ())
+    config = reading.load(CONFIG, ())
     rng, size = np.random.default_rng(0), config.train.batch_size
     features = config.embedding.features
     rows = [table.rows for table in config.embedding.tables.values()]

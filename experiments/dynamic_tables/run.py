@@ -12,9 +12,9 @@ from pathlib import Path
 
 from raw_movielens import RAW
 
-from embark_jax import experiment
-from embark_jax.config_io import load
+from embark_jax.config.reading import load
 from embark_jax.data import MovieLens100K
+from embark_jax.run import experiment
 
 HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parents[1] / "configs" / "movielens_100k.yaml"

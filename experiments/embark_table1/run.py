@@ -16,7 +16,8 @@ from typing import Any
 from plot import plot
 from rich.console import Console
 
-from embark_jax import fleet, planner, simulator
+from embark_jax import planner, simulator
+from embark_jax.plans import fleet
 from embark_jax.simulator import Job
 
 FOLDER = Path(__file__).parent

@@ -20,9 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from embark_jax import config_io, experiment
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import reading
 from embark_jax.launch.process_group import free_port
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.run import experiment
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "config.yaml"
@@ -210,7 +211,7 @@ class Loader:
     """Loads checkpoints, on one device whatever they were written on."""
 
     def __init__(self):
-        config = config_io.load(CONFIG, ["mesh.nodes=1"])
+        config = reading.load(CONFIG, ["mesh.nodes=1"])
         self._setup = experiment.build(config)
         self._trainer = self._setup.trainer()
 

@@ -12,8 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from embark_jax import config_io, experiment
 from embark_jax.bench.step import draw_batches, measure_step
+from embark_jax.config import reading
+from embark_jax.run import experiment
 
 CONFIG = Path(__file__).parents[1] / "cpu_step" / "config.yaml"
 TOLERANCE = 1e-4
@@ -23,7 +24,7 @@ TOLERANCE = 1e-4
 def main(config_file: str | Path = CONFIG) -> int:
     found = {}
     for kernels in ("xla", "mosaic_gpu"):
-        config = config_io.load(Path(config_file), [f"embedding.kernels={kernels}"])
+        config = reading.load(Path(config_file), [f"embedding.kernels={kernels}"])
         setup = experiment.build(config)
         found[kernels] = measure_step(setup, draw_batches(setup))
     plain, kernel = (found[name]["loss"][0] for name in ("xla", "mosaic_gpu"))

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import jax
 
-from embark_jax import experiment
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import Batch
+from embark_jax.run import experiment
+from embark_jax.run.window import Window
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.trainer import Trainer
-from embark_jax.train.window import Window
 
 FEATURES = {"DLRM-DCNv2": 26, "T180": 177, "T510": 510}
 DEVICES, SAMPLES, LOG_EVERY, WINDOWS, CALLS = 8, 256, 20, 5, 100

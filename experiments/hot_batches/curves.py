@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from embark_jax import config_io, planner
+from embark_jax import planner
+from embark_jax.config import reading
 from embark_jax.data import MovieLens100K
 from embark_jax.statistics.histogram import Histogram
 from embark_jax.statistics.skew import Zipf, row_probabilities
@@ -93,7 +94,7 @@ def movielens() -> dict[str, Curve]:
 
 
 def table_rows(name: str) -> dict[str, int]:
-    config = config_io.load(CONFIGS / "experiments" / name / "dlrm.yaml")
+    config = reading.load(CONFIGS / "experiments" / name / "dlrm.yaml")
     return {t: each.rows for t, each in config.embedding.tables.items() if each.rows}
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from embark_jax import config_io, experiment
-from embark_jax.config import ExperimentConfig
+from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import Dataset, accesses
-from embark_jax.dataset import read_dataset, sample_accesses
-from embark_jax.experiment import Experiment
+from embark_jax.run import experiment
+from embark_jax.run.dataset import read_dataset, sample_accesses
+from embark_jax.run.experiment import Experiment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROWS_DIVIDED_BY = 100
@@ -35,7 +35,7 @@ class Workload:
     hot_share: float
 
     def config(self, *changes: str) -> ExperimentConfig:
-        return config_io.load(self.path, [*self.changes, *changes])
+        return reading.load(self.path, [*self.changes, *changes])
 
 
 def _published(name: str, dense_features: int) -> tuple[Path, tuple[str, ...]]:
@@ -43,7 +43,7 @@ def _published(name: str, dense_features: int) -> tuple[Path, tuple[str, ...]]:
     path = CONFIGS / "experiments" / name / "dlrm.yaml"
     rows = {
         table: -(-each.rows // ROWS_DIVIDED_BY) if each.rows > 10_000 else each.rows
-        for table, each in config_io.load(path).embedding.tables.items()
+        for table, each in reading.load(path).embedding.tables.items()
         if each.rows
     }
     return path, (

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner
-from embark_jax.fleet import dgx_h100
-from embark_jax.planner import ForcedPlacement, Placement, ProgramModel
+from embark_jax.planner import ProgramModel
 from embark_jax.planner.cost.phases import critical_ms
+from embark_jax.plans.fleet import dgx_h100
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.storage import Placement
 
 CASES = (("dlrm_dcnv2", 1), ("dlrm_dcnv2", 16), ("t180", 1), ("t180", 16))
 SKEW = 1.1

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner
-from embark_jax.fleet import dgx_h100
-from embark_jax.planner import ForcedPlacement, Placement, ProgramModel
-from embark_jax.tables import TableSpec
+from embark_jax.planner import ProgramModel
+from embark_jax.plans.fleet import dgx_h100
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import TableSpec
 
 CASES = (("dlrm_dcnv2", 1), ("dlrm_dcnv2", 8), ("dlrm_dcnv2", 16), ("t180", 1))
 CASES += (("synthetic_small", 8),)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from embark_jax import planner
-from embark_jax.fleet import dgx_h100
+from embark_jax.plans.fleet import dgx_h100
 
 
 def main() -> None:

@@ -21,10 +21,13 @@ import numpy as np
 import yaml
 from scipy.optimize import brentq
 
-from embark_jax import fleet, planner
-from embark_jax.planner import ForcedPlacement, Placement, TableList
+from embark_jax import planner
+from embark_jax.planner import TableList
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import table_uses
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.storage import Placement
 from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.simulation import simulate_program
 from embark_jax.simulator.tasks import MEMORY, NODE_LINK, TENSOR_CORES, Tasks

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner
-from embark_jax.fleet import dgx_h100
-from embark_jax.planner import ForcedPlacement, Plan
+from embark_jax.plans.fleet import dgx_h100
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
 
 CASES = (("dlrm_dcnv2", 1), ("dlrm_dcnv2", 8), ("dlrm_dcnv2", 16), ("t180", 1))
 CASES += (("t180", 16), ("synthetic_small", 8))

@@ -15,8 +15,9 @@ import jax
 import linear
 from rich.progress import track
 
-from embark_jax import config_io, experiment
+from embark_jax.config import reading
 from embark_jax.data import MovieLens100K
+from embark_jax.run import experiment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS = {
@@ -44,7 +45,7 @@ def train(path: Path, mesh: tuple[int, int], seed: int) -> dict[str, float]:
     """Trains to the end; AUC and log loss of the validation and the test samples."""
     nodes, gpus_per_node = mesh
     changes = f"mesh.nodes={nodes} mesh.gpus_per_node={gpus_per_node} seed={seed}"
-    config = config_io.load(path, changes.split())
+    config = reading.load(path, changes.split())
     setup = experiment.build(config)
     trainer = setup.trainer()
     trainer.fit(setup.dataset, setup.steps)

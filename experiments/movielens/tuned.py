@@ -19,9 +19,10 @@ from rich.console import Console
 from run import MODELS
 from run import RESULTS as SHIPPED
 
-from embark_jax import config_io, run
-from embark_jax.search import BEST, run_search
-from embark_jax.train.logs import read_metrics
+from embark_jax.config import reading
+from embark_jax.run import training
+from embark_jax.run.logs import read_metrics
+from embark_jax.run.search import BEST, run_search
 
 RESULTS = Path(__file__).parent / "tuned.json"
 WORKDIR = Path("runs/tuned")
@@ -62,8 +63,8 @@ def search(model: str, console: Console) -> dict[str, Any] | None:
 def test(model: str, seed: int, console: Console) -> dict[str, float] | None:
     """Trains the best recipe; metrics of its best epoch. None if it was ended early."""
     workdir = WORKDIR / model
-    config = config_io.load(workdir / BEST, [f"seed={seed}"])
-    final = run.train(config, workdir / f"seed-{seed}", True, console)
+    config = reading.load(workdir / BEST, [f"seed={seed}"])
+    final = training.train(config, workdir / f"seed-{seed}", True, console)
     if final is None:
         return None
     best = final["best_step"]

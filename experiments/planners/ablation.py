@@ -19,10 +19,10 @@ from unittest import mock
 import numpy as np
 
 from embark_jax import planner
-from embark_jax.fleet import dgx_h100
-from embark_jax.planner import ForcedPlacement
 from embark_jax.planner.search import instance, planning, relaxation, solve
 from embark_jax.planner.search.local_search import LocalSearch
+from embark_jax.plans.fleet import dgx_h100
+from embark_jax.plans.forced import ForcedPlacement
 
 RESULTS = Path(__file__).parent / "results" / "search" / "ablation.json"
 ALL = "all parts"

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from embark_jax.planner import Placement, Workload
+from embark_jax.planner import Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.request.workload import TableUse, table_uses
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 Tables = Sequence[TableSpec]
 Features = Sequence[FeatureSpec]

@@ -24,16 +24,16 @@ from typing import Any
 
 import generated
 
-from embark_jax.fleet import dgx_h100
 from embark_jax.planner import (
-    ForcedPlacement,
-    Placement,
     ProgramModel,
     Workload,
     plan_for,
     predict,
     read_table_list,
 )
+from embark_jax.plans.fleet import dgx_h100
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.storage import Placement
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 RESULTS = Path(__file__).parent / "results" / "search"

@@ -15,10 +15,8 @@ import torchrec_plans
 from baselines import BASELINES, Placements
 
 from embark_jax import planner
-from embark_jax.fleet import dgx_h100
 from embark_jax.planner import (
     EmbarkModel,
-    Plan,
     ProgramModel,
     TableList,
     Workload,
@@ -26,6 +24,8 @@ from embark_jax.planner import (
 )
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
+from embark_jax.plans.fleet import dgx_h100
+from embark_jax.plans.plan import Plan
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 OURS, EMBARK, TORCHREC = "embark_jax", "EMBark's greedy", "TorchRec"

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from baselines import Features, Placements, Tables, rows_over
 
-from embark_jax.planner import EmbarkModel, Placement, Workload
+from embark_jax.planner import EmbarkModel, Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.workload import TableUse, table_uses
+from embark_jax.plans.storage import Placement
 
 ROUNDS = 20
 TABLE_GIB = (60, 20)

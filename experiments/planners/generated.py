@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embark_jax.fleet import Fleet
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 ROWS, WIDTHS, HOTNESS = (10, 1e8), (4, 2048), (1, 5000)
 SPREAD = 1 / 6

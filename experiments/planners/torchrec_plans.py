@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embark_jax.planner import Placement, Workload
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import Workload
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 SCRIPT = Path(__file__).parent / "ask_torchrec.py"
 

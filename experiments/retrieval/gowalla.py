@@ -21,8 +21,8 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.data import Batch
+from embark_jax.metrics.retrieval import ItemIndex
 from embark_jax.models import TwoTower
-from embark_jax.train.retrieval import ItemIndex
 
 RESULTS = Path(__file__).parent / "gowalla.json"
 USERS, ITEMS, TRAIN, TEST = 29_858, 40_981, 810_128, 217_242

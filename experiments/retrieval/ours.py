@@ -14,9 +14,10 @@ import jax
 import numpy as np
 import protocol
 
-from embark_jax import config_io, experiment
+from embark_jax.config import reading
 from embark_jax.data import Batch, MovieLens100K
-from embark_jax.train.retrieval import ItemIndex, items_of
+from embark_jax.metrics.retrieval import ItemIndex, items_of
+from embark_jax.run import experiment
 from embark_jax.train.trainer import Trainer
 
 CONFIG = Path(__file__).parents[2] / "configs/experiments/movielens_100k/two_tower.yaml"
@@ -111,7 +112,7 @@ def part(samples: Batch, rows: np.ndarray) -> Batch:
 def train(rate: float, temperature: float, seed: int) -> dict[str, float]:
     """Trains a run; Recall@10 of its best epoch."""
     setup = experiment.build(
-        config_io.load(
+        reading.load(
             CONFIG,
             [
                 f"seed={seed}",

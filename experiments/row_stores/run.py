@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from embark_jax.stores import RowStore
+from embark_jax.cache.row_store import RowStore
 
 WIDTH = 128
 ROW_BYTES = 4 * WIDTH

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from embark_jax import fleet
+from embark_jax.plans import fleet
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (16, 32, 64, 128, 256, 512)
@@ -30,7 +30,7 @@ LATENCY_S = 800e-9
 DRIVER = """
 import jax, jax.numpy as jnp, embark_kernels as ek
 from jax.sharding import SingleDeviceSharding
-from embark_jax import fleet
+from embark_jax.plans import fleet
 from embark_jax.bench.absent import absent_mesh
 width, batch, rule = {width}, 1024, ek.RowwiseAdagrad(0.1)
 device = absent_mesh(fleet.dgx_h200(1, 1)).devices.item()

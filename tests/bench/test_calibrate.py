@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from embark_jax import fleet
 from embark_jax.bench.calibrate import Rates, Sizes, measure
 from embark_jax.bench.fleet_yaml import fleet_yaml
 from embark_jax.planner import plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.runs import embark
 
 TINY = Sizes(2**14, 64, 512, matrix=16, batch=16, exchanged_bytes=2**12, repeats=1)

@@ -8,7 +8,7 @@ import pytest
 
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
 from embark_jax.data.records import layout
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 FEATURES = [
     FeatureSpec("user"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from embark_jax.data.files import confined
-from embark_jax.errors import DataError
+from embark_jax._base.errors import DataError
+from embark_jax._base.files import confined
 
 
 @pytest.mark.parametrize("name", ["a.npy", "train/a.npy", "train/../a.npy", "new.npy"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embark_jax.data import Batch, DataError, HotBatches
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 ROWS, HOT, BATCH, WINDOW = 100, {"a": 30, "b": 60}, 8, 5
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embark_jax.data import BatchChecker, DataError, MovieLens100K
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 USERS = """\
 user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.data.synthetic import BLOCK, SyntheticClicks, power_law_ids
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 TABLES = [
     TableSpec("user", rows=5_000, dim=8),

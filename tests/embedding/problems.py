@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import export_table
-from embark_jax.planner import Placement, Plan, Wire, lay_out
-from embark_jax.planner.request.wire import FLOAT32
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import FLOAT32, Wire
 
 MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (8, 1), (3, 1)]
 

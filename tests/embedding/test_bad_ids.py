@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.embedding import problems
 from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
 

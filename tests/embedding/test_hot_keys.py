@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.embedding.hot_keys import index_hot_rows
-from embark_jax.planner import Placement
-from embark_jax.tables import TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import TableSpec
 
 
 def placed(name, rows, hot):

@@ -11,8 +11,9 @@ from embark_kernels import LazyAdam, RowwiseAdagrad
 from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement, Wire
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import Wire
 from tests.embedding import problems
 from tests.embedding.problems import Problem, make_plan
 from tests.embedding.test_oracle import TOLERANCE, check

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
-from embark_jax.planner.cost import traffic
-from embark_jax.planner.request.wire import sum_blocks
+from embark_jax.plans import traffic
+from embark_jax.plans.wire import sum_blocks
 
 DEVICES = 3
 

@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax import fleet
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.row_shards import ids_of
-from embark_jax.planner import (
-    MESH_AXES,
-    ForcedPlacement,
-    Placement,
-    lay_out,
-    plan,
-)
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import MESH_AXES
+from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax.embedding import key_index
-from embark_jax.embedding.key_index import EMPTY, KeyIndex, Resolved
+from embark_jax.cache import key_index
+from embark_jax.cache.key_index import EMPTY, KeyIndex, Resolved
 
 BATCH = 16
 

@@ -10,8 +10,8 @@ from embark_kernels import RowwiseAdagrad, _runs_kernel
 from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.embedding import problems
 from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
 from tests.thorough import thorough

@@ -11,9 +11,9 @@ from embark_kernels import LazyAdam
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from embark_jax.planner import Placement, Wire
-from embark_jax.planner.request.wire import FLOAT32
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import FLOAT32, Wire
 from tests.embedding import problems
 from tests.embedding.problems import Problem, make_plan
 from tests.embedding.test_oracle import check

@@ -9,12 +9,13 @@ import pytest
 from embark_kernels import SGD
 
 import embark_jax.embedding
+from embark_jax.cache.key_index import KeyIndex, empty_index, resolve
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.embedding.key_index import KeyIndex, empty_index, resolve
 from embark_jax.embedding.logical import export_table
-from embark_jax.planner import Placement, Plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 README = (Path(embark_jax.embedding.__path__[0]) / "README.md").read_text()
 TABLES = {"user": TableSpec("user", 10, 4), "city": TableSpec("city", 6, 4)}

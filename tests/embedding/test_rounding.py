@@ -13,8 +13,8 @@ from embark_kernels.rounding import round_stochastically
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.embedding.problems import batches, make_plan, tables_of
 from tests.thorough import thorough
 

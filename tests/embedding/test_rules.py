@@ -15,8 +15,8 @@ from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import export_table
 from embark_jax.embedding.rules import RowRules
-from embark_jax.planner import Placement
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.embedding.problems import batches, make_plan
 
 RULES = {

@@ -10,9 +10,9 @@ from embark_kernels import SGD
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.wire import decode, encode
-from embark_jax.planner import Placement, Wire
-from embark_jax.planner.request.wire import SCALE_BYTES, row_bytes
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import SCALE_BYTES, Wire, row_bytes
 from tests.embedding import problems
 from tests.embedding.problems import Problem, make_plan
 from tests.thorough import thorough

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import fleet
 from embark_jax.planner import EmbarkModel, Workload, predict
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "planners"
 NAMES = ("baselines", "embark_greedy", "torchrec_plans", "compare", "report", "run")

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from embark_jax import config_io, experiment
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import reading
 from embark_jax.export import load_scorer, score
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.run import experiment
 from tests import runs
 from tests.export.raw_rows import BatchesAsRows
 from tests.runs import embark
@@ -42,10 +43,10 @@ STEPS = (2, 4, 5)
 def run(tmp_path_factory) -> Path:
     """A run with a checkpoint, and a whole export, of each of its steps."""
     workdir = tmp_path_factory.mktemp("run")
-    config = config_io.load(runs.write_config(workdir, CONFIG))
+    config = reading.load(runs.write_config(workdir, CONFIG))
     setup = experiment.build(config)
     trainer = setup.trainer()
-    config_io.save(config, workdir / "config.yaml")
+    reading.save(config, workdir / "config.yaml")
     with Checkpointer(workdir / "checkpoints", setup.identity, keep=3) as checkpoints:
         for step in STEPS:
             trainer.fit(setup.training_data, step)
@@ -132,7 +133,7 @@ def test_a_scorer_is_updated(run, tmp_path, monkeypatch):
     delta: Any = export(run, tmp_path / "delta", "--step", 5, "--since", 2)
 
     monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", BatchesAsRows)
-    config = config_io.load(run / "config.yaml")
+    config = reading.load(run / "config.yaml")
     batch = experiment.build(config).training_data.train_batch(30, 16)
     for folder in (run / "whole2", run):
         scorer = load_scorer(folder, 2 if folder == run else None)

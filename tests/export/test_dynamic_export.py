@@ -15,11 +15,12 @@ import pytest
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
-from embark_jax import config_io, experiment
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.export import load_scorer
 from embark_jax.export.lookup import KeyedRows, threefry
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.run import experiment
 from tests import runs
 from tests.export.raw_rows import BatchesAsRows
 from tests.runs import embark
@@ -56,10 +57,10 @@ class Exported(NamedTuple):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Exported:
     workdir = tmp_path_factory.mktemp("run")
-    config = config_io.load(runs.write_config(workdir, CONFIG))
+    config = reading.load(runs.write_config(workdir, CONFIG))
     setup = experiment.build(config)
     trainer, known = setup.trainer(), set()
-    config_io.save(config, workdir / "config.yaml")
+    reading.save(config, workdir / "config.yaml")
     for step in range(4):
         batch = far(setup.dataset.train_batch(step, 32))
         trainer.train([batch])

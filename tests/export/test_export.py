@@ -21,12 +21,14 @@ from safetensors.numpy import load_file
 
 import embark_jax as ej
 from embark_jax import config as configs
-from embark_jax import config_io, experiment, models
+from embark_jax import models
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.embedding import reference
 from embark_jax.export import score
 from embark_jax.export.scoring import serialized_scoring
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.run import experiment
 from tests import runs
 from tests.runs import embark
 
@@ -63,10 +65,10 @@ class Exported(NamedTuple):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Exported:
     folder = tmp_path_factory.mktemp("run")
-    config = config_io.load(runs.write_config(folder, CONFIG))
+    config = reading.load(runs.write_config(folder, CONFIG))
     setup = experiment.build(config)
     trainer = setup.trainer()
-    config_io.save(config, folder / "config.yaml")
+    reading.save(config, folder / "config.yaml")
     with Checkpointer(folder / "checkpoints", setup.identity, keep=2) as checkpoints:
         for step in (1, 2):
             params = drawn(trainer.state.params, step)

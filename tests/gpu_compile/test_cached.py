@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from embark_jax.embedding import key_index
+from embark_jax.cache import key_index
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import check_swap
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from embark_kernels import RowwiseAdagrad
 
-from embark_jax import fleet
-from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.planner.layout.storage import Exchange
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.storage import Exchange
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import compile_step
 from tests.train.test_accounting import compiled_collectives

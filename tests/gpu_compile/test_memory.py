@@ -3,10 +3,11 @@
 import pytest
 from embark_kernels import RowwiseAdagrad
 
-from embark_jax import fleet
-from embark_jax.planner import ForcedPlacement, Workload, plan_for
+from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import DENSE_FEATURES, compile_step
 

@@ -11,7 +11,8 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from embark_jax import cli, config_io
+from embark_jax import cli
+from embark_jax.config import reading
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "experiments" / "launch"
@@ -53,7 +54,7 @@ def understood(arguments: list[str], workdir: str) -> dict:
 
 
 def mesh(params: dict) -> tuple[int, int]:
-    found = config_io.load(CONFIG, params["overrides"]).mesh
+    found = reading.load(CONFIG, params["overrides"]).mesh
     return found.nodes, found.gpus_per_node
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from embark_jax.config import ConfigError
+from embark_jax._base.config import ConfigError
 from embark_jax.launch.process_group import ProcessGroup, find_process_group
 from tests.runs import embark, write_config
 

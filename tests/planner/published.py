@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from embark_jax.planner import TableList, read_table_list
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 FOLDER = Path(__file__).parents[2] / "configs" / "models"
 ZIPF_EXPONENT = 1.1

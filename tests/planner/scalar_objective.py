@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.planner.layout.storage import row_ranges
+from embark_jax.plans.storage import row_ranges
 
 
 def step_ms(placements, features, workload, model):
@@ -59,9 +59,11 @@ def step_ms(placements, features, workload, model):
 
 def random_problem(seed):
     """Tables of all sizes in any placement: ``(placements, features, workload)``."""
-    from embark_jax import fleet
-    from embark_jax.planner import Placement, Wire, Workload
-    from embark_jax.tables import FeatureSpec, TableSpec
+    from embark_jax.planner import Workload
+    from embark_jax.plans import fleet
+    from embark_jax.plans.storage import Placement
+    from embark_jax.plans.tables import FeatureSpec, TableSpec
+    from embark_jax.plans.wire import Wire
 
     rng = np.random.default_rng(seed)
     nodes, gpus = [(1, 1), (1, 4), (2, 2), (3, 1), (2, 4)][seed % 5]

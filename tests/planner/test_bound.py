@@ -6,21 +6,15 @@ import itertools
 import numpy as np
 import pytest
 
-from embark_jax import fleet
-from embark_jax.planner import (
-    EmbarkModel,
-    ForcedPlacement,
-    ProgramModel,
-    Workload,
-    plan_for,
-    predict,
-)
+from embark_jax.planner import EmbarkModel, ProgramModel, Workload, plan_for, predict
 from embark_jax.planner.cost.objective import PEAKS
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.planning import exchanges_of
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import searched
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]

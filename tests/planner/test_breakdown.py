@@ -5,15 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from embark_jax import fleet
-from embark_jax.planner import ForcedPlacement, Placement, Plan, plan
+from embark_jax.planner import plan
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.candidates import candidates_of
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import predict
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.reasons import split, times
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
 TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]

@@ -6,15 +6,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from embark_jax import fleet
-from embark_jax.planner import Placement, phases, predict
-from embark_jax.planner.cost import traffic
+from embark_jax.planner import phases, predict
 from embark_jax.planner.cost.model import EmbarkModel, ProgramModel
 from embark_jax.planner.cost.predict import price as priced_plan
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.layout.storage import Exchange, StorageKind
 from embark_jax.planner.request.workload import TableUse, Workload
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet, traffic
+from embark_jax.plans.storage import Exchange, Placement, StorageKind
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)

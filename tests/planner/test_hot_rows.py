@@ -6,25 +6,25 @@ import json
 import numpy as np
 import pytest
 
-from embark_jax import fleet
 from embark_jax.planner import (
-    ForcedPlacement,
-    Placement,
-    Plan,
     ProgramModel,
     Workload,
     capacities,
     load_table_list,
     plan,
     plan_for,
-    plan_record,
     predict,
 )
-from embark_jax.planner.report import summary
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.report import summary
+from embark_jax.report.records import plan_record
 from embark_jax.statistics.accesses import Statistics, TableAccess
 from embark_jax.statistics.histogram import Histogram
 from embark_jax.statistics.skew import HEAD_ROWS, Zipf
-from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLE, FEATURE = TableSpec("t", 1000, 8), FeatureSpec("t", hotness=4)
 WORKLOAD = Workload(fleet.dgx_h100(1, 4), 400, zipf_exponent=1.1)

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax import fleet
-from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
+from embark_jax.planner import ProgramModel, Workload, plan_for
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.relaxation import Relaxation
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
 TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4)

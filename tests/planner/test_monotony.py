@@ -6,9 +6,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax import fleet
 from embark_jax.planner import plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 BETTER = (
     "memory_bytes",

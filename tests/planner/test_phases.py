@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 
-from embark_jax import fleet
-from embark_jax.planner import (
-    Placement,
-    ProgramModel,
-    Workload,
-    phases,
-    plan,
-    predict,
-)
+from embark_jax.planner import ProgramModel, Workload, phases, plan, predict
 from embark_jax.planner.cost.phases import critical_ms
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
 TABLES = [

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import embark_jax.planner
-from embark_jax import fleet
-from embark_jax.planner import Placement, ProgramModel, Workload, plan_for
+from embark_jax.planner import ProgramModel, Workload, plan_for
 from embark_jax.planner.cost.predict import price
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 README = (Path(embark_jax.planner.__file__).parent / "README.md").read_text()
 GPUS = fleet.Fleet(

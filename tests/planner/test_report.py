@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from embark_jax import fleet
-from embark_jax.planner import Placement, Plan, plan, plan_record
-from embark_jax.planner.report import advice, summary
-from embark_jax.planner.report.html import page
-from embark_jax.planner.report.terminal import Report
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.report import advice, summary
+from embark_jax.report.plan_page import page
+from embark_jax.report.records import plan_record
+from embark_jax.report.terminal import Report
 from tests.planner import published
 
 NAMES = ("[bold]a", "<script>b", "c&d", 'e"f')

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax import fleet
-from embark_jax.planner import (
-    ForcedPlacement,
-    Plan,
-    plan,
-    plan_record,
-    read_table_list,
-)
+from embark_jax.planner import plan, read_table_list
 from embark_jax.planner.cost.model import EmbarkModel
 from embark_jax.planner.request.workload import Workload
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.report.records import plan_record
 from tests.planner import published
 from tests.thorough import thorough
 

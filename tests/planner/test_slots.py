@@ -8,17 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from embark_jax import fleet
-from embark_jax.embedding.key_index import empty_index
-from embark_jax.planner import (
-    ForcedPlacement,
-    Placement,
-    Plan,
-    plan,
-    plan_for,
-)
+from embark_jax.cache.key_index import empty_index
+from embark_jax.planner import plan, plan_for
 from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.published import table_list
 
 DEVICE = fleet.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from embark_jax.cli import app
 from embark_jax.planner import load_table_list, read_table_list
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
 # Tables, parameters in 1e9, ids a sample and columns, totalled by hand from the

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from embark_jax import fleet
 from embark_jax.planner.cost.rates import Rates
+from embark_jax.plans import fleet
 from embark_jax.simulator import dlrm, dlrm_dcnv2, job_of_list
 from embark_jax.simulator.dense import product_ms
 from tests.planner import published

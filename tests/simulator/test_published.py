@@ -2,7 +2,7 @@
 
 import pytest
 
-from embark_jax import fleet
+from embark_jax.plans import fleet
 from embark_jax.simulator import job_of_list, plan_embark, simulate_embark
 from embark_jax.simulator.simulation import CHOICES
 from tests.planner import published

@@ -7,11 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from embark_jax import fleet, planner
-from embark_jax.planner import Placement, Workload
+from embark_jax import planner
+from embark_jax.planner import Workload
 from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.planner.layout.storage import row_ranges
 from embark_jax.planner.request.dense import DenseLoad
+from embark_jax.plans import fleet
+from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator import (
     Job,
     chrome_trace,
@@ -25,7 +27,6 @@ from embark_jax.simulator import (
 from embark_jax.simulator.embark_loads import count
 from embark_jax.simulator.embark_plans import SystemModel, over_gpus, table_row_wise
 from embark_jax.simulator.program_step import program_tasks
-from embark_jax.tables import FeatureSpec, TableSpec
 
 TABLES = [
     TableSpec("big", rows=1_000_000, dim=16),

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from scipy.special import comb
 
-from embark_jax import fleet
-from embark_jax.config import ConfigError
+from embark_jax._base.config import ConfigError
 from embark_jax.planner import plan
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans import fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import MOST_HOTTEST, Histogram
 from embark_jax.statistics.skew import Zipf
-from embark_jax.tables import FeatureSpec, TableSpec
 
 
 def sampled(rows, exponent, draws):

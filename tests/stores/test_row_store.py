@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embark_jax.stores import RowStore
-from embark_jax.stores.row_store import ROWS_AT_ONCE
+from embark_jax.cache.row_store import ROWS_AT_ONCE, RowStore
 
 ROWS, VALUES = 5_000, 7
 

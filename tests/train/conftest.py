@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from embark_jax.train.step import TrainState
+from embark_jax.train.state import TrainState
 from embark_jax.train.trainer import Trainer
 from tests.train.trainers import (
     Clicks,

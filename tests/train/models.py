@@ -12,17 +12,20 @@ from embark_kernels import RowOptimizer, RowwiseAdagrad
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax import fleet
-from embark_jax.embedding.cached import Incoming, make_put, make_take, row_values
+from embark_jax.cache.key_index import Moves
+from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
-from embark_jax.embedding.key_index import Moves
 from embark_jax.models import DLRMDCNv2
-from embark_jax.planner import ForcedPlacement, Plan, plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import DeviceBatch, abstract_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.gradients import route
-from embark_jax.train.step import abstract_state, make_train_step
+from embark_jax.train.state import abstract_state
+from embark_jax.train.step import make_train_step
 
 DENSE_FEATURES = 13
 

@@ -21,24 +21,19 @@ from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from flax import nnx
 from jax.sharding import Mesh
 
-from embark_jax import fleet
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models import DLRMDCNv2
-from embark_jax.planner import (
-    Phase,
-    Placement,
-    Plan,
-    ProgramModel,
-    Wire,
-    Workload,
-    lay_out,
-    phases,
-)
+from embark_jax.planner import Phase, ProgramModel, Workload, phases
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans import fleet
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import Wire
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel
-from embark_jax.train.step import abstract_state, make_train_step
+from embark_jax.train.state import abstract_state
+from embark_jax.train.step import make_train_step
 from tests.thorough import thorough
 from tests.train.models import DENSE_FEATURES, bytes_per_device
 

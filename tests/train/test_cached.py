@@ -13,14 +13,15 @@ from embark_kernels import SGD, Adagrad, RowwiseAdagrad
 from flax import nnx
 
 from embark_jax import models
+from embark_jax.cache.row_store import StoreError
+from embark_jax.cache.slots_needed import TooFewSlotsError
+from embark_jax.checkpoint import Checkpointer
 from embark_jax.data import Batch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import export_table
-from embark_jax.planner import Placement, Plan, lay_out
-from embark_jax.stores import StoreError
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.slots_needed import TooFewSlotsError
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.trainer import Trainer
 from tests.train.models import check_swap
 from tests.train.trainers import losses
@@ -219,9 +220,7 @@ def test_directories_grow_until_all_keys_have_room(monkeypatch):
     """From two buckets, which hold 16 keys."""
     mesh = (1, 1)
     expected = make_trainer(mesh=mesh)
-    monkeypatch.setattr(
-        "embark_jax.embedding.key_index.default_buckets", lambda slots: 2
-    )
+    monkeypatch.setattr("embark_jax.cache.key_index.default_buckets", lambda slots: 2)
     cached = make_trainer("host", 80, mesh=mesh, overlap=True)
     list(cached.iterate(Clicks(), 4))
     list(expected.iterate(Clicks(), 4))

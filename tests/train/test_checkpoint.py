@@ -15,13 +15,14 @@ import jax
 import numpy as np
 import pytest
 
-from embark_jax import config_io, experiment
+from embark_jax import checkpoint
+from embark_jax.checkpoint import Checkpointer, CheckpointError
+from embark_jax.checkpoint.files import write_file
+from embark_jax.checkpoint.manifest import NAME
+from embark_jax.config import reading
 from embark_jax.embedding.logical import export_table
-from embark_jax.train import checkpoint
-from embark_jax.train.checkpoint import Checkpointer, CheckpointError
-from embark_jax.train.checkpoint.files import write_file
-from embark_jax.train.checkpoint.manifest import NAME
-from embark_jax.train.saved import SavedModel
+from embark_jax.run import experiment
+from embark_jax.run.saved import SavedModel
 from tests import runs
 
 README = Path(checkpoint.__file__).with_name("README.md")
@@ -30,7 +31,7 @@ BAD_IDS = {"user": 3, "items": 0, "city": 0}
 
 def build(folder, *overrides):
     path = runs.write_config(folder)
-    setup = experiment.build(config_io.load(path, overrides))
+    setup = experiment.build(reading.load(path, overrides))
     return setup, setup.trainer()
 
 

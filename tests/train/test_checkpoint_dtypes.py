@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from embark_jax.train.checkpoint import Checkpointer, CheckpointError
-from embark_jax.train.saved import SavedModel
+from embark_jax.checkpoint import Checkpointer, CheckpointError
+from embark_jax.run.saved import SavedModel
 from tests.train.test_checkpoint import BAD_IDS, build, tables
 
 

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from embark_jax.train.checkpoint import CheckpointError
-from embark_jax.train.checkpoint.folder import CheckpointFolder
+from embark_jax.checkpoint import CheckpointError
+from embark_jax.checkpoint.folder import CheckpointFolder
 
 
 def test_what_is_given_up_takes_its_name_along(tmp_path, monkeypatch):

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from embark_jax.checkpoint import Checkpointer
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.step import TrainState
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.train.state import TrainState
 from tests.embedding import problems
 
 WIDE, NARROW = "momentum", "accumulator"

@@ -9,10 +9,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from embark_jax import config_io, experiment
+from embark_jax.checkpoint import Checkpointer, CheckpointError
+from embark_jax.checkpoint.version_0 import convert
+from embark_jax.config import reading
 from embark_jax.embedding.logical import export_table
-from embark_jax.train.checkpoint import Checkpointer, CheckpointError
-from embark_jax.train.checkpoint.version_0 import convert
+from embark_jax.run import experiment
 from tests import runs
 
 
@@ -46,7 +47,7 @@ def write_version_0(folder, setup, trainer):
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):
     folder = tmp_path_factory.mktemp("old")
-    setup = experiment.build(config_io.load(runs.write_config(folder)))
+    setup = experiment.build(reading.load(runs.write_config(folder)))
     trainer = setup.trainer()
     trainer.fit(setup.dataset, 4)
     write_version_0(folder / "checkpoints", setup, trainer)

@@ -10,12 +10,13 @@ from embark_kernels import Adagrad
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from embark_jax import fleet, models
+from embark_jax import models
+from embark_jax.checkpoint import Checkpointer
 from embark_jax.data import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import plan
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.plans import fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.trainer import Trainer
 from tests.train.models import bytes_per_device
 

@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from embark_jax.data import Batch, DataError
-from embark_jax.planner import MESH_AXES, Placement, Plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import abstract_batch, own_part, put_batch
 
 SAMPLES, DENSE = 8, 3

@@ -13,15 +13,18 @@ import optax
 import pytest
 from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad, Scheduled
 
-from embark_jax import fleet as fleets
+from embark_jax.cache.kept_slots import SLOT_VALUES
+from embark_jax.cache.slots_needed import TooFewSlotsError
+from embark_jax.checkpoint import Checkpointer
 from embark_jax.data import Batch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models import FunctionModel
-from embark_jax.planner import ForcedPlacement, Placement, Plan, lay_out, plan
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.checkpoint import Checkpointer
-from embark_jax.train.kept_slots import SLOT_VALUES
-from embark_jax.train.slots_needed import TooFewSlotsError
+from embark_jax.planner import plan
+from embark_jax.plans import fleet as fleets
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.trainer import Trainer
 from tests.train.trainers import losses
 

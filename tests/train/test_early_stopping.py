@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from embark_jax.config import ConfigError, EarlyStoppingConfig, PlateauConfig
+from embark_jax._base.config import ConfigError
+from embark_jax.config import EarlyStoppingConfig, PlateauConfig
 from embark_jax.data import SyntheticClicks
-from embark_jax.train.early_stopping import EarlyStopping, Plateau
+from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from tests import runs
 from tests.runs import embark
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from embark_jax.train.figures import run_curves
+from embark_jax.report.curves import run_curves
 
 RUN = [
     {"step": 10, "loss": 0.7, "train_auc": None, "samples_per_s": None},

@@ -16,12 +16,16 @@ from flax import nnx
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
-from embark_jax import config_io, experiment, fleet, models
+from embark_jax import models
+from embark_jax.config import reading
 from embark_jax.data import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.tables import FeatureSpec, TableSpec
-from embark_jax.train.metrics import evaluate
+from embark_jax.metrics.pointwise import evaluate
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run import experiment
 from embark_jax.train.trainer import Trainer
 from tests import runs
 from tests.runs import embark
@@ -184,7 +188,7 @@ def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
     assert runs.losses(cut) == runs.losses(whole)
     done = embark("export", cut, "--out", tmp_path / "export")
     assert (done.code, done.err) == (0, "")
-    setup = experiment.build(config_io.load(config))
+    setup = experiment.build(reading.load(config))
     scoring = jax_export.deserialize((tmp_path / "export/scoring.jax").read_bytes())
     dense = load_file(tmp_path / "export" / "dense.safetensors")
     tables = {

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax import config_io
-from embark_jax.config import ConfigError, ExperimentConfig
-from embark_jax.train import history
+from embark_jax._base.config import ConfigError
+from embark_jax.config import ExperimentConfig, reading
+from embark_jax.run import history
 from tests import runs
 
 
 def config(folder: Path, *overrides: str) -> ExperimentConfig:
-    return config_io.load(runs.write_config(folder), overrides)
+    return reading.load(runs.write_config(folder), overrides)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run(tmp_path) -> Path:
 def recorded(workdir: Path) -> dict[int, float]:
     """The learning rate from each step on."""
     return {
-        int(path.stem): config_io.load(path).dense_optimizer.learning_rate
+        int(path.stem): reading.load(path).dense_optimizer.learning_rate
         for path in (workdir / "configs").iterdir()
     }
 
@@ -34,7 +34,7 @@ def recorded(workdir: Path) -> dict[int, float]:
 def rate(run: Path, value: float, *, at: int) -> None:
     changed = config(run, f"dense_optimizer.learning_rate={value}")
     history.record(run, changed, at)
-    assert config_io.load(run / "config.yaml") == changed
+    assert reading.load(run / "config.yaml") == changed
 
 
 def test_the_config_of_each_step_is_known(run):
@@ -65,7 +65,7 @@ def test_steps_that_are_trained_again_are_those_of_the_new_config(run):
 
 
 def test_a_run_without_a_record_gets_one(tmp_path):
-    config_io.save(config(tmp_path), tmp_path / "config.yaml")
+    reading.save(config(tmp_path), tmp_path / "config.yaml")
     rate(tmp_path, 0.5, at=5)
     assert recorded(tmp_path) == {0: 0.01, 5: 0.5}
 

@@ -11,16 +11,19 @@ import pytest
 from embark_kernels import RowwiseAdagrad
 from flax import nnx
 
-from embark_jax import config_io, experiment
-from embark_jax.config import ConfigError
+from embark_jax._base.config import ConfigError
+from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement, Plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run import experiment
 from embark_jax.train import programs
 from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel
-from embark_jax.train.step import abstract_state, make_train_step
+from embark_jax.train.state import abstract_state
+from embark_jax.train.step import make_train_step
 from embark_jax.train.trainer import Trainer
 from tests import runs
 from tests.train.test_accounting import compiled_collectives
@@ -185,7 +188,7 @@ def test_a_run_with_hot_batches(tmp_path):
         "embedding.tables.user={rows: 1000, cluster: rb, hot_rows: 300}",
         "embedding.tables.item={rows: 600, cluster: ub, hot_rows: 200}",
     ]
-    setup = experiment.build(config_io.load(path, hot))
+    setup = experiment.build(reading.load(path, hot))
     trainer = setup.trainer()
     kinds = [setup.training_data.train_batch(i, 64).hot for i in range(6)]
     assert [result.step for result in trainer.iterate(setup.training_data, 6)] == [
@@ -198,7 +201,7 @@ def test_a_run_with_hot_batches(tmp_path):
     with pytest.raises(
         ConfigError, match=r"of 3 tables 2 have no hot rows.*: user, item;"
     ):
-        experiment.build(config_io.load(path, hot[:1]))
+        experiment.build(reading.load(path, hot[:1]))
 
 
 def test_small_tables_need_no_settings(tmp_path):
@@ -214,9 +217,9 @@ def test_small_tables_need_no_settings(tmp_path):
         text = text.replace(f"{name}: {found}", f"{name}: {tables[name]}")
     path.write_text(text)
     hot = "train.hot_batches=true"
-    plan = experiment.build(config_io.load(path, [hot])).plan
+    plan = experiment.build(reading.load(path, [hot])).plan
     clusters = {p.table.name: (p.cluster, p.hot_rows) for p in plan.placements}
     assert clusters == {"user": ("dp", 0), "item": ("ub", 200), "city": ("dp", 0)}
     path.write_text(text.replace("65536", "65537"))
     with pytest.raises(ConfigError, match=r"1 have no hot rows.*: user; set"):
-        experiment.build(config_io.load(path, [hot]))
+        experiment.build(reading.load(path, [hot]))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import SessionLog
 
-from embark_jax.train.logs import LogError, MetricsLog, read_metrics
+from embark_jax.run.logs import LogError, MetricsLog, read_metrics
 from tests.runs import events
 
 
@@ -89,7 +89,7 @@ def test_step_zero_begins_anew(tmp_path):
 def test_lines_survive_a_kill(tmp_path):
     script = f"""
 import os, signal
-from embark_jax.train.logs import MetricsLog
+from embark_jax.run.logs import MetricsLog
 log = MetricsLog({str(tmp_path)!r})
 for step in range(1, 101):
     log.write(step, {{"loss": 1.0}})

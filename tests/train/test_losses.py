@@ -9,11 +9,14 @@ import pytest
 from embark_kernels import SGD
 from flax import nnx
 
-from embark_jax import config_io, experiment, fleet
+from embark_jax.config import reading
 from embark_jax.data import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run import experiment
 from embark_jax.train.losses import LOG_LOSS, BinaryCrossEntropy
 from embark_jax.train.trainer import Trainer
 from tests import runs
@@ -105,7 +108,7 @@ def test_options_of_a_config_reach_the_step(tmp_path):
     path = runs.write_config(tmp_path)
     losses = {}
     for options in ((), ("train.label_smoothing=0.5",), ("train.embedding_l2=9",)):
-        setup = experiment.build(config_io.load(path, options))
+        setup = experiment.build(reading.load(path, options))
         last = setup.trainer().fit(setup.dataset, 1)
         assert last is not None
         losses[options] = last.loss

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from embark_jax.train.metrics import EvalAccumulator, evaluate
+from embark_jax.metrics.pointwise import EvalAccumulator, evaluate
 
 
 def brute_force_auc(labels, logits):

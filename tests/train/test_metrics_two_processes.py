@@ -11,7 +11,7 @@ port, index = sys.argv[1:]
 jax.distributed.initialize(f"localhost:{port}", 2, int(index))
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from embark_jax.train.metrics import EvalAccumulator, evaluate
+from embark_jax.metrics.pointwise import EvalAccumulator, evaluate
 
 rng = np.random.default_rng(0)
 labels, logits = (rng.random(12) < 0.5).astype(np.float32), rng.standard_normal(12)

@@ -14,8 +14,8 @@ from embark_kernels import RowwiseAdagrad
 from flax import nnx
 
 import embark_jax as ej
+from embark_jax.checkpoint import Checkpointer
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.train.checkpoint import Checkpointer
 from embark_jax.train.results import NonFiniteLossError
 
 BATCH, DENSE, STEPS = 32, 3, 50

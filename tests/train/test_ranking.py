@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from embark_jax.train.ranking import calibration, rank
+from embark_jax.metrics.ranking import calibration, rank
 
 
 def made_up(seed: int, ties: bool):

@@ -15,11 +15,13 @@ from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from flax import nnx
 from hypothesis import strategies as st
 
-from embark_jax import fleet, models
+from embark_jax import models
 from embark_jax.data import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.trainer import Trainer
 from tests.thorough import thorough
 from tests.train.models import bytes_per_device, compile_step

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from embark_jax import config_io, experiment
-from embark_jax.train.checkpoint import Checkpointer
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import reading
+from embark_jax.run import experiment
 from tests import runs
 
 CONFIG = """\
@@ -30,10 +31,10 @@ MANY = "mesh.nodes=2", "mesh.gpus_per_node=4"
 @pytest.mark.slow
 def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
     path = runs.write_config(tmp_path, CONFIG)
-    whole = experiment.build(config_io.load(path, ONE))
+    whole = experiment.build(reading.load(path, ONE))
     expected = [r.loss for r in whole.trainer().iterate(whole.dataset, whole.steps)]
 
-    first = experiment.build(config_io.load(path, MANY))
+    first = experiment.build(reading.load(path, MANY))
     trainer = first.trainer()
     losses = [r.loss for r in trainer.iterate(first.dataset, 3)]
     assert {name.rpartition("_by_")[2] for name in trainer.state.storages} == {
@@ -49,7 +50,7 @@ def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
 
 def test_another_kind_is_another_run(tmp_path):
     path = runs.write_config(tmp_path, CONFIG)
-    found = experiment.build(config_io.load(path)).identity
+    found = experiment.build(reading.load(path)).identity
     assert found["table_optimizers"] == {"user": "adam", "city": "sgd", "week": "adam"}
     faster = "embedding.tables.hour.optimizer.learning_rate=1.0"
-    assert experiment.build(config_io.load(path, [faster])).identity == found
+    assert experiment.build(reading.load(path, [faster])).identity == found

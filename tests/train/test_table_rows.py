@@ -16,7 +16,7 @@ from embark_kernels import SGD
 
 import embark_jax as ej
 from embark_jax.models import FunctionModel
-from embark_jax.planner import Placement, lay_out
+from embark_jax.plans.storage import Placement, lay_out
 from embark_jax.train.trainer import Trainer
 
 BATCH, DIM, ROWS, RATE = 8, 2, 40, 0.5

@@ -10,12 +10,14 @@ import pytest
 from embark_kernels import SGD
 from flax import nnx
 
-from embark_jax import fleet, models
+from embark_jax import models
 from embark_jax.config import MMoEConfig
 from embark_jax.data import Batch, DataError, SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import ForcedPlacement, plan
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.planner import plan
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.losses import BinaryCrossEntropy
 from embark_jax.train.trainer import Trainer
 

@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from embark_jax.config import ConfigError
-from embark_jax.train.logs import MetricsLog
-from embark_jax.train.trackers import open_tracker
+from embark_jax._base.config import ConfigError
+from embark_jax.run.logs import MetricsLog
+from embark_jax.run.trackers import open_tracker
 
 CONFIG = {"name": "run", "seed": 3}
 

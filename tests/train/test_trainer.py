@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from embark_jax.planner import Wire
+from embark_jax.plans.wire import Wire
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.results import NonFiniteLossError

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sklearn.metrics import roc_auc_score
 
-from embark_jax.train.training_auc import MAX_ERROR, TrainingAuc
+from embark_jax.metrics.streaming_auc import MAX_ERROR, TrainingAuc
 
 BATCH, BATCHES = 2_000, 12
 

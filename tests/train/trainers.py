@@ -13,9 +13,10 @@ from flax import nnx
 from embark_jax import models
 from embark_jax.data import Batch
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import Placement, Plan
-from embark_jax.planner.request.wire import FLOAT32
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import FLOAT32
 from embark_jax.train.trainer import Trainer
 
 BATCH, DENSE, ROWS = 32, 2, 64

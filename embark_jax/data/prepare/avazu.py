@@ -11,7 +11,7 @@ import pyarrow as pa
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.delimited import Column, with_header
 from embark_jax.data.prepare.recipe import DelimitedFile, Recipe, find, last_part
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 DAYS = 10
 LAYOUT = with_header(

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embark_jax._base.errors import DataError
+from embark_jax._base.files import read_json, write_json
 from embark_jax.data import manifest as manifests
-from embark_jax.data.files import read_json, write_json
 from embark_jax.data.manifest import Manifest
-from embark_jax.errors import DataError
 
 RAW = "raw"
 """The key of ``made_from`` that identifies the raw files."""

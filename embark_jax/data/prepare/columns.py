@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from embark_jax.config import Config, nearest
+from embark_jax._base.config import Config, nearest
 from embark_jax.data.batch import DataError
 
 LIST_SEPARATOR = "|"

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embark_jax.config import Config
-from embark_jax.data.files import write_arrow
+from embark_jax._base.config import Config
+from embark_jax._base.files import write_arrow
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
 from embark_jax.data.prepare.parsing import SamplePart

@@ -26,7 +26,7 @@ from embark_jax.data.prepare.recipe import (
     last_part,
     missing_where,
 )
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embark_jax.data.files import read_arrow, write_arrow
+from embark_jax._base.files import read_arrow, write_arrow
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.history import History
 from embark_jax.data.prepare.parsing import SamplePart

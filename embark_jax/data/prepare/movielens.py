@@ -17,7 +17,7 @@ from embark_jax.data.movielens import ITEM_HEADER, RATING_HEADER, USER_HEADER
 from embark_jax.data.prepare.delimited import Column, Layout
 from embark_jax.data.prepare.joins import SideTable
 from embark_jax.data.prepare.recipe import DelimitedFile, Recipe, find
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 LIKED_STARS = 4
 SINGLES = ("user", "item", "age", "gender", "occupation", "zip_code", "release_year")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from embark_jax.config import Config
+from embark_jax._base.config import Config
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from embark_jax.data.files import read_arrow, write_arrow
+from embark_jax._base.errors import DataError
+from embark_jax._base.files import read_arrow, write_arrow
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.delimited import OnBadLine
 from embark_jax.data.prepare.recipe import Piece, Position, Recipe
-from embark_jax.errors import DataError
 
 _EXAMPLES = 3
 """How many bad lines of each part are kept in words."""

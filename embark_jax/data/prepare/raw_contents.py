@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embark_jax.data.files import xxh3_of
-from embark_jax.errors import DataError
+from embark_jax._base.errors import DataError
+from embark_jax._base.files import xxh3_of
 
 
 class Stamp(NamedTuple):

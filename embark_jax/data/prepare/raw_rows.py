@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embark_jax._base.files import confined, replacing, sha256_of
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.files import confined, replacing, sha256_of
 from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import tables
 from embark_jax.data.prepare.encoding import SampleEncoder

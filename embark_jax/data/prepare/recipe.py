@@ -26,7 +26,7 @@ from embark_jax.data.prepare.delimited import (
     parse,
 )
 from embark_jax.data.prepare.history import History
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 SPLIT = "split"
 """A column of samples with the split of each one, if the data set gives splits."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embark_jax.config import Config
+from embark_jax._base.config import Config
 from embark_jax.data.prepare.numbers import NumberSeen
 
 FILE_NAME = "report.json"

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
+from embark_jax._base.files import write_json
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.files import write_json
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.prepare import report as reports
 from embark_jax.data.prepare.claim import RAW, begun, check_same, claim

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from embark_jax._base.files import write_json
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
-from embark_jax.data.files import write_json
 from embark_jax.data.manifest import Manifest, Part, PreparedFeature
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.claim import claim

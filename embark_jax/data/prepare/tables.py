@@ -27,7 +27,7 @@ from embark_jax.data.prepare.recipe import (
     last_part,
 )
 from embark_jax.data.prepare.values import MISSING, ValueRule
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 HELD_OUT_PARTS = 10
 """A split by time holds out one of this many parts; files are in the order of names."""

@@ -23,7 +23,7 @@ from embark_jax.data.prepare.recipe import (
     given_split,
     missing_where,
 )
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 LAST_DAY_S = 1_494_604_800  # 2017-05-13, 0:00 in Beijing
 

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embark_jax.config import Config
-from embark_jax.errors import DataError
+from embark_jax._base.config import Config
+from embark_jax._base.errors import DataError
 
 MISSING = (
     *("", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "None", "\\N", "<NA>"),

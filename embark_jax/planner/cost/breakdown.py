@@ -17,10 +17,10 @@ from embark_jax.planner.cost.objective import (
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
 from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.planner.layout.prediction import Breakdown
-from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.prediction import Breakdown
+from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.tables import FeatureSpec
 
 
 def break_down(

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost import traffic
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.layout.storage import StorageKind
-from embark_jax.planner.request.wire import VALUE_BYTES
 from embark_jax.planner.request.workload import Workload
+from embark_jax.plans import traffic
+from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.wire import VALUE_BYTES
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that a step may take; the rest is for the CUDA context,

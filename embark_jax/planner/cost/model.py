@@ -17,19 +17,19 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
-from embark_jax.planner.cost import traffic
-from embark_jax.planner.cost.collectives import (
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.work import Unit, Work
+from embark_jax.planner.request.workload import Workload
+from embark_jax.plans import traffic
+from embark_jax.plans.collectives import (
     Collective,
     replicated_collectives,
     replicated_sums,
     storage_collectives,
     summed_whole,
 )
-from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.cost.work import Unit, Work
-from embark_jax.planner.layout.storage import Cluster, StorageKind
-from embark_jax.planner.request.workload import Workload
+from embark_jax.plans.storage import Cluster, StorageKind
 
 OWNER_PHASES = "lookup", "gradients", "update"
 """Phases in which owners work on their own shards. Lookup and gradients of a storage

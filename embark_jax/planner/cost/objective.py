@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost import traffic
 from embark_jax.planner.cost.candidates import (
     CERTAIN,
     EXPECTED,
@@ -36,11 +35,12 @@ from embark_jax.planner.cost.candidates import (
     UPDATE_MS,
     Candidates,
 )
-from embark_jax.planner.cost.capacities import capacity_of
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
-from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.workload import Workload
+from embark_jax.plans import traffic
+from embark_jax.plans.capacities import capacity_of
+from embark_jax.plans.storage import StorageKind
 
 PEAKS = range(6)
 PEAK_SUMS, PEAK_IDS, PEAK_ROWS, PEAK_LOOKUP, PEAK_GRADIENTS, PEAK_NODE = PEAKS

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.collectives import CollectiveKind, Reach
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.cost.work import Work
-from embark_jax.planner.layout.storage import Placement, StorageKind, row_ranges
 from embark_jax.planner.request.workload import Workload
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.collectives import CollectiveKind, Reach
+from embark_jax.plans.storage import Placement, StorageKind, row_ranges
+from embark_jax.plans.tables import FeatureSpec
 
 PHASES = (
     *("sort", "id exchange", "lookup", "row exchange"),

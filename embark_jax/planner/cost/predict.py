@@ -16,10 +16,10 @@ from embark_jax.planner.cost.candidates import (
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel, ProgramModel
 from embark_jax.planner.cost.objective import Loads, Objective
-from embark_jax.planner.layout.prediction import Prediction
-from embark_jax.planner.layout.storage import Placement, row_ranges
 from embark_jax.planner.request.workload import Workload
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.prediction import Prediction
+from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.tables import FeatureSpec
 
 
 class Priced(NamedTuple):

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from embark_jax.fleet import Fleet
-from embark_jax.planner.cost.traffic import LinkBytes
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.traffic import LinkBytes
 
 
 @dataclasses.dataclass(frozen=True)

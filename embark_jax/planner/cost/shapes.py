@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.layout.storage import (
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.storage import (
     Cluster,
     Exchange,
     RowRange,
     StorageKind,
     storage_kind,
 )
-from embark_jax.planner.request.workload import TableUse, Workload, table_uses
-from embark_jax.tables import FeatureSpec
+from embark_jax.plans.tables import FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

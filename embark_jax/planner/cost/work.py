@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from embark_jax.planner.cost.collectives import CollectiveKind, Reach
+from embark_jax.plans.collectives import CollectiveKind, Reach
 
 Unit = Literal["storage", "sum", "node_sum", "id"]
 """Unit of a storage's work: once if any table lies in it; each partial sum a sample

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from embark_jax.fleet import Fleet
+from embark_jax.plans.fleet import Fleet
 
 VALUE_BYTES = 4
 """Bytes of a float32."""

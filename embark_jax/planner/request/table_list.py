@@ -22,9 +22,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from pydantic import Field, NonNegativeFloat
 
-from embark_jax import yaml_text
-from embark_jax.config import Config, ConfigError, nearest, read_text
-from embark_jax.fleet import Fleet
+from embark_jax._base import yaml_text
+from embark_jax._base.config import Config, ConfigError, nearest, read_text
 from embark_jax.planner.request.dense import (
     NO_DENSE,
     DenseLoad,
@@ -32,9 +31,10 @@ from embark_jax.planner.request.dense import (
     dlrm,
     dlrm_dcnv2,
 )
-from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
-from embark_jax.tables import FeatureSpec, TableSpec, check_model, embedding_width
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, embedding_width
+from embark_jax.plans.wire import FLOAT32, Wire
 
 T = TypeVar("T")
 

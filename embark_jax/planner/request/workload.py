@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from embark_jax.fleet import Fleet
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
-from embark_jax.planner.request.wire import FLOAT32, VALUE_BYTES, Wire
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.tables import Dtype, Evict, FeatureSpec, TableSpec, Tier
+from embark_jax.plans.wire import FLOAT32, VALUE_BYTES, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.statistics.skew import UNIFORM, Skew, Zipf
-from embark_jax.tables import Dtype, Evict, FeatureSpec, TableSpec, Tier
 
 STATE_VALUES = {
     "sgd": (0, 0),

@@ -9,9 +9,9 @@ import numpy as np
 
 from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, ROWS
 from embark_jax.planner.cost.objective import Loads
-from embark_jax.planner.layout.plan import MAX_SLOTS
-from embark_jax.planner.layout.storage import Placement
 from embark_jax.planner.search.instance import Instance
+from embark_jax.plans.plan import MAX_SLOTS
+from embark_jax.plans.storage import Placement
 
 
 class Rank(NamedTuple):

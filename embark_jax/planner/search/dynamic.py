@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from embark_jax.planner.layout.storage import Placement
-from embark_jax.planner.request.forced import FREE, ForcedPlacement
-from embark_jax.tables import TableSpec
+from embark_jax.plans.forced import FREE, ForcedPlacement
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import TableSpec
 
 
 def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:

@@ -19,12 +19,12 @@ from embark_jax.planner.cost.candidates import (
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
-from embark_jax.planner.layout.plan import MAX_SLOTS
-from embark_jax.planner.layout.storage import Exchange, Placement
-from embark_jax.planner.request.forced import FREE, ForcedPlacement
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.forced import FREE, ForcedPlacement
+from embark_jax.plans.plan import MAX_SLOTS
+from embark_jax.plans.storage import Exchange, Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.histogram import Histogram
-from embark_jax.tables import FeatureSpec, TableSpec
 
 MIN_WIDTH = 8
 """Smallest number of columns of a shard: 32 bytes, the sector in which GPU memory is

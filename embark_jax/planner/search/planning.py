@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from embark_jax import fleet as fleets
-from embark_jax.fleet import Fleet
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.model import (
     CostModel,
@@ -14,10 +12,6 @@ from embark_jax.planner.cost.model import (
     ProgramModel,
 )
 from embark_jax.planner.cost.predict import capacities, predict
-from embark_jax.planner.layout.plan import Plan
-from embark_jax.planner.layout.storage import Exchange, StorageKind
-from embark_jax.planner.request.forced import ForcedPlacement
-from embark_jax.planner.request.wire import FLOAT32, Wire
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.certify import certify
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
@@ -29,8 +23,14 @@ from embark_jax.planner.search.instance import (
 from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.slots import choose_slots
 from embark_jax.planner.search.solve import Found, solve
+from embark_jax.plans import fleet as fleets
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Exchange, StorageKind
+from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, whole
+from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
-from embark_jax.tables import FeatureSpec, TableSpec, check_model, whole
 
 
 def plan(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from embark_jax.fleet import Fleet
 from embark_jax.planner.cost import candidates as kinds
 from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.spread import spread_evenly
+from embark_jax.plans.fleet import Fleet
 
 NOTABLE = 1.1
 """Smallest ratio that is worth mentioning."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.layout.plan import Plan
-from embark_jax.planner.layout.storage import StorageKind
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 LEAST_BATCHES = 2.0
 """Smallest number of slots, as a multiple of the rows that a batch is expected to ask

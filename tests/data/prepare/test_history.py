@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embark_jax import experiment
-from embark_jax.config_io import load
+from embark_jax._base.files import write_arrow
+from embark_jax.config.reading import load
 from embark_jax.data import PreparedData
-from embark_jax.data.files import write_arrow
 from embark_jax.data.prepare import chunks, grouping, taobao
 from embark_jax.data.prepare.grouping import with_histories
 from embark_jax.data.prepare.history import History
 from embark_jax.data.prepare.parsing import SamplePart
 from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.run import experiment
 from tests import runs
 from tests.data.prepare.test_recipes import samples, write_rows
 

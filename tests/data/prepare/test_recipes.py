@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embark_jax._base.files import read_arrow
 from embark_jax.data import BatchChecker, DataError, MovieLens100K, PreparedData
-from embark_jax.data.files import read_arrow
 from embark_jax.data.prepare import avazu, movielens, tables, taobao
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare

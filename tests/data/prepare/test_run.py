@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import xxhash
 
-from embark_jax import experiment
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import chunks, criteo, encoding, parsing
 from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.run import experiment
 from tests import runs
 from tests.data.prepare.test_criteo import made_up_lines
 from tests.runs import embark

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embark_jax import config_io, experiment
+from embark_jax.config import reading
 from embark_jax.data import PreparedData, SyntheticClicks
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import synthetic
-from embark_jax.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run import experiment
 from tests.runs import embark
 
 TABLES = [TableSpec("big", 10**10, 4), TableSpec("small", 50, 4)]
@@ -62,7 +63,7 @@ def test_the_command(tmp_path):
     assert PreparedData(out).train_batch(0, 300).ids["t0"].shape == (300, 3)
     # The config beside them trains the list's model, with the rows of the data.
     assert f"embark train {out / 'train.yaml'}\n" in outcome.out
-    setup = experiment.build(config_io.load(out / "train.yaml"))
+    setup = experiment.build(reading.load(out / "train.yaml"))
     assert [(t.rows, t.dim) for t in setup.tables] == [(900, 4)]
     assert [(f.hotness, f.pooling) for f in setup.features] == [(3, "mean")]
     assert (setup.plan.batch_size, setup.config.model.kind) == (3, "dlrm")

@@ -1,0 +1,1 @@
+"""Shared ground: errors that users can mend, the base of configs, safe YAML, files."""

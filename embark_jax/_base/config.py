@@ -1,0 +1,102 @@
+"""The parts that all sections of a config share."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from embark_jax._base.errors import UserError
+
+
+class ConfigError(UserError, ValueError):
+    """A config that cannot be used; the message names every problem, one a line."""
+
+
+@contextlib.contextmanager
+def config_error_at(where: str) -> Iterator[None]:
+    """Turns a ``ValueError`` into a ``ConfigError`` that names the wrong part."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file that a user names.
+
+    Raises:
+      ConfigError: if it cannot be read, or is not UTF-8 text.
+    """
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
+
+
+class Config(BaseModel):
+    """Base of all sections: immutable, and closed to keys it does not know.
+
+    ``None`` means "not set", so ``None`` must be the default of a key that accepts it.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def sections(annotation: Any) -> list[type[Config]]:
+    """Returns the sections a field may hold: none, one, or several that differ in
+    ``kind``.
+
+    Args:
+      annotation: annotation of the field, from ``model_fields``.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in sections(inner)]
+
+
+def kind_of(section: type[Config]) -> str:
+    """Returns the value of ``kind`` that chooses this section among several."""
+    return section.model_fields["kind"].default
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint for an unknown name: the known one it resembles, or else all."""
+    known = sorted(known)
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"known: {', '.join(known) or 'none'}"
+
+
+def differences(theirs: Any, mine: Any, there: str, where: str = "") -> list[str]:
+    """Returns the places in which two JSON-like values differ, by dotted path.
+
+    Args:
+      theirs, mine: the values.
+      there: says whose ``theirs`` is, such as "in the checkpoint".
+      where: path of the values.
+    """
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            difference
+            for key in sorted(theirs.keys() | mine.keys())
+            for difference in differences(
+                theirs.get(key, "nothing"),
+                mine.get(key, "nothing"),
+                there,
+                f"{where}.{key}",
+            )
+        ]
+    if theirs == mine:
+        return []
+    return [f"{where.lstrip('.')} is {theirs} {there}, {mine} here"]

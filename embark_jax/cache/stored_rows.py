@@ -1,0 +1,350 @@
+"""All rows of one cached storage, on the devices of this process, in row stores.
+
+A row that was never written has its initial value, which is computed when it is asked
+for: rows that a run has never seen take neither time nor memory nor disk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embark_jax._base.memory import free_memory_bytes
+from embark_jax.cache.kept_slots import (
+    NONE_KEPT,
+    SLOT_VALUES,
+    Kept,
+    index_of,
+    kept,
+    saved_slots,
+)
+from embark_jax.cache.key_index import EMPTY, KeyIndex, Moves
+from embark_jax.cache.programs import Demand, Incoming, initial_values
+from embark_jax.cache.row_store import RowStore, StoreError
+from embark_jax.cache.stored_array import StoredArray
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.rules import AnyRule
+from embark_jax.plans.storage import Storage
+
+LEAST_ROWS = 64
+"""Least rows that a swap has room for; more are a power of two: few are compiled."""
+ROWS_AT_ONCE = 8192
+"""Rows of each device at a time, where all of a storage's rows pass host memory."""
+KEY = "key"
+"""Name of the keys beside the states of a dynamic table's rows in a checkpoint."""
+NO_KEY = -1
+NO_KEYS = np.empty(0, np.int64)
+
+
+class StoredRows:
+    """All rows of one cached storage, as described above.
+
+    Args:
+      storage: the storage.
+      mesh: mesh whose devices own its blocks.
+      values: slice of each value in a row, parameters and states, as in ``row_values``.
+      scratch: folder for rows of tier "disk"; None takes the system's for temporary
+        files.
+      keys: for a dynamic table, gives ``[numbers]`` int64 keys by number.
+
+    Raises:
+      StoreError: if there is no room for them.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        mesh: Mesh,
+        values: dict[str, slice],
+        scratch: Path | None,
+        keys: Callable[[], np.ndarray] | None,
+    ):
+        self.storage = storage
+        self._values = values
+        self._width = max(part.stop for part in values.values())
+        self._mesh, self._scratch, self._keys = mesh, scratch, keys
+        self._discards = any(each.table.discard for each in storage.ranges)
+        size = storage.rows_per_device, self._width
+        self._stores: dict[Any, RowStore] = {
+            device: RowStore(*size, storage.kind.tier, scratch)
+            for device in mesh.local_devices
+        }
+
+    def grown(self, storage: Storage) -> StoredRows:
+        """Returns a copy with room for the rows of a storage that has more of them."""
+        larger = StoredRows(
+            storage, self._mesh, self._values, self._scratch, self._keys
+        )
+        for device, store in self._stores.items():
+            store.copy_to(larger._stores[device])
+        return larger
+
+    def incoming(self, demand: Demand, unseen: np.ndarray = NO_KEYS) -> Incoming:
+        """Returns the rows that come into slots, on the devices; ``unseen`` are keys of
+        the numbers after all others."""
+        most, *_ = np.asarray(demand.most).tolist()
+        room = demand.moves.slot.shape[0] // self._mesh.size
+        size = min(room, max(LEAST_ROWS, 1 << (most - 1).bit_length()))
+        parts = []
+        for device, store in self._stores.items():
+            numbers = _moving(device, demand, demand.moves.incoming)
+            rows, fresh = (
+                np.zeros((size, self._width), np.float32),
+                np.zeros(size, bool),
+            )
+            there = np.flatnonzero(store.written[numbers])
+            rows[there] = store.read(numbers[there])
+            fresh[: len(numbers)] = True
+            fresh[there] = False
+            words = np.zeros((size, 2), np.uint32)
+            words[: len(numbers)] = self._words(device, numbers, unseen)
+            parts.append(Incoming(*jax.device_put((rows, fresh, words), device)))
+        return jax.tree.map(self._whole, *parts)
+
+    def take_back(self, demand: Demand, rows: jax.Array) -> None:
+        """Stores the rows that left slots, or forgets them."""
+        for device, store in self._stores.items():
+            numbers = _moving(device, demand, demand.moves.outgoing)
+            left = np.flatnonzero(numbers != EMPTY)
+            if self._discards:
+                store.forget(numbers[left])
+            else:
+                store.write(numbers[left], np.asarray(on_device(device, rows))[left])
+
+    def take_slots(self, slot_keys: jax.Array, arrays: list[jax.Array]) -> None:
+        """Stores a copy of all rows that have a slot.
+
+        Args:
+          slot_keys: slot keys of the key index.
+          arrays: storage and its states, in the order of a row's values.
+        """
+        for device, store in self._stores.items():
+            all_numbers = np.asarray(on_device(device, slot_keys))[:, 0]
+            parts = [on_device(device, each) for each in arrays]
+            count = min(ROWS_AT_ONCE, len(all_numbers))
+            for begin in range(0, len(all_numbers), count):
+                first = min(begin, len(all_numbers) - count)
+                numbers = all_numbers[first : first + count]
+                rows = [_rows(each, np.int32(first), count) for each in parts]
+                rows = np.concatenate(rows, axis=1)
+                held = np.flatnonzero(numbers != EMPTY)
+                store.write(numbers[held], rows[held])
+
+    def fill(
+        self, collection: EmbeddingCollection, optimizer: AnyRule, key: jax.Array
+    ) -> None:
+        """Stores the initial rows of all that were never written; arguments as in
+        ``initial_values``."""
+        storage, count = self.storage, min(ROWS_AT_ONCE, self.storage.rows_per_device)
+
+        def initial(key, first, words):
+            values = initial_values(collection, storage, optimizer, key)
+            return values(first + jnp.arange(count, dtype=jnp.int32), words)
+
+        specs = PartitionSpec(), PartitionSpec(), BATCH
+        compute = jax.jit(collection.map(initial, specs, BATCH))
+        for begin in range(0, storage.rows_per_device, count):
+            first = min(begin, storage.rows_per_device - count)
+            numbers = np.arange(first, first + count)
+            lacking = {
+                device: self._named(device, numbers[~store.written[numbers]])
+                for device, store in self._stores.items()
+            }
+            if any(map(len, lacking.values())):
+                words = [jax.device_put(self._words(d, numbers), d) for d in lacking]
+                rows = compute(key, np.int32(first), self._whole(*words))
+                for device, mine in lacking.items():
+                    found = np.asarray(on_device(device, rows))[mine - first]
+                    self._stores[device].write(mine, found)
+
+    def array(self, value: str) -> StoredArray:
+        """Returns all that the stores have of a value of rows, in place."""
+        part = self._values[value]
+        return self._array(
+            {d: store.data[:, part] for d, store in self._stores.items()}
+        )
+
+    def key_arrays(self, index: KeyIndex | None) -> dict[str, StoredArray]:
+        """Returns keys and slots of a dynamic table's rows, by their names in a
+        checkpoint; without an index there are none, but room for them."""
+        parts: dict[str, dict[Any, np.ndarray]] = {n: {} for n in (KEY, *SLOT_VALUES)}
+        rows = self.storage.rows_per_device
+        for device in self._stores:
+            parts[KEY][device] = self._block_keys(device, blank=index is None)
+            mine = None
+            if index is not None:
+                fields = (np.asarray(on_device(device, each)) for each in index)
+                mine = KeyIndex(*fields)  # pyright: ignore[reportArgumentType]
+            for name, each in saved_slots(mine, rows).items():
+                parts[name][device] = each
+        return {name: self._array(each) for name, each in parts.items()}
+
+    def kept_in(self, arrays: Mapping[str, Any]) -> dict[Any, Kept]:
+        """Returns the rows of each device that had slots, from what ``key_arrays``
+        gave."""
+        return {
+            device: kept(
+                {name: arrays[name].blocks[device] for name in SLOT_VALUES},
+                self.storage.slots_per_device,
+            )
+            for device in self._stores
+        }
+
+    def kept_index(self, all_kept: Mapping[Any, Kept]) -> dict[str, jax.Array]:
+        """Returns the fields of the key index of these rows, but for the directory."""
+        parts = [
+            jax.device_put(index_of(each, self.storage.slots_per_device), device)
+            for device, each in all_kept.items()
+        ]
+        return jax.tree.map(self._whole, *parts)
+
+    def kept_rows(
+        self, all_kept: Mapping[Any, Kept], first: int
+    ) -> tuple[Moves, Incoming]:
+        """Returns moves that bring such rows into ``ROWS_AT_ONCE`` slots from ``first``
+        on, and the rows."""
+        slots = self.storage.slots_per_device
+        size, parts = min(ROWS_AT_ONCE, slots), []
+        for device, store in self._stores.items():
+            numbers = all_kept.get(device, NONE_KEPT).numbers[first : first + size]
+            count = len(numbers)
+            slot = np.full(size, slots, np.int32)
+            slot[:count] = first + np.arange(count)
+            rows = np.zeros((size, self._width), np.float32)
+            rows[:count] = store.read(numbers)
+            keys, words = np.full((size, 1), EMPTY), np.zeros((size, 2), np.uint32)
+            moves = slot, keys, keys, np.full(1, count, np.int32)
+            come = rows, np.zeros(size, bool), words
+            moves, come = jax.device_put((moves, come), device)
+            parts.append((Moves(*moves), Incoming(*come)))
+        return jax.tree.map(self._whole, *parts)
+
+    def _array(self, parts: Mapping[Any, np.ndarray]) -> StoredArray:
+        (width,) = {each.shape[1] for each in parts.values()}
+        return StoredArray(
+            (self.storage.rows_per_device * self._mesh.size, width),
+            NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names, None)),
+            parts,
+        )
+
+    def overwritten(self) -> None:
+        """Marks all rows as written into the arrays; of a dynamic table, those that
+        have keys."""
+        for device, store in self._stores.items():
+            store.written[:] = self._keys is None
+            store.written[self._named(device, np.arange(len(store.written)))] = True
+
+    def keys_in(self, array: StoredArray) -> np.ndarray:
+        """Returns ``[keys]`` int64 by number, from the array of keys, of the devices
+        of all processes; these must all ask."""
+        shards = len(self.storage.ranges[0].devices)
+        rows = self.storage.rows_per_device
+        found = np.full(shards * rows, NO_KEY, np.int64)
+        for device, keys in array.blocks.items():
+            if (shard := self._shard(device)) is not None:
+                found[shard::shards] = keys[:, 0]
+        if jax.process_count() > 1:
+            with jax.enable_x64(True):
+                found = multihost_utils.process_allgather(found).max(axis=0)
+        return found[: np.count_nonzero(found != NO_KEY)]
+
+    def _whole(self, *parts: jax.Array) -> jax.Array:
+        """Returns an array of the parts of this process's devices."""
+        rows, *others = parts[0].shape
+        return jax.make_array_from_single_device_arrays(
+            (rows * self._mesh.size, *others),
+            NamedSharding(self._mesh, BATCH),
+            list(parts),
+        )
+
+    def _shard(self, device: Any) -> int | None:
+        """Returns the row shard of a dynamic table that a device has, if it has one."""
+        devices = self.storage.ranges[0].devices
+        number = list(self._mesh.devices.flat).index(device)
+        return devices.index(number) if number in devices else None
+
+    def _block_keys(self, device: Any, blank: bool = False) -> np.ndarray:
+        """Returns ``[rows_per_device, 1]`` int64: the keys of the rows of a block."""
+        found = np.full((self.storage.rows_per_device, 1), NO_KEY, np.int64)
+        shard = self._shard(device)
+        if self._keys is not None and shard is not None and not blank:
+            mine = self._keys()[shard :: len(self.storage.ranges[0].devices)]
+            found[: len(mine), 0] = mine[: len(found)]
+        return found
+
+    def _named(self, device: Any, numbers: np.ndarray) -> np.ndarray:
+        """Returns those of the rows of a block that have a key, if they need one."""
+        if self._keys is None:
+            return numbers
+        return numbers[self._block_keys(device)[numbers, 0] != NO_KEY]
+
+    def _words(
+        self, device: Any, numbers: np.ndarray, unseen: np.ndarray = NO_KEYS
+    ) -> np.ndarray:
+        """Returns ``[n, 2]`` uint32: the low and high bits of the keys of rows of a
+        block; zeros where there is none."""
+        found = np.zeros(len(numbers), np.int64)
+        if self._keys is not None and (shard := self._shard(device)) is not None:
+            keys = self._keys()
+            whose = shard + len(self.storage.ranges[0].devices) * numbers.astype(int)
+            for first, some in ((0, keys), (len(keys), unseen)):
+                among = (first <= whose) & (whose < first + len(some))
+                found[among] = some[whose[among] - first]
+        found = found.view(np.uint64)
+        low, high = found & np.uint64(0xFFFFFFFF), found >> np.uint64(32)
+        return np.stack([low, high], axis=1).astype(np.uint32)
+
+
+def check_memory(
+    storages: Mapping[str, Storage],
+    values: Mapping[str, dict[str, slice]],
+    devices: int,
+) -> None:
+    """Raises ``StoreError`` if memory cannot hold all rows of tier host.
+
+    Args:
+      storages: cached storages.
+      values: slices of the values in their rows.
+      devices: number of this process's devices.
+    """
+    host_bytes = (
+        sum(
+            4
+            * storage.rows_per_device
+            * max(part.stop for part in values[name].values())
+            for name, storage in storages.items()
+            if storage.kind.tier == "host"
+        )
+        * devices
+    )
+    if host_bytes > (free := free_memory_bytes()):
+        raise StoreError(
+            f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
+            f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
+        )
+
+
+def on_device(device: Any, array: jax.Array) -> jax.Array:
+    """Returns a device's part of an array."""
+    (data,) = (each.data for each in array.addressable_shards if each.device == device)
+    return data
+
+
+def _moving(device: Any, demand: Demand, keys: jax.Array) -> np.ndarray:
+    """Returns those of a device's keys in ``moves`` that mean something."""
+    count = int(np.asarray(on_device(device, demand.moves.count))[0])
+    return np.asarray(on_device(device, keys))[:count, 0]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(array, first, count)

@@ -1,0 +1,1 @@
+"""Metrics of predictions: pointwise, by ranking, streaming AUC, retrieval."""

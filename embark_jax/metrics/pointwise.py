@@ -1,0 +1,188 @@
+"""The quality of predictions, over a whole evaluation set and exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.typing import ArrayLike
+
+from embark_jax._base.errors import UserError
+
+
+class NonFiniteLogitError(UserError, ValueError):
+    """A prediction is NaN or infinite: the parameters are unusable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Metrics of predicted click probabilities, computed in float64.
+
+    Attributes:
+      samples: number of samples that were evaluated.
+      log_loss: mean binary cross entropy, in nats.
+      normalized_entropy: ``log_loss`` over that of always predicting the mean label; 1
+        is useless. None if all labels are equal. He et al., ADKDD 2014,
+        https://doi.org/10.1145/2648584.2648589.
+      calibration: mean prediction over mean label. None if all labels are 0.
+      auc: area under the ROC curve, ties counted half. None if all labels are equal, or
+        some are soft: neither 0 nor 1.
+      accuracy: share of samples on whose side of 1/2 the prediction is; exactly 1/2
+        counts as a prediction of 0. None if some labels are soft.
+      tasks: metrics of each label, if samples have several; those above are then their
+        means, None if one of them is.
+    """
+
+    samples: int
+    log_loss: float
+    normalized_entropy: float | None
+    calibration: float | None
+    auc: float | None
+    accuracy: float | None
+    tasks: tuple[Metrics, ...] = ()
+
+
+def evaluate(
+    labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None
+) -> Metrics:
+    """Computes metrics of ``logits`` as predictions of ``labels``.
+
+    Args:
+      labels: ``[samples]`` or ``[samples, tasks]``, each from 0 to 1: clicks, or
+        probabilities of one.
+      logits: log-odds of label 1, of the same shape.
+      weights: ``[samples]`` weights, 0 or more, in all means; a pair of samples counts
+        in the AUC by their product. None weighs all alike.
+
+    Raises:
+      ValueError: if there are no samples, shapes differ, a label is not from 0 to 1, or
+        no weight is above 0.
+      NonFiniteLogitError: if a logit is not finite.
+    """
+    from sklearn.metrics import roc_auc_score  # takes a second to import
+
+    labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
+    _check(labels, logits, weights)
+    if labels.ndim > 1:
+        pairs = zip(labels.T, logits.T, strict=True)
+        return _means([evaluate(*pair, weights) for pair in pairs])
+
+    def mean(values: np.ndarray) -> float:
+        return float(np.average(values, weights=weights))
+
+    log_loss = mean(np.logaddexp(0, logits) - labels * logits)
+    base_rate = mean(labels)
+    # Stable on both sides: exp never overflows.
+    decay = np.exp(-np.abs(logits))
+    predictions = np.where(logits > 0, 1, decay) / (1 + decay)
+    one_class = base_rate in (0.0, 1.0)
+    soft = bool(((labels != 0) & (labels != 1)).any())
+    return Metrics(
+        samples=len(labels),
+        log_loss=log_loss,
+        normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
+        calibration=mean(predictions) / base_rate if base_rate else None,
+        auc=None
+        if one_class or soft
+        else float(roc_auc_score(labels, logits, sample_weight=weights)),
+        accuracy=None if soft else mean((logits > 0) == (labels == 1)),
+    )
+
+
+def _means(tasks: Sequence[Metrics]) -> Metrics:
+    def mean(name: str) -> Any:
+        values = [getattr(each, name) for each in tasks]
+        return None if None in values else sum(values) / len(values)
+
+    names = [each.name for each in dataclasses.fields(Metrics)[1:-1]]
+    means = {name: mean(name) for name in names}
+    return Metrics(tasks[0].samples, **means, tasks=tuple(tasks))
+
+
+def _entropy(p: float) -> float:
+    return float(-p * np.log(p) - (1 - p) * np.log1p(-p))
+
+
+def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> None:
+    if labels.shape != logits.shape or labels.ndim not in (1, 2) or not labels.size:
+        raise ValueError(
+            f"labels have shape {labels.shape} and logits {logits.shape}, must both be "
+            "[samples] or [samples, tasks] with at least one sample"
+        )
+    if weights is not None and (
+        np.shape(weights) != (len(labels),)
+        or not (np.isfinite(weights).all() and min(weights) >= 0 < max(weights))
+    ):
+        raise ValueError(
+            f"weights have shape {np.shape(weights)}, must be one for each of the "
+            f"{len(labels)} samples, finite, 0 or more, and some above 0"
+        )
+    for name, array, good, rule, error in (
+        ("label", labels, (labels >= 0) & (labels <= 1), "from 0 to 1", ValueError),
+        ("logit", logits, np.isfinite(logits), "finite", NonFiniteLogitError),
+    ):
+        if not good.all():
+            first = np.unravel_index(np.argmin(good), good.shape)
+            bad = good.size - np.sum(good)
+            raise error(
+                f"{name} of sample {first[0]} is {array[first]}, must be {rule} "
+                f"({bad} of {good.size} samples are not)"
+            )
+
+
+class EvalAccumulator:
+    """Collects labels and logits batch by batch, for ``evaluate``.
+
+    Device arrays stay where they are until ``result``, so adding a batch waits for no
+    device. In a run of several processes all must add the same global batches, and all
+    get the result.
+    """
+
+    def __init__(self):
+        self._batches: list[tuple[tuple[ArrayLike, ...], int]] = []
+
+    def add(
+        self,
+        labels: ArrayLike,
+        logits: ArrayLike,
+        valid: int,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        """Adds a batch to those to evaluate.
+
+        Args:
+          labels, logits: ``[batch]`` or ``[batch, tasks]``, on the host or on devices,
+            sharded or not.
+          valid: number of its first samples that count; the others are padding.
+          weights: ``[batch]`` weights of the samples, in all batches or in none.
+        """
+        arrays = labels, logits, *(() if weights is None else (weights,))
+        # A copy, since a view keeps a whole batch.
+        self._batches.append(
+            (
+                tuple(x.copy() if isinstance(x, np.ndarray) else x for x in arrays),
+                valid,
+            )
+        )
+
+    def result(self) -> Metrics:
+        """Returns the metrics of everything that was added.
+
+        Raises:
+          ValueError: as ``evaluate`` does.
+        """
+        if not self._batches:
+            return evaluate(np.empty(0), np.empty(0))
+        batches = [[_to_host(x)[:valid] for x in b] for b, valid in self._batches]
+        return evaluate(*map(np.concatenate, zip(*batches, strict=True)))
+
+
+def _to_host(array: ArrayLike) -> np.ndarray:
+    """Returns the whole of an array, whichever processes hold its parts."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)

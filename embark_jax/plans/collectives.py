@@ -1,0 +1,176 @@
+"""The collectives of a train step: the contents and buffer size of each.
+
+This module describes what ``embark_jax.embedding`` compiles to. The cost model counts
+in it; a test compares it with the compiled program, byte by byte. Buffers are those of
+one device: of an all-to-all the parts for all devices, of an all-reduce the summed
+array, of an all-gather the gathered one. Slots are int32 whatever the type of the ids:
+64-bit ids become a device and a slot before they travel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from embark_jax.plans import traffic
+from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.traffic import Numbers
+from embark_jax.plans.wire import Wire, WireFormat, row_bytes
+
+CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
+Reach = Literal["fleet", "node", "rail"]
+"""Devices of a collective: all, those of a node, or those of equal rank of all
+nodes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of the step.
+
+    Attributes:
+      kind: kind of collective.
+      phase: phase of the step in which it runs.
+      carries: name of its contents.
+      fixed_bytes, sum_bytes, node_sum_bytes, id_bytes: size of its buffer: a fixed
+        part, and bytes for each partial sum a sample of the device that makes the most,
+        for each of the node that makes the most, and for each id of the capacity.
+      reach: devices that take part.
+    """
+
+    kind: CollectiveKind
+    phase: str
+    carries: str
+    fixed_bytes: float = 0.0
+    sum_bytes: float = 0.0
+    node_sum_bytes: float = 0.0
+    id_bytes: float = 0.0
+    reach: Reach = "fleet"
+
+
+def storage_collectives(
+    storage: StorageKind,
+    nodes: int,
+    gpus_per_node: int,
+    device_batch: int,
+    row_wise: bool,
+    wire: Wire,
+) -> Iterator[Collective]:
+    """Yields the collectives of a sharded storage.
+
+    Args:
+      storage: its kind.
+      nodes, gpus_per_node: size of the fleet.
+      device_batch: samples of each device.
+      row_wise: whether the optimizer needs mean squares of whole rows.
+      wire: the formats in which rows and gradients travel.
+    """
+    devices = nodes * gpus_per_node
+    if devices == 1 or storage.cluster == "dp":
+        return
+    stages: Sequence[Reach] = ("fleet",)
+    if storage.hierarchical:
+        stages = ("node",) * (gpus_per_node > 1) + ("rail",) * (nodes > 1)
+
+    def by_ids(
+        phase: str, carries: str, id_bytes: float, sum_bytes: float = 0.0
+    ) -> Iterator[Collective]:
+        for reach in stages:
+            yield Collective(
+                *("all_to_all", phase, carries),
+                sum_bytes=sum_bytes,
+                id_bytes=id_bytes,
+                reach=reach,
+            )
+
+    def by_sums(phase: str, carries: str, form: WireFormat) -> Iterator[Collective]:
+        for reach in stages:
+            to, unit = devices, "sum_bytes"
+            if reach == "rail":
+                to, unit = nodes, "node_sum_bytes"
+            each_bytes = traffic.sum_buffer_bytes(storage.width, device_batch, to, form)
+            described = Collective("all_to_all", phase, carries, reach=reach)
+            yield dataclasses.replace(described, **{unit: each_bytes})
+
+    if storage.cluster == "rb":
+        yield from by_ids(
+            "id exchange",
+            "slots, bags, weights" if storage.weighted else "slots, bags",
+            traffic.pooled_id_buffer_bytes(storage.weighted, devices),
+            traffic.block_buffer_bytes(device_batch, devices),
+        )
+        yield from by_sums("row exchange", "partial sums", wire.rows)
+        yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
+    else:
+        slots_bytes = traffic.id_buffer_bytes(1, devices)
+        yield from by_ids("id exchange", "slots", slots_bytes)
+        place = (storage.width, devices)
+        rows_bytes = traffic.row_buffer_bytes(*place, wire.rows)
+        yield from by_ids("row exchange", "rows", rows_bytes)
+        rows_bytes = traffic.row_buffer_bytes(*place, wire.gradients)
+        yield from by_ids("gradient exchange", "row gradients", rows_bytes)
+    if storage.split and row_wise:
+        squares_bytes = traffic.id_buffer_bytes(1, devices)
+        for carries in ("squares of column shards", "squares of rows"):
+            yield from by_ids("square exchange", carries, squares_bytes)
+
+
+def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
+    """Returns whether gradients of a replicated table are summed in a buffer of all its
+    rows, rather than of only those that the batch touches.
+
+    Args:
+      rows: rows of the table.
+      batch_ids: ids that the global batch has for it, padding included.
+    """
+    return rows <= batch_ids
+
+
+def replicated_sums(wire: WireFormat) -> tuple[tuple[CollectiveKind, str], ...]:
+    """Returns the collectives that sum gradients of replicated tables, and their
+    contents. Tables of one width share them."""
+    if wire == "float32":
+        return (("all_reduce", "row gradients"),)
+    return ("all_to_all", "row gradients"), ("all_gather", "summed gradients")
+
+
+def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> int:
+    """Returns the rows of the buffer in which gradients of a replicated table are
+    summed; if they are compressed, a multiple of the devices.
+
+    Args:
+      rows: rows of the table.
+      batch_ids: ids that the global batch has for it, padding included.
+      devices: number of devices in the fleet.
+      wire: format in which the gradients travel.
+    """
+    summed = min(rows, batch_ids)
+    return summed if wire == "float32" else -(-summed // devices) * devices
+
+
+def replicated_collectives(
+    rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
+) -> Iterator[Collective]:
+    """Yields the collectives of a replicated table. The step's all-reduce of capacities
+    also says which rows are touched: by a flag for each row, or by all ids, each in an
+    element of its own.
+
+    Args:
+      rows, width: size of the table.
+      batch_ids: ids that the global batch has for it, padding included.
+      devices: number of devices in the fleet.
+      wire: format in which the gradients travel.
+    """
+    if devices == 1:
+        return
+    value_bytes = traffic.VALUE_BYTES
+    summed = summed_rows(rows, batch_ids, devices, wire)
+    told = summed if summed_whole(rows, batch_ids) else batch_ids
+    yield Collective(
+        *("all_reduce", "id exchange", "touched rows"), fixed_bytes=value_bytes * told
+    )
+    for kind, carries in replicated_sums(wire):
+        yield Collective(
+            *(kind, "gradient exchange", carries),
+            fixed_bytes=row_bytes(width, wire) * summed,
+        )

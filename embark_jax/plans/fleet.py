@@ -1,0 +1,248 @@
+"""The fleet: the machines that a plan is made for, with their hardware constants.
+
+The figures, each with its source, are in ``configs/fleets``, one YAML file for each
+fleet. All are per device and, for links, per direction, as in the vendors' datasheets;
+``Efficiency`` is the share of them that a program achieves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import pydantic.dataclasses
+from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from embark_jax._base import yaml_text
+from embark_jax._base.config import Config, ConfigError, nearest, read_text
+from embark_jax._base.memory import host_memory_bytes
+from embark_jax.plans.tables import whole
+
+FILES = Path(__file__).parents[1] / "config_files" / "fleets"
+"""``configs/fleets``, through a link that a built package has as a folder."""
+
+BY_NAME = {
+    "dgx-h100": "dgx_h100.yaml",
+    "dgx-h200": "dgx_h200.yaml",
+    "dgx-a100": "dgx_a100.yaml",
+    "v100": "v100.yaml",
+    "this-machine": "this_cpu.yaml",
+}
+"""File of each fleet that has a name on the command line."""
+
+GPU_EFFICIENCY = "efficiency/gpu.yaml"
+THIS_MACHINE = "this machine"
+
+_STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _memory_bytes(value: Any) -> Any:
+    """Replaces the text for this computer's memory by its size; a figure stays."""
+    return host_memory_bytes() if value == THIS_MACHINE else value
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
+class DeviceSpec:
+    """One accelerator and its links.
+
+    Attributes:
+      name: the vendor's name for it.
+      memory_bytes: device memory.
+      memory_bytes_per_s: device memory bandwidth.
+      flops_per_s: dense bf16 (V100: fp16) matrix throughput.
+      node_link_bytes_per_s: bandwidth to the GPUs of its node.
+      network_bytes_per_s: bandwidth to other nodes.
+      host_bytes_per_s: bandwidth to the memory of its node, for tables of tier host;
+        None where it is not known.
+      disk_bytes_per_s: its share of what the node's disks read, in blocks of 4 KB at
+        random, for tables of tier disk; None where it is not known.
+    """
+
+    name: str
+    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_memory_bytes)]
+    memory_bytes_per_s: PositiveFloat
+    flops_per_s: PositiveFloat
+    node_link_bytes_per_s: PositiveFloat
+    network_bytes_per_s: PositiveFloat
+    host_bytes_per_s: PositiveFloat | None = None
+    disk_bytes_per_s: PositiveFloat | None = None
+
+    def divided(self, devices: int) -> DeviceSpec:
+        """Returns a device with the share of each of these devices in all figures."""
+        figures = dataclasses.asdict(self)
+        name = figures.pop("name")
+        known = {k: value for k, value in figures.items() if value is not None}
+        return DeviceSpec(name, **{k: value / devices for k, value in known.items()})
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
+class Efficiency:
+    """Shares of a device's figures that a program achieves, and latencies.
+
+    Attributes:
+      memory: share of the memory bandwidth, where rows are gathered and scattered.
+      link: share of the bandwidth of node links and network.
+      flops: share of the FLOP/s, in dense layers.
+      launch_us, node_hop_us, network_hop_us: latency of a collective, and of each hop
+        it takes.
+      message_us: latency of each message that an all-to-all sends to a device of
+        another node.
+      kernel_us: least time of a kernel; only the simulator counts kernels.
+    """
+
+    memory: PositiveFloat
+    link: PositiveFloat
+    flops: PositiveFloat
+    launch_us: NonNegativeFloat
+    node_hop_us: NonNegativeFloat
+    network_hop_us: NonNegativeFloat
+    message_us: NonNegativeFloat = 0.0
+    kernel_us: NonNegativeFloat = 0.0
+
+
+class FleetFile(Config):
+    """The schema of a fleet's YAML file.
+
+    ``efficiency`` is the section itself, or the path of its file, relative to this one.
+    The figures of a ``shared`` device are those of a whole machine, whose devices
+    divide them among themselves. ``measured`` is a record that nothing reads.
+    """
+
+    device: DeviceSpec
+    gpus_per_node: PositiveInt
+    efficiency: Efficiency
+    shared: bool = False
+    measured: Mapping[str, float] = {}
+
+
+@functools.cache
+def gpu_efficiency() -> Efficiency:
+    """Returns the efficiency that all GPU fleets share."""
+    return _validated(Efficiency, _read(FILES / GPU_EFFICIENCY), FILES / GPU_EFFICIENCY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """``nodes`` machines of ``gpus_per_node`` equal devices.
+
+    Raises:
+      ValueError: if a count is not a whole number, or below 1.
+    """
+
+    device: DeviceSpec
+    nodes: int = 1
+    gpus_per_node: int = 1
+    efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
+
+    def __post_init__(self):
+        if not isinstance(self.device, DeviceSpec):
+            raise ValueError(
+                f"fleet: device is {self.device!r}, must be a DeviceSpec; known fleets "
+                f"are functions of embark_jax.fleets, such as dgx_h100(nodes=2)"
+            )
+        for key in ("nodes", "gpus_per_node"):
+            object.__setattr__(self, key, whole(f"fleet: {key}", getattr(self, key)))
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet:
+    """Loads a fleet by its name, or from a YAML file like those in ``configs/fleets``.
+
+    Args:
+      source: name in ``BY_NAME``, or path of a ``.yaml`` file.
+      nodes: number of machines.
+      gpus_per_node: number of devices of a machine; None takes the number in the file.
+
+    Raises:
+      ConfigError: if there is no such fleet, or with every problem of its file.
+      ValueError: if a count is not a whole number, or below 1.
+    """
+    if source in BY_NAME:
+        path = FILES / BY_NAME[source]
+    elif source.endswith((".yaml", ".yml")):
+        path = Path(source)
+    else:
+        raise ConfigError(
+            f"fleet is {source!r}, must be the path of a .yaml file or a known name; "
+            + nearest(source, BY_NAME)
+        )
+    data = _read(path)
+    if isinstance(data.get("efficiency"), str):
+        data["efficiency"] = _read(path.parent / data["efficiency"])
+    file: FleetFile = _validated(FleetFile, data, path)
+    gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
+    fleet = Fleet(file.device, nodes, gpus, file.efficiency)
+    if not file.shared:
+        return fleet
+    return dataclasses.replace(fleet, device=file.device.divided(fleet.devices))
+
+
+def dgx_h100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("dgx-h100", nodes, gpus_per_node)
+
+
+def dgx_h200(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("dgx-h200", nodes, gpus_per_node)
+
+
+def dgx_a100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("dgx-a100", nodes, gpus_per_node)
+
+
+def v100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
+    return load("v100", nodes, gpus_per_node)
+
+
+def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
+    """Returns this computer; ``nodes × gpus_per_node`` host devices divide its memory.
+
+    Bandwidths and FLOP/s are placeholders of a laptop's order: they weigh terms against
+    each other and predict nothing.
+    """
+    return load("this-machine", nodes, gpus_per_node)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = read_text(path)
+    except ConfigError as error:
+        raise ConfigError(f"fleet: {error}") from None
+    try:
+        data = yaml_text.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"fleet: {path}, {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"fleet: {path}: must be a mapping, is {data!r:.80}")
+    return dict(data)
+
+
+def _validated(kind: Any, data: dict[str, Any], path: Path) -> Any:
+    """Validates ``data`` as a ``kind``; raises with every problem in it, one a line."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(data)
+    except pydantic.ValidationError as error:
+        problems = [f"  {_explain(kind, e)}" for e in error.errors(include_url=False)]
+        raise ConfigError("\n".join([f"fleet: {path}:", *problems])) from None
+
+
+def _explain(kind: Any, error: Any) -> str:
+    """Describes one pydantic error in the words of this package."""
+    key = ".".join(map(str, error["loc"]))
+    match error["type"]:
+        case "missing":
+            return f"{key}: missing, must be set"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            section = {"device": DeviceSpec, "efficiency": Efficiency}
+            of = section[error["loc"][0]] if len(error["loc"]) > 1 else kind
+            return f"{key}: unknown key; " + nearest(
+                str(error["loc"][-1]), of.__pydantic_fields__
+            )
+    rule = error["msg"].replace("Input should", "must")
+    return f"{key}: {error['input']!r:.80} given, {rule}"

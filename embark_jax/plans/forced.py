@@ -1,0 +1,58 @@
+"""Forced placements: the parts of a table's placement that the user fixes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from embark_jax.plans.tables import TableSpec
+
+Cluster = Literal["dp", "rb", "ub"]
+Exchange = Literal["flat", "hierarchical"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedPlacement:
+    """The parts of a placement that the user fixes; ``None`` leaves one to the
+    planner."""
+
+    cluster: Cluster | None = None
+    row_shards: int | None = None
+    column_shards: int | None = None
+    devices: tuple[int, ...] | None = None
+    exchange: Exchange | None = None
+    hot_rows: int | None = None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it makes sense only for a table that is not replicated."""
+        fixed = self.row_shards, self.column_shards, self.devices, self.exchange
+        return fixed != (None,) * 4 or bool(self.hot_rows)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the user fixes anything."""
+        return self.cluster is not None or self.sharded
+
+
+FREE = ForcedPlacement()
+"""The placement in which nothing is fixed."""
+SMALL_TABLE_BYTES = 1 << 20
+"""Bytes of a table up to which all devices may hold it whole, for hot batches: a
+hundred such tables take 0.1 GB of each."""
+
+
+def with_small_replicated(
+    tables: Iterable[TableSpec], forced: Mapping[str, ForcedPlacement]
+) -> dict[str, ForcedPlacement]:
+    """Returns forced placements that replicate small tables, too, unless the user fixes
+    something of theirs."""
+    small = [
+        table.name
+        for table in tables
+        if forced.get(table.name, FREE) == FREE
+        and not (table.cached or table.is_dynamic)
+        and 4 * table.rows * table.dim <= SMALL_TABLE_BYTES
+    ]
+    return dict(forced) | dict.fromkeys(small, ForcedPlacement("dp"))

@@ -1,0 +1,81 @@
+"""Storage kinds: the properties that the shards of one storage share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from embark_jax.plans.forced import Cluster, Exchange
+from embark_jax.plans.tables import Dtype, Evict, Tier
+
+
+class StorageKind(NamedTuple):
+    """The properties that the shards of one storage share.
+
+    Attributes:
+      cluster: cluster of their tables.
+      width: columns of a shard.
+      split: whether their tables are split by columns. Each row of such a table lies on
+        several devices, and optimizers of whole rows need an additional exchange.
+      weighted: whether weights travel with ids: in RB, where owners pool.
+      hierarchical: whether exchanges go inside nodes first, then between GPUs of equal
+        rank, rather than directly between any two devices.
+      tier, evict: place with room for all rows of their tables, and the rows that leave
+        slots first, as in ``TableSpec``.
+      table: name of a dynamic table, which has a storage of its own: the table grows
+        there, and no row of it moves.
+      rule: name of the rule that updates their rows, as in ``TableSpec.optimizer``.
+      dtype: number format of their rows.
+    """
+
+    cluster: Cluster
+    width: int
+    split: bool = False
+    weighted: bool = False
+    hierarchical: bool = False
+    tier: Tier = "device"
+    evict: Evict = "lru"
+    table: str = ""
+    rule: str = ""
+    dtype: Dtype = "float32"
+
+    @property
+    def name(self) -> str:
+        """Name of the storage: "rb_128", "rb_64_split", "ub_128_host",
+        "ub_128_host_user", "rb_128_bfloat16", "rb_128_by_adam"."""
+        name = f"{self.cluster}_{self.width}"
+        name += "_split" * self.split + "_weighted" * self.weighted
+        name += "_hierarchical" * self.hierarchical
+        name += f"_{self.tier}" * (self.tier != "device")
+        name += f"_{self.evict}" * (self.evict != "lru")
+        name += f"_{self.table}" * bool(self.table)
+        name += f"_{self.dtype}" * (self.dtype != "float32")
+        return name + f"_by_{self.rule}" * bool(self.rule)
+
+
+def storage_kind(
+    cluster: Cluster,
+    dim: int,
+    column_shards: int,
+    weighted: bool,
+    exchange: Exchange,
+    tier: Tier = "device",
+    evict: Evict = "lru",
+    dynamic: str = "",
+    rule: str = "",
+    dtype: Dtype = "float32",
+) -> StorageKind:
+    """Returns the kind of storage of a table of ``dim`` columns. ``weighted`` says
+    whether some of its ids have weights; ``dynamic`` is the name of a dynamic table,
+    ``rule`` of the table's optimizer, and ``dtype`` the format of its rows."""
+    return StorageKind(
+        cluster,
+        dim // column_shards,
+        split=column_shards > 1,
+        weighted=weighted and cluster == "rb",
+        hierarchical=exchange == "hierarchical",
+        tier="device" if cluster == "dp" else tier,
+        evict="lru" if cluster == "dp" or tier == "device" else evict,
+        table=dynamic,
+        rule=rule,
+        dtype=dtype,
+    )

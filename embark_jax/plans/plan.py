@@ -1,0 +1,235 @@
+"""The plan: the owners of all shards, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pydantic
+
+from embark_jax.plans.prediction import Prediction
+from embark_jax.plans.storage import Placement, Storage, lay_out
+from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, whole
+
+if TYPE_CHECKING:
+    import jax
+
+MESH_AXES = ("node", "gpu")
+PLAN_VERSION = 6
+MAX_SLOTS = 2**31 - 2**24
+"""Slots are 32-bit; larger numbers stand for elements of a batch that hold no row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The placement of every table of one model on one fleet.
+
+    Attributes:
+      features: the model's features.
+      placements: one for each table.
+      nodes, gpus_per_node: mesh that the plan is made for.
+      batch_size: global batch that ``capacities`` are made for.
+      capacities: for each "rb" and "ub" storage, the ids that one device can send to
+        one other in a step.
+      prediction: cost that the planner expects, if the planner made the plan.
+
+    Raises:
+      ValueError: if the plan is invalid; the message names every problem, such as a
+        missing table, a shard without owner, a missing capacity.
+    """
+
+    # ``from_json`` validates everything in a plan this way, too.
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    features: tuple[FeatureSpec, ...]
+    placements: tuple[Placement, ...]
+    nodes: int
+    gpus_per_node: int
+    batch_size: int
+    capacities: Mapping[str, int]
+    prediction: Prediction | None = None
+
+    def __post_init__(self):
+        for key in ("nodes", "gpus_per_node", "batch_size"):
+            whole(key, getattr(self, key))
+        check_model(self.tables, self.features)
+        problems = [p for each in self.placements for p in each.problems(self.devices)]
+        problems += [
+            f"table {table.name!r}: slots is None, must be a number; plan() chooses one"
+            for table in self.tables
+            if table.cached and table.slots is None
+        ]
+        if self.batch_size % self.devices:
+            problems.append(
+                f"batch size {self.batch_size} must be a multiple of the "
+                f"{self.devices} devices"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+        for storage in self.storages:
+            if storage.rows_per_device > MAX_SLOTS:
+                raise ValueError(
+                    f"storage {storage.name!r} needs {storage.rows_per_device:,} "
+                    f"slots on a device, at most {MAX_SLOTS:,}: "
+                    "split its tables further"
+                )
+        needed = {s.name for s in self.storages if not s.replicated}
+        if needed != set(self.capacities):
+            raise ValueError(
+                f"capacities are given for {sorted(self.capacities)}, must be for the "
+                f"sharded storages {sorted(needed)}"
+            )
+        bad = {n: c for n, c in self.capacities.items() if type(c) is not int or c < 1}
+        if bad:
+            raise ValueError(f"capacities {bad} must be positive integers")
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        return tuple(placement.table for placement in self.placements)
+
+    @functools.cached_property
+    def storages(self) -> tuple[Storage, ...]:
+        return lay_out(self.placements, self.features, self.devices)
+
+    def check_serves(
+        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+    ) -> None:
+        """Raises ``ValueError`` if the plan was made for another model."""
+        differences = []
+        for kind, mine, theirs in (
+            ("table", self.tables, tables),
+            ("feature", self.features, features),
+        ):
+            planned = {spec.name: spec for spec in mine}
+            wanted = {spec.name: spec for spec in theirs}
+            for name in sorted(planned.keys() | wanted.keys()):
+                if name in planned and getattr(wanted.get(name), "slots", 0) is None:
+                    planned[name] = dataclasses.replace(planned[name], slots=None)
+                if planned.get(name) != wanted.get(name):
+                    differences.append(
+                        f"{kind} {name!r}: plan has {planned.get(name)}, "
+                        f"model has {wanted.get(name)}"
+                    )
+        if differences:
+            raise ValueError("plan is for another model: " + "; ".join(differences))
+
+    def with_room(self, keys: Mapping[str, int]) -> Plan:
+        """Returns the plan with room for the keys of dynamic tables: a table with too
+        little room doubles until it has enough.
+
+        Args:
+          keys: number of keys by table.
+        """
+        placements = []
+        for each in self.placements:
+            rows = each.table.rows
+            while rows < keys.get(each.table.name, 0):
+                rows *= 2
+            if rows != each.table.rows:
+                each = dataclasses.replace(each, table=each.table.with_room(rows))
+            placements.append(each)
+        if all(a is b for a, b in zip(placements, self.placements, strict=True)):
+            return self
+        return dataclasses.replace(self, placements=tuple(placements))
+
+    def make_mesh(self) -> jax.sharding.Mesh:
+        """Makes a ``("node", "gpu")`` mesh of the first devices of this process group.
+
+        Raises:
+          ValueError: if there are fewer devices than the plan needs.
+        """
+        import jax
+
+        available = jax.devices()
+        if len(available) < self.devices:
+            raise ValueError(
+                f"plan needs {self.nodes} × {self.gpus_per_node} = {self.devices} "
+                f"devices, this machine shows {len(available)} "
+                f"({available[0].platform}); plan for what is there"
+            )
+        return jax.make_mesh(
+            (self.nodes, self.gpus_per_node),
+            MESH_AXES,
+            axis_types=(jax.sharding.AxisType.Auto,) * 2,
+            devices=available[: self.devices],
+        )
+
+    def partition_specs(self) -> dict[str, jax.sharding.PartitionSpec]:
+        """Shardings of the storages: over all devices by slots, or replicated."""
+        from jax.sharding import PartitionSpec
+
+        return {
+            storage.name: PartitionSpec()
+            if storage.replicated
+            else PartitionSpec(MESH_AXES, None)
+            for storage in self.storages
+        }
+
+    # A plan shows itself where it is printed; the renderers are above this room, and
+    # are imported when one is asked for.
+
+    def __rich__(self) -> Any:
+        from embark_jax.report.terminal import Report
+
+        return Report(self)
+
+    def __str__(self) -> str:
+        from embark_jax.report.terminal import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from embark_jax.report.plan_page import fragment
+
+        return fragment(self)
+
+    def to_json(self) -> str:
+        """The plan as a JSON object; ``from_json`` is its inverse."""
+        value = {"version": PLAN_VERSION, **dataclasses.asdict(self)}
+        return json.dumps(value, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads the output of ``to_json``.
+
+        Raises:
+          ValueError: if it is no plan of this version; or with all its problems, one a
+            line.
+        """
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"damaged plan: {error}") from None
+        version = value.get("version") if isinstance(value, dict) else "none"
+        if version != PLAN_VERSION:
+            raise ValueError(
+                f"not a plan of version {PLAN_VERSION}: found {version}; make "
+                "it again with `embark plan`"
+            )
+        del value["version"]
+        try:
+            return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))
+        except pydantic.ValidationError as error:
+            problems = "\n  ".join(map(_explain, error.errors(include_url=False)))
+            raise ValueError(f"damaged plan:\n  {problems}") from None
+
+
+def _explain(error: Any) -> str:
+    """Describes one pydantic error in the words of this package."""
+    key = ".".join(map(str, error["loc"]))
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "missing":
+            return f"{key}: missing"
+        case "unexpected_keyword_argument":
+            return f"{key}: unknown key"
+    rule = error["msg"].replace("Input should", "must")
+    return f"{key}: {error['input']!r:.80} given, {rule}"

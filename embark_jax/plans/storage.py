@@ -1,0 +1,301 @@
+"""Storages: the arrays in which all shards of a plan lie.
+
+All shards of one cluster and one width lie in one *storage*, an array of ``[devices ×
+slots_per_device, width]`` in which device d's block holds its shards one after the
+other. Tables that need other exchanges lie apart: those that are split by columns,
+whose ids have weights, or for which the plan says so; and so do those whose rows
+another rule updates, or have another number format. So a plan of any shape becomes a
+few uniformly sharded arrays, with one gather and one update a device each; this also
+fuses tables. A storage is as large on every device as on its fullest: this padding is
+the price of imbalance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+import numpy as np
+
+from embark_jax.plans.forced import Cluster, Exchange
+from embark_jax.plans.kind import StorageKind, storage_kind
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRange:
+    """Rows ``[begin, end)`` of a table, which lie in one storage.
+
+    Rows go round robin: row ``begin + r`` of the table is row ``r // row_shards`` of
+    row shard ``r % row_shards``. Where hot rows are listed, rows are counted with those
+    first.
+
+    Attributes:
+      table: the table.
+      begin, end: bounds of its rows.
+      cluster, row_shards, column_shards, devices, exchange, hot_ids: as in
+        ``Placement``.
+    """
+
+    table: TableSpec
+    begin: int
+    end: int
+    cluster: Cluster
+    row_shards: int = 1
+    column_shards: int = 1
+    devices: tuple[int, ...] = ()
+    exchange: Exchange = "flat"
+    hot_ids: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def width(self) -> int:
+        return self.table.dim // self.column_shards
+
+    def shard_rows(self, row_shard: int) -> int:
+        """Returns the rows of the table that row shard ``row_shard`` holds."""
+        return len(range(row_shard, self.rows, self.row_shards))
+
+    def shard_slots(self, row_shard: int) -> int:
+        """Returns the slots that row shard ``row_shard`` adds to its owner's block."""
+        rows = self.shard_rows(row_shard)
+        if self.cluster == "dp" or self.table.slots is None:
+            return rows
+        return min(rows, -(-self.table.slots // self.row_shards))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The places of one table's rows.
+
+    The first ``hot_rows``, or those that ``hot_ids`` lists, are replicated on all
+    devices; the rest, the cold rows, are split into shards. A "dp" table has only hot
+    rows; the other extreme is a table without hot rows.
+
+    Attributes:
+      table: the table.
+      cluster: cluster of the cold rows: "rb" pools at the owner, "ub" at the requester;
+        or "dp" if there are none, and the whole table is replicated.
+      row_shards, column_shards: numbers of shards that rows and columns are split into.
+      devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
+      exchange: how its ids, rows and gradients travel; "flat" for "dp".
+      reason: why the planner chose this, for the report.
+      hot_rows: number of the table's rows that are replicated, in "rb" and "ub".
+      hot_ids: ids of those rows, ascending; empty if they are the first ones.
+    """
+
+    table: TableSpec
+    cluster: Cluster
+    row_shards: int = 1
+    column_shards: int = 1
+    devices: tuple[int, ...] = ()
+    exchange: Exchange = "flat"
+    reason: str = ""
+    hot_rows: int = 0
+    hot_ids: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.table.dim // self.column_shards
+
+    @property
+    def row_ranges(self) -> tuple[RowRange, ...]:
+        """Row ranges of the table: hot rows, if there are any, then cold rows."""
+        table, hot = self.table, self.hot_rows
+        if self.cluster == "dp":
+            return (RowRange(table, 0, table.rows, "dp"),)
+        cold = RowRange(
+            *(table, hot, table.rows, self.cluster, self.row_shards),
+            *(self.column_shards, self.devices, self.exchange, self.hot_ids),
+        )
+        if not hot:
+            return (cold,)
+        return RowRange(table, 0, hot, "dp", hot_ids=self.hot_ids), cold
+
+    @property
+    def replicated_rows(self) -> int:
+        """Number of rows that are on all devices."""
+        return self.table.rows if self.cluster == "dp" else self.hot_rows
+
+    def problems(self, devices: int) -> list[str]:
+        """Lists the problems of this placement on this number of devices."""
+        found, name = [], f"table {self.table.name!r}"
+        if self.cluster not in get_args(Cluster):
+            return [f"{name}: cluster is {self.cluster!r}, must be dp, rb or ub"]
+        for key in ("row_shards", "column_shards"):
+            if getattr(self, key) < 1:
+                return [f"{name}: {key} is {getattr(self, key)}, must be >= 1"]
+        if self.table.dim % self.column_shards:
+            found.append(
+                f"{name}: column_shards is {self.column_shards}, must divide "
+                f"dim {self.table.dim}"
+            )
+        elif self.column_shards > 1 and self.width == 1:
+            found.append(
+                f"{name}: column_shards is {self.column_shards}, must leave a width of "
+                f"at least 2 of dim {self.table.dim}"
+            )
+        cold_rows = self.table.rows - self.hot_rows
+        if self.hot_rows < 0 or (self.hot_rows and cold_rows < 1):
+            found.append(
+                f"{name}: hot_rows is {self.hot_rows}, must be >= 0 and below its "
+                f"{self.table.rows} rows; cluster dp replicates them all"
+            )
+        elif self.row_shards > cold_rows:
+            of = "cold rows" if self.hot_rows else "rows"
+            found.append(
+                f"{name}: row_shards is {self.row_shards}, must be at most its "
+                f"{cold_rows} {of}"
+            )
+        if self.hot_ids:
+            found += self._problems_of_list()
+        if self.exchange not in get_args(Exchange):
+            found.append(
+                f"{name}: exchange is {self.exchange!r}, must be one of "
+                f"{', '.join(get_args(Exchange))}"
+            )
+        if self.table.is_dynamic and (
+            self.cluster == "dp"
+            or self.column_shards > 1
+            or self.hot_rows
+            or len(set(self.devices)) < len(self.devices)
+        ):
+            found.append(
+                f"{name}: is dynamic, must be in rb or ub, without hot_rows or "
+                "column_shards, with one row shard a device at most"
+            )
+        if self.cluster == "dp":
+            if self.exchange != "flat":
+                found.append(f"{name}: cluster dp is replicated, takes no exchange")
+            if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
+                found.append(f"{name}: cluster dp is replicated, takes no shards")
+            if self.hot_rows or self.hot_ids:
+                found.append(f"{name}: cluster dp is replicated, takes no hot_rows")
+            if self.table.cached:
+                found.append(
+                    f"{name}: cluster dp is replicated, takes no tier "
+                    f"{self.table.tier!r}; choose rb or ub"
+                )
+            return found
+        shards = self.row_shards * self.column_shards
+        if len(self.devices) != shards:
+            found.append(
+                f"{name}: devices names {len(self.devices)} owners, must name one for "
+                f"each of its {self.row_shards} × {self.column_shards} shards"
+            )
+        bad = sorted({d for d in self.devices if not 0 <= d < devices})
+        if bad:
+            found.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
+        return found
+
+    def _problems_of_list(self) -> list[str]:
+        name, ids = f"table {self.table.name!r}", np.array(self.hot_ids, np.int64)
+        if len(ids) != self.hot_rows:
+            return [
+                f"{name}: hot_ids lists {len(ids)} rows, must list hot_rows "
+                f"{self.hot_rows}"
+            ]
+        if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= self.table.rows:
+            return [
+                f"{name}: hot_ids must ascend, each once, and lie in "
+                f"0..{self.table.rows - 1}"
+            ]
+        return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """One array of the plan and where each shard begins in it.
+
+    Attributes:
+      kind: properties that its shards share.
+      slots_per_device: rows of a device's block, padding included.
+      rows_per_device: rows of the block if each row had a slot: shards and first slots
+        count in these. In a cached storage it is larger, and the key index says where a
+        row of a block lies.
+      ranges: row ranges in it, one of a table at most.
+      first_slots: for each table ``[row_shards, column_shards]`` the slot, in its
+        owner's block, at which a shard begins.
+    """
+
+    kind: StorageKind
+    slots_per_device: int
+    rows_per_device: int
+    ranges: tuple[RowRange, ...]
+    first_slots: Mapping[str, np.ndarray]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.kind.cluster
+
+    @property
+    def width(self) -> int:
+        return self.kind.width
+
+    @property
+    def replicated(self) -> bool:
+        return self.cluster == "dp"
+
+    @property
+    def cached(self) -> bool:
+        return self.kind.tier != "device"
+
+    def owners(self, table: str) -> np.ndarray:
+        """Returns ``[row_shards, column_shards]`` owners; zeros if replicated."""
+        (rows,) = (each for each in self.ranges if each.table.name == table)
+        shape = (rows.row_shards, rows.column_shards)
+        if self.replicated:
+            return np.zeros(shape, np.int32)
+        return np.array(rows.devices, np.int32).reshape(shape)
+
+
+def lay_out(
+    placements: Sequence[Placement], features: Sequence[FeatureSpec], devices: int
+) -> tuple[Storage, ...]:
+    """Groups shards into storages and gives each its slots, in the order of tables."""
+    weighted = {feature.table for feature in features if feature.weighted}
+    groups: dict[StorageKind, list[RowRange]] = {}
+    for rows in row_ranges(placements):
+        kind = storage_kind(
+            rows.cluster,
+            rows.table.dim,
+            rows.column_shards,
+            rows.table.name in weighted,
+            rows.exchange,
+            rows.table.tier,
+            rows.table.evict,
+            rows.table.name if rows.table.is_dynamic else "",
+            rows.table.optimizer,
+            rows.table.dtype,
+        )
+        groups.setdefault(kind, []).append(rows)
+    storages = []
+    for kind, members in sorted(groups.items(), key=lambda item: item[0]):
+        used, slots = [0] * devices, [0] * devices
+        first_slots = {}
+        for rows in members:
+            first = np.zeros((rows.row_shards, rows.column_shards), np.int64)
+            owners = rows.devices or (0,)
+            for index, owner in enumerate(owners):
+                j, k = divmod(index, rows.column_shards)
+                first[j, k] = used[owner]
+                used[owner] += rows.shard_rows(j)
+                slots[owner] += rows.shard_slots(j)
+            first_slots[rows.table.name] = first
+        storages.append(
+            Storage(kind, max(slots), max(used), tuple(members), first_slots)
+        )
+    return tuple(storages)
+
+
+def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:
+    """Returns the row ranges of all tables, table by table."""
+    return [rows for placement in placements for rows in placement.row_ranges]

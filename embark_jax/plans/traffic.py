@@ -1,0 +1,170 @@
+"""Bytes that one step moves, term by term: over the links, and in device memory.
+
+All are bytes of one device. ``batch`` is the device's own share of the global batch,
+``width`` the columns of a shard. Every value is 4 bytes, ids as well as float32
+numbers; rows of 16-bit tables take fewer, as rows and gradients may on the wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+from embark_jax.plans.forced import Cluster
+from embark_jax.plans.wire import (
+    SLOT_BYTES,
+    WireFormat,
+    pooled_id_bytes,
+    row_bytes,
+    sum_blocks,
+)
+
+VALUE_BYTES = 4
+Numbers: TypeAlias = Any
+"""A number or a NumPy array of numbers: the formulas are for both."""
+
+OWNER_KEY_BYTES, ROW_KEY_BYTES = 2, 4
+"""Bytes of a sorted key: an owner's number where each owner pools a bag in one sum, or
+a row. A least-significant-digit radix sort reads and writes keys and positions once for
+each digit of eight bits (https://arxiv.org/abs/2206.01784): as often as a key has
+bytes."""
+
+# 32-bit values that are read and written beside sorts and exchanges, counted in steps
+# that were compiled for 8 H100s with Pallas kernels: experiments/planners/README.md.
+OWN_VALUES: dict[Cluster, int] = {"dp": 16, "rb": 14, "ub": 27}
+"""Values for each id that a device has itself, once for each column shard."""
+TOLD_VALUES = 23
+"""Values in DP for each id that devices tell each other, since they sum only rows that
+the batch touches."""
+RECEIVED_VALUES: dict[Cluster, int] = {"rb": 26, "ub": 12}
+"""Values for each slot that an owner receives. RB has twice as many: it unpacks bags,
+and marks where they end."""
+SQUARE_VALUES = 38
+"""Values for each received slot where squares of column shards are exchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkBytes:
+    """Bytes that a device sends inside its node, and to other nodes."""
+
+    node_link: Numbers
+    network: Numbers
+
+
+def all_to_all_bytes(
+    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
+) -> LinkBytes:
+    """Returns the bytes of exchanging a buffer with an equal part for every device.
+
+    A stage of a hierarchical exchange counts as an exchange on a single node, or on
+    nodes of a single GPU.
+    """
+    devices = nodes * gpus_per_node
+    return LinkBytes(
+        node_link=buffer_bytes * (gpus_per_node - 1) / devices,
+        network=buffer_bytes * (devices - gpus_per_node) / devices,
+    )
+
+
+def all_reduce_bytes(
+    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
+) -> LinkBytes:
+    """Returns the bytes of a sum over all devices: reduce-scatter, then all-gather, in
+    rings that cross between nodes at every GPU's own network port
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)."""
+    devices = nodes * gpus_per_node
+    if gpus_per_node == 1:
+        return LinkBytes(0.0, 2 * buffer_bytes * (devices - 1) / devices)
+    return LinkBytes(
+        node_link=2 * buffer_bytes * (devices - 1) / devices,
+        network=2 * buffer_bytes * (nodes - 1) / nodes / gpus_per_node,
+    )
+
+
+def all_gather_bytes(
+    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
+) -> LinkBytes:
+    """Returns the bytes of sending all parts to all devices, in the same rings, once
+    around.
+
+    Args:
+      buffer_bytes: size of the gathered buffer, all parts.
+    """
+    reduced = all_reduce_bytes(buffer_bytes, nodes, gpus_per_node)
+    return LinkBytes(reduced.node_link / 2, reduced.network / 2)
+
+
+def id_buffer_bytes(values_per_id: int, devices: int) -> float:
+    """Returns the buffer bytes of an exchange of these 32-bit values for each id, for
+    one id of capacity."""
+    return VALUE_BYTES * values_per_id * devices
+
+
+def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
+    """Returns the buffer bytes of RB's exchange of ids, for one id of capacity: slot,
+    bag and weight."""
+    return float(pooled_id_bytes(weighted) * devices)
+
+
+def block_buffer_bytes(batch: int, devices: int) -> float:
+    """Returns the buffer bytes of RB's exchange of block ends, for one partial sum:
+    where each block of its bags ends among the ids."""
+    return float(SLOT_BYTES * sum_blocks(batch) * devices)
+
+
+def sum_buffer_bytes(
+    width: int, batch: int, devices: int, wire: WireFormat = "float32"
+) -> float:
+    """Returns the buffer bytes of RB's exchange of partial sums: one for every sample
+    of every device. Their gradients come back in a buffer of the same size."""
+    return row_bytes(width, wire) * batch * devices
+
+
+def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
+    """Returns the buffer bytes of UB's exchange of unique rows, or of their gradients,
+    for one id of capacity. A ragged exchange has these buffers too, but sends only
+    their filled part."""
+    return row_bytes(width, wire) * devices
+
+
+def buffer_memory_bytes(buffer_bytes: Numbers) -> Numbers:
+    """Returns the memory bytes of one exchange: written and sent, received and read."""
+    return 4 * buffer_bytes
+
+
+def rows_bytes(
+    rows: Numbers, width: Numbers, value_bytes: Numbers = VALUE_BYTES
+) -> Numbers:
+    """Returns the memory bytes of reading or writing rows, sums or gradients once."""
+    return value_bytes * rows * width
+
+
+def update_rows_bytes(
+    rows: Numbers,
+    width: Numbers,
+    values_per_parameter: int,
+    values_per_row: int,
+    value_bytes: Numbers = VALUE_BYTES,
+) -> Numbers:
+    """Returns the memory bytes of reading and writing rows, of ``value_bytes`` a
+    parameter, with their optimizer state."""
+    states = width * values_per_parameter + values_per_row
+    return 2 * rows * (value_bytes * width + VALUE_BYTES * states)
+
+
+def sort_bytes(keys: Numbers, key_bytes: int = ROW_KEY_BYTES) -> Numbers:
+    """Returns the memory bytes of sorting keys with 32-bit positions; one more pass
+    counts digits."""
+    return keys * key_bytes * (2 * (key_bytes + VALUE_BYTES) + 1)
+
+
+def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
+    """Returns the memory bytes of reading and writing these 32-bit values for each id,
+    around a sort."""
+    return VALUE_BYTES * ids * values_per_id
+
+
+def replicated_gradient_bytes(rows: Numbers, width: Numbers) -> Numbers:
+    """Returns the bytes of the buffer in which DP sums row gradients over all devices,
+    with a flag for each row that says whether it was touched."""
+    return VALUE_BYTES * rows * (width + 1)

@@ -1,0 +1,86 @@
+"""Answers a reader's first questions: why a step is long, where it is uneven, what
+helps.
+
+Each answer is a list of sentences; all of it comes from a plan's prediction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embark_jax.plans.plan import Plan
+from embark_jax.report import summary
+
+MOST_PHASES = 3
+"""Phases that an answer names."""
+LARGE_TABLE = 0.1
+"""Smallest share of the step at which a table is named."""
+LARGE_EXCHANGE = 0.3
+"""Smallest share of the step at which other formats on the wire are advised."""
+
+
+def why(plan: Plan) -> list[str]:
+    """Names the phases and tables that take most of the step; empty if none are
+    known."""
+    path = summary.critical_path(plan)
+    step_ms = sum(path.values())
+    if not step_ms:
+        return []
+    found = [
+        f"{name} takes {path[name]:.3f} ms, {path[name] / step_ms:.0%} of the step"
+        for name in sorted(path, key=lambda name: -path[name])[:MOST_PHASES]
+        if path[name]
+    ]
+    largest = summary.decisions(plan)[0]
+    if largest.ms is not None and largest.ms >= LARGE_TABLE * step_ms:
+        found.append(
+            f"{largest.name} ({largest.placement}, {largest.ids} ids a sample, dim "
+            f"{largest.dim}) takes {largest.ms / step_ms:.0%} of it"
+        )
+    return found
+
+
+def uneven(plan: Plan) -> list[str]:
+    """Says how evenly load, memory and rows lie; empty if it is not known."""
+    prediction = plan.prediction
+    if prediction is None:
+        return []
+    found = []
+    for what, values, show in (
+        ("load", prediction.device_ms, lambda ms: f"{ms:.3f} ms"),
+        ("memory", prediction.device_bytes, _bytes),
+    ):
+        mean, most = float(np.mean(values)), max(values)
+        if mean:
+            found.append(
+                f"{what}: device {int(np.argmax(values))} has most, {show(most)}, "
+                f"{most / mean:.2f}× the mean"
+            )
+    if prediction.breakdown is not None and prediction.step_ms:
+        phases = np.array([*prediction.breakdown.phase_ms.values()])
+        waiting_ms = float((phases.max(axis=1) - phases.mean(axis=1)).sum())
+        found.append(
+            "devices wait for the fullest one of each phase for "
+            f"{waiting_ms / prediction.step_ms:.1%} of the step on average"
+        )
+    return [*found, *filter(None, [summary.uneven_rows(plan)])]
+
+
+def remedies(plan: Plan) -> list[str]:
+    """Says what would make the step shorter; empty if no known remedy would."""
+    path, found = summary.critical_path(plan), []
+    if warning := summary.verdict(plan)[1]:
+        found.append(warning)
+    exchange_ms = sum(ms for name, ms in path.items() if "exchange" in name)
+    if path and exchange_ms >= LARGE_EXCHANGE * sum(path.values()):
+        found.append(
+            f"exchanges take {exchange_ms / sum(path.values()):.0%} of the step: "
+            "embedding.wire.rows and .gradients in bfloat16 send half the bytes of "
+            "float32, and a larger batch shares their latency"
+        )
+    return found
+
+
+def _bytes(value: float) -> str:
+    unit, size = summary.byte_unit(value)
+    return f"{value / size:.3g} {unit}"

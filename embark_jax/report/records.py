@@ -1,0 +1,91 @@
+"""Plans as JSON for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.prediction import Breakdown, Prediction
+from embark_jax.plans.storage import Placement, RowRange, row_ranges
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """Spells out the content of a plan: its predicted cost, every table and every
+    shard.
+
+    Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
+    column shard the columns ``range(column_start, column_stop)``. A replicated table,
+    and the hot rows of one, are listed as one shard for each device. Where a table has
+    ``hot_ids``, its rows are counted with those first.
+
+    Raises:
+      ValueError: if the plan has no prediction.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        raise ValueError("the plan has no prediction: it was not made by the planner")
+    breakdown = prediction.breakdown
+    return {
+        "cost_model": prediction.cost_model,
+        "step_ms": prediction.step_ms,
+        "lower_bound_ms": prediction.lower_bound_ms,
+        "gap": prediction.gap,
+        "per_device": [
+            {"device": device, "load_ms": load_ms, "memory_bytes": memory_bytes}
+            for device, (load_ms, memory_bytes) in enumerate(
+                zip(prediction.device_ms, prediction.device_bytes, strict=True)
+            )
+        ],
+        "tables": [_table(placement, prediction) for placement in plan.placements],
+        **({"breakdown": _breakdown(breakdown)} if breakdown else {}),
+        "shards": [
+            shard
+            for rows in row_ranges(plan.placements)
+            for shard in _shards(rows, plan.devices)
+        ],
+    }
+
+
+def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
+    breakdown = prediction.breakdown
+    name = placement.table.name
+    return {
+        "table": name,
+        "cluster": placement.cluster,
+        "row_shards": placement.row_shards,
+        "column_shards": placement.column_shards,
+        "hot_rows": placement.hot_rows,
+        "hot_ids": placement.hot_ids,
+        "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
+        "step_ms": breakdown.table_ms[name] if breakdown else None,
+        "reason": placement.reason,
+    }
+
+
+def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
+    """Returns all of a breakdown but its values of single tables."""
+    of_tables = "table_ms", "hottest_row_shard"
+    return {k: v for k, v in vars(breakdown).items() if k not in of_tables}
+
+
+def _shards(rows: RowRange, devices: int) -> Iterator[dict[str, Any]]:
+    owners = rows.devices
+    if rows.cluster == "dp":
+        owners = tuple(range(devices))
+    for index, owner in enumerate(owners):
+        j, k = divmod(index, rows.column_shards)
+        if rows.cluster == "dp":
+            j = k = 0
+        yield {
+            "table": rows.table.name,
+            "cluster": rows.cluster,
+            "row_shard": j,
+            "column_shard": k,
+            "device": owner,
+            "row_start": rows.begin + j,
+            "row_stop": rows.end,
+            "row_stride": rows.row_shards,
+            "column_start": k * rows.width,
+            "column_stop": (k + 1) * rows.width,
+        }

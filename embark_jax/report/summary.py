@@ -1,0 +1,231 @@
+"""The content of a plan's report, before it is laid out for a terminal or a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.wire import VALUE_BYTES
+
+MOST_RUNS = 6
+"""Largest number of runs of neighbouring devices that a list of owners names."""
+MOST_NAMED = 3
+"""Phases and tables that an overview names."""
+POOR_GAP = 0.1
+"""Smallest gap at which a report says that a better plan may exist."""
+UNEVEN = 1.2
+"""Smallest ratio of the hottest row shard's ids to the mean that a report mentions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The place of a table, or of several tables whose lines would be equal.
+
+    Attributes:
+      tables: names of the tables.
+      rows, dim, ids: figures of each table; ``ids`` is the most of a sample.
+      placement: text such as "RB 8 × 1", row shards by column shards.
+      devices: owners of all of them, in words.
+      ms: their part of the step's time, together; None if it is not known.
+      why: the reason.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    dim: int
+    ids: int
+    placement: str
+    devices: str
+    ms: float | None
+    why: str
+
+    @property
+    def name(self) -> str:
+        others = len(self.tables) - 1
+        return self.tables[0] + (f" and {others} alike" if others else "")
+
+
+def headline(plan: Plan) -> str:
+    return (
+        f"{counted(len(plan.placements), 'table')}, "
+        f"{counted(len(plan.features), 'feature')} on "
+        f"{plan.nodes} × {plan.gpus_per_node} devices, batch {plan.batch_size:,}"
+    )
+
+
+def overview(plan: Plan) -> str:
+    """Sums up the plan in a few lines: tables by cluster, time, memory, longest
+    phases."""
+    clusters = Counter(placement.cluster.upper() for placement in plan.placements)
+    lines = [
+        headline(plan),
+        "tables: " + ", ".join(f"{n:,} in {name}" for name, n in clusters.items()),
+    ]
+    if (prediction := plan.prediction) is None:
+        return "\n".join(
+            [*lines, "no prediction: the plan was not made by the planner"]
+        )
+    unit, size = byte_unit(most_bytes := max(prediction.device_bytes))
+    lines.append(
+        f"predicted: {prediction.step_ms:.3f} ms a step for the embeddings, "
+        f"{most_bytes / size:.3g} {unit} a device"
+    )
+    table_ms = {each.name: each.ms for each in decisions(plan) if each.ms}
+    for what, ms in (("phases", critical_path(plan)), ("tables", table_ms)):
+        most = sorted(ms, key=lambda name: -ms[name])[:MOST_NAMED]
+        if most and prediction.step_ms:
+            shares = (f"{each} {ms[each] / prediction.step_ms:.0%}" for each in most)
+            lines.append(f"{what} that take most of it: {', '.join(shares)}")
+    return "\n".join([*lines, *filter(None, [verdict(plan)[1]])])
+
+
+def verdict(plan: Plan) -> tuple[str, str]:
+    """Returns the plan's predicted cost, and a warning if it may be poor, or ""."""
+    prediction = plan.prediction
+    if prediction is None:
+        return "no prediction: the plan was not made by the planner", ""
+    allocated_bytes = max(prediction.device_bytes)
+    unit, size = byte_unit(allocated_bytes)
+    cost = (
+        f"{prediction.step_ms:.3f} ms a step for the embeddings, "
+        f"{allocated_bytes / size:.3g} {unit} a device (predicted, cost model "
+        f"{prediction.cost_model}); "
+    )
+    if math.isinf(prediction.gap):
+        return cost + "how near the optimum it is, is not known", ""
+    cost += (
+        f"at most {prediction.gap:.1%} above the optimum of this cost model over the "
+        f"splits it considers (lower bound {prediction.lower_bound_ms:.3f} ms)"
+    )
+    if prediction.gap <= POOR_GAP:
+        return cost, ""
+    faster = 1 - prediction.lower_bound_ms / prediction.step_ms
+    return cost, (
+        f"a plan that is up to {faster:.0%} faster may exist: `embark plan --certify "
+        "SECONDS` looks for it, and says how much faster at most"
+    )
+
+
+def decisions(plan: Plan, each: bool = False) -> list[Decision]:
+    """Returns the place of each table, those that take most time first.
+
+    Args:
+      plan: the plan.
+      each: whether every table has a line of its own, rather than one for alike tables.
+    """
+    ids: dict[str, int] = {}
+    for feature in plan.features:
+        ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    groups: dict[tuple, list[Placement]] = {}
+    for p in plan.placements:
+        alike = (p.table.rows, p.table.dim, ids[p.table.name])
+        split = p.cluster, p.row_shards, p.column_shards, p.hot_rows
+        key = (*alike, *split, p.reason)
+        groups.setdefault((p.table.name, *key) if each else key, []).append(p)
+    found = []
+    for members in groups.values():
+        first, names = members[0], tuple(p.table.name for p in members)
+        replicated = first.cluster == "dp"
+        owners = [device for p in members for device in p.devices]
+        split = "" if replicated else f" {first.row_shards} × {first.column_shards}"
+        if first.hot_rows:
+            split += f", {short(first.hot_rows)} rows hot"
+        found.append(
+            Decision(
+                names,
+                first.table.rows,
+                first.table.dim,
+                ids[first.table.name],
+                first.cluster.upper() + split,
+                "all" if replicated else _ranges(owners, plan.devices),
+                sum(breakdown.table_ms[name] for name in names) if breakdown else None,
+                first.reason,
+            )
+        )
+    return sorted(found, key=lambda decision: -(decision.ms or 0.0))
+
+
+def critical_path(plan: Plan) -> dict[str, float]:
+    """Returns how many ms each phase lasts; empty if it is not known."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    return dict(breakdown.critical_ms) if breakdown else {}
+
+
+def uneven_rows(plan: Plan) -> str:
+    """Says how uneven row shards are, since rows go round robin; "" if they are
+    even."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    hottest = dict(breakdown.hottest_row_shard) if breakdown else {}
+    uneven = [name for name in hottest if hottest[name] >= UNEVEN]
+    if not uneven:
+        return ""
+    most = max(uneven, key=lambda name: hottest[name])
+    return (
+        f"row shards of {counted(len(uneven), 'table')} are uneven: the hottest is "
+        f"sent up to {hottest[most]:.2g}× the mean of its table ({most})"
+    )
+
+
+def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
+    """Returns ``[devices]`` bytes of each table's rows on each device; replicated rows
+    count on all."""
+    found = {each.table.name: np.zeros(plan.devices) for each in plan.placements}
+    for rows in row_ranges(plan.placements):
+        held = found[rows.table.name]
+        if rows.cluster == "dp":
+            held += rows.rows * rows.width * VALUE_BYTES[rows.table.dtype]
+        for index, owner in enumerate(rows.devices):
+            count = rows.shard_slots(index // rows.column_shards)
+            held[owner] += count * rows.width * VALUE_BYTES[rows.table.dtype]
+    return found
+
+
+def row_bytes(plan: Plan) -> np.ndarray:
+    """Returns ``[devices]`` bytes of rows of each device's own shards; replicated rows
+    count on all."""
+    return np.sum([*table_bytes(plan).values()], axis=0)
+
+
+def byte_unit(most_bytes: float) -> tuple[str, float]:
+    """Returns the name and size of the unit in which these bytes read well."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if most_bytes >= size:
+            return unit, size
+    return "bytes", 1.0
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as "1 table" or "26 tables"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def short(number: float) -> str:
+    """Formats a number with three figures, such as "0.0123", "39.1k" or "40M"."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _ranges(owners: Sequence[int], devices: int) -> str:
+    """Formats device numbers, such as "0–3, 6"."""
+    if len(set(owners)) == devices > 1:
+        return "all"
+    runs: list[list[int]] = []
+    for device in sorted(set(owners)):
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    listed = [
+        str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}"
+        for run in runs[:MOST_RUNS]
+    ]
+    return ", ".join(listed) + (", …" if len(runs) > MOST_RUNS else "")

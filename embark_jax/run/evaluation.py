@@ -1,0 +1,136 @@
+"""Metrics of a model over a split of its data: during a run, at its end, or later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from embark_jax._base.config import ConfigError, nearest
+from embark_jax.checkpoint import Checkpointer, CheckpointError
+from embark_jax.config import ExperimentConfig, tasks_of
+from embark_jax.data import Batch
+from embark_jax.metrics.ranking import Ranking, rank
+from embark_jax.report.display import show_result
+from embark_jax.run import experiment
+from embark_jax.run.experiment import Experiment
+from embark_jax.train.trainer import Trainer
+
+
+def evaluate_checkpoint(
+    config: ExperimentConfig,
+    checkpoint: Path,
+    console: Console,
+    group_by: str | None = None,
+    k: int = 10,
+) -> dict[str, Any]:
+    """Returns test metrics of a checkpoint, on the config's own mesh and plan.
+
+    Args:
+      config: config that describes the model of the checkpoint.
+      checkpoint: one checkpoint, or a run's ``checkpoints`` folder, for its newest one.
+      console: console that shows the result.
+      group_by: feature, such as the user, within whose samples ranking is measured,
+        too; None measures no ranking.
+      k: number of first samples of each group that ranking counts.
+
+    Raises:
+      ConfigError, DataError, CheckpointError: as ``train`` does.
+    """
+    folder, step = checkpoint, None
+    if checkpoint.name.isdigit():
+        folder, step = checkpoint.parent, int(checkpoint.name)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    experiment.make_host_devices(config)
+    setup = experiment.build(config)
+    trainer = setup.trainer()
+    with Checkpointer(folder, setup.identity, keep=None) as checkpoints:
+        trainer.load(checkpoints, step)
+    record = on_test_set(setup, trainer)
+    if group_by is not None:
+        record |= _ranked(setup, trainer, group_by, k)
+    show_result(record, console)
+    return record
+
+
+def _ranked(
+    setup: Experiment, trainer: Trainer, group_by: str, k: int
+) -> dict[str, float | None]:
+    """Returns how well the test samples of each group are ranked.
+
+    Raises:
+      ConfigError: if there is no such feature, or it is a bag.
+    """
+    hotness = {feature.name: feature.hotness for feature in setup.features}
+    if hotness.get(group_by) != 1:
+        singles = [name for name, most in hotness.items() if most == 1]
+        raise ConfigError(
+            f"--group-by {group_by}: must be a feature of one id a sample; "
+            + nearest(group_by, singles)
+        )
+    batches = setup.dataset.test_batches(setup.plan.batch_size)
+    scored = [
+        (batch.ids[group_by][:, 0], batch.labels, np.asarray(logits))
+        for batch, logits in trainer.predict(batches, setup.checker())
+    ]
+    groups, labels, logits = map(np.concatenate, zip(*scored, strict=True))
+    tasks = tasks_of(setup.config.model)
+    if not tasks:
+        return _ranking(rank(groups, labels, logits, k), k)
+    return {
+        f"{name}/{task}": value
+        for i, task in enumerate(tasks)
+        for name, value in _ranking(
+            rank(groups, labels[:, i], logits[:, i], k), k
+        ).items()
+    }
+
+
+def _ranking(found: Ranking, k: int) -> dict[str, float | None]:
+    names = ("ndcg", "recall", "mrr")
+    values = {f"test_{name}@{k}": getattr(found, name) for name in names}
+    return {"test_gauc": found.gauc, **values}
+
+
+def on_test_set(
+    setup: Experiment,
+    trainer: Trainer,
+    during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+) -> dict[str, Any]:
+    """Returns the test metrics, and the best ones that any model could reach."""
+    batches = during(setup.dataset.test_batches(setup.plan.batch_size))
+    record = on_split(setup, trainer, "test", batches)
+    bayes_auc = setup.dataset.bayes_auc()
+    return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
+
+
+def held_out(setup: Experiment) -> tuple[str, Iterator[Batch]]:
+    """Returns name and batches of the set that is evaluated during training: the
+    validation set, or the test set if there is none."""
+    size = setup.plan.batch_size
+    if (batches := setup.dataset.validation_batches(size)) is not None:
+        return "validation", batches
+    return "test", setup.dataset.test_batches(size)
+
+
+def on_split(
+    setup: Experiment, trainer: Trainer, split: str, batches: Iterator[Batch]
+) -> dict[str, Any]:
+    """Returns metrics over a whole split, whose name is part of their names."""
+    check = setup.checker()
+    metrics = dataclasses.asdict(trainer.evaluate(batches, check))
+    tasks = zip(tasks_of(setup.config.model), metrics.pop("tasks"), strict=True)
+    record = {f"{split}_{name}": value for name, value in metrics.items()}
+    for task, found in tasks:
+        names = [name for name in metrics if name != "samples"]
+        record |= {f"{split}_{name}/{task}": found[name] for name in names}
+    return record | counts(f"{split}_bad_ids", check.bad_ids)
+
+
+def counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:
+    return {f"{prefix}/{name}": n for name, n in bad_ids.items() if n}

@@ -1,0 +1,333 @@
+"""Makes the objects of a run from its config."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from embark_kernels import availability
+from flax import nnx
+
+from embark_jax import models
+from embark_jax._base.config import ConfigError, config_error_at
+from embark_jax.config import (
+    CODE,
+    AnyModelConfig,
+    ExperimentConfig,
+    PreparedConfig,
+    SyntheticConfig,
+    source_file,
+)
+from embark_jax.data import (
+    WINDOW_BATCHES,
+    BatchChecker,
+    Dataset,
+    PreparedData,
+    scale_warnings,
+)
+from embark_jax.data.prepare import raw_rows
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run.dataset import (
+    batch_checker,
+    check_batch_memory,
+    check_batch_size,
+    hot_rows,
+    in_training_order,
+    read_dataset,
+)
+from embark_jax.run.planning import describe_absent, make_plan, read_plan, wire
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+from embark_jax.train.losses import build_loss
+from embark_jax.train.optimizers import build_optimizers
+from embark_jax.train.trainer import Trainer
+
+DEFAULT_STEPS = 1000
+SCALE_SAMPLES = 4096
+"""Number of training samples in which the scale of dense columns is checked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The experiment that a config describes, before any device is used.
+
+    Attributes:
+      config: the config.
+      dataset: dataset with its samples.
+      tables, features: tables and features of the model.
+      plan: plan of the tables.
+    """
+
+    config: ExperimentConfig
+    dataset: Dataset
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    plan: Plan
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the whole run."""
+        options = self.config.train
+        if options.epochs is None:
+            return options.steps or DEFAULT_STEPS
+        samples = int(options.epochs * self.dataset.train_samples)
+        return max(1, samples // options.batch_size)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Values on which a checkpoint must agree to belong to this experiment.
+
+        Plan and mesh are left out: they may change. The seed is included: the order of
+        the data is a function of it. So is the seed of synthetic data.
+        """
+        config = self.config
+        seeds = {"seed": config.seed}
+        if isinstance(config.data, SyntheticConfig):
+            seeds["data_seed"] = config.data.seed
+        return {
+            **seeds,
+            "tables": {t.name: t.shape for t in self.tables},
+            "features": {
+                f.name: {
+                    "table": f.table,
+                    "hotness": f.hotness,
+                    "pooling": f.pooling,
+                    "weighted": f.weighted,
+                }
+                for f in self.features
+            },
+            "dense_features": self.dataset.dense_features,
+            "model": _saved_model(config.model),
+            "embedding_optimizer": config.embedding.optimizer.kind,
+            **_other_kinds(config),
+            "dense_optimizer": config.dense_optimizer.kind,
+        }
+
+    @property
+    def data_order(self) -> dict[str, Any]:
+        """Values on which a resumed run must agree, too, so that steps mean the same
+        data."""
+        left_out = {"path"}
+        if isinstance(self.config.data, PreparedConfig):
+            left_out.add("dense_features")  # the files say it
+        data = self.config.data.model_dump(mode="json", exclude=left_out)
+        if not data.get("labels"):  # as before there was such a key
+            data.pop("labels", None)
+        if isinstance(self.dataset, PreparedData):
+            data["files"] = self.dataset.manifest.digest()
+        train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
+        if self.config.train.hot_batches:
+            train["hot_rows"] = hot_rows(self.plan)
+            train["window_batches"] = WINDOW_BATCHES
+        return {"data": data, "train": train}
+
+    @property
+    def training_data(self) -> Dataset:
+        """Returns the dataset, with its training samples in the configured order."""
+        return in_training_order(self.dataset, self.config, self.plan)
+
+    @property
+    def missing_dense(self) -> Mapping[str, int]:
+        """Numbers of values of dense columns that the data lack, and that are 0
+        instead."""
+        if isinstance(self.dataset, PreparedData):
+            return self.dataset.manifest.missing_dense
+        return {}
+
+    def save_sources(self, workdir: Path) -> None:
+        """Saves the code that the config names and, if the data were a user's own
+        files, the encoding that makes samples of raw rows."""
+        kinds = self.config.model.kind, self.config.data.kind, self.config.train.loss
+        named = [kind for kind in kinds if kind and ":" in kind]
+        for file in filter(None, map(source_file, named)):
+            (workdir / CODE).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, workdir / CODE / file.name)
+        if isinstance(self.dataset, PreparedData) and self.dataset.manifest.columns:
+            prepared, out = self.dataset.folder, workdir / raw_rows.FOLDER
+            raw_rows.save_encoding(prepared, self.dataset.manifest, out)
+
+    def scale_warnings(self) -> list[str]:
+        """Lists problems of the scale of dense columns in the first samples."""
+        dataset = self.dataset
+        batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
+        names = [f"dense[{i}]" for i in range(dataset.dense_features)]
+        if isinstance(dataset, PreparedData):
+            names = list(dataset.manifest.dense)
+        return scale_warnings(batch.dense, names)
+
+    def checker(self) -> BatchChecker:
+        """Returns the checker of the dataset's batches against the tables."""
+        return batch_checker(self.config, self.dataset, self.tables, self.features)
+
+    def trainer(self) -> Trainer:
+        """Returns the model with its initial state on the devices of the plan's mesh.
+
+        Raises:
+          ConfigError: if a batch is larger than the memory of this host, there are too
+            few devices, the kernels cannot run on them, or the model does not suit the
+            embeddings.
+        """
+        config = self.config
+        samples = config.train.batch_size // jax.process_count()
+        if config.train.hot_batches:
+            samples = config.train.batch_size * WINDOW_BATCHES
+        check_batch_memory(samples, self.dataset.dense_features, self.features)
+        with config_error_at("mesh"):
+            mesh = self.plan.make_mesh()
+        with config_error_at("embedding.kernels"):
+            embeddings = EmbeddingCollection(
+                self.plan,
+                mesh,
+                wire=wire(config),
+                # XLA has this collective on GPUs only.
+                ragged=config.embedding.ragged and jax.default_backend() == "gpu",
+                implementation=_implementation(config),
+            )
+        with config_error_at("model"):
+            model = models.build(
+                config.model,
+                embeddings.output_shapes,
+                self.dataset.dense_features,
+                nnx.Rngs(config.seed),
+            )
+        dense_optimizer, embedding_optimizer = build_optimizers(config, self.steps)
+        return Trainer(
+            model,
+            embeddings,
+            dense_optimizer=dense_optimizer,
+            embedding_optimizer=embedding_optimizer,
+            micro_batches=config.train.micro_batches,
+            dense=config.train.dense,
+            overlap=config.train.overlap,
+            loss=build_loss(config),
+            seed=config.seed,
+            on_bad_id=config.embedding.on_bad_id,
+            scratch=config.embedding.scratch,
+        )
+
+
+def _other_kinds(config: ExperimentConfig) -> dict[str, Any]:
+    """Returns the optimizers of the tables that have another kind than most."""
+    embedding = config.embedding
+    kinds = {name: embedding.optimizer_of(name).kind for name in embedding.tables}
+    others = {n: k for n, k in kinds.items() if k != embedding.optimizer.kind}
+    return {"table_optimizers": others} if others else {}
+
+
+def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
+    """Returns the part of a model's config that its variables depend on."""
+    described = config.model_dump(mode="json", exclude={"compute_dtype"})
+    # Nothing is saved for models without these keys, as before there were such keys.
+    return {
+        key: value
+        for key, value in described.items()
+        if value or key not in ("dropout", "batch_norm")
+    }
+
+
+def make_host_devices(config: ExperimentConfig) -> None:
+    """Makes as many CPU devices as the config's mesh has. Other platforms stay as they
+    are, and so does a process that has used JAX already."""
+    if config.mesh.devices > 1:
+        with contextlib.suppress(RuntimeError):  # JAX was used already
+            jax.config.update("jax_num_cpu_devices", config.mesh.devices)
+
+
+def build(
+    config: ExperimentConfig,
+    plan_file: Path | None = None,
+    statistics: Statistics = NO_STATISTICS,
+) -> Experiment:
+    """Reads the dataset, merges its tables with the config's, and plans.
+
+    Args:
+      config: experiment config.
+      plan_file: plan in JSON that is used as it is, whatever placements and capacity
+        slack the config has; None makes a plan.
+      statistics: statistics of a sample of the data, for the planner.
+
+    Raises:
+      ConfigError: if the config does not fit the dataset, its plan is impossible, or
+        the given plan is damaged or made for something else.
+      DataError: if the dataset is missing or damaged.
+    """
+    dataset, tables, features = read_dataset(config)
+    check_batch_size(config, dataset)
+    for key in ("early_stopping", "plateau"):
+        if getattr(config.train, key) and dataset.validation_batches(1) is None:
+            raise ConfigError(
+                f"train.{key}: the data have no validation set; prepare them with one, "
+                "or leave it out"
+            )
+    if plan_file is None:
+        planned = make_plan(
+            config, dataset.dense_features, tables, features, statistics
+        )
+    else:
+        planned = read_plan(plan_file, config, tables, features)
+    in_training_order(dataset, config, planned)  # raises now, not when training begins
+    return Experiment(config, dataset, tables, features, planned)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedModel:
+    """The plan of a config's tables, which may be for data that are not there.
+
+    Attributes:
+      tables, features: tables and features of the model.
+      dense_features: columns of numbers in each sample.
+      plan: plan of the tables.
+      without_data: whether the data are not on this machine, so that only the config
+        says what they are like.
+    """
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    dense_features: int
+    plan: Plan
+    without_data: bool
+
+
+def plan_model(
+    config: ExperimentConfig, statistics: Statistics = NO_STATISTICS
+) -> PlannedModel:
+    """Plans like ``build``, but does without data that are not there where the config
+    says enough of them.
+
+    Raises:
+      ConfigError: if the config says too little, does not fit the dataset, or its plan
+        is impossible.
+      DataError: if the dataset is damaged.
+    """
+    if (absent := describe_absent(config)) is None:
+        setup = build(config, statistics=statistics)
+        return PlannedModel(
+            setup.tables,
+            setup.features,
+            setup.dataset.dense_features,
+            setup.plan,
+            without_data=False,
+        )
+    description, tables, features = absent
+    planned = make_plan(
+        config, description.dense_features, tables, features, statistics
+    )
+    return PlannedModel(
+        tables, features, description.dense_features, planned, without_data=True
+    )
+
+
+def _implementation(config: ExperimentConfig) -> str | None:
+    """Returns the implementation of kernels, as a collection takes it."""
+    kernels = config.embedding.kernels
+    if kernels == "auto":
+        return None
+    if reason := availability()[kernels]:
+        raise ValueError(f"{kernels} {reason}; choose auto or xla")
+    return kernels

@@ -1,0 +1,203 @@
+"""The metrics of a run on disk: JSON lines, and the same as TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.typing import ArrayLike
+from tensorboardX import SummaryWriter
+
+from embark_jax._base.errors import UserError
+from embark_jax.run.trackers import Tracker
+
+FILE_NAME = "metrics.jsonl"
+DAMAGED = "metrics.damaged"
+"""File that gets the lines that make no sense."""
+
+
+class LogError(UserError, ValueError):
+    """A log that is missing or damaged."""
+
+
+class MetricsLog:
+    """Appends to ``metrics.jsonl`` and to the TensorBoard events of a run.
+
+    Each line is one JSON object with ``step`` first, and outlives the process once
+    ``write`` has returned; events follow within seconds. JSON has no number for NaN and
+    the infinities: they are written as the strings "nan", "inf" and "-inf", which
+    Python's ``float`` reads.
+
+    A run that resumes at step S repeats all later steps, and ends anew. So lines beyond
+    S or with ``"final": true`` are dropped, atomically, with a last line that a killed
+    process left unfinished; in TensorBoard events beyond S are hidden. Other lines that
+    are no object with a step are moved to ``metrics.damaged``.
+
+    Args:
+      workdir: folder of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
+      resume_at: step from which training continues; 0 begins anew.
+      writes: False leaves no trace: in a run of several processes only one writes.
+      trackers: services that get all numbers, too; they are closed with the log.
+
+    Attributes:
+      set_aside: message with the number of lines that were moved; None if none were.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        resume_at: int = 0,
+        writes: bool = True,
+        trackers: Sequence[Tracker] = (),
+    ):
+        workdir = Path(workdir)
+        self._trackers = trackers
+        path = workdir / FILE_NAME if writes else Path(os.devnull)
+        self.set_aside: str | None = None
+        if writes:
+            workdir.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                self.set_aside = _keep_until(path, resume_at)
+        self._file = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(
+            str(workdir / "tensorboard"),
+            purge_step=resume_at + 1,
+            flush_secs=10,
+            write_to_disk=writes,
+        )
+
+    def write(self, step: int, values: Mapping[str, ArrayLike | str | None]) -> None:
+        """Logs values at a step.
+
+        Args:
+          step: number of steps applied so far.
+          values: Python numbers or scalar arrays; also strings, booleans and None,
+            which go into the JSON line only.
+
+        Raises:
+          ValueError: if an array is not a scalar, or a key is "step".
+        """
+        if "step" in values:
+            raise ValueError(
+                "key 'step' is given as a value, must be the argument only"
+            )
+        plain = {key: _plain(key, value) for key, value in values.items()}
+        line = {"step": step, **{key: _json(value) for key, value in plain.items()}}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+        numbers = {
+            key: value
+            for key, value in plain.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        for key, value in numbers.items():
+            self._events.add_scalar(key, value, step)
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+
+    def close(self) -> None:
+        """Closes both files, and the trackers."""
+        self._file.close()
+        self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+def _plain(key: str, value: ArrayLike | str | None) -> bool | int | float | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    array = np.asarray(value)
+    if array.ndim:
+        raise ValueError(f"{key} has shape {array.shape}, must be a scalar")
+    return array.item()
+
+
+def _json(value: bool | int | float | str | None) -> bool | int | float | str | None:
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the lines of ``metrics.jsonl``, with NaN and the infinities as floats.
+
+    A last line that is still being written, or that a killed process left unfinished,
+    is left out.
+
+    Raises:
+      LogError: if the file is missing, or another line is damaged.
+    """
+    path = Path(workdir) / FILE_NAME
+    if not path.is_file():
+        raise LogError(f"{workdir}: holds no {FILE_NAME}, so it is no run's workdir")
+    records = []
+    for number, line, record in _records(path):
+        if record is None:
+            raise LogError(
+                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
+                "step; only the last line may be damaged. To resume the run moves it "
+                f"to {DAMAGED}"
+            )
+        finite = {key: _NOT_FINITE.get(value, value) for key, value in record.items()}
+        records.append(finite)
+    return records
+
+
+_NOT_FINITE: dict[Any, Any] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Yields each line's number, the line with its newline, and its object or None.
+
+    A last line without a newline that has no object is left out: it was cut short.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record["step"], int):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) and not line.endswith(b"\n"):
+                return
+            record = None
+        yield number, line.rstrip(b"\n") + b"\n", record
+
+
+def _keep_until(path: Path, step: int) -> str | None:
+    """Drops lines that a run resumed at ``step`` writes again, and a last line cut
+    short; moves lines that make no sense, and says so.
+
+    The old file stays whole until the new one takes its name.
+    """
+    kept, damaged = [], {}
+    for number, line, record in _records(path):
+        if record is None:
+            damaged[number] = line
+        elif record["step"] <= step and not record.get("final", False):
+            kept.append(line)
+    aside = path.with_name(DAMAGED)
+    if damaged:
+        with aside.open("ab") as file:
+            file.writelines(damaged.values())
+    new = b"".join(kept)
+    if new != path.read_bytes():
+        temporary = path.with_suffix(".jsonl.new")
+        with temporary.open("wb") as file:
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    if not damaged:
+        return None
+    numbers = ", ".join(map(str, damaged))
+    return f"{path}, line {numbers}: no JSON object with a step; moved to {aside}"

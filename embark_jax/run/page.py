@@ -1,0 +1,29 @@
+"""The page of a run, in the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from embark_jax.plans.plan import Plan
+from embark_jax.report import plan_page
+from embark_jax.report.run_page import page
+from embark_jax.run.logs import read_metrics
+
+REPORT = "report.html"
+
+
+@contextlib.contextmanager
+def reported(workdir: Path, plan: Plan) -> Iterator[None]:
+    """Writes a run's report twice: with its plan when it begins, and with its curves
+    and metrics, too, when it ends or is stopped."""
+    plans = {workdir.name: plan_page.body(plan)}
+
+    def write():
+        records = read_metrics(workdir)
+        (workdir / REPORT).write_text(page({workdir.name: records}, plans), "utf-8")
+
+    write()
+    yield
+    write()

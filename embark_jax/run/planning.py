@@ -1,0 +1,182 @@
+"""Plans the tables of a config, whether or not its data are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from embark_jax import models
+from embark_jax._base.config import ConfigError, config_error_at, read_text
+from embark_jax.config import (
+    ExperimentConfig,
+    MovieLens100KConfig,
+    PreparedConfig,
+    SyntheticConfig,
+)
+from embark_jax.data import Description, MovieLens100K, movielens_100k_folder
+from embark_jax.planner import Workload, plan_for
+from embark_jax.planner.request.dense import DenseLoad, activation_bytes
+from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement, with_small_replicated
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import (
+    FeatureSpec,
+    TableSpec,
+    embedding_shapes,
+    embedding_width,
+)
+from embark_jax.plans.traffic import VALUE_BYTES
+from embark_jax.plans.wire import Wire
+from embark_jax.run.dataset import check_tasks, declared_model, merged_model
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+from embark_jax.train.dense_optimizers import state_values
+
+
+def describe_absent(
+    config: ExperimentConfig,
+) -> tuple[Description, tuple[TableSpec, ...], tuple[FeatureSpec, ...]] | None:
+    """Returns what is known of data that are not on this machine, and the model's
+    tables and features; or None if the data are there.
+
+    Of prepared data the config itself must say it; MovieLens-100k is known.
+
+    Raises:
+      ConfigError: if the config does not say enough.
+    """
+    match config.data:
+        case PreparedConfig(path=path) if not path.exists():
+            dense_features = config.data.dense_features
+            need = f"{path} is not there; planning without the data needs it"
+            if dense_features is None:
+                raise ConfigError(
+                    f"data.dense_features: {need} (and rows and hotness under "
+                    "embedding), training needs the folder: `embark data prepare "
+                    "--out` makes one"
+                )
+            with config_error_at("embedding"):
+                tables, features = declared_model(config, need)
+            rows = {table.name: table.rows for table in tables}
+            return Description(rows, features, dense_features), tables, features
+        case MovieLens100KConfig(path=path) if not (
+            path or movielens_100k_folder()
+        ).exists():
+            description = MovieLens100K.described(config.data.earlier_items)
+            check_tasks(config, description)
+            return description, *merged_model(config, description)
+    return None
+
+
+def wire(config: ExperimentConfig) -> Wire:
+    return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
+
+
+def workload(
+    config: ExperimentConfig,
+    dense_features: int,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    statistics: Statistics = NO_STATISTICS,
+) -> Workload:
+    """Returns the workload that the config's plan is made for.
+
+    Raises:
+      ConfigError: if its model does not suit the embeddings.
+    """
+    zipf_exponent = 0.0
+    if isinstance(config.data, SyntheticConfig):
+        zipf_exponent = config.data.zipf_exponent
+    machines = fleet.load(
+        config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
+    )
+    embedding = config.embedding
+    kinds = [embedding.optimizer_of(table.name).kind for table in tables]
+    return Workload(
+        machines,
+        config.train.batch_size // config.train.micro_batches,
+        zipf_exponent,
+        config.embedding.capacity_slack,
+        max(kinds, key=STATE_VALUES.__getitem__),
+        statistics,
+        wire(config),
+        _dense_load(config, dense_features, tables, features),
+        config.train.micro_batches,
+        config.train.overlap,
+    )
+
+
+def _dense_load(
+    config: ExperimentConfig,
+    dense_features: int,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+) -> DenseLoad:
+    shapes = embedding_shapes(tables, features)
+    with config_error_at("model"):
+        model = models.footprint(config.model, shapes, dense_features)
+    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
+    return DenseLoad(
+        model.parameters,
+        state_values(config.dense_optimizer),
+        activation_bytes(model.kept_bytes, pooled_bytes),
+        config.train.dense,
+    )
+
+
+def make_plan(
+    config: ExperimentConfig,
+    dense_features: int,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    statistics: Statistics,
+) -> Plan:
+    """Plans the config's tables, with the placements that it forces.
+
+    Raises:
+      ConfigError: if no plan is possible, or the model does not suit the embeddings.
+    """
+    forced = {
+        name: ForcedPlacement(
+            each.cluster,
+            each.row_shards,
+            each.column_shards,
+            each.devices,
+            each.exchange,
+            each.hot_rows,
+        )
+        for name, each in config.embedding.tables.items()
+    }
+    if config.train.hot_batches:
+        forced = with_small_replicated(tables, forced)
+    asked = workload(config, dense_features, tables, features, statistics)
+    with config_error_at("embedding"):
+        return plan_for(asked, tables, features, forced=forced)
+
+
+def read_plan(
+    path: Path,
+    config: ExperimentConfig,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+) -> Plan:
+    """Reads the plan in a file, which must be for this model, mesh and batch."""
+    text = read_text(path)
+    with config_error_at(str(path)):
+        planned = Plan.from_json(text)
+        planned.check_serves(tables, features)
+    problems = [
+        f"{path}: plan is for {key} {planned_value}, the config says {value}"
+        for key, planned_value, value in (
+            ("mesh.nodes", planned.nodes, config.mesh.nodes),
+            ("mesh.gpus_per_node", planned.gpus_per_node, config.mesh.gpus_per_node),
+            (
+                "train.batch_size",
+                planned.batch_size * config.train.micro_batches,
+                config.train.batch_size,
+            ),
+        )
+        if planned_value != value
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return planned

@@ -1,0 +1,182 @@
+"""A trained model in a checkpoint, read piece by piece into host memory.
+
+Reading needs neither the mesh nor the plan nor the data of the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from embark_jax._base.config import ConfigError
+from embark_jax.cache.stored_rows import KEY, NO_KEY
+from embark_jax.checkpoint import CheckpointError, chosen_steps
+from embark_jax.checkpoint.checkpointer import PLAN_NAME, READING_BYTES
+from embark_jax.checkpoint.errors import ForeignCheckpointError
+from embark_jax.checkpoint.folder import CheckpointFolder
+from embark_jax.checkpoint.reading import SavedCheckpoint, pieces
+from embark_jax.config import ExperimentConfig, reading
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run.logs import LogError, read_metrics
+
+
+def read_config(workdir: Path) -> ExperimentConfig:
+    """Reads the config of a run.
+
+    Raises:
+      ConfigError: if the folder is not a run's, or holds no usable config.
+    """
+    if not workdir.is_dir():
+        raise ConfigError(f"{workdir}: is not a folder, must be the folder of a run")
+    return reading.load(workdir / "config.yaml")
+
+
+def best_step(workdir: Path) -> int | None:
+    """Returns the step that a run was tested at, if it stopped early; else None."""
+    with contextlib.suppress(LogError):
+        for record in reversed(read_metrics(workdir)):
+            if record.get("final"):
+                return record.get("best_step")
+    return None
+
+
+ROWS = "storages.{}"
+Result = TypeVar("Result")
+
+
+class SavedModel:
+    """The parameters of a checkpoint, without their optimizers' state.
+
+    Args:
+      folder: a run's ``checkpoints``.
+      step: step of the checkpoint; None takes the newest.
+
+    Attributes:
+      step: step of the checkpoint.
+      tables, features: tables and features of the model.
+      seed: seed of the initial tables.
+      dense_features: number of columns of its dense input.
+
+    Raises:
+      CheckpointError: if there is none, or it is damaged.
+    """
+
+    def __init__(self, folder: Path, step: int | None = None):
+        folder = Path(folder).absolute()
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder")
+        (self.step, *_) = chosen_steps(folder, CheckpointFolder(folder).steps(), step)
+        self._folder = folder / str(self.step)
+        try:
+            self._saved = SavedCheckpoint(self._folder, READING_BYTES)
+        except ForeignCheckpointError as error:
+            raise ForeignCheckpointError(f"{self._folder}: {error}") from None
+        except CheckpointError as error:
+            raise self._damaged(error) from None
+        identity = self._saved.manifest.identity
+        shapes = identity["tables"]
+        dynamic = any(shape["rows"] is None for shape in shapes.values())
+        planned = self._planned_tables() if dynamic else {}
+        self.tables = tuple(
+            planned[name] if shape["rows"] is None else TableSpec(name, **shape)
+            for name, shape in shapes.items()
+        )
+        self.seed: int = identity["seed"]
+        self.features = tuple(
+            FeatureSpec(name, **fields) for name, fields in identity["features"].items()
+        )
+        self.dense_features: int = identity["dense_features"]
+
+    def __enter__(self) -> SavedModel:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._saved.close()
+
+    def dense(self) -> dict[str, np.ndarray]:
+        """Returns parameters and running statistics of the dense model by dotted path,
+        such as "top.layers.0.w"."""
+        names = {
+            name.partition(".")[2]: name
+            for name in self._saved.manifest.arrays
+            if name.startswith(("params.", "model_state."))
+        }
+        try:
+            arrays = {path: self._saved.array(name) for path, name in names.items()}
+        except CheckpointError as error:
+            raise self._damaged(error) from None
+        # Leaves out keys and counts of random streams, which training alone uses.
+        return {path: each for path, each in arrays.items() if each.dtype.kind == "f"}
+
+    def table(self, table: TableSpec) -> np.ndarray:
+        """Returns ``[rows, dim]`` float32 of one table; nothing else is read. Of a
+        dynamic table these are the rows of ``keys``, in their order."""
+        rows = np.empty((self.count(table), table.dim), np.float32)
+        self._read(table, ROWS, rows)
+        return rows
+
+    def count(self, table: TableSpec) -> int:
+        """Returns the number of rows of a table."""
+        return len(self.keys(table)) if table.is_dynamic else table.rows
+
+    def rows(self, table: TableSpec, piece: range) -> np.ndarray:
+        """Returns ``[n, dim]`` float32, some of the rows of ``table``.
+
+        Raises:
+          CheckpointError: if they are damaged.
+        """
+        rows = np.empty((len(piece), table.dim), np.float32)
+        self._read_piece(table, ROWS, piece, rows)
+        return rows
+
+    def each_piece(
+        self, table: TableSpec, function: Callable[[range], Result]
+    ) -> Iterator[Result]:
+        """Yields a function's results, which threads compute, for ranges that together
+        are all rows of a table, in order."""
+        all_rows = pieces(range(self.count(table)), 4 * table.dim)
+        return self._saved.in_threads(function, all_rows)
+
+    def keys(self, table: TableSpec) -> np.ndarray:
+        """Returns the ``[rows]`` int64 keys of a dynamic table, by number."""
+        room = self._saved.manifest.table_rows[table.name]
+        keys = np.empty((room, 1), np.int64)
+        self._read(table, f"embedding_state.{{}}.{KEY}", keys)
+        return keys[: np.count_nonzero(keys != NO_KEY), 0]
+
+    def _read(self, table: TableSpec, array: str, rows: np.ndarray) -> None:
+        """Reads the first rows of a table in an array of each of its storages."""
+
+        def read(piece: range) -> None:
+            self._read_piece(table, array, piece, rows[piece.start : piece.stop])
+
+        all_rows = pieces(range(len(rows)), rows.itemsize * rows.shape[1])
+        for _ in self._saved.in_threads(read, all_rows):
+            pass
+
+    def _read_piece(
+        self, table: TableSpec, array: str, piece: range, into: np.ndarray
+    ) -> None:
+        try:
+            for each in self._saved.manifest.tables[table.name]:
+                self._saved.table_rows(each, array.format(each.storage), piece, into)
+        except CheckpointError as error:
+            raise self._damaged(error) from None
+
+    def _planned_tables(self) -> dict[str, TableSpec]:
+        """Returns the tables by name, as the plan beside the checkpoint has them."""
+        try:
+            plan = Plan.from_json((self._folder / PLAN_NAME).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self._folder / PLAN_NAME}: {error}") from None
+        return {table.name: table for table in plan.tables}
+
+    def _damaged(self, error: CheckpointError) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder}: is damaged, delete it to use an older one ({error})"
+        )

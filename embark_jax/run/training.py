@@ -1,0 +1,320 @@
+"""One training run, from config to last step: this file shows all of it.
+
+Between two *stops* (an evaluation, a checkpoint, the end) the loop only applies batches
+and logs; at a stop all steps have landed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+from embark_kernels import availability, why_plain_xla
+from rich.console import Console
+
+from embark_jax.cache.row_store import StoreError
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import ExperimentConfig, tasks_of
+from embark_jax.data import BatchChecker, DataError
+from embark_jax.launch.processes import of_process_0, total
+from embark_jax.launch.stopping import Stop, StoppedError, stopping
+from embark_jax.plans.plan import Plan
+from embark_jax.report.display import (
+    say,
+    say_at_end,
+    show_result,
+    split_text,
+    step_text,
+)
+from embark_jax.report.progress import step_progress
+from embark_jax.report.summary import overview
+from embark_jax.run import experiment, history
+from embark_jax.run.early_stopping import EarlyStopping, Plateau
+from embark_jax.run.evaluation import counts, held_out, on_split, on_test_set
+from embark_jax.run.experiment import Experiment
+from embark_jax.run.logs import MetricsLog, read_metrics
+from embark_jax.run.page import REPORT, reported
+from embark_jax.run.trackers import open_tracker
+from embark_jax.run.window import Window
+from embark_jax.train.optimizers import build_optimizers
+from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.trainer import Trainer
+
+
+def train(
+    config: ExperimentConfig,
+    workdir: Path,
+    resume: bool,
+    console: Console,
+    plan_file: Path | None = None,
+) -> dict[str, Any] | None:
+    """Trains, evaluates on the test set, and leaves everything in ``workdir``.
+
+    SIGTERM and Ctrl-C end it early, with a checkpoint to resume from.
+
+    Args:
+      config: experiment config.
+      workdir: folder that gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
+        ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
+        ``checkpoints/``.
+      resume: whether to continue from the newest checkpoint there, if there is one.
+      console: console that shows an overview of the plan, progress and results.
+      plan_file: plan in JSON to train with; None makes a plan.
+
+    Returns:
+      The last record of ``metrics.jsonl``: the test metrics. None if it was asked to
+      end, even as late as when it finished: whoever has more to train ends, too.
+
+    Raises:
+      FileExistsError: if ``workdir`` already holds a run and ``resume`` is false.
+      OSError: if it cannot be written to.
+      ConfigError, DataError, CheckpointError: if config, plan, data or the run to be
+        resumed do not fit together; that run is then as it was.
+      NonFiniteLossError: if a loss is not finite.
+    """
+    try:
+        return _run(config, workdir, resume, console, plan_file)
+    except KeyboardInterrupt:  # outside training, where ``stopping`` holds it back
+        say(console, "no step was under way: nothing is lost")
+        raise
+
+
+def _run(
+    config: ExperimentConfig,
+    workdir: Path,
+    resume: bool,
+    console: Console,
+    plan_file: Path | None,
+) -> dict[str, Any] | None:
+    experiment.make_host_devices(config)
+    main = jax.process_index() == 0  # process 0 alone writes what one process can
+    if main:
+        _check_writable(workdir)
+        if not resume:
+            _check_unused(workdir)
+    setup = experiment.build(config, plan_file)
+    if jax.process_count() > 1:  # hosts may differ, and their plans with them
+        plan = Plan.from_json(of_process_0(setup.plan.to_json()))
+        setup = dataclasses.replace(setup, plan=plan)
+    console.print(overview(setup.plan), markup=False, highlight=False)
+    if main:
+        for warning in setup.scale_warnings():
+            say(console, f"warning: {warning}")
+        if reason := unused_kernels(config):
+            say(console, f"lookups and updates run in plain XLA: {reason}")
+
+    trainer = setup.trainer()
+    check = trainer.check
+    with Checkpointer(
+        workdir / "checkpoints",
+        setup.identity | setup.data_order,
+        config.train.keep_checkpoints,
+        config.train.checkpoint_memory,
+        functools.partial(say, console),
+    ) as checkpoints:
+        if resume:
+            _resume(setup, workdir, trainer, check, checkpoints, console)
+        if main:
+            history.record(workdir, config, trainer.step)
+            setup.save_sources(workdir)
+            (workdir / "plan.json").write_text(setup.plan.to_json())
+            say(console, f"the plan with reasons, later curves: {workdir / REPORT}")
+        settings = config.model_dump(mode="json")
+        trackers = [
+            open_tracker(service, workdir, settings)
+            for service in config.train.trackers
+            if main
+        ]
+        with (
+            MetricsLog(workdir, trainer.step, main, trackers) as log,
+            reported(workdir, setup.plan) if main else contextlib.nullcontext(),
+            stopping(functools.partial(say_at_end, console)) as stop,
+        ):
+            if log.set_aside:
+                say(console, f"warning: {log.set_aside}")
+            past = read_metrics(workdir) if main else []
+            past = of_process_0(past)
+            early = EarlyStopping(config.train.early_stopping, past)
+            plateau = Plateau(config.train.plateau, past)
+            if plateau.factor < 1:
+                _lower_rates(setup, trainer, plateau)
+            followers = early, plateau
+            checkpoints.best_step = early.best_step
+            try:
+                _train(
+                    setup, trainer, check, checkpoints, log, console, stop, followers
+                )
+                last = trainer.step
+                if early.ended:
+                    say(console, f"{early}: training ends at step {last:,}")
+                if early.best_step not in (None, last):
+                    trainer.load(checkpoints, early.best_step)
+                record = {"final": True, **on_test_set(setup, trainer, stop.during)}
+            except StoppedError:
+                where = workdir / "checkpoints" / str(checkpoints.steps[-1])
+                say(
+                    console,
+                    f"stopped at step {trainer.step:,} of {setup.steps:,}, "
+                    f"with a checkpoint to --resume from: {where}",
+                )
+                return None
+            except NonFiniteLossError as error:
+                written = checkpoints.steps[-1:]
+                where = workdir / "checkpoints" / str(*written) if written else "none"
+                raise NonFiniteLossError(
+                    f"{error}\nnewest checkpoint (not verified): {where}"
+                ) from None
+            record["recompilations"] = trainer.recompilations
+            record |= counts("bad_ids", total(check.bad_ids))
+            record |= counts("missing_dense", setup.missing_dense)
+            if early.best_step is not None:
+                record["best_step"] = early.best_step
+            log.write(last, record)
+    show_result(record, console)
+    return None if stop.asked else record
+
+
+def _check_writable(workdir: Path) -> None:
+    """Tries to write there before the work begins; creates nothing that stays."""
+    place = workdir.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise type(error)(
+            f"{workdir}: nothing can be written to {place} ({error.strerror}); choose "
+            "another --workdir"
+        ) from None
+
+
+def _check_unused(workdir: Path) -> None:
+    for name in ("config.yaml", "plan.json", "metrics.jsonl", "checkpoints"):
+        if (workdir / name).exists():
+            raise FileExistsError(
+                f"{workdir} already holds a run ({name}): pass --resume to continue "
+                "it, or another --workdir"
+            )
+
+
+def _resume(
+    setup: Experiment,
+    workdir: Path,
+    trainer: Trainer,
+    check: BatchChecker,
+    checkpoints: Checkpointer,
+    console: Console,
+) -> None:
+    """Loads the newest good checkpoint, if there is one, and says what is new."""
+    main, changed = jax.process_index() == 0, []
+    if of_process_0(checkpoints.steps):
+        if main:
+            changed = history.changes(workdir, setup.config)
+        bad_ids = trainer.load(checkpoints)
+        if main:  # process 0 counts for all
+            check.bad_ids = bad_ids
+    say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")
+    for change in changed:
+        say(console, f"  {change}")
+
+
+def _train(
+    setup: Experiment,
+    trainer: Trainer,
+    check: BatchChecker,
+    checkpoints: Checkpointer,
+    log: MetricsLog,
+    console: Console,
+    stop: Stop,
+    followers: tuple[EarlyStopping, Plateau],
+) -> None:
+    """Trains to the last step and saves a checkpoint there; or raises ``StoppedError``
+    and saves one where it stopped."""
+    options = setup.config.train
+    window = Window(tasks_of(setup.config.model), options.hot_batches)
+    early, plateau = followers
+    with step_progress(console=console) as progress:
+        task = progress.add_task(
+            "train", total=setup.steps, completed=trainer.step, shown="compiling"
+        )
+
+        def report():
+            record = window.close()
+            if trainer.cached is not None:
+                record |= trainer.cached.figures()
+            log.write(trainer.step, record)
+            progress.update(task, completed=trainer.step, shown=step_text(record))
+            if not console.is_terminal:
+                say(console, f"step {trainer.step:,}: {step_text(record)}")
+
+        def save():
+            bad_ids = total(check.bad_ids)
+            state = trainer.whole_state()
+            checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
+
+        while trainer.step < setup.steps and not early.ended:
+            goal = _next_stop(setup, trainer.step)
+            try:
+                for result in trainer.iterate(setup.training_data, goal, stop.before):
+                    window.add(result)
+                    if result.step % options.log_every == 0 or result.step == goal:
+                        report()
+            except (DataError, StoreError):
+                # Of several processes, this one alone may know of the error.
+                alone = jax.process_count() == 1
+                if alone and trainer.step not in (0, *checkpoints.steps):
+                    save()
+                    say(console, f"a checkpoint holds all {trainer.step:,} good steps")
+                raise
+            if trainer.step < goal:
+                if not window.empty:
+                    report()
+                if trainer.step not in checkpoints.steps:
+                    save()
+                raise StoppedError
+            try:
+                if options.eval_every and goal % options.eval_every == 0:
+                    split, batches = held_out(setup)
+                    record = on_split(setup, trainer, split, stop.during(batches))
+                    log.write(goal, record)
+                    early.add(goal, record)
+                    if plateau.add(goal, record):
+                        _lower_rates(setup, trainer, plateau)
+                        rates = f"{plateau.factor:.3g} of what they were"
+                        say(progress.console, f"step {goal:,}: learning rates: {rates}")
+                    checkpoints.best_step = early.best_step
+                    shown = split_text(record, split)
+                    say(progress.console, f"step {goal:,}: {shown}")
+            except StoppedError:
+                save()
+                raise
+            due = options.checkpoint_every and goal % options.checkpoint_every == 0
+            ends = early.ended or goal == setup.steps
+            if due or ends or goal == early.best_step:
+                save()
+            window.stop()
+
+
+def unused_kernels(config: ExperimentConfig) -> str:
+    """Returns why GPU kernels that can run here are not used; "" if they are, cannot
+    run, or the config names an implementation."""
+    if config.embedding.kernels != "auto" or availability()["mosaic_gpu"]:
+        return ""
+    return why_plain_xla()
+
+
+def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
+    factor = plateau.factor
+    trainer.use_optimizers(*build_optimizers(setup.config, setup.steps, factor))
+
+
+def _next_stop(setup: Experiment, step: int) -> int:
+    """Returns the next step after ``step`` at which all steps must have landed."""
+    options = setup.config.train
+    intervals = filter(None, (options.eval_every, options.checkpoint_every))
+    return min([setup.steps, *((step // every + 1) * every for every in intervals)])
