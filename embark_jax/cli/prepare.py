@@ -307,7 +307,7 @@ def synth(
     made_from = {
         "tables": [[table.name, table.rows] for table in tables],
         "features": [dataclasses.asdict(feature) for feature in features],
-        "dense_features": max(1, dense),
+        "dense_features": dense,
         "zipf_exponent": exponent,
         "train_samples": rows,
         "test_samples": test_rows or max(1, rows // 10),

@@ -116,11 +116,12 @@ def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
     from embark_jax.run import planning
 
     dense_features = model.dense_features
+    width = embedding_width(model.tables, model.features)
     layers = config.model
     match layers:
         case DLRMDCNv2Config():
             network = simulator.dlrm_dcnv2(
-                embedding_width(model.tables, model.features),
+                width,
                 dense_features,
                 layers.bottom,
                 layers.top,
@@ -129,7 +130,7 @@ def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
             )
         case DLRMConfig():
             network = simulator.dlrm(
-                len(model.features), dense_features, layers.bottom, layers.top
+                len(model.features), width, dense_features, layers.bottom, layers.top
             )
         case _:
             raise ConfigError(

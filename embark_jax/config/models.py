@@ -35,7 +35,7 @@ class DLRMDCNv2Config(BaseModelConfig):
 
     kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
-    """Widths of the MLP that reads the dense features."""
+    """Widths of the MLP that reads the dense features; data without them have none."""
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the MLP behind the cross layers; the last is 1, the logit."""
     cross_layers: NonNegativeInt = 3
@@ -49,7 +49,8 @@ class DLRMConfig(BaseModelConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
-    """Widths of the MLP that reads the dense features; the last is the tables' dim."""
+    """Widths of the MLP that reads the dense features; the last is the tables' dim.
+    Data without dense features have none."""
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the MLP behind the dot products; the last is 1, the logit."""
 
@@ -90,7 +91,7 @@ class TBSMConfig(BaseModelConfig):
     history: Annotated[Mapping[str, str], Field(min_length=1)]
     """Feature whose past values each sequence feature (pooling none) holds."""
     bottom: tuple[PositiveInt, ...] = (16,)
-    """Widths of the MLP that reads the dense features."""
+    """Widths of the MLP that reads the dense features; data without them have none."""
     event: tuple[PositiveInt, ...] = (15, 15)
     """Widths of the MLP that reads each event of a sequence."""
     attention: tuple[PositiveInt, ...] = (15, 15)

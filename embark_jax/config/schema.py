@@ -47,8 +47,8 @@ class SyntheticConfig(Config):
     come from ``embedding``."""
 
     kind: Literal["synthetic"] = "synthetic"
-    dense_features: PositiveInt = 13
-    """Columns of numbers in each sample."""
+    dense_features: NonNegativeInt = 13
+    """Columns of numbers in each sample; may be 0."""
     zipf_exponent: NonNegativeFloat = 1.05
     """Exponent of the power law of ids; 0 draws all rows equally often."""
     train_samples: PositiveInt = 1_000_000

@@ -83,7 +83,7 @@ class SyntheticClicks:
     Args:
       tables: the tables, whose ``rows`` bound the ids.
       features: the features to generate.
-      dense_features: number of dense features, at least 1.
+      dense_features: number of dense features; may be 0.
       zipf_exponent: Zipf exponent of the ids of all tables; 0 is uniform. Real data
         have 1.05 to 1.2.
       train_samples: number of samples of an epoch.
@@ -107,7 +107,7 @@ class SyntheticClicks:
     ):
         check_model(tables, features)
         for name, value, least in (
-            ("dense_features", dense_features, 1),
+            ("dense_features", dense_features, 0),
             ("zipf_exponent", zipf_exponent, 0),
             ("train_samples", train_samples, 1),
             ("test_samples", test_samples, 1),
@@ -235,7 +235,7 @@ class SyntheticClicks:
         # A table of one row has a constant term, whose rounding must not be scaled up.
         scales /= np.maximum(terms.std(axis=0), 1e-3)
         logits = terms @ scales
-        self._teacher_weights = scales * (_LOGIT_STD / logits.std())
+        self._teacher_weights = scales * (_LOGIT_STD / max(logits.std(), 1e-3))
         self._teacher_bias = _LOGIT_MEAN - (terms @ self._teacher_weights).mean()
 
     def _teacher_terms(

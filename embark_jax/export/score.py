@@ -155,7 +155,8 @@ def side_by_side(*arrays) -> np.ndarray:
 def dlrm(params, config, dense, embeddings) -> np.ndarray:
     """The bottom MLP's output and the dot products of all pairs, into the top MLP."""
     bottom = mlp(params, "bottom", dense, last_relu=True)
-    vectors = np.stack([bottom, *embeddings.values()], axis=1)
+    vectors = [bottom] if bottom.shape[1] else []  # none without dense features
+    vectors = np.stack([*vectors, *embeddings.values()], axis=1)
     return mlp(params, "top", side_by_side(bottom, pairs(vectors)))[:, 0]
 
 
@@ -181,6 +182,8 @@ def dcn(params, config, dense, embeddings) -> np.ndarray:
 def first_order(params, path, dense, embeddings) -> np.ndarray:
     """A linear model; an id's weight is the first column of its row."""
     of_ids = sum(each[:, 0] for each in embeddings.values())
+    if not dense.shape[1]:
+        return of_ids
     return linear(params, f"{path}.dense", dense)[:, 0] + of_ids
 
 
@@ -207,7 +210,8 @@ def tbsm(params, config, dense, embeddings) -> np.ndarray:
     past_of = {candidate: name for name, candidate in config["history"].items()}
     events = 1 + embeddings[next(iter(config["history"]))].shape[1]
     bottom = mlp(params, "bottom", dense, last_relu=True)
-    fields = [np.repeat(bottom[:, None], events, axis=1)]
+    bottoms = np.repeat(bottom[:, None], events, axis=1)
+    fields = [bottoms] if bottom.shape[1] else []  # none without dense features
     for name, candidate in embeddings.items():
         if name in config["history"]:
             continue
@@ -217,7 +221,7 @@ def tbsm(params, config, dense, embeddings) -> np.ndarray:
         else:
             fields.append(np.repeat(candidate[:, None], events, axis=1))
     stacked = np.stack(fields, axis=2)
-    inputs = side_by_side(stacked[:, :, 0], pairs(stacked))
+    inputs = side_by_side(bottoms, pairs(stacked))
     vectors = mlp(params, "event", inputs, last_relu=True)
     squared = (vectors**2).sum(axis=2, keepdims=True)
     vectors = vectors / np.sqrt(np.maximum(squared, 1e-12))

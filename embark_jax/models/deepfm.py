@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.interface import check_deep, in_order, pooled_dims
 from embark_jax.models.layers import MLP, FirstOrder
 
 _VECTOR_STD = 0.1
@@ -31,7 +31,7 @@ class DeepFM(nnx.Module):
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
         same dim for all, or dim 1 for features with only a first-order weight. Features
         are taken sorted by name.
-      dense_features: number of dense features.
+      dense_features: number of dense features; may be 0.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
       dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
@@ -39,7 +39,7 @@ class DeepFM(nnx.Module):
 
     Raises:
       ValueError: if a feature is a sequence or its dim is neither 1 nor that of the
-        other features.
+        other features, or if all dims are 1.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class DeepFM(nnx.Module):
         ]
         if unequal:
             raise ValueError("; ".join(unequal))
+        check_deep(largest - 1)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.first_order = FirstOrder(dense_features, **shared)

@@ -18,12 +18,14 @@ class DLRM(nnx.Module):
     """DLRM: features interact through the dot products of all their pairs.
 
     The top MLP reads the bottom MLP's output, then the dot products of all pairs among
-    that output and the embeddings. Paper: https://arxiv.org/abs/1906.00091.
+    that output and the embeddings. Paper: https://arxiv.org/abs/1906.00091. Without
+    dense features there is no bottom MLP, and the top MLP reads the dot products of the
+    embeddings alone.
 
     Args:
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
         same dim for all. Features are taken sorted by name.
-      dense_features: number of dense features.
+      dense_features: number of dense features; may be 0.
       bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
@@ -32,7 +34,8 @@ class DLRM(nnx.Module):
 
     Raises:
       ValueError: if a feature is a sequence or its dim differs from the last of
-        ``bottom``, or ``top`` does not end in 1.
+        ``bottom``, or without dense features from the others' dim; if there is no pair;
+        or if ``top`` does not end in 1.
     """
 
     def __init__(
@@ -49,20 +52,31 @@ class DLRM(nnx.Module):
     ):
         check_top(top)
         self.dims = pooled_dims(embedding_shapes)
-        width = (dense_features, *bottom)[-1]
+        if dense_features:
+            width, origin = (dense_features, *bottom)[-1], "the last of bottom"
+            joined = width
+        else:
+            width, origin = self.dims[0][1], f"as {self.dims[0][0]!r} has"
+            bottom, joined = (), 0
         unequal = [
-            f"feature {name!r} has dim {dim}, must be {width}, the last of bottom: the "
-            "dot interaction pairs them"
+            f"feature {name!r} has dim {dim}, must be {width}, {origin}: the dot "
+            "interaction pairs them"
             for name, dim in self.dims
             if dim != width
         ]
         if unequal:
             raise ValueError("; ".join(unequal))
+        vectors = len(self.dims) + (dense_features > 0)
+        if vectors < 2:
+            raise ValueError(
+                f"feature {self.dims[0][0]!r} is alone, and there are no dense "
+                "features: the dot interaction needs a second feature to pair it with"
+            )
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
-        pairs = len(self.dims) * (len(self.dims) + 1) // 2
-        self.top = MLP(width + pairs, top, last_relu=False, **mlp)
+        pairs = vectors * (vectors - 1) // 2
+        self.top = MLP(joined + pairs, top, last_relu=False, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(
@@ -70,8 +84,11 @@ class DLRM(nnx.Module):
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         bottom = self.bottom(dense)
-        vectors = jnp.stack([bottom, *in_order(embeddings, self.dims)], axis=1)
-        interactions = pairwise_dots(vectors.astype(self.compute_dtype))
+        vectors = in_order(embeddings, self.dims)
+        if bottom.shape[1]:
+            vectors = [bottom, *vectors]
+        stacked = jnp.stack(vectors, axis=1)
+        interactions = pairwise_dots(stacked.astype(self.compute_dtype))
         return self.top(jnp.concatenate([bottom, interactions], axis=1))[:, 0]
 
 

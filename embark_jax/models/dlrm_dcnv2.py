@@ -18,14 +18,15 @@ class DLRMDCNv2(nnx.Module):
 
     The dense features go through the bottom MLP. Its output and all embeddings,
     concatenated, go through the cross layers, and their output through the top MLP to
-    one logit. The defaults are those of MLPerf (mlcommons/training, recommendation_v2),
-    with initializers as in torchrec's DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091
-    (DLRM), https://arxiv.org/abs/2008.13535 (DCN-V2).
+    one logit. Without dense features there is no bottom MLP. The defaults are those of
+    MLPerf (mlcommons/training, recommendation_v2), with initializers as in torchrec's
+    DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091 (DLRM),
+    https://arxiv.org/abs/2008.13535 (DCN-V2).
 
     Args:
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
-      dense_features: number of dense features.
+      dense_features: number of dense features; may be 0.
       bottom: widths of the bottom MLP, each layer with ReLU.
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
@@ -56,6 +57,7 @@ class DLRMDCNv2(nnx.Module):
         self.dims = pooled_dims(embedding_shapes)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
+        bottom = bottom if dense_features else ()
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
         width = (dense_features, *bottom)[-1] + sum(dim for _, dim in self.dims)
         self.cross = nnx.List(

@@ -46,6 +46,16 @@ def check_top(top: Sequence[int]) -> None:
         raise ValueError(f"top is {tuple(top)}, must end in 1, the logit")
 
 
+def check_deep(width: int) -> None:
+    """Raises ``ValueError`` if the deep part of a model would read nothing, since the
+    first column of each table belongs to its linear part."""
+    if not width:
+        raise ValueError(
+            "every feature has dim 1, its weight in the linear part, which leaves "
+            "nothing for the deep part; give at least one table dim 2 or more"
+        )
+
+
 def in_order(
     embeddings: Mapping[str, jax.Array], dims: tuple[tuple[str, int], ...]
 ) -> list[jax.Array]:

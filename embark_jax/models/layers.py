@@ -274,7 +274,8 @@ class FirstOrder(nnx.Module):
     """A linear model; the first columns of the embeddings are its weights of ids.
 
     Args:
-      dense_features: number of dense features, for which it has additional weights.
+      dense_features: number of dense features, for which it has additional weights and
+        a bias; without any it has no parameters.
       compute_dtype: dtype of the matrix product's operands.
       rngs: its ``params`` stream draws the weights.
     """
@@ -282,7 +283,11 @@ class FirstOrder(nnx.Module):
     def __init__(
         self, dense_features: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
     ):
-        self.dense = Linear(dense_features, 1, compute_dtype=compute_dtype, rngs=rngs)
+        self.dense = (
+            Linear(dense_features, 1, compute_dtype=compute_dtype, rngs=rngs)
+            if dense_features
+            else None
+        )
 
     def __call__(
         self, dense: jax.Array, embeddings: Sequence[jax.Array]
@@ -296,6 +301,9 @@ class FirstOrder(nnx.Module):
         Returns:
           ``[batch]`` float32, and ``[batch, dim - 1]`` for each embedding.
         """
-        weights = [embedding[:, 0] for embedding in embeddings]
-        logits = self.dense(dense)[:, 0] + sum(weights)
+        logits = jnp.zeros(dense.shape[:1])
+        for embedding in embeddings:
+            logits = logits + embedding[:, 0]
+        if self.dense is not None:
+            logits = self.dense(dense)[:, 0] + logits
         return logits, [embedding[:, 1:] for embedding in embeddings]

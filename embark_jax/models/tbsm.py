@@ -34,13 +34,14 @@ class TBSM(nnx.Module):
     (https://github.com/facebookresearch/tbsm) this is the one for Taobao, with one
     attention; the defaults are its widths. Here all events have the dense features of
     the sample. Padding of a sequence, whose rows are zeros, is no event: it adds
-    nothing to the context.
+    nothing to the context. Without dense features there is no bottom MLP, and an event
+    is the dot products of its features alone.
 
     Args:
       embedding_shapes: each feature's embedding shape per sample, with the same dim for
         all: ``(dim,)``, or ``(length, dim)`` for a sequence. Features are taken sorted
         by name.
-      dense_features: number of dense features.
+      dense_features: number of dense features; may be 0.
       history: for each sequence feature the pooled feature whose past values it holds,
         such as ``{"item_history": "item"}``. All have the same length.
       bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
@@ -52,8 +53,8 @@ class TBSM(nnx.Module):
       rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if ``history`` does not fit the features, dims or lengths differ, or
-        ``top`` does not end in 1.
+      ValueError: if ``history`` does not fit the features, dims or lengths differ,
+        there is no pair of vectors, or ``top`` does not end in 1.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TBSM(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_top(top)
+        bottom = bottom if dense_features else ()
         dim = (dense_features, *bottom)[-1]
         length = _history_length(embedding_shapes, history, dim)
         self.shapes = tuple(sorted(embedding_shapes.items()))
@@ -82,7 +84,14 @@ class TBSM(nnx.Module):
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
-        pairs = len(pooled) * (len(pooled) + 1) // 2
+        vectors = len(pooled) + (dense_features > 0)
+        if vectors < 2:
+            raise ValueError(
+                f"feature {self.fields[0][0]!r} is alone in an event, and there are no "
+                "dense features: the dot interaction needs a second feature to pair it "
+                "with"
+            )
+        pairs = vectors * (vectors - 1) // 2
         self.event = MLP(dim + pairs, event, last_relu=True, **mlp)
         width = (dim + pairs, *event)[-1]
         self.similarity = nnx.Param(xavier_normal(rngs.params(), (width, width)))
@@ -115,7 +124,8 @@ class TBSM(nnx.Module):
         ``[batch, length + 1, width]``, each of length one."""
         bottom = self.bottom(dense)
         events = self.length + 1
-        fields = [jnp.repeat(bottom[:, None], events, axis=1)]
+        width = bottom.shape[1]
+        fields = [jnp.repeat(bottom[:, None], events, axis=1)] if width else []
         for name, past in self.fields:
             candidate = embeddings[name][:, None]
             fields.append(
@@ -123,9 +133,11 @@ class TBSM(nnx.Module):
                 if past
                 else jnp.repeat(candidate, events, axis=1)
             )
-        stacked = jnp.stack(fields, axis=2).reshape(-1, len(fields), bottom.shape[1])
+        stacked = jnp.stack(fields, axis=2)
+        stacked = stacked.reshape(-1, *stacked.shape[2:])
         pairs = pairwise_dots(stacked.astype(self.compute_dtype))
-        vectors = self.event(jnp.concatenate([stacked[:, 0], pairs], axis=1))
+        bottoms = stacked[:, 0, :width]
+        vectors = self.event(jnp.concatenate([bottoms, pairs], axis=1))
         squared = jnp.sum(vectors**2, axis=1, keepdims=True)
         unit = vectors * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))
         return unit.reshape(dense.shape[0], events, -1)
@@ -146,7 +158,7 @@ def _history_length(
     Args:
       embedding_shapes: each feature's embedding shape per sample.
       history: for each sequence feature the pooled feature whose past values it holds.
-      dim: the dim that all features must have.
+      dim: the dim that all features must have; 0 takes that of the first.
 
     Raises:
       ValueError: unless each sequence feature is in ``history`` with its own pooled
@@ -157,7 +169,10 @@ def _history_length(
         raise ValueError("history names no sequence feature, must name at least one")
     candidates = list(history.values())
     length = max((shape[0] for shape in sequences.values()), default=0)
-    problems = []
+    problems, origin = [], "the last of bottom"
+    if not dim:
+        first = min(embedding_shapes)
+        dim, origin = embedding_shapes[first][-1], f"as {first!r} has"
     for name, shape in sorted(embedding_shapes.items()):
         if name in sequences and name not in history:
             problems.append(f"feature {name!r} is a sequence, must be in history")
@@ -168,8 +183,8 @@ def _history_length(
             )
         if shape[-1] != dim:
             problems.append(
-                f"feature {name!r} has dim {shape[-1]}, must be {dim}, the last of "
-                "bottom: the dot interaction pairs them"
+                f"feature {name!r} has dim {shape[-1]}, must be {dim}, {origin}: the "
+                "dot interaction pairs them"
             )
     for name, candidate in history.items():
         if name not in sequences:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.interface import check_deep, in_order, pooled_dims
 from embark_jax.models.layers import MLP, FirstOrder
 
 
@@ -25,14 +25,14 @@ class WideDeep(nnx.Module):
     Args:
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
-      dense_features: number of dense features; both parts read them.
+      dense_features: number of dense features; both parts read them. May be 0.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
       dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if a feature is a sequence.
+      ValueError: if a feature is a sequence, or there is nothing for the deep part.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class WideDeep(nnx.Module):
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.wide = FirstOrder(dense_features, **shared)
         width = dense_features + sum(dim - 1 for _, dim in self.dims)
+        check_deep(width)
         self.deep = MLP(width, (*deep, 1), last_relu=False, **mlp)
 
     def __call__(

@@ -84,8 +84,8 @@ SPECS = [
     ),
     _spec(
         "synthetic data without dense features",
-        lambda: ej.SyntheticClicks([TABLE], [FEATURE], dense_features=0),
-        "dense_features is 0, must be >= 1",
+        lambda: ej.SyntheticClicks([TABLE], [FEATURE], dense_features=-1),
+        "dense_features is -1, must be >= 0",
     ),
     _spec(
         "an unknown table list", lambda: ej.load_table_list("t18"), "did you mean t180"

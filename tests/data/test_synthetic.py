@@ -209,7 +209,7 @@ def test_degenerate_models_work():
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("dense_features", 0, "dense_features is 0, must be >= 1"),
+        ("dense_features", -1, "dense_features is -1, must be >= 0"),
         ("zipf_exponent", -0.1, "zipf_exponent is -0.1, must be >= 0"),
         ("train_samples", 0, "train_samples is 0, must be >= 1"),
         ("test_samples", -5, "test_samples is -5, must be >= 1"),
@@ -224,3 +224,13 @@ def test_bad_numbers_are_named(option, value, message):
 def test_features_must_fit_the_tables():
     with pytest.raises(ValueError, match="reads table 'nowhere'"):
         SyntheticClicks(TABLES, [*FEATURES, FeatureSpec("x", table="nowhere")])
+
+
+def test_samples_without_dense_features_are_as_learnable():
+    tables = [TableSpec("a", 50, 4), TableSpec("b", 20, 4)]
+    features = [FeatureSpec("a"), FeatureSpec("b")]
+    data = SyntheticClicks(tables, features, dense_features=0, test_samples=8192)
+    batch = data.train_batch(0, 64)
+    assert batch.dense.shape == (64, 0)
+    assert 0.2 < data.batch("train", 0, 8192).labels.mean() < 0.35
+    assert data.bayes_auc() > 0.75

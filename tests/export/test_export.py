@@ -31,6 +31,7 @@ from embark_jax.export.scoring import serialized_scoring
 from embark_jax.run import experiment
 from tests import runs
 from tests.runs import embark
+from tests.thorough import thorough
 
 CONFIG = """\
 name: exported
@@ -248,8 +249,9 @@ def test_every_model_has_a_numpy_twin():
     assert kinds == score.MODELS.keys() == {each.kind for each in MODELS}
 
 
+@pytest.mark.parametrize("dense_features", thorough([3, 0], [3]))
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
-def test_every_model_scores_alike_in_numpy_and_serialized(config):
+def test_every_model_scores_alike_in_numpy_and_serialized(config, dense_features):
     generator = np.random.default_rng(0)
     specs = [ej.TableSpec("user", 30, 4), ej.TableSpec("item", 50, 4)]
     features = [
@@ -264,14 +266,14 @@ def test_every_model_scores_alike_in_numpy_and_serialized(config):
     ids = {
         f.name: generator.integers(-1, 30, (7, f.hotness), np.int32) for f in features
     }
-    dense = generator.normal(size=(7, 3)).astype(np.float32)
+    dense = generator.normal(size=(7, dense_features)).astype(np.float32)
 
     embeddings = {
         name: value.astype(np.float32)
         for name, value in reference.lookup(tables, features, ids, {}).items()
     }
     shapes = {name: value.shape[1:] for name, value in embeddings.items()}
-    model = models.build(config, shapes, 3, nnx.Rngs(0))
+    model = models.build(config, shapes, dense_features, nnx.Rngs(0))
     model.eval()
     state = drawn(nnx.state(model, (nnx.Param, nnx.BatchStat)), 0)
     state = jax.tree.map_with_path(  # a variance is positive
@@ -289,7 +291,7 @@ def test_every_model_scores_alike_in_numpy_and_serialized(config):
     found = forward(params, *arguments)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
-    scoring = serialized_scoring(config, specs, features, dense_features=3)
+    scoring = serialized_scoring(config, specs, features, dense_features)
     found = jax_export.deserialize(bytearray(scoring)).call(
         params, tables, dense, ids, {}
     )

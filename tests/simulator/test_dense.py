@@ -28,7 +28,7 @@ def test_products_of_a_small_network():
     # 12 + 8; 4 · 36; 60 + 5.
     assert network.parameters == 20 + 144 + 65
     # Two embeddings and the bottom's output make three pairs.
-    assert dlrm(2, 3, (4, 2), (5, 1)).top == ((5, 5), (5, 1))
+    assert dlrm(2, 4, 3, (4, 2), (5, 1)).top == ((5, 5), (5, 1))
 
 
 def test_the_time_of_a_product():

@@ -138,7 +138,7 @@ def dlrm_dcnv2(
     cross_rank: int,
 ) -> DenseNetwork:
     """The network in which pooled rows and the bottom MLP's output go through cross
-    layers to the top MLP.
+    layers to the top MLP. Without dense features there is no bottom MLP.
 
     Args:
       embedding_width: values of all pooled rows of a sample.
@@ -146,6 +146,7 @@ def dlrm_dcnv2(
       bottom, top: widths of the MLPs.
       cross_layers, cross_rank: number of cross layers, and the rank of each.
     """
+    bottom = bottom if dense_features else ()
     width = embedding_width + (dense_features, *bottom)[-1]
     return DenseNetwork(
         tuple(_products(dense_features, bottom)),
@@ -156,26 +157,34 @@ def dlrm_dcnv2(
 
 
 def dlrm(
-    embeddings: int, dense_features: int, bottom: Sequence[int], top: Sequence[int]
+    embeddings: int,
+    embedding_width: int,
+    dense_features: int,
+    bottom: Sequence[int],
+    top: Sequence[int],
 ) -> DenseNetwork:
     """The network in which dot products of all pairs of vectors and the bottom MLP's
-    output go to the top MLP.
+    output go to the top MLP. Without dense features there is no bottom MLP.
 
     The dot products themselves are left out: they are 4 % of the top MLP's for 26
     embeddings of 128.
 
     Args:
-      embeddings: pooled rows of a sample, each as wide as the bottom MLP's output.
+      embeddings: number of pooled rows of a sample, each as wide as the bottom MLP's
+        output.
+      embedding_width: values of all pooled rows of a sample.
       dense_features: dense features that the bottom MLP reads.
       bottom, top: widths of the MLPs.
     """
+    bottom = bottom if dense_features else ()
     dim = (dense_features, *bottom)[-1]
-    pairs = embeddings * (embeddings + 1) // 2
+    vectors = embeddings + (dense_features > 0)
+    pairs = vectors * (vectors - 1) // 2
     return DenseNetwork(
         tuple(_products(dense_features, bottom)),
         (),
         tuple(_products(dim + pairs, top)),
-        (embeddings + 1) * dim,
+        embedding_width + dim,
     )
 
 

@@ -60,7 +60,8 @@ class TableEntry(Config):
 
 class DenseNet(Config):
     """The dense layers. Their input is the pooled rows side by side, with the output of
-    the ``bottom`` MLP on the dense features or, without a bottom, with these features.
+    the ``bottom`` MLP on the dense features, if there are any, or, without a bottom,
+    with these features.
     With ``interaction`` "dot" it is that output with the dot products of all pairs
     (DLRM)."""
 
@@ -77,10 +78,11 @@ class DenseNet(Config):
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
     ) -> DenseNetwork:
         """Returns the layers, on top of these tables."""
+        width = embedding_width(tables, features) // self.pool_stride
         if self.interaction == "dot":
-            return dlrm(len(features), self.features, self.bottom, self.top)
+            return dlrm(len(features), width, self.features, self.bottom, self.top)
         return dlrm_dcnv2(
-            embedding_width(tables, features) // self.pool_stride,
+            width,
             self.features,
             self.bottom,
             self.top,
