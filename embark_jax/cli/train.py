@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
 from embark_jax.launch.process_group import find_process_group, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
+from embark_jax.launch.token import shared_token
 from embark_jax.launch.worker import Worker
 
 CHECKPOINTS = "checkpoints"
@@ -94,13 +96,18 @@ def train(
             )
     worker = Worker.of_this_process()
     if supervised and worker is None:
+        assert workdir is not None
         if distributed:
             group = find_process_group(coordinator, processes, process_id)
         else:
             group = this_process_alone()
+        if group.processes == 1:
+            token = secrets.token_bytes()
+        else:
+            token = shared_token(workdir, group.process_id)
         name = f"{config.name} in {workdir}"
         command = [sys.executable, *sys.orig_argv[1:]]
-        supervisor = Supervisor(group, name, command, max_restarts, complain)
+        supervisor = Supervisor(group, name, token, command, max_restarts, complain)
         raise typer.Exit(supervisor.supervise())
 
     keep_freed_memory()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import socket
 
 from embark_jax._base.config import ConfigError
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,8 @@ class ProcessGroup:
 def find_process_group(
     coordinator: str | None, processes: int | None, process_id: int | None
 ) -> ProcessGroup:
-    """The group that was given, or that JAX finds by Slurm, Kubernetes or MPI.
+    """The group that was given, or that JAX finds by Slurm, Kubernetes or MPI. A
+    single process meets nobody, and so stays on its own machine.
 
     Args:
       coordinator: HOST:PORT on the machine of process 0.
@@ -77,15 +81,32 @@ def find_process_group(
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--coordinator: is {coordinator!r}, must be HOST:PORT")
-    return ProcessGroup(host.strip("[]"), int(port), processes, process_id)
+    host = LOOPBACK if processes == 1 else host.strip("[]")
+    return ProcessGroup(host, int(port), processes, process_id)
 
 
 def this_process_alone() -> ProcessGroup:
     """A group of one process, on this machine."""
-    return ProcessGroup("localhost", free_port(), processes=1, process_id=0)
+    return ProcessGroup(LOOPBACK, free_port(), processes=1, process_id=0)
+
+
+def listening_address(host: str) -> str | None:
+    """Returns where process 0 listens whose name is ``host``: this machine alone if
+    the name is a loopback address, otherwise None, all networks.
+
+    Other names are not looked up: a machine's own name often stands for a loopback
+    address on that machine, and for another one elsewhere.
+    """
+    if host == "localhost":
+        return LOOPBACK
+    try:
+        return host if ipaddress.ip_address(host).is_loopback else None
+    except ValueError:  # it is a name
+        return None
 
 
 def free_port() -> int:
-    """A port on which nothing listened a moment ago."""
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
+    """A port that nothing used a moment ago."""
+    with socket.socket() as unused:
+        unused.bind(("", 0))
+        return unused.getsockname()[1]

@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from embark_jax._base.config import ConfigError, differences
 from embark_jax.config import ExperimentConfig
+from embark_jax.launch.process_group import listening_address
 from embark_jax.launch.worker import WorkerOptions
 
 
@@ -34,7 +35,14 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
     if processes > 1:
         jax.config.update("jax_num_cpu_devices", devices // processes)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(options.coordinator, processes, options.process_id)
+        host, _, port = options.coordinator.rpartition(":")
+        address = listening_address(host.strip("[]"))
+        jax.distributed.initialize(
+            options.coordinator,
+            processes,
+            options.process_id,
+            coordinator_bind_address=address and f"{address}:{port}",
+        )
         if jax.device_count() != devices:
             raise ConfigError(
                 f"mesh: has {devices} devices, the {processes} processes have "

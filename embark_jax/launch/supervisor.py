@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -17,13 +16,27 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from embark_jax.launch.messages import REASON_BYTES, Failure, Peer
+from embark_jax.launch.messages import (
+    LINE_BYTES,
+    REASON_BYTES,
+    Done,
+    End,
+    Failed,
+    Failure,
+    Join,
+    Message,
+    Peer,
+    RefusedError,
+    Start,
+)
 from embark_jax.launch.process_group import ProcessGroup
 from embark_jax.launch.rendezvous import (
+    GREETING_S,
     JOIN_TIMEOUT_S,
     RETURN_TIMEOUT_S,
     Rendezvous,
 )
+from embark_jax.launch.token import VARIABLE as TOKEN_VARIABLE
 from embark_jax.launch.worker import ENVIRONMENT_VARIABLE, WorkerOptions
 
 GOODBYE_S = 5
@@ -32,20 +45,13 @@ RETRY_S = 0.2
 """Time between attempts to connect to a coordinator."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """How an attempt ended; without a reason, it ended well."""
-
-    reason: str | None = None
-    restart: bool = False
-
-
 class Supervisor:
     """Runs a command as one process of a group, to the end of the run.
 
     Args:
       group: of the run.
       run: name of the run, the same for all its processes.
+      token: their secret, without which nobody joins them.
       command: starts the process that trains, which is a ``launch.Worker``.
       max_restarts: how often all processes start again after one fails.
       say: shows a message to the user.
@@ -55,12 +61,14 @@ class Supervisor:
         self,
         group: ProcessGroup,
         run: str,
+        token: bytes,
         command: Sequence[str],
         max_restarts: int,
         say: Callable[[str], None],
     ):
         self._group = group
         self._run = run
+        self._token = token
         self._command = command
         self._max_restarts = max_restarts
         self._say = say
@@ -86,8 +94,10 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGINT, self._interrupt, task)
         if self._group.process_id != 0:
             return await self._attempts()
-        rendezvous = Rendezvous(self._run, self._group.processes, self._max_restarts)
-        server = await rendezvous.listen(self._group.port)
+        rendezvous = Rendezvous(
+            self._run, self._token, self._group.processes, self._max_restarts
+        )
+        server = await rendezvous.listen(self._group.host, self._group.port)
         try:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(rendezvous.serve())
@@ -114,27 +124,38 @@ class Supervisor:
             )
         raise AssertionError("the last attempt is not followed by another")
 
-    async def _attempt(self, timeout_s: float) -> _Outcome:
+    async def _attempt(self, timeout_s: float) -> End:
         group = self._group
         where = f"{group.host}:{group.port}"
-        peer = await _reach(group, timeout_s)
+        peer = await _reach(group, self._token, timeout_s)
         if peer is None:
-            return _Outcome(f"no coordinator answered at {where} within {timeout_s} s")
+            return End(
+                reason=f"no coordinator of a run answered at {where} within "
+                f"{timeout_s} s"
+            )
         async with contextlib.aclosing(peer):
             peer.send(
-                "join",
-                run=self._run,
-                processes=group.processes,
-                process_id=group.process_id,
+                Join(
+                    run=self._run,
+                    processes=group.processes,
+                    process_id=group.process_id,
+                )
             )
-            message = await peer.receive()
-            if message is not None and message["kind"] == "start":
-                message = await self._work(peer, message["attempt"], message["port"])
-        if message is None:
-            return _Outcome(f"process 0 is lost: {where} is gone", restart=True)
-        return _Outcome(message.get("reason"), message.get("restart", False))
+            try:
+                message = await peer.receive()
+                if isinstance(message, Start):
+                    message = await self._work(peer, message.attempt, message.port)
+            except RefusedError:
+                return End(
+                    reason=f"the coordinator at {where} has another token: all "
+                    f"processes must have one --workdir that they share, or one "
+                    f"{TOKEN_VARIABLE}"
+                )
+        if isinstance(message, End):
+            return message
+        return End(reason=f"process 0 is lost: {where} is gone", restart=True)
 
-    async def _work(self, peer: Peer, attempt: int, port: int) -> dict | None:
+    async def _work(self, peer: Peer, attempt: int, port: int) -> Message | None:
         """Runs the process; returns how the rendezvous says that the attempt ended."""
         verdict = asyncio.create_task(peer.receive())
         async with self._worker(attempt, port) as link:
@@ -142,10 +163,7 @@ class Supervisor:
             await asyncio.wait({verdict, ended}, return_when="FIRST_COMPLETED")
             if ended.done():
                 failure = ended.result()
-                if failure is None:
-                    peer.send("done")
-                else:
-                    peer.send("failed", failure=dataclasses.asdict(failure))
+                peer.send(Done() if failure is None else Failed(failure=failure))
             message = await verdict
             ended.cancel()
         return message
@@ -156,8 +174,12 @@ class Supervisor:
         group = self._group
         mine, theirs = socket.socketpair()
         with mine, theirs:
+            environment = dict(os.environ)
+            environment.pop(TOKEN_VARIABLE, None)
             options = WorkerOptions(
-                coordinator=f"{group.host}:{port}",
+                coordinator=f"[{group.host}]:{port}"
+                if ":" in group.host
+                else f"{group.host}:{port}",
                 processes=group.processes,
                 process_id=group.process_id,
                 resume=attempt > 0,
@@ -170,7 +192,7 @@ class Supervisor:
             try:
                 self._process = process = await asyncio.create_subprocess_exec(
                     *self._command,
-                    env={**os.environ, ENVIRONMENT_VARIABLE: options.to_json()},
+                    env={**environment, ENVIRONMENT_VARIABLE: options.to_json()},
                     pass_fds=[options.link],
                 )
             finally:
@@ -190,7 +212,8 @@ class Supervisor:
         status = await self._process.wait()
         told = link.recv(REASON_BYTES, socket.MSG_DONTWAIT)
         if told:
-            return Failure(**json.loads(told))
+            with contextlib.suppress(ValueError):  # it was killed while it wrote
+                return Failure(**json.loads(told))
         if status == 0:
             return None
         name = f"process {self._group.process_id}"
@@ -226,12 +249,27 @@ class Supervisor:
                 self._process.send_signal(signal.SIGTERM)
 
 
-async def _reach(group: ProcessGroup, timeout_s: float) -> Peer | None:
+async def _reach(group: ProcessGroup, token: bytes, timeout_s: float) -> Peer | None:
     """Connects to the coordinator, which may not be there yet."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while True:
                 with contextlib.suppress(OSError):
-                    return Peer(*await asyncio.open_connection(group.host, group.port))
+                    if (peer := await _greeted(group, token)) is not None:
+                        return peer
                 await asyncio.sleep(RETRY_S)
     return None
+
+
+async def _greeted(group: ProcessGroup, token: bytes) -> Peer | None:
+    """Returns a connection whose other end is a rendezvous, as far as it says."""
+    connection = await asyncio.open_connection(group.host, group.port, limit=LINE_BYTES)
+    peer = Peer(*connection, token, "member")
+    greeted = False
+    try:
+        async with asyncio.timeout(GREETING_S):
+            greeted = await peer.greet()
+    finally:
+        if not greeted:
+            peer.abort()
+    return peer if greeted else None

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from embark_jax.launch.messages import REASON_BYTES, Failure
+from embark_jax.launch.messages import REASON_CHARACTERS, Failure
 
 ENVIRONMENT_VARIABLE = "EMBARK_WORKER"
 
@@ -76,7 +76,8 @@ class Worker:
             show(error)
             symptom = _in_a_collective(error)
             reason = f"process {self.options.process_id}: {type(error).__name__}: "
-            reason = (reason + str(error))[: REASON_BYTES // 4]
+            reason = (reason + str(error))[:REASON_CHARACTERS]
+            reason = reason.encode("utf-8", "replace").decode()  # names of files
             failure = Failure(reason, symptom, isinstance(error, final) and not symptom)
             self._link.sendall(json.dumps(dataclasses.asdict(failure)).encode())
             sys.stdout.flush()

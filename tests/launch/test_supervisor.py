@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,11 +19,12 @@ import sys
 from embark_jax.launch.process_group import ProcessGroup
 from embark_jax.launch.supervisor import Supervisor
 
-port, processes, process_id, restarts, run, program = sys.argv[1:]
+port, processes, process_id, restarts, run, token, program = sys.argv[1:]
 group = ProcessGroup("localhost", int(port), int(processes), int(process_id))
 command = [sys.executable, "-c", program]
 say = lambda text: print("says:", text, flush=True)
-sys.exit(Supervisor(group, run, command, int(restarts), say).supervise())
+supervisor = Supervisor(group, run, token.encode(), command, int(restarts), say)
+sys.exit(supervisor.supervise())
 """
 WORK = """
 import os, signal, sys, time
@@ -32,6 +34,7 @@ me, again = worker.options.process_id, worker.options.resume
 print("works", os.getpid(), "again" if again else "anew", flush=True)
 """
 FOREVER = WORK + "time.sleep(1000)"
+TOKEN = "the secret of the run"
 SECONDS = 30
 """That everything must have ended in, whatever happens."""
 
@@ -43,13 +46,16 @@ class Run:
         self, folder: Path, program: str, processes: int = 2, restarts: int = 0
     ):
         self._folder = folder
-        self._port = free_port()
+        self.port = free_port()
         self._program, self._restarts = program, restarts
         self._size = processes
         self.processes = [self.start(i) for i in range(processes)]
 
-    def start(self, i: int, run: str = "run", size: int | None = None):
-        args = (self._port, size or self._size, i, self._restarts, run, self._program)
+    def start(
+        self, i: int, run: str = "run", size: int | None = None, token: str = TOKEN
+    ):
+        size, port = size or self._size, self.port
+        args = (port, size, i, self._restarts, run, token, self._program)
         return subprocess.Popen(
             [sys.executable, "-c", SUPERVISE, *map(str, args)],
             cwd=self._folder,
@@ -283,6 +289,24 @@ def test_strangers_are_sent_away(run):
         assert (stranger.returncode, "says: ended: " in out) == (1, True)
         assert why in out
     assert started.processes[0].poll() is started.processes[1].poll() is None
+
+
+def test_another_token_is_refused(run):
+    started = run(FOREVER)
+    started.pids_of_workers()
+    stranger = started.start(1, token="another secret")
+    started.processes.append(stranger)
+    out, _ = stranger.communicate(timeout=SECONDS)
+    assert stranger.returncode == 1
+    assert "has another token: all processes must have one --workdir" in out
+    assert started.processes[0].poll() is started.processes[1].poll() is None
+
+
+def test_one_process_listens_to_its_machine_alone(run):
+    started = run(FOREVER, processes=1)
+    started.pids_of_workers()
+    with socket.create_server(("127.0.0.2", started.port)):
+        pass  # "" would have this address, too
 
 
 def test_a_port_that_is_taken(run):
