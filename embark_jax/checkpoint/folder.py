@@ -21,10 +21,6 @@ from embark_jax.checkpoint.manifest import NAME
 TEMPORARY = ".tmp"
 FAILED = "failed-"
 """A process that cannot write its part leaves the reason in such a file."""
-ORBAX_NAME = "_CHECKPOINT_METADATA"
-"""Name in checkpoints of version 0, which Orbax wrote."""
-ORBAX_SUFFIX = ".orbax"
-"""Suffix of checkpoints that are being converted."""
 PATIENCE_S = 3600.0
 """Seconds by which one process may write later than another."""
 GLANCE_S = 0.05
@@ -70,24 +66,11 @@ class CheckpointFolder:
             self._lock = None
 
     def steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints, in order.
-
-        Raises:
-          CheckpointError: if the newest is of a version that must be converted.
-        """
+        """Returns the steps of the complete checkpoints, in order."""
         if not self.path.is_dir():
             return []
         names = [path.name for path in self.path.iterdir()]
-        steps = sorted(int(name) for name in names if name.isdigit())
-        of_orbax = [s for s in steps if (self.path / str(s) / ORBAX_NAME).exists()]
-        unfinished = [name for name in names if name.endswith(ORBAX_SUFFIX)]
-        if unfinished or (steps and steps[-1] in of_orbax):
-            newest = self.path / str((unfinished or steps)[-1])
-            raise CheckpointError(
-                f"{newest}: is of version 0, which Orbax wrote; "
-                f"embark checkpoint convert {self.path} makes it one of this version"
-            )
-        return [step for step in steps if step not in of_orbax]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def temporary(self, step: int) -> Path:
         """Returns the path at which the checkpoint is written."""

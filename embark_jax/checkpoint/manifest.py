@@ -96,15 +96,14 @@ class Manifest:
             found = value.pop("format"), value.pop("version")
         except (ValueError, KeyError, AttributeError, TypeError):
             raise CheckpointError(f"{NAME} is no description") from None
-        if found not in [(FORMAT, VERSION), (FORMAT, 1)]:
+        if found != (FORMAT, VERSION):
             raise ForeignCheckpointError(
                 f"{NAME} is of {found[0]!r}, version {found[1]}; this program reads "
-                f"{FORMAT!r}, version {VERSION} and 1"
+                f"{FORMAT!r}, version {VERSION}"
             )
-        of_table = _ranges if found[1] == VERSION else _ranges_of_version_1
         try:
             arrays = {name: _array(each) for name, each in value["arrays"].items()}
-            tables = {name: of_table(each) for name, each in value["tables"].items()}
+            tables = {name: _ranges(each) for name, each in value["tables"].items()}
             return cls(**value | {"arrays": arrays, "tables": tables})
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{NAME} lacks something: {error!r}") from None
@@ -117,18 +116,6 @@ def _array(value: dict[str, Any]) -> SavedArray:
 
 def _ranges(value: Any) -> TableLayout:
     return tuple(RangeLayout(**_tuples(each)) for each in value)
-
-
-def _ranges_of_version_1(value: dict[str, Any]) -> TableLayout:
-    """Reads a table in one storage; refuses one with rows not round robin."""
-    if value.get("limits"):
-        raise ForeignCheckpointError(
-            f"{NAME} is of version 1, with rows of a table dealt to its row shards, "
-            "which this program cannot read: load it with the program that wrote it, "
-            "and save it under a plan without row shards in cluster rb"
-        )
-    slots = _tuples(value["first_slots"])
-    return (RangeLayout(value["storage"], 0, value["rows"], value["dim"], slots),)
 
 
 def _tuples(value: Any) -> Any:

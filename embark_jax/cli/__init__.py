@@ -11,7 +11,6 @@ import typer
 
 from embark_jax.cli import (
     bench,
-    checkpoint,
     data,
     doctor,
     errors,
@@ -70,7 +69,6 @@ app.command()(export.export)
 app.command()(predict.predict)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
-app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(doctor.doctor)
 
 
