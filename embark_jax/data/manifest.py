@@ -6,12 +6,14 @@ too. A block is ``block_rows`` samples of a file. ``vocabulary/`` says which val
 id stands for.
 
 Samples are checked when they are written; afterwards a checksum for each block shows
-that they have not changed.
+that they have not changed. The manifest has a checksum, too, and the hash of each
+vocabulary, which whoever reads one compares.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,17 +21,20 @@ from typing import Any, Literal
 
 import numpy as np
 import pydantic
+import xxhash
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
-from embark_jax._base.files import sha256_of, write_json
+from embark_jax._base.files import write_json
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
+from embark_jax.data.listed import MEND as MEND
+from embark_jax.data.listed import File, file_of, sized, verified
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.values import ValueRule
-from embark_jax.data.records import CHECKSUM_DIGITS
+from embark_jax.data.records import CHECKSUM_DIGITS, MOST_HEADER_BYTES
 from embark_jax.plans.tables import FeatureSpec, Pooling
 
 FILE_NAME = "manifest.json"
@@ -41,15 +46,8 @@ SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
 """Bytes of samples that are read and shuffled together; a disk reads this much at full
 speed."""
-MEND = "prepare the data again, in another folder"
-
-
-class File(Config):
-    """One file: its path in the folder, and what it must hold."""
-
-    file: str
-    bytes: PositiveInt
-    sha256: str
+SMALL_BYTES = 4 * 2**20
+"""Vocabularies up to this size are hashed whenever the data are opened."""
 
 
 class Part(File):
@@ -113,6 +111,7 @@ class Manifest(Config):
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
+      checksum: of all the rest, as it was written; None in earlier versions.
     """
 
     version: Literal[4] = VERSION
@@ -134,6 +133,33 @@ class Manifest(Config):
     columns: Columns | None = None
     text_features: tuple[str, ...] = ()
     bayes_auc: float | None = None
+    checksum: str | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Manifest:
+        """Raises ``ValueError`` if what the manifest says does not fit together."""
+        if self.parts.keys() != set(SPLITS):
+            raise ValueError(f"parts: must be of {', '.join(SPLITS)}")
+        for name, feature in self.features.items():
+            if feature.table not in self.table_rows:
+                raise ValueError(f"features.{name}: has no table {feature.table!r}")
+        strange = {*self.numbers} - {*self.dense, *self.features}
+        if strange := strange | {*self.text_features} - {*self.features}:
+            raise ValueError(f"{sorted(strange)[0]!r} is no column")
+        layout_bytes = self.layout().itemsize
+        for part in all_parts(self):
+            header_bytes = part.bytes - part.rows * layout_bytes
+            if not 0 < header_bytes <= MOST_HEADER_BYTES:
+                raise ValueError(
+                    f"{part.file}: {part.rows:,} records of {layout_bytes:,} bytes do "
+                    f"not fill a file of {part.bytes:,} bytes"
+                )
+            if len(part.checksums()) != -(-part.rows // self.block_rows):
+                raise ValueError(
+                    f"{part.file}: has {len(part.checksums())} checksums of blocks of "
+                    f"{self.block_rows:,} rows, does not fit to {part.rows:,} rows"
+                )
+        return self
 
     @classmethod
     def of(cls, **known: Any) -> Manifest:
@@ -152,7 +178,11 @@ class Manifest(Config):
         return sum(part.rows for part in self.parts[split])
 
     def layout(self) -> np.dtype:
-        """The type of the records of every file."""
+        """The type of the records of every file.
+
+        Raises:
+          DataError: if records are too large.
+        """
         ids = tuple(
             (name, f.stored_hotness, id_dtype(self.table_rows[f.table]))
             for name, f in self.features.items()
@@ -168,18 +198,25 @@ class Manifest(Config):
 
     def save(self, folder: Path) -> None:
         """Writes the manifest: from then on the folder is complete."""
-        write_json(folder / FILE_NAME, self.model_dump(mode="json"))
+        content = self.model_dump(mode="json", exclude={"checksum"})
+        write_json(folder / FILE_NAME, content | {"checksum": _checksum(content)})
 
 
 def load(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, and checks the sizes of its files.
+    """Reads the manifest of a folder, and checks the sizes of its files and the hashes
+    of small vocabularies.
 
     Raises:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
     for part in all_parts(manifest):
-        check_size(folder, part)
+        sized(folder, part)
+    for file in manifest.vocabularies:
+        if file.bytes <= SMALL_BYTES:
+            verified(folder, file)
+        else:
+            sized(folder, file)
     return manifest
 
 
@@ -191,7 +228,8 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        manifest = Manifest.model_validate_json(content)
     except FileNotFoundError:
         if not folder.exists():
             raise DataError(
@@ -205,16 +243,22 @@ def read(folder: Path) -> Manifest:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(f"{path}: {where}: {first['msg']}; {MEND}") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise DataError(f"{path}: {where}: {problem}; {MEND}") from None
+    if manifest.checksum not in (None, _checksum(json.loads(content))):
+        raise DataError(f"{path}: is not as it was written; {MEND}")
+    return manifest
 
 
-def check_size(folder: Path, file: File) -> None:
-    """Raises ``DataError`` if a file does not have its size."""
-    path = folder / file.file
-    size = path.stat().st_size if path.is_file() else None
-    if size != file.bytes:
-        found = "is missing" if size is None else f"has {size:,} bytes"
-        raise DataError(f"{path}: {found}, must have {file.bytes:,}; {MEND}")
+def _checksum(content: Mapping[str, Any]) -> str:
+    """XXH3 of the content of a manifest but for this checksum."""
+    text = json.dumps({k: v for k, v in content.items() if k != "checksum"})
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def vocabulary_file(table: str) -> str:
+    """The path of a table's vocabulary in the folder."""
+    return f"{VOCABULARY}/{table}.arrow"
 
 
 def all_parts(manifest: Manifest) -> list[Part]:
@@ -248,20 +292,3 @@ def write_part(
     xxh3 = "".join(map(records_.checksum, blocks))
     known = file_of(folder, file)
     return Part(**known.model_dump(), rows=len(records), xxh3=xxh3)
-
-
-def vocabularies(folder: Path) -> tuple[File, ...]:
-    """The vocabulary files, as they are now."""
-    paths = sorted((folder / VOCABULARY).glob("*.arrow"))
-    return tuple(file_of(folder, f"{VOCABULARY}/{path.name}") for path in paths)
-
-
-def vocabulary_file(table: str) -> str:
-    """The path of a table's vocabulary in the folder."""
-    return f"{VOCABULARY}/{table}.arrow"
-
-
-def file_of(folder: Path, file: str) -> File:
-    """A file as it is now."""
-    path = folder / file
-    return File(file=file, bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -14,10 +14,15 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from embark_jax._base.errors import DataError
 from embark_jax._base.files import replacing
 
 WORD_BYTES = 4
 CHECKSUM_DIGITS = 16
+MOST_RECORD_BYTES = 2**31 - 1
+"""NumPy's limit."""
+MOST_HEADER_BYTES = 2**26
+"""A header names each field once; this is room for a million."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -36,7 +41,20 @@ def layout(
       weights: for each weighted feature: name and hotness.
       tasks: number of labels, if a sample has several; 0 means one label.
       sample_weights: whether a sample has a weight.
+
+    Raises:
+      DataError: if a record would be too large for NumPy.
     """
+    widths = {name: hot * kind.itemsize for name, hot, kind in ids}
+    widths["dense"] = dense * WORD_BYTES
+    size = sum(widths.values()) + sum(hot for _, hot in weights) * WORD_BYTES
+    if size + (tasks + 2) * WORD_BYTES > MOST_RECORD_BYTES:
+        name = max(widths, key=widths.__getitem__)
+        raise DataError(
+            f"a sample has {size:,} bytes, {widths[name]:,} of them in {name!r}, must "
+            f"have at most {MOST_RECORD_BYTES:,}; keep fewer values of long lists: "
+            "--longest"
+        )
     fields = [
         ("label", "<f4", (tasks,)) if tasks else ("label", "<f4"),
         ("dense", "<f4", (dense,)),

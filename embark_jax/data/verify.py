@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from embark_jax._base.files import sha256_of
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.manifest import MEND, File
+from embark_jax.data.listed import verified
+from embark_jax.data.manifest import MEND
 
 
 class Verified(NamedTuple):
@@ -40,7 +40,7 @@ def verify(
     total, done, problems = sum(file.bytes for file in files), 0, []
     for file in files:
         try:
-            _check(folder, file)
+            verified(folder, file)
         except (DataError, OSError) as error:
             problems.append(str(error))
         done += file.bytes
@@ -48,9 +48,3 @@ def verify(
     if problems:
         raise DataError("\n  ".join([f"{folder}: is damaged; {MEND}", *problems]))
     return Verified(len(files), total)
-
-
-def _check(folder: Path, file: File) -> None:
-    manifests.check_size(folder, file)
-    if sha256_of(folder / file.file) != file.sha256:
-        raise DataError(f"{folder / file.file}: is not as it was written")

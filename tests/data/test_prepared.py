@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -168,8 +170,32 @@ def test_samples_say_where_they_lie(folder):
 
 
 def edit(folder: Path, **changes) -> None:
+    """Changes a manifest as a program would that knows of its checksum."""
     path = folder / "manifest.json"
+    changes = {"checksum": None} | changes
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_bag(folder: Path, **changes) -> None:
+    features = json.loads((folder / "manifest.json").read_text())["features"]
+    features["bag"] |= changes
+    edit(folder, features=features)
+
+
+def edit_part(folder: Path, rename: Callable[[str], str]) -> None:
+    """Moves the first file out of the folder, to where the manifest then says."""
+    parts = json.loads((folder / "manifest.json").read_text())["parts"]
+    first = parts["train"][0]
+    name = rename(first["file"])
+    (folder / first["file"]).rename(Path(os.path.normpath(folder / name)))
+    first["file"] = name
+    edit(folder, parts=parts)
+
+
+def link_outside(path: Path) -> None:
+    """Moves a file out of its folder, and leaves a link."""
+    outside = path.rename(path.parents[2] / "outside.npy")
+    path.symlink_to(outside)
 
 
 @pytest.mark.parametrize(
@@ -194,12 +220,47 @@ def edit(folder: Path, **changes) -> None:
             r"train/1\.npy: has 6 bytes, must have [\d,]+; prepare the data again",
         ),
         (lambda f: edit(f, dense=["x"]), r"npy, rows \d+ to \d+: are not as they were"),
+        (
+            lambda f: edit(f, dense=list("abcdef")),
+            r"json: .*train/0\.npy: 23 records of 44 bytes do not fill a file of",
+        ),
+        (
+            lambda f: edit(f, dense=["y", "x"], checksum="0" * 32),
+            r"manifest\.json: is not as it was written; prepare the data again",
+        ),
+        (
+            lambda f: edit(f, table_rows={"u": 1000}),
+            r"json: .*features\.one: has no table 't'; prepare the data again",
+        ),
+        (lambda f: edit(f, parts={}), r"json: .*parts: must be of train, validation, "),
+        (lambda f: edit(f, text_features=["z"]), r"json: .*'z' is no column; prepare"),
+        (
+            lambda f: edit(f, block_rows=7),
+            r"json: .*train/0\.npy: has 6 checksums of blocks of 7 rows, does not fit",
+        ),
+        (
+            lambda f: edit_bag(f, hotness=10**9),
+            r"json: .*a sample has 4,000,000,012 bytes, 4,000,000,000 of them in 'bag'",
+        ),
+        (
+            lambda f: edit_part(f, lambda path: "../outside.npy"),
+            r"names the file '\.\./outside\.npy', which must lie in this folder",
+        ),
+        (
+            lambda f: edit_part(f, lambda path: str(f.parent / "outside.npy")),
+            r"names the file '/.*/outside\.npy', which must lie in this folder",
+        ),
+        (
+            lambda f: link_outside(f / "train" / "0.npy"),
+            r"names the file 'train/0\.npy', which must lie in this folder",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path, damage, message):
-    damage(write(tmp_path))
+    folder = write(tmp_path / "data")
+    damage(folder)
     with pytest.raises(DataError, match=message):
-        PreparedData(tmp_path).train_batch(0, 8)
+        PreparedData(folder).train_batch(0, 8)
 
 
 @settings(max_examples=30)

@@ -96,6 +96,11 @@ class Columns(Config):
             features.
         """
         check_there((*self.named, *self.ignore), names, where)
+        if "" in names and "" not in self.ignore and (self.others or "" in self.named):
+            raise DataError(
+                f"{where}: column {names.index('') + 1} has no name; name it in the "
+                "file, or leave it out: --ignore ''"
+            )
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{where}: columns {', '.join(repeated)} are used twice")
         if twice := sorted(self.dense.keys() & self.features.keys()):
@@ -105,12 +110,6 @@ class Columns(Config):
         used = {*self.named, *self.ignore}
         others = [name for name in names if self.others and name not in used]
         features = {**self.features, **dict.fromkeys(others, CategoryColumn())}
-        for name, column in features.items():
-            if "/" in (table := column.table or name):
-                raise DataError(
-                    f"{where}: column {name!r}: its table would be {table!r}, whose "
-                    "name must be without '/'; give it another one: --share NAME=TABLE"
-                )
         ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
         if not features and not ranges:
             raise DataError(f"{where}: no column is left for features")

@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 
 from embark_jax._base.config import Config
 from embark_jax._base.files import write_arrow
+from embark_jax.data.listed import File, file_of
+from embark_jax.data.manifest import vocabulary_file
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
 from embark_jax.data.prepare.parsing import SamplePart
@@ -38,6 +40,7 @@ class Counted(Config):
       hashed_tables: tables whose values are hashed.
       hotness: hotness of each feature: its longest bag, as far as bags are kept.
       numbers: transforms by column.
+      vocabularies: the files of the tables that are not hashed.
       report: the report that a user reads.
     """
 
@@ -45,6 +48,7 @@ class Counted(Config):
     hashed_tables: tuple[str, ...]
     hotness: Mapping[str, int]
     numbers: Mapping[str, FittedNumber]
+    vocabularies: tuple[File, ...]
     report: Report
 
 
@@ -61,7 +65,7 @@ class _CountedPart(NamedTuple):
 def count(
     recipe: Recipe,
     parts: Sequence[PlacedPart],
-    folder: Path,
+    out: Path,
     *,
     min_count: int,
     max_rows: int,
@@ -74,7 +78,7 @@ def count(
     Args:
       recipe: the recipe of the data set.
       parts: the parts of the data set.
-      folder: folder for a vocabulary of each table that is not hashed.
+      out: folder of the prepared data, for the vocabularies.
       min_count: number of samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: whether every table is hashed.
@@ -130,7 +134,7 @@ def count(
                 counters[feature.table].add(values)
         progress(number)
 
-    rows, tables, hashed_tables = {}, {}, []
+    rows, tables, hashed_tables, vocabularies = {}, {}, [], []
     for table, counter in counters.items():
         if hashed or counter.too_many:
             rows[table] = max_rows
@@ -139,7 +143,7 @@ def count(
         values = counter.values()
         tables[table] = values_seen(values)
         values = values.filter(pc.field("count") >= min_count)
-        write_arrow(folder / f"{table}.arrow", values)
+        vocabularies.append(_write_vocabulary(out, table, values))
         rows[table] = FIRST_ID + len(values)
     fitted = {name: fit.fitted() for name, fit in fits.items()}
     hotness = {name: _hotness(each, longest.get(name)) for name, each in bags.items()}
@@ -148,6 +152,7 @@ def count(
         hotness=hotness | dict.fromkeys(ranges, 1),
         hashed_tables=tuple(hashed_tables),
         numbers=fitted,
+        vocabularies=tuple(vocabularies),
         report=Report(
             positive=float(np.mean(positive) / max(samples, 1)),
             labels={
@@ -174,3 +179,10 @@ def _both(one: FeatureSeen, other: FeatureSeen) -> FeatureSeen:
         longest=max(one.longest, other.longest),
         cut=one.cut + other.cut,
     )
+
+
+def _write_vocabulary(folder: Path, table: str, values: pa.Table) -> File:
+    """Writes the values of a table's ids, and returns the file."""
+    file = vocabulary_file(table)
+    write_arrow(folder / file, values)
+    return file_of(folder, file)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from embark_jax._base.files import confined, read_arrow, write_json
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
+from embark_jax.data.listed import verified
 from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
 from embark_jax.data.pipeline import in_order
 from embark_jax.data.prepare.counting import PlacedPart
@@ -115,6 +116,8 @@ def encode(
       workers: number of parts processed at once.
       progress: called with the number of finished parts.
     """
+    for file in manifest.vocabularies:  # an earlier command may have written them
+        verified(out, file)
     records_of = SampleEncoder(manifest, out)
 
     def encode_part(placed: PlacedPart) -> dict[str, Part]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from embark_jax._base.files import confined, replacing, sha256_of
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.listed import verified
 from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import tables
 from embark_jax.data.prepare.encoding import SampleEncoder
@@ -42,10 +43,13 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
       prepared: folder of the data.
       manifest: manifest of the data.
       out: the folder to fill.
+
+    Raises:
+      DataError: if a vocabulary is not as it was written.
     """
     (out / VOCABULARY).mkdir(parents=True, exist_ok=True)
     for file in manifest.vocabularies:
-        source, target = confined(prepared, file.file), confined(out, file.file)
+        source, target = verified(prepared, file), confined(out, file.file)
         target.unlink(missing_ok=True)
         try:
             os.link(source, target)

@@ -209,12 +209,29 @@ class Recipe:
         return timed or self.time_split is given_split
 
     def __post_init__(self):
-        names = [LABEL, SPLIT, *self.dense, *(f.name for f in self.features)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        where = self.raw[0].path
+        names = [*self.dense, *(feature.name for feature in self.features)]
+        if own := sorted({LABEL, SPLIT, TIME, WEIGHT} & {*names}):
             raise DataError(
-                f"{self.raw[0].path}: columns {', '.join(twice)} are used twice"
+                f"{where}: column {own[0]!r} is a feature, must have another name, "
+                "which prepared data keep for themselves; rename it, or leave it out"
             )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{where}: columns {', '.join(twice)} are used twice")
+        for feature in self.features:
+            _check_table(feature, where)
+
+
+def _check_table(feature: FeatureSpec, where: Path) -> None:
+    """Raises ``DataError`` if the name of a table cannot be that of a file, as its
+    vocabulary and its rows have."""
+    table = feature.table
+    if not table.strip() or set(table) & set("/\\\0") or len(table.encode()) > 200:
+        raise DataError(
+            f"{where}: column {feature.name!r} reads a table named {table!r:.300}, "
+            "which also names files: must be text of at most 200 bytes, without / and "
+            "\\; rename the column, or give its table a name: --share NAME=TABLE"
+        )
 
 
 def label_column(labels: np.ndarray) -> pa.Array:

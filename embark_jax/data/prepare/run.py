@@ -155,8 +155,7 @@ def prepare(
     )
     found = list(encoded)
     files = {split: tuple(p[split] for p in found if split in p) for split in SPLITS}
-    known = {"parts": files, "vocabularies": manifests.vocabularies(out)}
-    manifest = manifest.model_copy(update=known)
+    manifest = manifest.model_copy(update={"parts": files})
     write_json(out / reports.FILE_NAME, counted.report.model_dump(mode="json"))
     manifest.save(out)
     shutil.rmtree(work)
@@ -233,7 +232,7 @@ def _count_once(
         counted = count(
             recipe,
             parts,
-            out / manifests.VOCABULARY,
+            out,
             min_count=options.min_count,
             max_rows=options.max_rows,
             hashed=options.hashed,
@@ -270,6 +269,7 @@ def _manifest(
         features=features,
         table_rows=counted.table_rows,
         hashed_tables=counted.hashed_tables,
+        vocabularies=counted.vocabularies,
         numbers={n: counted.numbers[n] for n in recipe.numbers},
         columns=recipe.columns,
         text_features=_text_features(parsed[0]) if recipe.columns else (),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from embark_jax._base.files import sha256_of
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
@@ -111,7 +112,7 @@ def test_hashes_are_of_the_files(raw, tmp_path):
     out = tmp_path / "out"
     manifest = prepare_in(raw, out).manifest
     for part in manifests.all_parts(manifest):
-        assert manifests.sha256_of(out / part.file) == part.sha256
+        assert sha256_of(out / part.file) == part.sha256
     assert not list(out.rglob("*.part"))
     assert not (out / ".work").exists()
 

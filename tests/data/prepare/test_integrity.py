@@ -1,0 +1,140 @@
+"""Names stay inside their folder, and what is read is what was written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embark_jax._base.files import sha256_of
+from embark_jax.data import DataError, PreparedData, listed
+from embark_jax.data import manifest as manifests
+from embark_jax.data.prepare import raw_rows, run, tables
+from embark_jax.data.prepare.columns import Columns
+from tests.data.prepare.test_recipes import prepared, write_rows
+from tests.runs import embark, snapshot
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../../evil", "column '../../evil' reads a table named '../../evil', which"),
+        ("/tmp/evil", "without / and \\; rename the column, or give its table"),
+        ("a\\b", "reads a table named 'a\\\\b'"),
+        ("x" * 201, "must be text of at most 200 bytes"),
+        ("", "a.csv: column 2 has no name; name it in the file, or leave it out"),
+        ("split", "column 'split' is a feature, must have another name, which prep"),
+    ],
+)
+def test_names_of_columns_name_files(tmp_path, name, message):
+    """The check comes before anything is written."""
+    (tmp_path / "raw").mkdir()
+    write_rows(tmp_path / "raw" / "a.csv", ["label", name], [(1, "a"), (0, "b")] * 5)
+    command = ("data", "prepare", "csv", "--raw", tmp_path / "raw", "--out")
+    before = snapshot(tmp_path)
+    refused = embark(*command, tmp_path / "deep" / "deeper" / "out")
+    assert refused.code == 1
+    assert message in refused.err
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_column_may_read_a_table_of_another_name(tmp_path):
+    write_rows(tmp_path / "a.csv", ["label", "price/kg"], [(1, "a"), (0, "b")] * 5)
+    columns = Columns.model_validate({"features": {"price/kg": {"table": "price"}}})
+    data = prepared(tables.csv(tmp_path / "a.csv", columns), tmp_path / "out", "time")
+    assert [(f.name, f.table) for f in data.features] == [("price/kg", "price")]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Data of two tables, whose vocabularies have equally many bytes."""
+    rows = [(i % 2, f"a{i % 5}", f"b{i % 5}") for i in range(40)]
+    write_rows(tmp_path / "rows.csv", ["label", "a", "b"], rows)
+    prepared(tables.csv(tmp_path / "rows.csv", Columns()), tmp_path / "out", "time")
+    return tmp_path / "out"
+
+
+def exchange(vocabulary: Path) -> None:
+    one, other = vocabulary / "a.arrow", vocabulary / "b.arrow"
+    assert one.stat().st_size == other.stat().st_size
+    scratch = one.rename(vocabulary / "c.arrow")
+    other.rename(one)
+    scratch.rename(other)
+
+
+def remove(vocabulary: Path) -> None:
+    (vocabulary / "a.arrow").unlink()
+
+
+@pytest.mark.parametrize("damage", [exchange, remove])
+@pytest.mark.parametrize("large", [False, True])
+def test_vocabularies_are_those_that_were_written(
+    folder, damage, large, tmp_path, monkeypatch
+):
+    out = tmp_path / "run" / raw_rows.FOLDER
+    data = PreparedData(folder)
+    raw_rows.save_encoding(folder, data.manifest, out)
+    raw_rows.RowEncoder(out.parent)
+    shutil.copytree(folder, tmp_path / "copy")
+    for vocabulary in (tmp_path / "copy" / "vocabulary", out / "vocabulary"):
+        damage(vocabulary)
+    if large:  # too large to be hashed at each opening: when it is read or copied
+        monkeypatch.setattr(manifests, "SMALL_BYTES", 0)
+    with pytest.raises(DataError, match=r"a\.arrow: is "):
+        raw_rows.save_encoding(tmp_path / "copy", data.manifest, tmp_path / "new")
+    with pytest.raises(DataError, match=r"a\.arrow: is "):
+        raw_rows.RowEncoder(out.parent)
+    if damage is exchange and large:
+        assert PreparedData(tmp_path / "copy").table_rows == {"a": 7, "b": 7}
+        return
+    with pytest.raises(DataError, match=r"a\.arrow: is .*prepare the data again"):
+        PreparedData(tmp_path / "copy")
+
+
+def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_path):
+    out = tmp_path / "run" / raw_rows.FOLDER
+    raw_rows.save_encoding(folder, PreparedData(folder).manifest, out)
+    path = out / "manifest.json"
+    content = json.loads(path.read_text()) | {"vocabularies": []}
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"manifest\.json: is not as it was written"):
+        raw_rows.RowEncoder(out.parent)
+    path.write_text(json.dumps(content | {"checksum": None}))
+    (out / raw_rows.CHECKSUM).write_text(f"{sha256_of(path)}  {path.name}\n")
+    with pytest.raises(DataError, match=r"lists no vocabulary of table"):
+        raw_rows.RowEncoder(out.parent)
+
+
+def test_a_vocabulary_that_changed_while_the_command_was_stopped(tmp_path, monkeypatch):
+    rows = [(i % 2, f"a{i % 5}", f"b{i % 5}") for i in range(40)]
+    write_rows(tmp_path / "rows.csv", ["label", "a", "b"], rows)
+    recipe = tables.csv(tmp_path / "rows.csv", Columns())
+
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "encode", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(recipe, tmp_path / "out", "time")
+    exchange(tmp_path / "out" / "vocabulary")
+    with pytest.raises(DataError, match=r"[ab]\.arrow: is not as it was written"):
+        prepared(recipe, tmp_path / "out", "time")
+
+
+def test_an_encoding_is_copied_to_its_folder_alone(folder, tmp_path):
+    """A manifest from elsewhere removes and writes nothing outside."""
+    victim = tmp_path / "victim.arrow"
+    victim.write_text("precious")
+    manifest = PreparedData(folder).manifest
+    (file, *_) = manifest.vocabularies
+    evil = file.model_copy(update={"file": "../../victim.arrow"})
+    manifest = manifest.model_copy(update={"vocabularies": (evil,)})
+    with pytest.raises(DataError, match="which must lie in this folder"):
+        raw_rows.save_encoding(folder, manifest, tmp_path / "run" / "encoding")
+    with pytest.raises(DataError, match="which must lie in this folder"):
+        listed.verified(folder, evil)
+    assert victim.read_text() == "precious"
