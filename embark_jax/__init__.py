@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from embark_jax.embedding.collection import (
         EmbeddingCollection as EmbeddingCollection,
     )
+    from embark_jax.embedding.logical import TableRows as TableRows
     from embark_jax.embedding.logical import export_table as export_table
     from embark_jax.embedding.rules import RowRules as RowRules
     from embark_jax.export.scorer import Scorer as Scorer
     from embark_jax.export.scorer import load_scorer as load_scorer
     from embark_jax.metrics.pointwise import evaluate as evaluate
+    from embark_jax.metrics.retrieval import ItemIndex as ItemIndex
+    from embark_jax.models import FunctionModel as FunctionModel
+    from embark_jax.models import ModelWithLoss as ModelWithLoss
     from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from embark_jax.plans.wire import Wire as Wire
     from embark_jax.report import figures as figures
     from embark_jax.run.dataset import sample_accesses as sample_accesses
+    from embark_jax.run.loading import LoadedRun as LoadedRun
+    from embark_jax.run.loading import load_run as load_run
     from embark_jax.statistics.accesses import Statistics as Statistics
     from embark_jax.train.trainer import Trainer as Trainer
 
@@ -63,6 +69,7 @@ _PLACES = {
     "SyntheticClicks": "embark_jax.data:SyntheticClicks",
     "sample_accesses": "embark_jax.run.dataset:sample_accesses",
     "EmbeddingCollection": "embark_jax.embedding.collection:EmbeddingCollection",
+    "TableRows": "embark_jax.embedding.logical:TableRows",
     "export_table": "embark_jax.embedding.logical:export_table",
     "RowRules": "embark_jax.embedding.rules:RowRules",
     "Scorer": "embark_jax.export.scorer:Scorer",
@@ -79,6 +86,11 @@ _PLACES = {
     "FeatureSpec": "embark_jax.plans.tables:FeatureSpec",
     "TableSpec": "embark_jax.plans.tables:TableSpec",
     "Checkpointer": "embark_jax.checkpoint:Checkpointer",
+    "ItemIndex": "embark_jax.metrics.retrieval:ItemIndex",
+    "LoadedRun": "embark_jax.run.loading:LoadedRun",
+    "load_run": "embark_jax.run.loading:load_run",
+    "FunctionModel": "embark_jax.models:FunctionModel",
+    "ModelWithLoss": "embark_jax.models:ModelWithLoss",
     "evaluate": "embark_jax.metrics.pointwise:evaluate",
     "Trainer": "embark_jax.train.trainer:Trainer",
 }

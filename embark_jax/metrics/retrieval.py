@@ -27,9 +27,21 @@ class ItemIndex:
       ids: ``[items]`` ids of the items.
       vectors: ``[items, dim]`` vectors of the items.
       mesh: mesh of the devices.
+
+    Raises:
+      ValueError: if shapes differ, or there are no items.
     """
 
     def __init__(self, ids: np.ndarray, vectors: np.ndarray, mesh: Mesh):
+        if (
+            np.ndim(vectors) != 2
+            or np.shape(ids) != np.shape(vectors)[:1]
+            or not len(ids)
+        ):
+            raise ValueError(
+                f"ids have shape {np.shape(ids)} and vectors {np.shape(vectors)}, must "
+                "be [items] and [items, dim], with at least one item"
+            )
         missing = -len(ids) % mesh.size
         rows = NamedSharding(mesh, PartitionSpec(MESH_AXES))
         self._ids, self._mesh = np.asarray(ids), mesh
@@ -48,8 +60,13 @@ class ItemIndex:
           their products.
 
         Raises:
-          ValueError: if there are fewer items.
+          ValueError: if there are fewer items, or vectors have another width.
         """
+        dim = self._vectors.shape[1]
+        if np.ndim(users) != 2 or np.shape(users)[1] != dim:
+            raise ValueError(
+                f"users have shape {np.shape(users)}, must be [users, {dim}]"
+            )
         if not 0 < k <= len(self._ids):
             raise ValueError(f"k is {k}, must be from 1 to the {len(self._ids)} items")
         search = _search(self._mesh, k, len(self._ids))

@@ -143,9 +143,7 @@ class Experiment:
     def save_sources(self, workdir: Path) -> None:
         """Saves the code that the config names and, if the data were a user's own
         files, the encoding that makes samples of raw rows."""
-        kinds = self.config.model.kind, self.config.data.kind, self.config.train.loss
-        named = [kind for kind in kinds if kind and ":" in kind]
-        for file in filter(None, map(source_file, named)):
+        for file in filter(None, map(source_file, named_code(self.config))):
             (workdir / CODE).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, workdir / CODE / file.name)
         if isinstance(self.dataset, PreparedData) and self.dataset.manifest.columns:
@@ -210,6 +208,13 @@ class Experiment:
             on_bad_id=config.embedding.on_bad_id,
             scratch=config.embedding.scratch,
         )
+
+
+def named_code(config: ExperimentConfig) -> list[str]:
+    """Returns what a config names as ``my_package.my_module:Name``."""
+    sections = config.model, config.data, config.dense_optimizer
+    kinds = [*(section.kind for section in sections), config.train.loss]
+    return [kind for kind in kinds if kind and ":" in kind]
 
 
 def _other_kinds(config: ExperimentConfig) -> dict[str, Any]:

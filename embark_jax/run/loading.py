@@ -1,0 +1,127 @@
+"""A run of ``embark train``, loaded to inspect it, to search with it, to train more."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embark_jax._base.config import ConfigError
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import CODE, ExperimentConfig, code_of, reading
+from embark_jax.data import Dataset
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.plans.plan import Plan
+from embark_jax.run import experiment, history
+from embark_jax.run.early_stopping import Plateau
+from embark_jax.run.experiment import Experiment, named_code
+from embark_jax.run.logs import read_metrics
+from embark_jax.run.saved import read_config
+from embark_jax.train.optimizers import build_optimizers
+from embark_jax.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run with a checkpoint of its own loaded; its folder stays as it is.
+
+    Attributes:
+      folder: folder of the run.
+      setup: the experiment that its config describes.
+      trainer: trainer with the state of the checkpoint, on the devices of the plan.
+    """
+
+    folder: Path
+    setup: Experiment
+    trainer: Trainer
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The config of the run, with the changes that it was loaded with."""
+        return self.setup.config
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the tables, as the trainer has it."""
+        return self.trainer.embeddings.plan
+
+    @property
+    def embeddings(self) -> EmbeddingCollection:
+        """The embedding tables, as the trainer has them."""
+        return self.trainer.embeddings
+
+    @property
+    def model(self) -> Any:
+        """A copy of the dense model with its trained variables, as ``Trainer.model``
+        gives it."""
+        return self.trainer.model
+
+    @property
+    def data(self) -> Dataset:
+        """The data, with the training samples in the order of the run."""
+        return self.setup.training_data
+
+
+def load_run(
+    path: str | Path,
+    changes: Sequence[str] = (),
+    *,
+    step: int | None = None,
+    trust_code: bool = False,
+) -> LoadedRun:
+    """Loads the config, plan and a checkpoint of a run into a trainer.
+
+    The data of the run must be there; ``load_scorer`` scores without.
+
+    Args:
+      path: folder of the run.
+      changes: overrides of its config, such as "mesh.nodes=1", of keys that may change
+        when a run is resumed. Without any the tables are placed by the run's plan, with
+        some by a new one.
+      step: step of the checkpoint; None takes the newest that is not damaged.
+      trust_code: whether to run code that the config names: modules that Python finds,
+        and else the copies in the folder.
+
+    Raises:
+      ConfigError: if the folder is no run's, a key must not change, the config names
+        code that is not trusted, or there are too few devices.
+      DataError: if the data are missing or damaged.
+      CheckpointError: if there is no such checkpoint, or it is damaged.
+      LogError: if learning rates follow a metric, and the metrics are damaged.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    _check_trust(folder, config, trust_code)
+    if changes:
+        config = reading.load(folder / history.CURRENT, changes)
+        history.changes(folder, config)
+    experiment.make_host_devices(config)
+    with code_of(folder):
+        setup = experiment.build(config, None if changes else folder / "plan.json")
+        trainer = setup.trainer()
+    with Checkpointer(folder / "checkpoints", setup.identity, keep=None) as checkpoints:
+        trainer.load(checkpoints, step)
+    _lower_rates(setup, trainer, folder)
+    return LoadedRun(folder, setup, trainer)
+
+
+def _lower_rates(setup: Experiment, trainer: Trainer, folder: Path) -> None:
+    """Lowers learning rates as far as the run had when it came to the trainer's step,
+    if its config says that they follow a metric."""
+    config = setup.config
+    if config.train.plateau is not None:
+        past = [each for each in read_metrics(folder) if each["step"] <= trainer.step]
+        factor = Plateau(config.train.plateau, past).factor
+        trainer.use_optimizers(*build_optimizers(config, setup.steps, factor))
+
+
+def _check_trust(folder: Path, config: ExperimentConfig, trust_code: bool) -> None:
+    """Raises ``ConfigError`` if a folder names code, and is not trusted."""
+    named = named_code(config)
+    if named and not trust_code:
+        raise ConfigError(
+            f"{folder}: its config names code, {', '.join(named)}, which would run "
+            f"with all your rights: read it, in {folder / CODE} or where Python finds "
+            "it, and pass trust_code=True if you trust it"
+        )

@@ -1,0 +1,149 @@
+"""A run is loaded as its own trainer left it, and goes on from there."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+import embark_jax as ej
+from embark_jax._base.config import ConfigError
+from tests import runs
+
+MESH = ("mesh.nodes=1", "mesh.gpus_per_node=2")
+OWN = """\
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+(Path(__file__).parent / "was_run").touch()
+
+
+class Sum(nnx.Module):
+    def __init__(self, embedding_shapes, dense_features, *, rngs):
+        self.weight = nnx.Param(jnp.ones(dense_features))
+
+    def __call__(self, dense, embeddings):
+        return dense @ self.weight[...] + sum(e.sum(1) for e in embeddings.values())
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of six steps, with checkpoints at 4 and 6."""
+    folder = tmp_path_factory.mktemp("loaded")
+    config = runs.write_config(folder)
+    outcome = runs.embark("train", config, *MESH, "--workdir", folder / "run")
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+def tables(run: ej.LoadedRun) -> dict[str, np.ndarray]:
+    return {t.name: run.trainer.table(t.name).rows for t in run.plan.tables}
+
+
+def assert_same(found: ej.LoadedRun, expected: ej.LoadedRun) -> None:
+    """Bit by bit: rows, and what the models make of a batch."""
+    for name, rows in tables(expected).items():
+        np.testing.assert_array_equal(tables(found)[name], rows, err_msg=name)
+    logits = [
+        np.asarray(next(run.trainer.predict(run.data.test_batches(64)))[1])
+        for run in (found, expected)
+    ]
+    np.testing.assert_array_equal(*logits)
+
+
+def test_it_has_what_the_run_had_and_trains_on(whole):
+    before = runs.snapshot(whole)
+    last, middle = ej.load_run(whole), ej.load_run(whole, step=4)
+    assert (last.trainer.step, middle.trainer.step) == (6, 4)
+    assert last.plan == ej.Plan.from_json((whole / "plan.json").read_text())
+    assert last.config == ej.load_config(whole / "config.yaml")
+    losses = {}
+    middle.trainer.fit(
+        middle.data,
+        6,
+        callback=lambda result: losses.update({result.step: result.loss}),
+        progress=False,
+    )
+    assert losses == {step: runs.losses(whole)[step] for step in (5, 6)}
+    assert_same(middle, last)
+    assert runs.snapshot(whole) == before
+    metrics = last.trainer.evaluate(last.data.test_batches(64))
+    assert metrics.auc == pytest.approx(runs.final(whole)["test_auc"], abs=1e-6)
+
+
+def test_on_another_mesh_it_has_the_same_rows(whole):
+    other = ej.load_run(whole, ["mesh.nodes=2", "mesh.gpus_per_node=4"])
+    assert other.plan.devices == 8
+    for name, rows in tables(ej.load_run(whole)).items():
+        np.testing.assert_array_equal(tables(other)[name], rows)
+    with pytest.raises(ConfigError, match="seed is 0 in the run so far, 1 here"):
+        ej.load_run(whole, ["seed=1"])
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    newest = run / "checkpoints" / "6"
+    largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    assert ej.load_run(run).trainer.step == 4
+    assert newest.exists()
+
+
+def test_the_index_of_a_table_finds_its_largest_products(whole):
+    run = ej.load_run(whole)
+    items = run.trainer.table("item").rows.astype(np.float64)
+    index = ej.ItemIndex(*run.trainer.table("item"), run.embeddings.mesh)
+    users = np.random.default_rng(0).normal(size=(5, items.shape[1]))
+    found, products = index.search(users, 7)
+    scores = users.astype(np.float32).astype(np.float64) @ items.T
+    best = -np.sort(-scores, axis=1)[:, :7]
+    np.testing.assert_allclose(products, best, rtol=1e-5, atol=1e-7)
+    there = np.take_along_axis(scores, found, axis=1)
+    np.testing.assert_allclose(there, best, rtol=1e-5, atol=1e-7)
+
+
+def test_a_folder_s_code_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
+    (tmp_path / "summing.py").write_text(OWN)
+    config = runs.write_config(
+        tmp_path,
+        runs.CONFIG.replace(
+            "{kind: dlrm, bottom: [8, 4], top: [8, 1]}", '{kind: "summing:Sum"}'
+        ),
+    )
+    run = tmp_path / "run"
+    with monkeypatch.context() as there:
+        there.syspath_prepend(str(tmp_path))
+        outcome = runs.embark("train", config, *MESH, "--workdir", run)
+        assert outcome.code == 0, outcome.err
+        monkeypatch.delitem(sys.modules, "summing")
+    with pytest.raises(ConfigError, match="names code, summing:Sum, which would run"):
+        ej.load_run(run)
+    assert not (run / "code" / "was_run").exists()
+    assert ej.load_run(run, trust_code=True).trainer.step == 6
+    assert (run / "code" / "was_run").exists()
+
+
+@pytest.mark.parametrize(
+    ("ids", "vectors"),
+    [
+        (np.arange(3), np.ones((4, 2))),
+        (np.arange(3), np.ones(3)),
+        ([], np.ones((0, 2))),
+    ],
+)
+def test_an_index_of_unlike_shapes_is_refused(ids, vectors):
+    plan = ej.plan(
+        [ej.TableSpec("a", 8, 2)],
+        [ej.FeatureSpec("a")],
+        ej.fleets.this_machine(gpus_per_node=2),
+        batch=8,
+    )
+    with pytest.raises(ValueError, match=r"must be \[items\] and \[items, dim\]"):
+        ej.ItemIndex(np.asarray(ids), vectors, plan.make_mesh())
