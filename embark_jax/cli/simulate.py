@@ -127,6 +127,7 @@ def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
                 layers.top,
                 layers.cross_layers,
                 layers.cross_rank,
+                parallel=layers.structure == "parallel",
             )
         case DLRMConfig():
             network = simulator.dlrm(

@@ -14,7 +14,7 @@ from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
-from embark_jax.plans.tables import Dtype, Pooling, TableSpec
+from embark_jax.plans.tables import Dtype, Initializer, Pooling, TableSpec
 
 
 class TableConfig(Config):
@@ -25,10 +25,9 @@ class TableConfig(Config):
     dim: PositiveInt | None = None
     """Parameters a row; None takes `embedding.dim`."""
     init_scale: NonNegativeFloat | None = None
-    """Scale of the initial values; None takes `rows ** -0.5`."""
-    initializer: Literal["uniform", "normal"] | None = None
-    """Initial values: uniform in ±`init_scale` (also None), or normal with this
-    standard deviation."""
+    """Scale of the initial values; None takes `embedding.init_scale`."""
+    initializer: Initializer | None = None
+    """Distribution of the initial values; None takes `embedding.initializer`."""
     optimizer: TableOptimizerConfig | None = None
     """What differs from `embedding.optimizer`."""
     dtype: Dtype | None = None
@@ -98,6 +97,12 @@ class EmbeddingConfig(Config):
     """Number format of the stored rows of every table that sets no ``dtype``. Updates
     are computed in float32; in ``bfloat16`` and ``float16`` the new row is rounded
     stochastically, so that small updates are not lost."""
+    init_scale: NonNegativeFloat | None = None
+    """Scale of the initial values of every table that sets no `init_scale`; None takes
+    a table's `rows ** -0.5`, or `max_slots ** -0.5` if it is dynamic."""
+    initializer: Initializer = "uniform"
+    """Initial values of every table that sets no `initializer`: uniform in
+    ±`init_scale`, or normal with this standard deviation."""
     tables: Mapping[str, TableConfig] = {}
     """Tables by name."""
     features: Mapping[str, FeatureConfig] = {}
@@ -149,7 +154,8 @@ class EmbeddingConfig(Config):
         mine = self.tables.get(name, TableConfig())
         return dataclasses.replace(
             _sized(name, mine, rows, mine.dim or self.dim),
-            initializer=mine.initializer or "uniform",
+            init_scale=self.init_scale if mine.init_scale is None else mine.init_scale,
+            initializer=mine.initializer or self.initializer,
             optimizer=self.rule_of(name),
             dtype=mine.dtype or self.dtype,
         )
@@ -165,7 +171,6 @@ def _sized(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
             )
         return TableSpec.dynamic(
             *(name, dim, slots, mine.max_slots),
-            init_scale=mine.init_scale,
             evict=mine.evict or "lru",
             evicted=mine.evicted or "host",
         )
@@ -175,7 +180,7 @@ def _sized(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
             "table are evicted to somewhere; set max_slots, or tier"
         )
     return TableSpec(
-        *(name, mine.rows or rows, dim, mine.init_scale),
+        *(name, mine.rows or rows, dim),
         tier=mine.tier or "device",
         slots=slots,
         evict=mine.evict or "lru",

@@ -37,7 +37,10 @@ class DLRMDCNv2Config(BaseModelConfig):
     bottom: tuple[PositiveInt, ...] = (512, 256, 128)
     """Widths of the MLP that reads the dense features; data without them have none."""
     top: tuple[PositiveInt, ...] = (1024, 1024, 512, 256, 1)
-    """Widths of the MLP behind the cross layers; the last is 1, the logit."""
+    """Widths of the MLP behind or beside the cross layers; the last is 1, the logit."""
+    structure: Literal["stacked", "parallel"] = "stacked"
+    """Place of that MLP: behind the cross layers (``stacked``), or beside them, with
+    one linear layer for the logit (``parallel``)."""
     cross_layers: NonNegativeInt = 3
     """Number of cross layers."""
     cross_rank: PositiveInt = 512

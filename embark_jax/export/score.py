@@ -161,13 +161,17 @@ def dlrm(params, config, dense, embeddings) -> np.ndarray:
 
 
 def dlrm_dcnv2(params, config, dense, embeddings) -> np.ndarray:
-    """Low-rank cross layers over the concatenation of all inputs."""
+    """Low-rank cross layers over the concatenation of all inputs, before an MLP or
+    beside it."""
     bottom = mlp(params, "bottom", dense, last_relu=True)
     x0 = x = side_by_side(bottom, *embeddings.values())
     for i in range(config["cross_layers"]):
         v, w, b = (params[f"cross.{i}.{name}"] for name in "vwb")
         x = x0 * (x @ v @ w + b) + x
-    return mlp(params, "top", x)[:, 0]
+    if config["structure"] == "stacked":
+        return mlp(params, "top", x)[:, 0]
+    deep = mlp(params, "top", x0, last_relu=True)
+    return linear(params, "logit", side_by_side(x, deep))[:, 0]
 
 
 def dcn(params, config, dense, embeddings) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_top, in_order, pooled_dims
-from embark_jax.models.layers import MLP, LowRankCross, made_once
+from embark_jax.models.layers import MLP, Linear, LowRankCross, made_once
+
+Structure = Literal["stacked", "parallel"]
 
 
 class DLRMDCNv2(nnx.Module):
@@ -23,6 +26,10 @@ class DLRMDCNv2(nnx.Module):
     DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091 (DLRM),
     https://arxiv.org/abs/2008.13535 (DCN-V2).
 
+    In the parallel structure the top MLP, but for its last layer, reads the cross
+    layers' input instead, and one linear layer makes the logit of both outputs
+    (section 3 of the DCN-V2 paper).
+
     Args:
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
@@ -33,6 +40,8 @@ class DLRMDCNv2(nnx.Module):
       cross_rank: rank of each cross layer.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
       dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      structure: place of the top MLP, behind ("stacked") or beside ("parallel") the
+        cross layers.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -50,6 +59,7 @@ class DLRMDCNv2(nnx.Module):
         compute_dtype: DTypeLike = jnp.float32,
         dropout: float = 0.0,
         batch_norm: bool = False,
+        structure: Structure = "stacked",
         *,
         rngs: nnx.Rngs,
     ):
@@ -63,7 +73,11 @@ class DLRMDCNv2(nnx.Module):
         self.cross = nnx.List(
             LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
         )
-        self.top = MLP(width, top, last_relu=False, **mlp)
+        parallel = structure == "parallel"
+        top = top[:-1] if parallel else top
+        self.top = MLP(width, top, last_relu=parallel, **mlp)
+        joined = width + (width, *top)[-1]
+        self.logit = Linear(joined, 1, **shared) if parallel else None
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(
@@ -77,4 +91,6 @@ class DLRMDCNv2(nnx.Module):
         x = x0
         for layer in self.cross:
             x = layer(x0, x)
-        return self.top(x)[:, 0]
+        if self.logit is None:
+            return self.top(x)[:, 0]
+        return self.logit(jnp.concatenate([x, self.top(x0)], axis=1))[:, 0]

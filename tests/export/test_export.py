@@ -226,6 +226,9 @@ MODELS = (
     configs.DLRMConfig(bottom=(4,), top=(1,)),
     configs.DLRMConfig(bottom=(8, 4), top=(8, 1), batch_norm=True, dropout=0.5),
     configs.DLRMDCNv2Config(bottom=(), top=(1,), cross_layers=2, cross_rank=5),
+    configs.DLRMDCNv2Config(
+        structure="parallel", bottom=(4,), top=(8, 5, 1), cross_rank=5
+    ),
     configs.DCNConfig(cross_layers=2, deep=(8,)),
     configs.WideDeepConfig(deep=(8,)),
     configs.DeepFMConfig(deep=(8,)),

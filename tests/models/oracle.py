@@ -94,7 +94,11 @@ def dlrm_dcnv2(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
         low = matmul(x, exact(layer["v"]), dtype)
         high = operand(matmul(low, exact(layer["w"]), dtype), dtype)
         x = x0 * (high + exact(layer["b"])) + x
-    return mlp(params["top"], x, False, dtype)
+    if "logit" not in params:
+        return mlp(params["top"], x, False, dtype)
+    beside = mlp(params["top"], x0, True, dtype)
+    logit = matmul(concatenate([x, beside]), exact(params["logit"]["w"]), dtype)
+    return logit + exact(params["logit"]["b"])
 
 
 def dlrm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:

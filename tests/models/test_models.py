@@ -24,6 +24,13 @@ CASES = {
         config.DLRMDCNv2Config(bottom=(8, 6), top=(9, 1), cross_layers=2, cross_rank=3),
         oracle.dlrm_dcnv2,
     ),
+    "parallel": (
+        {"b": (3,), "c": (7,), "a": (4,)},
+        config.DLRMDCNv2Config(
+            structure="parallel", bottom=(6,), top=(9, 8, 1), cross_rank=3
+        ),
+        oracle.dlrm_dcnv2,
+    ),
     "dlrm": (
         {"b": (6,), "c": (6,), "a": (6,)},
         config.DLRMConfig(bottom=(8, 6), top=(9, 1)),

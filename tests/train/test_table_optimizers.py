@@ -48,6 +48,20 @@ def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
+def test_initial_values_of_all_tables_and_of_one(tmp_path):
+    path = runs.write_config(tmp_path, CONFIG)
+    for_all = "embedding.initializer=normal", "embedding.init_scale=0.01"
+    own = "embedding.tables.hour.initializer=uniform"
+    setup = experiment.build(reading.load(path, [*for_all, own]))
+    trainer = setup.trainer()
+    values = {name: trainer.table(name).rows for name in ("user", "item", "hour")}
+    # Of n normal values the standard deviation errs by 1 / sqrt(2 n): 0.04 and 0.04.
+    assert values["user"].std() == pytest.approx(0.01, rel=0.2)
+    assert abs(values["user"]).max() > 0.02
+    assert values["item"].std() == pytest.approx(0.1, rel=0.2)
+    assert 0.008 < abs(values["hour"]).max() <= 0.01
+
+
 def test_another_kind_is_another_run(tmp_path):
     path = runs.write_config(tmp_path, CONFIG)
     found = experiment.build(reading.load(path)).identity

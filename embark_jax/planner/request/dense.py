@@ -136,6 +136,8 @@ def dlrm_dcnv2(
     top: Sequence[int],
     cross_layers: int,
     cross_rank: int,
+    *,
+    parallel: bool = False,
 ) -> DenseNetwork:
     """The network in which pooled rows and the bottom MLP's output go through cross
     layers to the top MLP. Without dense features there is no bottom MLP.
@@ -145,13 +147,15 @@ def dlrm_dcnv2(
       dense_features: dense features that the bottom MLP reads.
       bottom, top: widths of the MLPs.
       cross_layers, cross_rank: number of cross layers, and the rank of each.
+      parallel: whether the top MLP's hidden layers are beside the cross layers, not
+        behind them.
     """
     bottom = bottom if dense_features else ()
     width = embedding_width + (dense_features, *bottom)[-1]
     return DenseNetwork(
         tuple(_products(dense_features, bottom)),
         ((width, cross_rank), (cross_rank, width)) * cross_layers,
-        tuple(_products(width, top)),
+        _parallel(width, top) if parallel else tuple(_products(width, top)),
         width,
     )
 
@@ -186,6 +190,12 @@ def dlrm(
         tuple(_products(dim + pairs, top)),
         embedding_width + dim,
     )
+
+
+def _parallel(width: int, top: Sequence[int]) -> tuple[Product, ...]:
+    """Hidden layers on the joined values, and one layer on these and their output."""
+    hidden = tuple(_products(width, top[:-1]))
+    return (*hidden, (width + (width, *top[:-1])[-1], top[-1]))
 
 
 def _products(inputs: int, widths: Sequence[int]) -> Iterator[Product]:
