@@ -131,6 +131,8 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
         runs.final(whole)["test_auc"], abs=1e-4
     )
     done = embark("export", cut, "--out", tmp_path / "export")
+    runs.assert_refused(done, "code/my_model.py; it would run with all your rights")
+    done = embark("export", cut, "--out", tmp_path / "export", "--trust-code")
     assert (done.code, done.err) == (0, "")
     assert (tmp_path / "export/code/my_model.py").exists()
     description = json.loads((tmp_path / "export" / "model.json").read_text())

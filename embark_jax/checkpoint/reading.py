@@ -48,6 +48,10 @@ class SavedCheckpoint:
         self._files: dict[str, FileReader] = {}
         try:
             for name, size in self.manifest.files.items():
+                if Path(name).name != name:
+                    raise CheckpointError(
+                        f"{NAME} names {name!r}, which is no file here"
+                    )
                 self._files[name] = FileReader(folder / name, size)
         except BaseException:
             self.close()

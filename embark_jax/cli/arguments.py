@@ -31,6 +31,13 @@ Overrides = Annotated[
         help="Config keys to override, such as train.batch_size=4096.",
     ),
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Let a model of your own run the code that the folder brings along.",
+    ),
+]
 Jobs = Annotated[
     int,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from embark_jax.cli.arguments import console, say
+from embark_jax.cli.arguments import TrustCode, console, say
 
 
 def export(
@@ -26,6 +26,7 @@ def export(
             "an export in a folder.",
         ),
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Export a trained model as safetensors, with scoring in NumPy and in JAX."""
     from embark_jax.export import export_run
@@ -38,6 +39,7 @@ def export(
             tables, "tables", console=console, transient=True, disable=len(tables) < 2
         ),
         since,
+        trust_code,
     )
     if since is not None:
         say(f"changes since {since} written to {out}; Scorer.update takes them over")
@@ -46,6 +48,6 @@ def export(
         "score.py there shows how to use it"
         if known
         else "score.py does not know a model of your own: use scoring.jax, or "
-        "`embark predict`"
+        "`embark predict --trust-code`"
     )
     say(f"model written to {out}; {how}")

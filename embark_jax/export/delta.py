@@ -6,7 +6,6 @@ for it, and any two checkpoints of a run will do, at the price of reading both.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from embark_jax._base.errors import UserError
-from embark_jax.export.lookup import KEYS, read_table
+from embark_jax.export.errors import ExportError
+from embark_jax.export.lookup import read_table
+from embark_jax.export.reading import DESCRIPTION, KEYS, read_description
 from embark_jax.plans.tables import TableSpec
 from embark_jax.run.saved import SavedModel
-
-
-class ExportError(UserError, ValueError):
-    """A run that cannot be exported, or a folder that cannot take it."""
 
 
 class Earlier(Protocol):
@@ -97,8 +93,8 @@ def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
       ExportError, CheckpointError: if there is no such thing.
     """
     folder, step = Path(since), since
-    if (folder / "model.json").exists():
-        description = json.loads((folder / "model.json").read_text("utf-8"))
+    if (folder / DESCRIPTION).exists():
+        description = read_description(folder)
         if "since" not in description:
             yield _Export(folder, description)
             return

@@ -1,50 +1,56 @@
-"""The rows of exported tables in NumPy alone: files, keys, initial rows and pooling.
+"""The rows of exported tables in NumPy alone: keys, initial rows and pooling.
 
-An export's ``score.py`` holds this module's text in the place of its import.
+An export's ``score.py`` holds this module's text.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-KEYS = "keys"
-"""Name of the keys, or row numbers, in the file of a dynamic table or a delta."""
+from embark_jax.export.errors import ExportError
+from embark_jax.export.reading import (
+    KEYS,
+    check_shape,
+    inside,
+    read_description,
+    read_safetensors,
+)
+
 LAST_KEY = 2**63 - 2
 
 
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Arrays of a file, mapped into memory: rows that are not used are not read.
-    Changes to them stay in memory.
-
-    The format: https://github.com/huggingface/safetensors#format.
-    """
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    types = {"F32": np.float32, "I64": np.int64}
-    found = {}
-    for name, entry in header.items():
-        kind, shape = types[entry["dtype"]], tuple(entry["shape"])
-        start = 8 + header_bytes + entry["data_offsets"][0]
-        # Nothing can be mapped of an empty array.
-        found[name] = (
-            np.memmap(path, kind, mode="c", offset=start, shape=shape)
-            if 0 not in shape
-            else np.empty(shape, kind)
-        )
-    return found
-
-
 def read_table(folder: Path, name: str, table: dict):
-    """The rows of a table of ``model.json``, which ids select: ``rows[ids]``."""
-    arrays = read_safetensors(folder / table["file"])
+    """The rows of a table of ``model.json``, which ids select: ``rows[ids]``.
+
+    Raises:
+      ExportError: if they are not what ``model.json`` says.
+    """
+    path = inside(folder, table["file"])
+    arrays = read_safetensors(path)
+    rows = check_shape(str(path), arrays, name, (table["rows"], table["dim"]))
     if "initial" not in table:
-        return arrays[name]
-    return KeyedRows(arrays[KEYS], arrays[name], table["initial"])
+        return rows
+    keys = read_keys(path, arrays, len(rows), LAST_KEY + 1)
+    return KeyedRows(keys, rows, table["initial"])
+
+
+def read_keys(path: Path, arrays: dict, rows: int, end: int) -> np.ndarray:
+    """The ``[rows]`` keys or row numbers of a file, which must be ascending and below
+    ``end``.
+
+    Raises:
+      ExportError: if they are not.
+    """
+    keys = check_shape(str(path), arrays, KEYS, (rows,))
+    if keys.dtype != np.int64 or (
+        rows and not (keys[0] >= 0 and keys[-1] < end and (keys[1:] > keys[:-1]).all())
+    ):
+        raise ExportError(
+            f"{path}: {KEYS} must be int64, ascending, and from 0 to {end - 1:,}"
+        )
+    return keys
 
 
 class KeyedRows:
@@ -104,44 +110,53 @@ class KeyedRows:
         return (values - np.float32(1)) * np.float32(self.initial["scale"])
 
 
-def apply_delta(folder: Path, step: int, tables: dict):
+def apply_delta(folder: Path, step: int, tables: dict, params: dict):
     """Overwrites and adds the rows that ``embark export --since`` wrote.
 
     Args:
       folder: the delta export.
       step: step of the tables.
       tables: for each table its rows, as ``read_table`` gives them.
+      params: the parameters of the dense model.
 
     Returns:
-      The parameters of the dense model, and the step of both.
+      The new parameters of the dense model, and the step of both.
 
     Raises:
-      ValueError: if that is no delta, or not one of these tables; nothing has changed.
+      ExportError: if that is no delta, or not one of this model, or is damaged; nothing
+        has changed.
     """
-    delta = json.loads((folder / "model.json").read_text("utf-8"))
+    delta = read_description(folder)
     if "since" not in delta:
-        raise ValueError(f"{folder}: is a whole export, must be one made with --since")
+        raise ExportError(f"{folder}: is a whole export, must be one made with --since")
     if delta["since"] != step:
-        raise ValueError(
+        raise ExportError(
             f"{folder}: has what changed since step {delta['since']}, but the model is "
             f"of step {step}; apply all deltas in their order"
         )
     if delta["tables"].keys() != tables.keys():
-        raise ValueError(
+        raise ExportError(
             f"{folder}: has the tables {', '.join(delta['tables'])}, but the model has "
             f"{', '.join(tables)}"
         )
-    arrays = {
-        n: read_safetensors(folder / t["file"]) for n, t in delta["tables"].items()
-    }
-    params = read_safetensors(folder / delta["dense"])
-    for name, each in arrays.items():
-        rows, table = each[name], tables[name]
+    changes = {}
+    for name, table in tables.items():
+        path = inside(folder, delta["tables"][name]["file"])
+        arrays = read_safetensors(path)
+        dim = (table.rows if isinstance(table, KeyedRows) else table).shape[1]
+        rows = check_shape(str(path), arrays, name, (None, dim))
+        changes[name] = read_keys(path, arrays, len(rows), len(table)), rows
+    path = inside(folder, delta["dense"])
+    new_params = read_safetensors(path)
+    for name, array in params.items():
+        check_shape(str(path), new_params, name, array.shape)
+    for name, (keys, rows) in changes.items():
+        table = tables[name]
         if isinstance(table, KeyedRows):
-            table.update(each[KEYS], rows)
+            table.update(keys, rows)
         else:
-            table[each[KEYS]] = rows
-    return params, delta["step"]
+            table[keys] = rows
+    return new_params, delta["step"]
 
 
 def fold_in(cell, number):

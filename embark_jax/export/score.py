@@ -7,19 +7,26 @@ prints a logit for each sample (and task). ``numpy.savez`` writes such a file, w
 hotness]`` integers (-1 where a bag is shorter; keys, if the table is dynamic) and, if
 it is weighted, "weights/FEATURE" likewise. All is computed in float32, whatever
 ``compute_dtype`` is.
+
+If the export has ``encoding/``, that says which id a value of a raw row has:
+``manifest.json`` lists the columns, features, missing values and transforms, and
+``vocabulary/TABLE.arrow`` (Arrow IPC) the values of the ids from 2 on, in the column
+``key``. Id 0 is a missing value, id 1 one that is not there; tables in the manifest's
+``hashed_tables`` have no vocabulary. The how-to page on exports has the details.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from embark_jax.export.lookup import apply_delta, embed, read_safetensors, read_table
+from embark_jax.export.errors import ExportError
+from embark_jax.export.lookup import apply_delta, embed, read_table
+from embark_jax.export.reading import inside, read_description, read_safetensors
 
 
 class Model:
@@ -27,14 +34,17 @@ class Model:
 
     Args:
       folder: an export that ``embark export`` wrote.
+
+    Raises:
+      ExportError: if a file of it is missing or not as it was written.
     """
 
     def __init__(self, folder: str | Path):
         folder = Path(folder)
-        self.description = json.loads((folder / "model.json").read_text("utf-8"))
+        self.description = read_description(folder)
         if "since" in self.description:
-            raise ValueError(f"{folder}: has changes alone, to update a model with")
-        self.params = read_safetensors(folder / self.description["dense"])
+            raise ExportError(f"{folder}: has changes alone, to update a model with")
+        self.params = read_safetensors(inside(folder, self.description["dense"]))
         self.tables = {
             name: read_table(folder, name, table)
             for name, table in self.description["tables"].items()
@@ -44,10 +54,12 @@ class Model:
         """Takes over what has changed, from an export made with ``--since``.
 
         Raises:
-          ValueError: if its changes do not begin at this model's step.
+          ExportError: if its changes do not begin at this model's step, or a file is
+            not as it was written; nothing changes.
         """
         step = self.description["step"]
-        self.params, step = apply_delta(Path(folder), step, self.tables)
+        changed = apply_delta(Path(folder), step, self.tables, self.params)
+        self.params, step = changed
         self.description["step"] = step
 
     def logits(self, dense, ids, weights=None) -> np.ndarray:

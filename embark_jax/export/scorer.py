@@ -6,7 +6,6 @@ compiled for one device. Neither mesh nor plan are needed.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,17 +13,25 @@ from typing import Any
 
 import jax
 import numpy as np
+import pyarrow as pa
+import pydantic
 
 from embark_jax._base.config import Config, ConfigError
-from embark_jax.config import AnyModelConfig, ModelConfig, code_of
+from embark_jax.config import AnyModelConfig, ModelConfig, code_of, copy_path, trusted
 from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
+from embark_jax.export.errors import ExportError
 from embark_jax.export.lookup import (
     KeyedRows,
     apply_delta,
     embed,
-    read_safetensors,
     read_table,
+)
+from embark_jax.export.reading import (
+    DESCRIPTION,
+    inside,
+    read_description,
+    read_safetensors,
 )
 from embark_jax.export.scoring import dense_function, initial, random_key
 from embark_jax.metrics.pointwise import Metrics, evaluate
@@ -94,6 +101,14 @@ class Scorer:
             metrics = evaluate(labels, logits, np.concatenate(known) if known else None)
         return _probabilities(logits), metrics
 
+    def kept(self, rows: str | Path, names: Sequence[str]) -> pa.Table:
+        """Columns of files, one row for each that ``predict`` scores.
+
+        Raises:
+          DataError: if there is no such column.
+        """
+        return self._rows.kept(Path(rows), names)
+
     def update(self, folder: str | Path) -> None:
         """Takes over what has changed since the model's step; threads that predict
         meanwhile use all of it or nothing for each 4,096 samples.
@@ -102,10 +117,11 @@ class Scorer:
           folder: what ``embark export --since`` wrote.
 
         Raises:
-          ValueError: if its changes do not begin at the model's step; nothing changes.
+          ExportError: if its changes do not begin at the model's step, or a file is not
+            as it was written; nothing changes.
         """
         with self._lock:
-            found = apply_delta(Path(folder), self._step, self._arrays)
+            found = apply_delta(Path(folder), self._step, self._arrays, self._params)
             params, self._step = found
             self._params = jax.tree.map(jax.numpy.asarray, params)
 
@@ -155,22 +171,28 @@ class Scorer:
         return np.asarray(logits, np.float64)[: stop - start]
 
 
-def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
+def load_scorer(
+    folder: str | Path, step: int | None = None, *, trust_code: bool = False
+) -> Scorer:
     """Loads the model of a run or an export, to score raw rows.
 
     Args:
       folder: the run folder, or the export.
       step: step of a run's checkpoint; None takes the newest, or the best of a run that
         stopped early.
+      trust_code: whether a model of the user's own may run: the code in the folder's
+        ``code/`` does whatever it says.
 
     Raises:
-      ConfigError, CheckpointError, DataError: if the folder does not hold a model that
-        was trained on a user's own files.
+      ConfigError, CheckpointError, DataError, ExportError: if the folder does not hold
+        a model that was trained on a user's own files, or is damaged, or its code is
+        not trusted.
     """
     folder = Path(folder)
-    rows = RowEncoder(folder)
-    if not (folder / "model.json").exists():
+    if not (folder / DESCRIPTION).exists():
+        rows = RowEncoder(folder)
         config = read_config(folder)
+        trusted(folder, config.model.kind, trust_code)
         if step is None:
             step = best_step(folder)
         with SavedModel(folder / "checkpoints", step) as saved, code_of(folder):
@@ -188,22 +210,25 @@ def load_scorer(folder: str | Path, step: int | None = None) -> Scorer:
         raise ConfigError(
             f"{folder}: is an export, which has one step: leave out --step"
         )
-    known = json.loads((folder / "model.json").read_text("utf-8"))
+    known = read_description(folder)
     if "since" in known:
         raise ConfigError(
             f"{folder}: has changes since step {known['since']} alone; load a whole "
             "export, and update it with this"
         )
+    model = _model(folder, known)
+    trusted(folder, model.kind, trust_code)
+    rows = RowEncoder(folder)
     tables = known["tables"]
     arrays = {n: read_table(folder, n, each) for n, each in tables.items()}
     with code_of(folder):
         return Scorer(
             rows,
-            _Model.model_validate({"model": known["model"]}).model,
+            model,
             tuple(_table(name, each) for name, each in tables.items()),
             tuple(FeatureSpec(name, **f) for name, f in known["features"].items()),
             known["dense_features"],
-            read_safetensors(folder / known["dense"]),
+            read_safetensors(inside(folder, known["dense"])),
             arrays,
             known["step"],
         )
@@ -213,6 +238,29 @@ class _Model(Config):
     """The description of a model in an export."""
 
     model: ModelConfig
+
+
+def _model(folder: Path, description: Mapping[str, Any]) -> AnyModelConfig:
+    """Returns the model of an export.
+
+    Raises:
+      ExportError: if this version has no such model, or its code is not in the export.
+    """
+    try:
+        model = _Model.model_validate({"model": description["model"]}).model
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise ExportError(
+            f"{folder / DESCRIPTION}: {'.'.join(map(str, first['loc']))}: "
+            f"{first['msg']}; export the run again"
+        ) from None
+    if ":" in model.kind:
+        path = copy_path(model.kind)
+        if (folder / path).exists() and path not in description["files"]:
+            raise ExportError(
+                f"{folder / path}: is not a file of the export; delete it"
+            )
+    return model
 
 
 def _rows(saved: SavedModel, table: TableSpec) -> np.ndarray | KeyedRows:

@@ -16,11 +16,11 @@ from flax import nnx
 from embark_jax import models
 from embark_jax._base.config import ConfigError, config_error_at
 from embark_jax.config import (
-    CODE,
     AnyModelConfig,
     ExperimentConfig,
     PreparedConfig,
     SyntheticConfig,
+    copy_path,
     source_file,
 )
 from embark_jax.data import (
@@ -143,9 +143,11 @@ class Experiment:
     def save_sources(self, workdir: Path) -> None:
         """Saves the code that the config names and, if the data were a user's own
         files, the encoding that makes samples of raw rows."""
-        for file in filter(None, map(source_file, named_code(self.config))):
-            (workdir / CODE).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, workdir / CODE / file.name)
+        for kind in named_code(self.config):
+            if file := source_file(kind):
+                copy = workdir / copy_path(kind)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
         if isinstance(self.dataset, PreparedData) and self.dataset.manifest.columns:
             prepared, out = self.dataset.folder, workdir / raw_rows.FOLDER
             raw_rows.save_encoding(prepared, self.dataset.manifest, out)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
-from embark_jax.export import load_scorer, score
+from embark_jax.export import ExportError, load_scorer, score
 from embark_jax.run import experiment
 from tests import runs
+from tests.export.changed import sign
 from tests.export.raw_rows import BatchesAsRows
 from tests.runs import embark
 
@@ -123,10 +124,49 @@ def test_what_is_no_change_of_the_model(run, tmp_path):
     assert "--since nope: must be a step, or the folder" in refused("--since", "nope")
     assert "later than the step 2" in refused("--since", 4, "--step", 2)
     other = shutil.copytree(run / "whole2", tmp_path / "other")
-    description = json.loads((other / "model.json").read_text())
-    description["tables"]["city"]["rows"] = 100
-    (other / "model.json").write_text(json.dumps(description))
+    sign(other, lambda description: description["tables"]["city"].update(rows=100))
     assert "has tables of another model" in refused("--since", other)
+
+
+def city_keys(change):
+    """Changes the row numbers of a delta's file."""
+
+    def damage(delta: Path) -> None:
+        path = delta / "tables/city.safetensors"
+        arrays = load_file(path)
+        save_file(arrays | {"keys": change(arrays["keys"].copy())}, path)
+        sign(delta)
+
+    return damage
+
+
+def set_first(key: int):
+    def change(keys):
+        keys[0] = key
+        return keys
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda delta: (delta / "tables/city.safetensors").write_bytes(b"12345678"),
+        lambda delta: (delta / "dense.safetensors").unlink(),
+        lambda delta: sign(delta, lambda it: it["tables"]["city"].update(file="../x")),
+        city_keys(set_first(-1)),
+        city_keys(lambda keys: keys + 200),
+        city_keys(lambda keys: keys[::-1].copy()),
+        city_keys(lambda keys: keys[:-1]),
+    ],
+)
+def test_damaged_changes_change_nothing(run, tmp_path, damage):
+    delta = export(run, tmp_path / "delta", "--step", 4, "--since", 2)
+    damage(delta)
+    model = score.Model(run / "whole2")
+    with pytest.raises(ExportError, match=re.escape(str(delta))):
+        model.update(delta)
+    assert_same_model(model, run / "whole2")
 
 
 def test_a_scorer_is_updated(run, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,14 @@ class RowEncoder:
             known.add(records)
             yield Batch.of(records, f"{path}, row {{}}".format), has_label
         known.warn()
+
+    def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
+        """Returns columns of the files that ``batches`` reads, as they are there.
+
+        Raises:
+          DataError: if there is no such column.
+        """
+        return tables.as_they_are(Path(rows), self._columns, names)
 
     def _tables(self, rows: Any) -> Iterator[tuple[pa.Table, Path]]:
         if isinstance(rows, str | Path):

@@ -20,6 +20,7 @@ from embark_jax.data.prepare.recipe import (
     WEIGHT,
     DelimitedFile,
     ParquetFile,
+    Position,
     RawFile,
     Recipe,
     given_split,
@@ -60,19 +61,56 @@ def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
     Raises:
       DataError: if there are no files, or a column is missing.
     """
+    paths, names = _paths_and_names(path, columns)
+    check_there(columns.inputs, names, str(paths[0]))
+    if not _is_parquet(paths):
+        return _text_files(paths, columns, names, label_required=False)
+    used = {*columns.inputs, *columns.targets, columns.weight} & set(names)
+    return [ParquetFile(each, tuple(sorted(used))) for each in paths]
+
+
+def as_they_are(path: Path, columns: Columns, wanted: Sequence[str]) -> pa.Table:
+    """Reads columns of the same files, of text files as their texts.
+
+    Raises:
+      DataError: if there are no files, or a column is missing.
+    """
+    paths, names = _paths_and_names(path, columns)
+    check_there(wanted, names, str(paths[0]))
+    if _is_parquet(paths):
+        files: list[RawFile] = [ParquetFile(each, tuple(wanted)) for each in paths]
+    else:
+        separator = _separator(paths[0], columns)
+        layout = with_header(
+            [Column(name) for name in names], separator, quotes=True, missing=()
+        )
+        files = [DelimitedFile(each, layout) for each in paths]
+    pieces = [
+        piece.read("error")[0].select(list(wanted))
+        for file in files
+        for piece in file.pieces(Position())
+    ]
+    if not pieces:
+        return pa.table({name: [] for name in wanted})
+    try:
+        return pa.concat_tables(pieces, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{path}: columns differ between files: {error}") from None
+
+
+def _paths_and_names(path: Path, columns: Columns) -> tuple[list[Path], list[str]]:
+    """The files of rows to score, and their columns."""
     patterns = PARQUET_FILES if path.suffix == ".parquet" else TEXT_FILES
     if path.is_dir() and any(path.glob(PARQUET_FILES[0])):
         patterns = PARQUET_FILES
     paths = _paths(path, *patterns)
     if patterns is TEXT_FILES:
-        names = _header(paths[0], _separator(paths[0], columns))
-    else:
-        names = _parquet_names(paths[0])
-    check_there(columns.inputs, names, str(paths[0]))
-    if patterns is TEXT_FILES:
-        return _text_files(paths, columns, names, label_required=False)
-    used = {*columns.inputs, *columns.targets, columns.weight} & set(names)
-    return [ParquetFile(each, tuple(sorted(used))) for each in paths]
+        return paths, _header(paths[0], _separator(paths[0], columns))
+    return paths, _parquet_names(paths[0])
+
+
+def _is_parquet(paths: Sequence[Path]) -> bool:
+    return paths[0].suffix == ".parquet"
 
 
 def _text_files(
