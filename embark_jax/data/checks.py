@@ -143,7 +143,8 @@ class BatchChecker:
         return weights
 
     def _ids(self, batch: Batch, name: str) -> np.ndarray:
-        what, ids = f"ids of feature {name!r}", np.asarray(batch.ids[name])
+        what = f"ids of feature {name!r}"
+        ids = _whole(what, batch.ids[name])
         hotness, rows = self._features[name].hotness, self._rows[name]
         if not np.issubdtype(ids.dtype, np.integer):
             raise DataError(f"{what}: dtype is {ids.dtype}, must be an integer type")
@@ -273,7 +274,7 @@ def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
 def _float32(
     batch: Batch, what: str, values: np.ndarray, shape: tuple[int, ...]
 ) -> np.ndarray:
-    values = np.asarray(values)
+    values = _whole(what, values)
     if values.dtype.kind not in "fiub":
         raise DataError(f"{what}: dtype is {values.dtype}, must be a number type")
     if values.shape != shape:
@@ -284,6 +285,16 @@ def _float32(
     if not finite.all():
         _fail(batch, what, ~finite, values, "must be finite in float32")
     return cast
+
+
+def _whole(what: str, values: np.ndarray) -> np.ndarray:
+    """Returns the values as an array; behind a mask there is no value to train on."""
+    if np.ma.is_masked(values):
+        raise DataError(
+            f"{what}: {np.ma.count_masked(values)} values are masked; leave out their "
+            "samples, or fill them"
+        )
+    return np.asarray(values)
 
 
 def _pad(array: np.ndarray, width: int, value: int) -> np.ndarray:

@@ -87,7 +87,7 @@ def record(workdir: Path, config: ExperimentConfig, step: int) -> None:
         trained[0] = folder / "0.yaml"
         trained[0].write_bytes(current.read_bytes())
     text = reading.dump_yaml(config)
-    if not trained or trained[max(trained)].read_text("utf-8") != text:
+    if not trained or trained[max(trained)].read_bytes() != text.encode():
         (folder / f"{step}.yaml").write_text(text, "utf-8")
     with replacing(current) as scratch:
         scratch.write_text(text, "utf-8")

@@ -299,3 +299,18 @@ def test_records_hold_what_the_arrays_do():
     wrong = dataclasses.replace(checked, labels=checked.labels[:, None])
     with pytest.raises(ValueError, match=r"labels are float32 of shape \(2, 1\), must"):
         wrong.to_records()
+
+
+@pytest.mark.parametrize("what", ["labels", "dense", "ids"])
+def test_what_lies_behind_a_mask_is_not_trained_on(what):
+    """Behind the mask lies a 1, which is no value."""
+    values = np.ma.masked_array([[1], [1]], mask=[[False], [True]])
+    changes = {
+        "labels": {"labels": values[:, 0]},
+        "dense": {"dense": np.ma.concatenate([values, values], axis=1)},
+        "ids": {"ids": {**good_batch().ids, "user": values}},
+    }[what]
+    with pytest.raises(DataError, match=rf"^{what}.*: [12] values are masked; leave"):
+        checker()(good_batch(**changes))
+    whole = {"user": np.ma.masked_array([[7], [99]])}
+    checker()(good_batch(ids={**good_batch().ids, **whole}))

@@ -132,3 +132,12 @@ def test_every_key_that_may_change_is_one(run):
         leaves.add(f"embedding.tables.user.optimizer.{key}")
     for pattern in history.MAY_CHANGE:
         assert any(history.fnmatch.fnmatchcase(leaf, pattern) for leaf in leaves)
+
+
+def test_a_damaged_config_of_before_is_kept_and_followed_by_a_whole_one(run):
+    before = run / "configs" / "0.yaml"
+    damaged = before.read_bytes().replace(b"tiny", b"t\xf7ny")
+    before.write_bytes(damaged)
+    history.record(run, config(run), 5)
+    assert before.read_bytes() == damaged
+    assert reading.load(run / "configs" / "5.yaml") == config(run)
