@@ -84,7 +84,7 @@ def trusted(folder: Path, kind: str, trust_code: bool) -> None:
 
     Args:
       folder: a run or an export.
-      kind: kind of its model.
+      kind: kind of its model, or another name in its config.
       trust_code: whether the user trusts the folder.
 
     Raises:
@@ -95,7 +95,7 @@ def trusted(folder: Path, kind: str, trust_code: bool) -> None:
     path = folder / copy_path(kind)
     where = f"in {path}" if path.is_file() else "which Python finds elsewhere"
     raise ConfigError(
-        f"{folder}: its model is {kind}, code {where}; it would run with all your "
+        f"{folder}: names {kind}, code {where}; it would run with all your "
         "rights: read it, and pass --trust-code (trust_code=True) if you trust it"
     )
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embark_jax._base.config import ConfigError
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.config import CODE, ExperimentConfig, code_of, reading
+from embark_jax.config import ExperimentConfig, code_of, reading, trusted
 from embark_jax.data import Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.plan import Plan
@@ -80,8 +79,8 @@ def load_run(
         when a run is resumed. Without any the tables are placed by the run's plan, with
         some by a new one.
       step: step of the checkpoint; None takes the newest that is not damaged.
-      trust_code: whether to run code that the config names: modules that Python finds,
-        and else the copies in the folder.
+      trust_code: whether to run code that the config names: the copies in the folder,
+        or else modules that Python finds.
 
     Raises:
       ConfigError: if the folder is no run's, a key must not change, the config names
@@ -92,7 +91,8 @@ def load_run(
     """
     folder = Path(path)
     config = read_config(folder)
-    _check_trust(folder, config, trust_code)
+    for kind in named_code(config):
+        trusted(folder, kind, trust_code)
     if changes:
         config = reading.load(folder / history.CURRENT, changes)
         history.changes(folder, config)
@@ -114,14 +114,3 @@ def _lower_rates(setup: Experiment, trainer: Trainer, folder: Path) -> None:
         past = [each for each in read_metrics(folder) if each["step"] <= trainer.step]
         factor = Plateau(config.train.plateau, past).factor
         trainer.use_optimizers(*build_optimizers(config, setup.steps, factor))
-
-
-def _check_trust(folder: Path, config: ExperimentConfig, trust_code: bool) -> None:
-    """Raises ``ConfigError`` if a folder names code, and is not trusted."""
-    named = named_code(config)
-    if named and not trust_code:
-        raise ConfigError(
-            f"{folder}: its config names code, {', '.join(named)}, which would run "
-            f"with all your rights: read it, in {folder / CODE} or where Python finds "
-            "it, and pass trust_code=True if you trust it"
-        )
