@@ -40,9 +40,10 @@ class TableConfig(Config):
     or None takes as many as the planner finds memory for."""
     max_slots: PositiveInt | None = None
     """Makes a dynamic table: any id that is not negative is a key, and gets a row when
-    it is first seen. The table begins with ``slots``, at least one a device, which
-    double up to this number; after that, rows leave. ``rows`` is for synthetic data
-    only: the number of unique ids that are drawn."""
+    it is first seen. The table begins with ``slots``, at least one a device (``auto``
+    or None: 16,384), which grow up to this number, at least by doubling; after that,
+    rows leave. ``rows`` is for synthetic data only: the number of unique ids that are
+    drawn."""
     evicted: Literal["host", "disk", "discard"] | None = None
     """Place of rows that have left a dynamic table: ``host`` memory (also None),
     ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
@@ -164,10 +165,9 @@ class EmbeddingConfig(Config):
 def _sized(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
     slots = None if mine.slots == "auto" else mine.slots
     if mine.max_slots is not None:
-        if slots is None or mine.tier is not None:
+        if mine.tier is not None:
             raise ValueError(
-                f"table {name!r}: max_slots makes it dynamic; give slots as a number, "
-                "and evicted, not tier"
+                f"table {name!r}: max_slots makes it dynamic; give evicted, not tier"
             )
         return TableSpec.dynamic(
             *(name, dim, slots, mine.max_slots),

@@ -120,17 +120,25 @@ class Plan:
         if differences:
             raise ValueError("plan is for another model: " + "; ".join(differences))
 
-    def with_room(self, keys: Mapping[str, int]) -> Plan:
+    def with_room(
+        self, keys: Mapping[str, int], expected: Mapping[str, int] | None = None
+    ) -> Plan:
         """Returns the plan with room for the keys of dynamic tables: a table with too
         little room doubles until it has enough.
 
         Args:
           keys: number of keys by table.
+          expected: number of keys by table for which one with too little room has
+            enough afterwards, as far as its ``max_slots`` go.
         """
         placements = []
         for each in self.placements:
-            rows = each.table.rows
-            while rows < keys.get(each.table.name, 0):
+            name, rows = each.table.name, each.table.rows
+            enough = keys.get(name, 0)
+            if rows < enough:
+                most = max(enough, each.table.max_slots or 0)
+                enough = max(enough, min((expected or {}).get(name, 0), most))
+            while rows < enough:
                 rows *= 2
             if rows != each.table.rows:
                 each = dataclasses.replace(each, table=each.table.with_room(rows))

@@ -22,6 +22,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 DYNAMIC_KEYS = 2**63 - 1
 """Number of keys of a dynamic table: any id that is not negative is one."""
+FIRST_SLOTS = 2**14
+"""Slots that a dynamic table begins with, if nothing is said."""
 PADDING_ID = -1
 """Marks a padding element of a bag; it costs no lookup."""
 
@@ -52,7 +54,9 @@ class TableSpec:
         longest ago, "lfu" those asked for by the fewest batches since they came.
       max_slots: number of slots that makes a *dynamic* table, as ``TableSpec.dynamic``
         does: any id that is not negative is a key, and gets the next row when it is
-        first seen. ``rows`` and ``slots`` are the present room, and grow.
+        first seen. ``rows`` and ``slots`` are the present room, and grow. Without
+        ``slots`` it has as many as ``rows``, up to ``max_slots``; without a ``tier``,
+        evicted rows are in "host".
       discard: whether a dynamic table forgets a row that leaves the slots: its key
         counts as new when it is seen again.
 
@@ -78,7 +82,7 @@ class TableSpec:
         cls,
         name: str,
         dim: int,
-        slots: int,
+        slots: int | None,
         max_slots: int,
         *,
         init_scale: float | None = None,
@@ -89,8 +93,9 @@ class TableSpec:
 
         Args:
           name, dim, evict: as in any cached table.
-          slots: initial slots, on all devices together; at least one a device. They
-            double whenever there are more keys.
+          slots: initial slots, on all devices together; at least one a device. None
+            takes 16,384, or ``max_slots`` if that is less. Whenever there are more keys
+            they double, more than once if many keys are new.
           max_slots: largest number of slots. Surplus rows then leave.
           init_scale: as in any table; ``None`` takes ``max_slots ** -0.5``.
           evicted: place of rows that have left: memory, "host", a scratch file, "disk",
@@ -104,6 +109,8 @@ class TableSpec:
                 f"table {name!r}: evicted is {evicted!r}, must be one of "
                 f"{', '.join(get_args(Evicted))}"
             )
+        most = whole(f"table {name!r}: max_slots", max_slots)
+        slots = min(FIRST_SLOTS, most) if slots is None else slots
         return cls(
             name,
             rows=whole(f"table {name!r}: slots", slots),
@@ -132,6 +139,8 @@ class TableSpec:
                 f"table {self.name!r}: init_scale is {scale!r}, must be a finite "
                 "number >= 0"
             )
+        if self.max_slots is not None:
+            self._complete_dynamic()
         self._check_tier()
         self._check_dynamic()
 
@@ -168,6 +177,14 @@ class TableSpec:
             )
         object.__setattr__(self, "slots", slots)
 
+    def _complete_dynamic(self) -> None:
+        most = whole(f"table {self.name!r}: max_slots", self.max_slots)
+        object.__setattr__(self, "max_slots", most)
+        if self.tier == "device":
+            object.__setattr__(self, "tier", "host")
+        if self.slots is None:
+            object.__setattr__(self, "slots", min(self.rows, most))
+
     def _check_dynamic(self) -> None:
         if self.max_slots is None:
             if self.discard:
@@ -181,12 +198,10 @@ class TableSpec:
                 f"table {self.name!r}: initializer is {self.initializer!r}, must be "
                 "uniform where the table is dynamic"
             )
-        most = whole(f"table {self.name!r}: max_slots", self.max_slots)
-        object.__setattr__(self, "max_slots", most)
-        if self.slots is None or self.slots > most:
+        if self.slots is None or self.slots > self.max_slots:
             raise ValueError(
                 f"table {self.name!r}: slots is {self.slots}, must be at most its "
-                f"max_slots {most}"
+                f"max_slots {self.max_slots}"
             )
 
     @property

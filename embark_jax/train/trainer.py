@@ -32,6 +32,7 @@ from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.feeding import batches_ahead, read_ahead
 from embark_jax.train.flax_model import CALL
 from embark_jax.train.function_model import step_model
+from embark_jax.train.growth import TableGrowth
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.numbering import Numbering
@@ -72,6 +73,7 @@ class Trainer:
       batch_size: number of samples in a step, over all devices.
       recompilations: number of times a capacity had to grow.
       cached: rows of cached tables, None if there are none.
+      growth: growth of dynamic tables, which is logged unless ``report`` is replaced.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Trainer:
         optimizers, key = (dense_optimizer, embedding_optimizer), jax.random.key(seed)
         self.state = init_state(self._model, embeddings, *optimizers, key, dense)
         self._numbering = Numbering(embeddings.plan)
+        self.growth = TableGrowth()
         sizes = self.batch_size, embeddings.plan.batch_size
         self._placing = Placing(self._numbering, embeddings.mesh, *sizes)
         rows = embedding_optimizer, key, self._numbering, scratch
@@ -139,7 +142,7 @@ class Trainer:
 
     def _grow_tables(self, keys: Mapping[str, int]) -> None:
         """Makes room for these numbers of keys of dynamic tables."""
-        plan = self.embeddings.plan.with_room(keys) if keys else self.embeddings.plan
+        plan = self.growth.larger(self.embeddings.plan, keys)
         if self.cached is not None and plan is not self.embeddings.plan:
             larger = self.embeddings.with_plan(plan)
             self.state = self.cached.settle(self.state)
@@ -155,8 +158,7 @@ class Trainer:
         callback: Callable[[StepResult], None] = lambda result: None,
         progress: bool | None = None,
     ) -> StepResult | None:
-        """Trains up to step ``steps``, from the current state on; warns if there is
-        nothing to train, as after ``load``.
+        """Trains up to step ``steps``; warns if there is nothing to train.
 
         Args:
           dataset: data set whose batch ``step`` is a pure function of the step.
@@ -256,14 +258,15 @@ class Trainer:
         )
 
     def _in_flight(self) -> StepsInFlight:
-        waiting = int(self._overlap)
-        return StepsInFlight(self._dispatch, self._mend, self._land, waiting)
+        return StepsInFlight(self._dispatch, self._mend, self._land, int(self._overlap))
 
     def _dispatch(self, placed: PlacedBatch, following: PlacedBatch | None) -> Flight:
         batch, on_devices, *_ = placed
         self._numbering.use(keys := (following or placed).keys)
+        self.growth.expect(keys)
         self._grow_tables(keys)
         report = self.apply(on_devices, batch.hot, following)
+        self.growth.end(self.step)
         return Flight.of(batch, report, self._programs.capacities(batch.hot))
 
     def apply(
@@ -355,6 +358,7 @@ class Trainer:
         def start(placed: PlacedBatch) -> Flight:
             self._grow_tables(placed.keys)
             self.state, report = self._programs.predict(self.state, placed, method)
+            self.growth.end(self.step)
             return Flight.of(placed.batch, report, self.embeddings.plan.capacities)
 
         return score_all(placed, start, self._make_room, self._checker(), in_flight)
