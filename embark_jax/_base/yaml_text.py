@@ -23,6 +23,8 @@ def parse(text: str) -> Any:
         problem = " ".join(filter(None, (error.context, error.problem)))
         line = f"line {mark.line + 1}: " if mark else ""
         raise ConfigError(f"{line}YAML error: {problem}") from None
+    except RecursionError:
+        raise ConfigError("YAML error: is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # also a date such as 2024-13-01
         raise ConfigError(f"YAML error: {error}") from None
 

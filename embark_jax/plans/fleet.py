@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import pydantic
 import pydantic.dataclasses
-from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import Config, ConfigError, nearest, read_text
@@ -36,6 +36,13 @@ BY_NAME = {
 
 GPU_EFFICIENCY = "efficiency/gpu.yaml"
 THIS_MACHINE = "this machine"
+
+Figure = Annotated[float, Field(ge=1, le=1e24)]
+"""Bytes, bytes or operations a second, of any machine."""
+Share = Annotated[float, Field(ge=1e-6, le=100)]
+"""Share of a figure; the placeholders of a fleet may be exceeded."""
+MOST_DEVICES = 2**16
+Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 
 _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -63,13 +70,13 @@ class DeviceSpec:
     """
 
     name: str
-    memory_bytes: Annotated[PositiveFloat, BeforeValidator(_memory_bytes)]
-    memory_bytes_per_s: PositiveFloat
-    flops_per_s: PositiveFloat
-    node_link_bytes_per_s: PositiveFloat
-    network_bytes_per_s: PositiveFloat
-    host_bytes_per_s: PositiveFloat | None = None
-    disk_bytes_per_s: PositiveFloat | None = None
+    memory_bytes: Annotated[Figure, BeforeValidator(_memory_bytes)]
+    memory_bytes_per_s: Figure
+    flops_per_s: Figure
+    node_link_bytes_per_s: Figure
+    network_bytes_per_s: Figure
+    host_bytes_per_s: Figure | None = None
+    disk_bytes_per_s: Figure | None = None
 
     def divided(self, devices: int) -> DeviceSpec:
         """Returns a device with the share of each of these devices in all figures."""
@@ -94,14 +101,14 @@ class Efficiency:
       kernel_us: least time of a kernel; only the simulator counts kernels.
     """
 
-    memory: PositiveFloat
-    link: PositiveFloat
-    flops: PositiveFloat
-    launch_us: NonNegativeFloat
-    node_hop_us: NonNegativeFloat
-    network_hop_us: NonNegativeFloat
-    message_us: NonNegativeFloat = 0.0
-    kernel_us: NonNegativeFloat = 0.0
+    memory: Share
+    link: Share
+    flops: Share
+    launch_us: Microseconds
+    node_hop_us: Microseconds
+    network_hop_us: Microseconds
+    message_us: Microseconds = 0.0
+    kernel_us: Microseconds = 0.0
 
 
 class FleetFile(Config):
@@ -113,7 +120,7 @@ class FleetFile(Config):
     """
 
     device: DeviceSpec
-    gpus_per_node: PositiveInt
+    gpus_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
     efficiency: Efficiency
     shared: bool = False
     measured: Mapping[str, float] = {}
@@ -145,7 +152,9 @@ class Fleet:
                 f"are functions of embark_jax.fleets, such as dgx_h100(nodes=2)"
             )
         for key in ("nodes", "gpus_per_node"):
-            object.__setattr__(self, key, whole(f"fleet: {key}", getattr(self, key)))
+            object.__setattr__(
+                self, key, whole(f"fleet: {key}", getattr(self, key), MOST_DEVICES)
+            )
 
     @property
     def devices(self) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MESH_AXES = ("node", "gpu")
 PLAN_VERSION = 6
+MOST, MOST_PROBLEMS = 100_000, 50
+"""Largest number of tables or features, and of problems that an error lists."""
 MAX_SLOTS = 2**31 - 2**24
 """Slots are 32-bit; larger numbers stand for elements of a batch that hold no row."""
 
@@ -67,6 +69,9 @@ class Plan:
                 f"batch size {self.batch_size} must be a multiple of the "
                 f"{self.devices} devices"
             )
+        if self.prediction is not None:
+            names = [table.name for table in self.tables]
+            problems += self.prediction.problems(names, self.devices)
         if problems:
             raise ValueError("; ".join(problems))
         for storage in self.storages:
@@ -215,6 +220,8 @@ class Plan:
             value = json.loads(text)
         except ValueError as error:
             raise ValueError(f"damaged plan: {error}") from None
+        except RecursionError:
+            raise ValueError("damaged plan: is nested too deeply") from None
         version = value.get("version") if isinstance(value, dict) else "none"
         if version != PLAN_VERSION:
             raise ValueError(
@@ -222,11 +229,19 @@ class Plan:
                 "it again with `embark plan`"
             )
         del value["version"]
+        for key in ("features", "placements"):
+            if isinstance(entries := value.get(key), list) and len(entries) > MOST:
+                raise ValueError(
+                    f"damaged plan: {key} has {len(entries):,} entries, must have at "
+                    f"most {MOST:,}"
+                )
         try:
             return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
-            problems = "\n  ".join(map(_explain, error.errors(include_url=False)))
-            raise ValueError(f"damaged plan:\n  {problems}") from None
+            problems = [*map(_explain, error.errors(include_url=False))]
+            if more := len(problems[MOST_PROBLEMS:]):
+                problems[MOST_PROBLEMS:] = [f"and {more:,} more"]
+            raise ValueError("\n  ".join(["damaged plan:", *problems])) from None
 
 
 def _explain(error: Any) -> str:

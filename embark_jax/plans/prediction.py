@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MOST, ROUNDING = 1e100, 1e-6
+"""Largest number of a prediction, and the largest rounding error below 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,38 @@ class Prediction:
     device_bytes: tuple[float, ...]
     breakdown: Breakdown | None = None
 
+    def problems(self, tables: Sequence[str], devices: int) -> list[str]:
+        """Lists what is wrong with this prediction for a plan of these tables."""
+        values: dict[str, Any] = dict(vars(self))
+        per_device = {"device_ms": self.device_ms, "device_bytes": self.device_bytes}
+        per_table: dict[str, Mapping[str, float]] = {}
+        if self.breakdown is not None:
+            values |= vars(self.breakdown)
+            per_device["device_ids"] = self.breakdown.device_ids
+            per_device |= {
+                f"phase_ms.{name}": ms for name, ms in self.breakdown.phase_ms.items()
+            }
+            for key in ("table_ms", "hottest_row_shard"):
+                per_table[key] = values[key]
+        found = [
+            f"prediction: {key} has {len(numbers)} values, must have one for each of "
+            f"the {devices} devices"
+            for key, numbers in per_device.items()
+            if len(numbers) != devices
+        ]
+        found += [
+            f"prediction: {key} must have a value for each table, and for nothing else"
+            for key, numbers in per_table.items()
+            if set(numbers) != set(tables)
+        ]
+        for key, value in values.items():
+            bad = [x for x in _numbers(value) if not -ROUNDING <= x <= MOST]
+            if bad:
+                found.append(
+                    f"prediction: {key} has {bad[0]}, must be from 0 to {MOST:.0e}"
+                )
+        return found
+
     @property
     def gap(self) -> float:
         """Largest distance of the plan from the optimum, as a share of the optimum."""
@@ -63,3 +99,14 @@ class Prediction:
         if not self.lower_bound_ms:
             return math.inf
         return self.step_ms / self.lower_bound_ms - 1
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yields the numbers in a field, its lists and its mappings."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float):
+        yield value

@@ -26,6 +26,10 @@ FIRST_SLOTS = 2**14
 """Slots that a dynamic table begins with, if nothing is said."""
 PADDING_ID = -1
 """Marks a padding element of a bag; it costs no lookup."""
+MOST, MOST_DIM = 2**31 - 1, 2**16
+MOST_ROWS = 2**42
+"""Largest counts, of all, dims and rows: the bytes of such a table are a 64-bit
+integer, and no machine has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +113,11 @@ class TableSpec:
                 f"table {name!r}: evicted is {evicted!r}, must be one of "
                 f"{', '.join(get_args(Evicted))}"
             )
-        most = whole(f"table {name!r}: max_slots", max_slots)
+        most = whole(f"table {name!r}: max_slots", max_slots, MOST_ROWS)
         slots = min(FIRST_SLOTS, most) if slots is None else slots
         return cls(
             name,
-            rows=whole(f"table {name!r}: slots", slots),
+            rows=whole(f"table {name!r}: slots", slots, MOST_ROWS),
             dim=dim,
             init_scale=init_scale,
             tier="host" if evicted == "discard" else evicted,
@@ -129,7 +133,8 @@ class TableSpec:
                 f"table name {self.name!r}: must be non-empty text, without '/'"
             )
         for key in ("rows", "dim"):
-            value = whole(f"table {self.name!r}: {key}", getattr(self, key))
+            most = MOST_ROWS if key == "rows" else MOST_DIM
+            value = whole(f"table {self.name!r}: {key}", getattr(self, key), most)
             object.__setattr__(self, key, value)
         scale = self.init_scale
         if scale is not None and not (
@@ -169,7 +174,7 @@ class TableSpec:
             )
         if self.slots is None:
             return
-        slots = whole(f"table {self.name!r}: slots", self.slots)
+        slots = whole(f"table {self.name!r}: slots", self.slots, MOST_ROWS)
         if slots > self.rows:
             raise ValueError(
                 f"table {self.name!r}: slots is {slots}, must be at most its "
@@ -178,7 +183,7 @@ class TableSpec:
         object.__setattr__(self, "slots", slots)
 
     def _complete_dynamic(self) -> None:
-        most = whole(f"table {self.name!r}: max_slots", self.max_slots)
+        most = whole(f"table {self.name!r}: max_slots", self.max_slots, MOST_ROWS)
         object.__setattr__(self, "max_slots", most)
         if self.tier == "device":
             object.__setattr__(self, "tier", "host")
@@ -282,16 +287,20 @@ class FeatureSpec:
             )
 
 
-def whole(what: str, value: Any) -> int:
+def whole(what: str, value: Any, most: int = MOST) -> int:
     """Returns a count, Python's or NumPy's, as an int.
 
     Raises:
-      ValueError: if it is not a whole number, or below 1.
+      ValueError: if it is not a whole number, below 1 or above ``most``.
     """
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_whole or value < 1:
-        raise ValueError(f"{what} is {value!r}, must be a whole number >= 1")
-    return int(value)
+        raise ValueError(f"{what} is {value!r:.80}, must be a whole number >= 1")
+    count = int(value)
+    if count > most:
+        digits = f"{count:,}" if count < 10**30 else "a number of more than 30 digits"
+        raise ValueError(f"{what} is {digits}, must be at most {most:,}")
+    return count
 
 
 def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:

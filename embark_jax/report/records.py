@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "cost_model": prediction.cost_model,
         "step_ms": prediction.step_ms,
         "lower_bound_ms": prediction.lower_bound_ms,
-        "gap": prediction.gap,
+        "gap": prediction.gap if math.isfinite(prediction.gap) else None,
         "per_device": [
             {"device": device, "load_ms": load_ms, "memory_bytes": memory_bytes}
             for device, (load_ms, memory_bytes) in enumerate(

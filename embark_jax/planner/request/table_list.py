@@ -33,12 +33,20 @@ from embark_jax.planner.request.dense import (
 )
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, embedding_width
+from embark_jax.plans.tables import (
+    MOST_DIM,
+    FeatureSpec,
+    TableSpec,
+    check_model,
+    embedding_width,
+)
 from embark_jax.plans.wire import FLOAT32, Wire
 
 T = TypeVar("T")
 
 Count = Annotated[int, Field(strict=True, ge=1)]
+Width = Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)]
+MOST_TABLES, MOST_LAYERS = 100_000, 1000
 ITEM = "table list"
 MODELS = Path(__file__).parents[2] / "config_files" / "models"
 """``configs/models``, through a link that a built package has as a folder."""
@@ -65,11 +73,11 @@ class DenseNet(Config):
     With ``interaction`` "dot" it is that output with the dot products of all pairs
     (DLRM)."""
 
-    features: Annotated[int, Field(strict=True, ge=0)] = 0
-    bottom: tuple[Count, ...] = ()
-    top: tuple[Count, ...] = (1,)
-    cross_layers: Annotated[int, Field(strict=True, ge=0)] = 0
-    cross_rank: Annotated[int, Field(strict=True, ge=0)] = 0
+    features: Annotated[int, Field(strict=True, ge=0, le=MOST_DIM)] = 0
+    bottom: tuple[Width, ...] = ()
+    top: tuple[Width, ...] = (1,)
+    cross_layers: Annotated[int, Field(strict=True, ge=0, le=MOST_LAYERS)] = 0
+    cross_rank: Annotated[int, Field(strict=True, ge=0, le=MOST_DIM)] = 0
     interaction: Literal["concatenate", "dot"] = "concatenate"
     pool_stride: Count = 1
     """Number of neighbouring columns of the pooled rows that are averaged into one."""
@@ -193,7 +201,7 @@ def read_table_list(text: str) -> TableList:
     """
     try:
         data = json.loads(text)  # YAML does not include all of JSON, such as tabs
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             data = yaml_text.parse(text)
         except ConfigError as error:
@@ -206,6 +214,9 @@ def read_table_list(text: str) -> TableList:
         )
     try:
         listed = TableList.model_validate(data)
+        number = sum(entry.count for entry in listed.tables)
+        if number > MOST_TABLES:
+            raise ValueError(f"has more than {MOST_TABLES:,} tables")
         check_model(*listed.specs())
     except pydantic.ValidationError as error:
         # A value that fits none of several types is reported once for each type.

@@ -22,6 +22,10 @@ STATE_VALUES = {
 """float32 values that an optimizer keeps for each parameter, and for each row."""
 
 
+MOST_EXPONENT = 20
+"""Largest exponent of a power law; with it, all ids are of the first row."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """The circumstances of a plan.
@@ -56,9 +60,10 @@ class Workload:
     overlap: bool = False
 
     def __post_init__(self):
-        if not 0 <= self.zipf_exponent < math.inf:
+        if not 0 <= self.zipf_exponent <= MOST_EXPONENT:
             raise ValueError(
-                f"zipf_exponent is {self.zipf_exponent}, must be finite and >= 0"
+                f"zipf_exponent is {self.zipf_exponent}, must be from 0 to "
+                f"{MOST_EXPONENT}"
             )
         if not 0 < self.capacity_slack < math.inf:
             raise ValueError(
