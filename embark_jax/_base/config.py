@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict
 
 from embark_jax._base.errors import UserError
+from embark_jax._base.storage import local
 
 
 class ConfigError(UserError, ValueError):
@@ -35,7 +36,7 @@ def read_text(path: Path) -> str:
       ConfigError: if it cannot be read, or is not UTF-8 text.
     """
     try:
-        return path.read_text("utf-8")
+        return local(path).read_text("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

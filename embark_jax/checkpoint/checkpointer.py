@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
 from embark_jax._base.memory import free_memory_bytes
+from embark_jax._base.storage import local
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.errors import CheckpointError, ForeignCheckpointError
 from embark_jax.checkpoint.files import write_file
@@ -76,7 +77,7 @@ class Checkpointer:
         memory_bytes: int | None = None,
         say: Callable[[str], None] = lambda line: None,
     ):
-        self._folder = CheckpointFolder(Path(folder).absolute())
+        self._folder = CheckpointFolder(local(folder).absolute())
         self._identity = identity
         self._keep = keep
         self.best_step: int | None = None

@@ -24,8 +24,9 @@ from embark_jax.cli import (
     sweep,
     train,
 )
+from embark_jax.cli.paths import Commands
 
-app = typer.Typer(
+app = Commands(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
     "For a first run on any computer: embark init first.yaml\n\n"
     "Then: embark train first.yaml",

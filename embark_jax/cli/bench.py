@@ -25,11 +25,12 @@ from embark_jax.cli.arguments import (
     say,
 )
 from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.cli.paths import Commands
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
 from embark_jax.plans import fleet as fleets
 
-app = typer.Typer(
+app = Commands(
     help="Measure this machine. Figures are medians after a warm-up.",
     no_args_is_help=True,
 )

@@ -12,10 +12,11 @@ from rich.table import Column, Table
 
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.cli.paths import Commands
 from embark_jax.config import ExperimentConfig, PreparedConfig, reading
 from embark_jax.statistics.accesses import Statistics
 
-app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
+app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
 app.command("synth")(prepare.synth)
 
@@ -46,8 +47,6 @@ def verify(
         typer.Argument(
             metavar="DIR",
             help="Folder that `embark data prepare` or `embark data synth` wrote.",
-            exists=True,
-            file_okay=False,
         ),
     ],
 ) -> None:

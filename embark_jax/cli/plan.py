@@ -67,8 +67,6 @@ def plan(
     stats: Annotated[
         Path | None,
         typer.Option(
-            exists=True,
-            dir_okay=False,
             help="Statistics of the ids, which `embark data stats --out` wrote.",
         ),
     ] = None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark_jax._base.config import Config
+from embark_jax._base.storage import LocalPath
 from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
@@ -120,7 +120,7 @@ class EmbeddingConfig(Config):
     ragged: bool = False
     """Whether ids and rows of UB tables with a flat exchange travel without padding.
     Only GPUs can do this; elsewhere they travel padded, with the same results."""
-    scratch: Path | None = None
+    scratch: LocalPath | None = None
     """Folder for the rows of tables on ``disk`` during a run; None is the system's
     folder for temporary files."""
     kernels: Literal["auto", "xla", "mosaic_gpu"] = "auto"

@@ -15,6 +15,7 @@ import pydantic
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import Config, ConfigError, kind_of, nearest, sections
+from embark_jax._base.storage import local
 from embark_jax.config import ExperimentConfig, gin_files
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.planner.request.table_list import read_table_list
@@ -44,7 +45,7 @@ def load(
         and rule, one a line. Rules between several keys are checked once each key is
         right by itself.
     """
-    path = Path(path)
+    path = local(path)
     readers = {".yaml": _read_yaml, ".yml": _read_yaml, ".gin": gin_files.read}
     if path.suffix not in readers:
         raise ConfigError(f"{path}: must end in {', '.join(readers)}")
@@ -111,7 +112,7 @@ def dump_yaml(config: ExperimentConfig) -> str:
 
 def save(config: ExperimentConfig, path: str | Path) -> None:
     """Writes ``dump_yaml(config)``."""
-    Path(path).write_text(dump_yaml(config), "utf-8")
+    local(path).write_text(dump_yaml(config), "utf-8")
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

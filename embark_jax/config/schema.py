@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,6 +22,7 @@ from pydantic import (
 )
 
 from embark_jax._base.config import Config, ConfigError
+from embark_jax._base.storage import LocalPath
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
@@ -64,7 +64,7 @@ class MovieLens100KConfig(Config):
     """MovieLens-100k; ``embark data movielens-100k`` fetches it into ``path``."""
 
     kind: Literal["movielens_100k"] = "movielens_100k"
-    path: Path | None = None
+    path: LocalPath | None = None
     """Folder of the three ml-100k files; None is the cache that ``embark data``
     fills."""
     earlier_items: NonNegativeInt = 0
@@ -78,7 +78,7 @@ class PreparedConfig(Config):
     """A folder that ``embark data prepare`` or ``embark data synth`` made."""
 
     kind: Literal["prepared"] = "prepared"
-    path: Path
+    path: LocalPath
     """The folder, with its manifest."""
     dense_features: NonNegativeInt | None = None
     """Columns of numbers in each sample, which data that are there say themselves:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError
@@ -50,7 +51,7 @@ class PreparedData:
     """
 
     def __init__(self, folder: Path, *, seed: int = 0, threads: int | None = None):
-        self.folder = Path(folder)
+        self.folder = local(folder)
         self.manifest = manifests.load(self.folder)
         self._seed = seed
         self.table_rows = self.manifest.table_rows

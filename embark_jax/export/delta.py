@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from embark_jax._base.storage import local
 from embark_jax.export.errors import ExportError
 from embark_jax.export.lookup import read_table
 from embark_jax.export.reading import DESCRIPTION, KEYS, read_description
@@ -92,7 +93,7 @@ def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
     Raises:
       ExportError, CheckpointError: if there is no such thing.
     """
-    folder, step = Path(since), since
+    folder, step = local(since), since
     if (folder / DESCRIPTION).exists():
         description = read_description(folder)
         if "since" not in description:
@@ -101,7 +102,7 @@ def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
         step = str(description["step"])
     elif folder.is_dir():
         checkpoints, step = folder.absolute().parent, folder.absolute().name
-    if not step.isdigit():
+    if not step.isdecimal():
         raise ExportError(
             f"--since {since}: must be a step, or the folder of a checkpoint or export"
         )

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import write_json
+from embark_jax._base.storage import local
 from embark_jax.config import code_of, copy_path, trusted
 from embark_jax.data.prepare.raw_rows import copy_encoding
 from embark_jax.export import lookup, reading, score
@@ -75,7 +76,7 @@ def export_run(
       ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint,
         or names code that is not trusted.
     """
-    workdir, out = Path(workdir), Path(out)
+    workdir, out = local(workdir), local(out)
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: is not empty, must be a new folder")
     config = read_config(workdir)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pydantic
 
 from embark_jax._base.config import Config, ConfigError
+from embark_jax._base.storage import local
 from embark_jax.config import AnyModelConfig, ModelConfig, code_of, copy_path, trusted
 from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
@@ -188,7 +189,7 @@ def load_scorer(
         a model that was trained on a user's own files, or is damaged, or its code is
         not trusted.
     """
-    folder = Path(folder)
+    folder = local(folder)
     if not (folder / DESCRIPTION).exists():
         rows = RowEncoder(folder)
         config = read_config(folder)

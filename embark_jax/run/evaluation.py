@@ -42,7 +42,7 @@ def evaluate_checkpoint(
       ConfigError, DataError, CheckpointError: as ``train`` does.
     """
     folder, step = checkpoint, None
-    if checkpoint.name.isdigit():
+    if checkpoint.name.isdecimal():
         folder, step = checkpoint.parent, int(checkpoint.name)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from embark_jax._base.storage import local
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import ExperimentConfig, code_of, reading, trusted
 from embark_jax.data import Dataset
@@ -89,7 +90,7 @@ def load_run(
       CheckpointError: if there is no such checkpoint, or it is damaged.
       LogError: if learning rates follow a metric, and the metrics are damaged.
     """
-    folder = Path(path)
+    folder = local(path)
     config = read_config(folder)
     for kind in named_code(config):
         trusted(folder, kind, trust_code)

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
 
 from embark_jax._base.errors import UserError
+from embark_jax._base.storage import local
 from embark_jax.run.trackers import Tracker
 
 FILE_NAME = "metrics.jsonl"
@@ -55,7 +56,7 @@ class MetricsLog:
         writes: bool = True,
         trackers: Sequence[Tracker] = (),
     ):
-        workdir = Path(workdir)
+        workdir = local(workdir)
         self._trackers = trackers
         path = workdir / FILE_NAME if writes else Path(os.devnull)
         self.set_aside: str | None = None

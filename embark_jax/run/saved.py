@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from embark_jax._base.config import ConfigError
+from embark_jax._base.storage import local
 from embark_jax.cache.stored_rows import KEY, NO_KEY
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.checkpointer import PLAN_NAME, READING_BYTES
@@ -67,7 +68,7 @@ class SavedModel:
     """
 
     def __init__(self, folder: Path, step: int | None = None):
-        folder = Path(folder).absolute()
+        folder = local(folder).absolute()
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder")
         (self.step, *_) = chosen_steps(folder, CheckpointFolder(folder).steps(), step)

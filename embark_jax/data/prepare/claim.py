@@ -10,6 +10,7 @@ from typing import Any
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_json, write_json
+from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import Manifest
 
@@ -60,7 +61,7 @@ def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | Non
     Raises:
       DataError: if the folder holds something else, or is damaged.
     """
-    recorded = begun(out, work)
+    recorded = begun(local(out), work)
     check_same(out, recorded, made_from)
     if recorded is None:
         write_json(work / _STARTED, made_from)

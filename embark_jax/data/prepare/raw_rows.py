@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.files import confined, replacing, sha256_of
+from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.listed import verified
@@ -117,7 +118,7 @@ class RowEncoder:
     """
 
     def __init__(self, folder: Path):
-        encoding = Path(folder) / FOLDER
+        encoding = local(folder) / FOLDER
         if not (encoding / manifests.FILE_NAME).exists():
             raise DataError(
                 f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pydantic
 
 from embark_jax._base.files import write_json
+from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
@@ -111,6 +112,7 @@ def prepare(
     Raises:
       DataError: if a raw file is bad, or ``out`` holds something else.
     """
+    out = local(out)
     work, before = out / ".work", stamps(recipe.paths)
     recorded = begun(out, work)
     made_from = {**made_from, **dataclasses.asdict(options)}
