@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +25,8 @@ from embark_jax.cli.arguments import (
     say,
 )
 from embark_jax.config import DLRMConfig, DLRMDCNv2Config, ExperimentConfig, reading
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import embedding_width
-from embark_jax.simulator import Job, Simulation
+from embark_jax.simulator import Job
 
 if TYPE_CHECKING:
     from embark_jax.run.experiment import PlannedModel
@@ -51,20 +49,10 @@ def simulate(
     batch: BatchSize = None,
     zipf: ZipfExponent = None,
     optimizer: OptimizerName = None,
-    baseline: Annotated[
-        bool,
-        typer.Option(
-            "--baseline",
-            help="Simulate EMBark's system instead of this package: its baseline "
-            "(serial, tables row-wise in one node, all RB), then its three "
-            "improvements.",
-        ),
-    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Write the step (with --baseline the last one) as a Chrome trace, for "
-            "https://ui.perfetto.dev."
+            help="Write the step as a Chrome trace, for https://ui.perfetto.dev."
         ),
     ] = None,
     as_json: Annotated[
@@ -74,7 +62,7 @@ def simulate(
     """Simulate how a train step runs over time, on any fleet."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
-    with Console(stderr=True).status("planning") as status:
+    with Console(stderr=True).status("planning"):
         plan, notes = None, []
         try:
             if config_file is not None:
@@ -92,19 +80,17 @@ def simulate(
                 job = simulator.job_of_list(listed, machines, batch, zipf, optimizer)
                 if listed.dense is None:
                     notes.append(EMBEDDINGS_ALONE)
-            simulations = []
-            for each in _ablation(job) if baseline else _program(job, plan):
-                simulations.append(each)
-                status.update(f"simulated {each.system}")
+            if plan is None:
+                plan = planner.plan_for(job.workload, job.tables, job.features)
+            simulation = simulator.simulate_program(job, plan.placements)
         except ValueError as error:
             raise ConfigError(str(error)) from error
     if trace is not None:
-        trace.write_text(simulator.chrome_trace(simulations[-1].timeline))
+        trace.write_text(simulator.chrome_trace(simulation.timeline))
     if as_json:
-        records = [each.record() for each in simulations]
-        print(json.dumps({"simulations": records, "notes": notes}))
+        print(json.dumps({"simulations": [simulation.record()], "notes": notes}))
         return
-    console.print(simulator.report(simulations))
+    console.print(simulator.report([simulation]))
     for note in notes:
         say(note)
     if trace is not None:
@@ -151,21 +137,3 @@ def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
         layers.compute_dtype,
         config.dense_optimizer.kind,
     )
-
-
-def _program(job: Job, plan: Plan | None) -> Iterator[Simulation]:
-    workload = job.workload
-    if plan is None:
-        plan = planner.plan_for(workload, job.tables, job.features)
-    yield simulator.simulate_program(job, plan.placements)
-
-
-def _ablation(job: Job) -> Iterator[Simulation]:
-    """Simulates EMBark's systems, after checking that the batch suits the devices."""
-    batch_size = job.workload.batch_size
-    if batch_size < 1 or batch_size % job.workload.devices:
-        raise ConfigError(
-            f"batch size {batch_size} must be a multiple of the "
-            f"{job.workload.devices} devices"
-        )
-    return simulator.simulate_ablation(job)

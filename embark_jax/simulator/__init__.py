@@ -5,9 +5,6 @@ from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.report import report
 from embark_jax.simulator.simulation import (
     Simulation,
-    plan_embark,
-    simulate_ablation,
-    simulate_embark,
     simulate_program,
 )
 from embark_jax.simulator.timeline import Task, Timeline, schedule, serial
@@ -23,11 +20,8 @@ __all__ = [
     "dlrm",
     "dlrm_dcnv2",
     "job_of_list",
-    "plan_embark",
     "report",
     "schedule",
     "serial",
-    "simulate_ablation",
-    "simulate_embark",
     "simulate_program",
 ]

@@ -12,9 +12,6 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator.dense import DType
 
-WIDE_ROWS = 2**32
-"""With a larger table, all ids of HugeCTR have 64 bits: its ``i64_input_key``."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -24,7 +21,7 @@ class Job:
       tables, features: those of the model.
       workload: fleet, batch, skew and optimizer of the tables.
       network: the dense layers.
-      dtype: data type of the dense layers; EMBark's system uses float16.
+      dtype: data type of the dense layers.
       dense_optimizer: a key of ``planner.workload.STATE_VALUES``.
     """
 
@@ -34,11 +31,6 @@ class Job:
     network: DenseNetwork
     dtype: DType
     dense_optimizer: str
-
-    @property
-    def embark_key_bytes(self) -> int:
-        """Number of bytes of an id in HugeCTR."""
-        return 8 if any(table.rows > WIDE_ROWS for table in self.tables) else 4
 
 
 def job_of_list(

@@ -1,27 +1,16 @@
-"""Simulates train steps of this package and of EMBark's system."""
+"""Simulates train steps of this package."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import STATE_VALUES
-from embark_jax.plans.storage import Cluster, Placement
-from embark_jax.simulator.embark_loads import count
-from embark_jax.simulator.embark_plans import planned, table_row_wise
-from embark_jax.simulator.embark_step import EmbarkStep
+from embark_jax.plans.storage import Placement
 from embark_jax.simulator.job import Job
 from embark_jax.simulator.program_step import program_tasks
-from embark_jax.simulator.tasks import Tasks
-from embark_jax.simulator.timeline import Task, Timeline, schedule, serial
-
-CHOICES: dict[str, list[tuple[Cluster, ...]]] = {
-    "+ sharding": [("rb",)],
-    "+ clusters": [("dp", "rb"), ("rb", "ub"), ("dp", "rb", "ub")],
-}
-"""The clusters that tables may be in, for each of EMBark's improvements."""
+from embark_jax.simulator.timeline import Timeline, schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,70 +74,3 @@ def simulate_program(job: Job, placements: Sequence[Placement]) -> Simulation:
         STATE_VALUES[job.dense_optimizer][0],
     )
     return Simulation("embark_jax", job.workload.batch_size, schedule(tasks))
-
-
-def simulate_embark(
-    system: str,
-    job: Job,
-    placements: Sequence[Placement],
-    arrange: Callable[[Sequence[Task]], Sequence[Task]] = tuple,
-) -> Simulation:
-    """Simulates a step of EMBark's system.
-
-    Args:
-      system: its name in the result.
-      job: what is trained.
-      placements: placements of all tables.
-      arrange: ``serial`` lets nothing overlap.
-    """
-    step = EmbarkStep(
-        Tasks(Rates(job.workload.fleet)),
-        job.workload,
-        count(placements, job.features, job.workload),
-        job.network,
-        job.embark_key_bytes,
-    )
-    timeline = schedule(arrange(step.tasks()))
-    return Simulation(system, job.workload.batch_size, timeline)
-
-
-def simulate_ablation(job: Job) -> Iterator[Simulation]:
-    """Simulates EMBark's baseline and its three improvements: kernels overlap, tables
-    are sharded freely, tables choose a cluster. The last two allow more placements, and
-    keep the fastest one so far.
-
-    Args:
-      job: what is trained.
-    """
-    placements = table_row_wise(job.tables, job.workload)
-    yield simulate_embark("baseline", job, placements, serial)
-    best = simulate_embark("+ overlap", job, placements)
-    yield best
-    for system, choices in CHOICES.items():
-        for clusters in choices:
-            found = simulate_embark(system, job, plan_embark(job, clusters))
-            best = min(best, found, key=lambda each: each.timeline.step_ms)
-        best = dataclasses.replace(best, system=system)
-        yield best
-
-
-def plan_embark(
-    job: Job,
-    clusters: tuple[Cluster, ...],
-    forced: Mapping[str, Cluster] | None = None,
-) -> list[Placement]:
-    """Plans placements for EMBark's system.
-
-    Args:
-      job: what is trained.
-      clusters: clusters that tables may be in.
-      forced: clusters of tables by name, which are fixed.
-    """
-    return planned(
-        job.tables,
-        job.features,
-        job.workload,
-        clusters,
-        job.embark_key_bytes,
-        forced,
-    )

@@ -1,6 +1,6 @@
 """EMBark's Table 1 and ablation, and MLPerf's DLRM-DCNv2, simulated.
 
-    python experiments/embark_table1/run.py
+    python -m experiments.embark_table1.run
 
 writes results.json and plot.png beside this file. See README.md.
 """
@@ -13,12 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plot import plot
 from rich.console import Console
 
 from embark_jax import planner, simulator
 from embark_jax.plans import fleet
 from embark_jax.simulator import Job
+from experiments.embark_table1.plot import plot
+from experiments.embark_table1.system import (
+    plan_embark,
+    simulate_ablation,
+    simulate_embark,
+)
 
 FOLDER = Path(__file__).parent
 MODELS = FOLDER.parents[1] / "configs" / "models"
@@ -68,7 +73,7 @@ def job_of(name: str, nodes: int, batch: int | None = None, **changed: Any) -> J
 
 def ablation(name: str, batch: int | None = None, **changed: Any) -> dict[str, Any]:
     """The baseline and its improvements on 128 GPUs."""
-    steps = list(simulator.simulate_ablation(job_of(name, NODES, batch, **changed)))
+    steps = list(simulate_ablation(job_of(name, NODES, batch, **changed)))
     final, published = steps[-1].samples_per_s / 1e6, PUBLISHED[name]
     return {
         "model": name,
@@ -89,8 +94,8 @@ def mlperf(submission: Submission) -> dict[str, Any]:
         for table in job.tables
         if 4 * table.rows * table.dim <= submission.replicated_gb * 1e9
     }
-    placements = simulator.plan_embark(job, ("rb",), small)
-    found = simulator.simulate_embark("MLPerf", job, placements)
+    placements = plan_embark(job, ("rb",), small)
+    found = simulate_embark("MLPerf", job, placements)
     return {
         **dataclasses.asdict(submission),
         "simulated": found.samples_per_s / 1e6,
@@ -101,7 +106,7 @@ def mlperf(submission: Submission) -> dict[str, Any]:
 
 def communication(name: str, nodes: int) -> dict[str, Any]:
     """Of the baseline, as the fleet grows."""
-    baseline = next(simulator.simulate_ablation(job_of(name, nodes)))
+    baseline = next(simulate_ablation(job_of(name, nodes)))
     return {
         "model": name,
         "gpus": 8 * nodes,

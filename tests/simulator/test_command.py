@@ -42,15 +42,6 @@ def test_a_table_list_on_machines_that_are_not_there(model, tmp_path):
     assert 0 < found["exposed_communication_share"] < 1
 
 
-def test_the_baseline_and_its_improvements(model):
-    outcome = embark("simulate", "--tables", model, "--baseline", "--json")
-    found = json.loads(outcome.out)["simulations"]
-    assert [each["system"] for each in found] == [
-        *("baseline", "+ overlap", "+ sharding", "+ clusters")
-    ]
-    assert found[0]["step_ms"] > found[-1]["step_ms"]
-
-
 def test_a_config(tmp_path):
     config = runs.write_config(tmp_path)
     (slow,) = json.loads(embark("simulate", config, "--json").out)["simulations"]
@@ -64,7 +55,7 @@ def test_a_config(tmp_path):
     ("arguments", "message"),
     [
         (["--batch", "100"], "batch size 100 must be a multiple of the 8 devices"),
-        (["--batch", "100", "--baseline"], "batch size 100 must be a multiple of"),
+        (["--batch", "100"], "must be a multiple of"),
         (["--fleet", "dgx-h10"], "did you mean dgx-h100?"),
         (["--optimizer", "lamb"], "optimizer is 'lamb', must be one of"),
     ],
@@ -81,12 +72,10 @@ def test_a_list_without_dense_layers(model, tmp_path):
     outcome = embark("simulate", "--tables", path)
     assert (outcome.code, outcome.err) == (0, "")
     assert "the embeddings alone" in outcome.out
-    for system in ((), ("--baseline",)):
-        alone = json.loads(embark("simulate", "--tables", path, *system, "--json").out)
-        whole = json.loads(embark("simulate", "--tables", model, *system, "--json").out)
-        assert len(alone["notes"]) == 1
-        assert whole["notes"] == []
-        pairs = zip(alone["simulations"], whole["simulations"], strict=True)
-        for of_tables, of_model in pairs:
-            assert of_tables["step_ms"] < of_model["step_ms"]
-            assert of_tables["phases_ms"]["dense"]["most"] == 0
+    alone = json.loads(embark("simulate", "--tables", path, "--json").out)
+    whole = json.loads(embark("simulate", "--tables", model, "--json").out)
+    assert len(alone["notes"]) == 1
+    assert whole["notes"] == []
+    (of_tables,), (of_model,) = alone["simulations"], whole["simulations"]
+    assert of_tables["step_ms"] < of_model["step_ms"]
+    assert of_tables["phases_ms"]["dense"]["most"] == 0

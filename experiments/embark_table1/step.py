@@ -14,9 +14,9 @@ import numpy as np
 
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
-from embark_jax.simulator.embark_loads import Loads
 from embark_jax.simulator.tasks import Tasks
 from embark_jax.simulator.timeline import Task
+from experiments.embark_table1.loads import Loads
 
 FLOAT_BYTES, HALF_BYTES, INDEX_BYTES = 4, 2, 4
 LABEL_BYTES = 4

@@ -3,8 +3,8 @@
 import pytest
 
 from embark_jax.plans import fleet
-from embark_jax.simulator import job_of_list, plan_embark, simulate_embark
-from embark_jax.simulator.simulation import CHOICES
+from embark_jax.simulator import job_of_list
+from experiments.embark_table1.system import CHOICES, plan_embark, simulate_embark
 from tests.planner import published
 from tests.thorough import thorough
 

@@ -24,7 +24,7 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.storage import Cluster, Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.simulator.embark_step import (
+from experiments.embark_table1.step import (
     FLOAT_BYTES,
     HALF_BYTES,
     INDEX_BYTES,

@@ -1,0 +1,38 @@
+"""A small model on DGX H100s, for tests of simulated steps."""
+
+import dataclasses
+
+from embark_jax.planner import Workload
+from embark_jax.plans import fleet
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.simulator import Job, dlrm_dcnv2
+
+TABLES = [
+    TableSpec("big", rows=1_000_000, dim=16),
+    TableSpec("wide", rows=50_000, dim=64),
+    TableSpec("tiny", rows=50, dim=16),
+]
+FEATURES = [
+    FeatureSpec("big", hotness=20),
+    FeatureSpec("wide", hotness=2),
+    FeatureSpec("tiny", hotness=3),
+]
+# One of each cluster; the big one is on three of eight devices.
+PLACEMENTS = [
+    Placement(TABLES[0], "rb", 3, 1, (0, 1, 5)),
+    Placement(TABLES[1], "ub", 2, 2, (2, 3, 4, 6)),
+    Placement(TABLES[2], "dp"),
+]
+NETWORK = dlrm_dcnv2(96, 13, (64, 32), (64, 1), cross_layers=2, cross_rank=16)
+
+
+def machines(nodes, gpus, **changed):
+    real = fleet.dgx_h100()
+    device = dataclasses.replace(real.device, **changed)
+    return dataclasses.replace(real, device=device, nodes=nodes, gpus_per_node=gpus)
+
+
+def job(fleet_, batch=4096):
+    workload = Workload(fleet_, batch, 1.1, optimizer="rowwise_adagrad")
+    return Job(TABLES, FEATURES, workload, NETWORK, "bfloat16", "adagrad")
