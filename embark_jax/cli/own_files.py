@@ -12,13 +12,39 @@ from rich.table import Column, Table
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import console, say
+from embark_jax.plans.tables import DYNAMIC_KEYS
 
 if TYPE_CHECKING:
     from embark_jax.data.prepare.columns import Columns
     from embark_jax.data.prepare.report import Report
 
+KEYS = "keys"
+"""Number of rows of a column that is hashed to keys of a dynamic table."""
 MOST_COLUMNS = 60
 """A report shows at most this many columns."""
+
+
+def hashed_of(given: Iterable[str]) -> dict[str, int | None]:
+    """The rows to which columns are hashed, as ``--hash-column`` says; None is
+    ``--max-rows``.
+
+    Raises:
+      ConfigError: if a number of rows is none.
+    """
+    hashed: dict[str, int | None] = {}
+    for name, rows in map(_halves, given):
+        if rows is None:
+            hashed[name] = None
+        elif rows == KEYS:
+            hashed[name] = DYNAMIC_KEYS
+        elif rows.isdecimal() and 2 <= int(rows) <= DYNAMIC_KEYS:
+            hashed[name] = int(rows)
+        else:
+            raise ConfigError(
+                f"--hash-column {name}={rows}: {rows!r} is no number of rows, must be "
+                f"a whole number from 2 on, or {KEYS}, for a dynamic table"
+            )
+    return hashed
 
 
 def columns_of(

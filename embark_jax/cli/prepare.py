@@ -22,6 +22,7 @@ from embark_jax.cli import own_files
 from embark_jax.cli.arguments import ZipfExponent, console, say
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.config.table_lists import experiment_of
+from embark_jax.plans.tables import DYNAMIC_KEYS
 
 if TYPE_CHECKING:
     from embark_jax.data.manifest import Manifest
@@ -89,6 +90,14 @@ def prepare(
     hashed: Annotated[
         bool, typer.Option("--hash", help="Hash the ids of every table to --max-rows.")
     ] = False,
+    hash_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=ROWS]",
+            help="Hash this column alone, to ROWS or --max-rows; ROWS may be keys, "
+            "which makes 63 bits of a value for a dynamic table.",
+        ),
+    ] = None,
     on_bad_line: Annotated[
         OnBadLine,
         typer.Option(
@@ -230,6 +239,7 @@ def prepare(
         min_count=min_count,
         max_rows=max_rows,
         hashed=hashed,
+        hash_columns=own_files.hashed_of(hash_column or ()),
         on_bad_line=on_bad_line.value,
     )
     with _Stages() as stages:
@@ -340,9 +350,11 @@ def _training(listed: TableList, name: str, rows: int, out: Path) -> ExperimentC
 
 def _say_what(manifest: Manifest, out: Path) -> None:
     samples = [f"{manifest.rows(split):,} {split}" for split in manifest.parts]
-    rows = sum(manifest.table_rows.values())
-    tables = len(manifest.table_rows)
-    say(f"{', '.join(samples)} samples, {rows:,} rows of {tables} tables: {out}")
+    counts = [rows for rows in manifest.table_rows.values() if rows != DYNAMIC_KEYS]
+    tables = f"{sum(counts):,} rows of {len(counts)} tables"
+    if by_key := len(manifest.table_rows) - len(counts):
+        tables += f" and {by_key} tables of keys, which must be dynamic"
+    say(f"{', '.join(samples)} samples, {tables}: {out}")
 
 
 class _Stages:

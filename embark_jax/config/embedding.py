@@ -14,7 +14,7 @@ from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
-from embark_jax.plans.tables import Dtype, Initializer, Pooling, TableSpec
+from embark_jax.plans.tables import DYNAMIC_KEYS, Dtype, Initializer, Pooling, TableSpec
 
 
 class TableConfig(Config):
@@ -153,6 +153,11 @@ class EmbeddingConfig(Config):
           ValueError: if its values do not fit together.
         """
         mine = self.tables.get(name, TableConfig())
+        if rows == DYNAMIC_KEYS and mine.max_slots is None:
+            raise ValueError(
+                f"table {name!r}: its ids are keys of 63 bits, so it must be dynamic; "
+                "give it max_slots"
+            )
         return dataclasses.replace(
             _sized(name, mine, rows, mine.dim or self.dim),
             init_scale=self.init_scale if mine.init_scale is None else mine.init_scale,

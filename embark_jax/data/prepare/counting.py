@@ -69,7 +69,7 @@ def count(
     *,
     min_count: int,
     max_rows: int,
-    hashed: bool,
+    hashed: Mapping[str, int],
     workers: int,
     progress: Callable[[int], None],
 ) -> Counted:
@@ -81,13 +81,15 @@ def count(
       out: folder of the prepared data, for the vocabularies.
       min_count: number of samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
-      hashed: whether every table is hashed.
+      hashed: tables that are hashed whatever their values, with their rows.
       workers: number of parts processed at once.
       progress: called with the number of finished parts.
     """
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
     features = [f for f in recipe.features if f.name not in ranges]
-    counters = {f.table: ValueCounter(0 if hashed else max_rows) for f in features}
+    counters = {
+        f.table: ValueCounter(0 if f.table in hashed else max_rows) for f in features
+    }
     fits = {name: NumberFit(column) for name, column in recipe.all_numbers.items()}
     bags = {f.name: FeatureSeen(table=f.table, longest=f.hotness) for f in features}
     longest = {}
@@ -114,7 +116,8 @@ def count(
             )
             # Values that a history repeats were counted where they occurred.
             repeats = recipe.history and name in recipe.history.sequences
-            if not (hashed or repeats or counters[feature.table].too_many):
+            is_hashed = feature.table in hashed
+            if not (is_hashed or repeats or counters[feature.table].too_many):
                 values[name] = count_values(train[name].combine_chunks())
         numbers = {name: train[name].combine_chunks() for name in fits}
         labels = labels_of(train)
@@ -136,8 +139,8 @@ def count(
 
     rows, tables, hashed_tables, vocabularies = {}, {}, [], []
     for table, counter in counters.items():
-        if hashed or counter.too_many:
-            rows[table] = max_rows
+        if table in hashed or counter.too_many:
+            rows[table] = hashed.get(table, max_rows)
             hashed_tables.append(table)
             continue
         values = counter.values()

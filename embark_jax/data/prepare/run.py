@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
+from embark_jax._base.config import nearest
 from embark_jax._base.files import write_json
 from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
@@ -61,6 +62,8 @@ class Options:
       min_count: number of training samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: whether every table is hashed.
+      hash_columns: columns whose tables are hashed, with the number of rows; None is
+        ``max_rows``.
       on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
         counts them.
     """
@@ -69,6 +72,7 @@ class Options:
     min_count: int = 1
     max_rows: int = 40_000_000
     hashed: bool = False
+    hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     on_bad_line: OnBadLine = "error"
 
 
@@ -115,7 +119,10 @@ def prepare(
     out = local(out)
     work, before = out / ".work", stamps(recipe.paths)
     recorded = begun(out, work)
+    hashed = _hashed_tables(recipe, options)
     made_from = {**made_from, **dataclasses.asdict(options)}
+    if not options.hash_columns:  # as in data that earlier versions prepared
+        del made_from["hash_columns"]
     check_same(out, recorded, made_from)
     made_from[RAW] = contents(
         recipe.paths,
@@ -145,7 +152,7 @@ def prepare(
             with_histories(recipe.history, parsed, folder, workers, grouping)
         )
     parts = _placed(recipe, options, samples)
-    counted = _count_once(recipe, parts, out, work, options, workers, progress)
+    counted = _count_once(recipe, parts, out, work, options, hashed, workers, progress)
     manifest = _manifest(recipe, counted, made_from, parsed)
     encoded = encode(
         parts,
@@ -225,6 +232,7 @@ def _count_once(
     out: Path,
     work: Path,
     options: Options,
+    hashed: Mapping[str, int],
     workers: int,
     progress: Progress,
 ) -> Counted:
@@ -237,12 +245,36 @@ def _count_once(
             out,
             min_count=options.min_count,
             max_rows=options.max_rows,
-            hashed=options.hashed,
+            hashed=hashed,
             workers=workers,
             progress=lambda number: progress("count", number, len(parts)),
         )
         write_json(done, counted.model_dump(mode="json"))
     return Counted.model_validate_json(done.read_bytes())
+
+
+def _hashed_tables(recipe: Recipe, options: Options) -> dict[str, int]:
+    """Returns the rows of the tables that are hashed whatever their values.
+
+    Raises:
+      DataError: if a column cannot be hashed.
+    """
+    tables = {f.name: f.table for f in recipe.features if f.name not in recipe.numbers}
+    hashed = dict.fromkeys(tables.values(), options.max_rows) if options.hashed else {}
+    asked: dict[str, int] = {}
+    for name, rows in options.hash_columns.items():
+        if name not in tables:
+            raise DataError(
+                f"--hash-column {name}: no such column of categories; "
+                f"{nearest(name, tables)}"
+            )
+        rows = options.max_rows if rows is None else rows
+        if asked.setdefault(tables[name], rows) != rows:
+            raise DataError(
+                f"--hash-column {name}: {rows:,} rows, but another column of table "
+                f"{tables[name]!r} has {asked[tables[name]]:,}; give one of them"
+            )
+    return hashed | asked
 
 
 def _manifest(

@@ -1,0 +1,92 @@
+"""Columns that are hashed beside columns with a vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from embark_jax.config import reading
+from embark_jax.data import PreparedData
+from tests.data.prepare.test_recipes import write_rows
+from tests.runs import embark, write_config
+
+ROWS = [(i % 2, f"u{i % 23}", f"v{i % 7}", f"c{i % 3}", i % 11) for i in range(60)]
+KEYS = 2**63 - 1
+
+
+@pytest.fixture
+def raw(tmp_path):
+    write_rows(tmp_path / "rows.csv", ["label", "user", "item", "city", "shop"], ROWS)
+    return tmp_path / "rows.csv"
+
+
+def prepare(raw, out, *options):
+    shown = embark("data", "prepare", "csv", "--raw", raw, "--out", out, *options)
+    assert (shown.code, shown.err) == (0, "")
+    return PreparedData(out), shown.out
+
+
+def hashed(text: str, rows: int) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (rows - 1)
+
+
+def test_some_columns_are_hashed_and_others_have_a_vocabulary(raw, tmp_path):
+    data, out = prepare(
+        *(raw, tmp_path / "out", "--split", "time", "--max-rows", 50),
+        *("--hash-column", "user=keys", "--hash-column", "item"),
+        *("--hash-column", "shop=1000"),
+    )
+    rows = {"user": KEYS, "item": 50, "city": 2 + 3, "shop": 1000}
+    assert data.table_rows == rows
+    assert "1 tables of keys, which must be dynamic" in out
+    batch = data.train_batch(0, data.train_samples)  # in another order
+    for name, column, rows in (("user", 1, KEYS), ("item", 2, 50)):
+        expected = {hashed(row[column], rows) for row in ROWS}
+        assert set(batch.ids[name][:, 0].tolist()) == expected
+    assert set(batch.ids["city"][:, 0].tolist()) == {2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("usr=keys", "--hash-column usr: no such column of categories; did you mean"),
+        ("user=1", "--hash-column user=1: '1' is no number of rows, must be a whole"),
+        ("user=-3", "'-3' is no number of rows"),
+        ("user=9223372036854775808", "is no number of rows"),
+        ("label", "--hash-column label: no such column of categories"),
+    ],
+)
+def test_what_cannot_be_hashed_is_refused_before_anything_is_read(
+    raw, tmp_path, option, message
+):
+    command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
+    refused = embark(*command, "--hash-column", option)
+    assert refused.code == 1
+    assert message in refused.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_columns_of_one_table_have_one_number_of_rows(raw, tmp_path):
+    command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
+    asked = ("--share", "item=user", "--hash-column", "user=9", "--hash-column")
+    refused = embark(*command, *asked, "item=8")
+    assert refused.code == 1
+    assert "8 rows, but another column of table 'user' has 9" in refused.err
+
+
+def test_a_table_of_keys_must_be_dynamic(raw, tmp_path):
+    prepare(raw, tmp_path / "out", "--hash-column", "user=keys")
+    path = write_config(
+        tmp_path, f"name: a\ndata: {{kind: prepared, path: {tmp_path / 'out'}}}\n"
+    )
+    refused = embark("plan", path)
+    assert refused.code == 1
+    assert "table 'user': its ids are keys of 63 bits, so it must be dynamic" in (
+        refused.err
+    )
+    table = reading.load(path, ["embedding.tables.user.max_slots=500"]).embedding.table(
+        "user", KEYS
+    )
+    assert table.is_dynamic
