@@ -12,15 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from embark_jax import planner
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.cli.arguments import (
-    BatchSize,
     ConfigFile,
-    Nodes,
-    OptimizerName,
     Overrides,
-    ZipfExponent,
     console,
     say,
 )
@@ -28,7 +23,6 @@ from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.paths import Commands
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
-from embark_jax.plans import fleet as fleets
 
 app = Commands(
     help="Measure this machine. Figures are medians after a warm-up.",
@@ -189,58 +183,6 @@ def kernels(
         _show(row, as_json=False)
 
 
-@app.command("bytes")
-def device_bytes(
-    tables: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FILE",
-            help="A file with a list of tables and dense layers, or a name in "
-            "configs/models/.",
-        ),
-    ],
-    fleet: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE.yaml",
-            help=f"The fleet, as a file or one of {', '.join(fleets.BY_NAME)}.",
-        ),
-    ] = "dgx-h200",
-    nodes: Nodes = 1,
-    gpus: Annotated[
-        int | None, typer.Option(help="GPUs per node; by default what the fleet says.")
-    ] = None,
-    batch: BatchSize = None,
-    zipf: ZipfExponent = None,
-    optimizer: OptimizerName = None,
-    kernels: Annotated[
-        str, typer.Option(help="Kernels to compile: xla or mosaic_gpu.")
-    ] = "xla",
-    compute_dtype: Annotated[
-        str, typer.Option(help="Data type of the dense layers: float32 or bfloat16.")
-    ] = "float32",
-    as_json: AsJson = False,
-) -> None:
-    """Compile a train step for GPUs that this machine lacks, and compare the bytes that
-    it moves in their memory with the least that it must move."""
-    from embark_kernels import choose
-
-    from embark_jax.bench.step_bytes import step_bytes
-
-    try:
-        listed = planner.load_table_list(tables)
-        machines = fleets.load(fleet, nodes or 1, gpus)
-        workload = listed.workload(machines, batch, zipf, optimizer)
-        with Console(stderr=True).status("compiling"):
-            result = step_bytes(listed, workload, choose(kernels), compute_dtype)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if as_json:
-        print(json.dumps(result))
-        return
-    console.print(_bytes_table(result))
-
-
 def _check_kernels(as_json: bool) -> None:
     """Prints a line for each case; fails if one did."""
     from embark_kernels import why_plain_xla
@@ -277,22 +219,6 @@ def _check_table(rows: list[dict]) -> Table:
             *("" if each is None else f"{each:.1e}" for each in figures),
             "no" if row["problem"] else "yes",
         )
-    return table
-
-
-def _bytes_table(result: dict) -> Table:
-    """A table of each phase's bytes, in GB; its title says how long they take."""
-    over = result["bytes"] / result["least_bytes"]
-    table = Table(
-        title=f"{result['model']} on {result['devices']} {result['device']}, "
-        f"per device: {result['ms']:.1f} ms, "
-        f"at least {result['least_ms']:.1f} ms ({over:.2f}x)"
-    )
-    for column in ("phase", "read, GB", "written, GB", "at least, GB"):
-        table.add_column(column, justify="right" if table.columns else "left")
-    for name, phase in result["phases"].items():
-        kinds = ("read_bytes", "written_bytes", "least_bytes")
-        table.add_row(name, *(f"{phase[kind] / 1e9:.2f}" for kind in kinds))
     return table
 
 

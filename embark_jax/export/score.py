@@ -197,7 +197,7 @@ def dcn(params, config, dense, embeddings) -> np.ndarray:
 
 def first_order(params, path, dense, embeddings) -> np.ndarray:
     """A linear model; an id's weight is the first column of its row."""
-    of_ids = sum(each[:, 0] for each in embeddings.values())
+    of_ids = np.sum([each[:, 0] for each in embeddings.values()], axis=0)
     if not dense.shape[1]:
         return of_ids
     return linear(params, f"{path}.dense", dense)[:, 0] + of_ids

@@ -1,6 +1,6 @@
 """Plans T7 with its large tables in host memory, and compiles its programs for 8 H100s.
 
-    python experiments/beyond_memory/compile_t7.py
+    python -m experiments.beyond_memory.compile_t7
 
 Needs JAX's CUDA plugin, and no GPU. Writes t7.json beside itself.
 """
@@ -23,7 +23,6 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax import models, planner
-from embark_jax.bench.absent import LARGEST_INT32, absent_mesh
 from embark_jax.cache import key_index
 from embark_jax.cache.programs import (
     WORDS,
@@ -42,6 +41,7 @@ from embark_jax.train.function_model import step_model
 from embark_jax.train.gradients import route
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
+from experiments.step_bytes.absent import LARGEST_INT32, absent_mesh
 
 HERE = Path(__file__).parent
 LISTED = HERE.parents[1] / "configs" / "models" / "t7.yaml"

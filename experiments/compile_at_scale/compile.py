@@ -1,7 +1,7 @@
 """Compiles the train step of one published model for H100s that are not there, and
 prints what the compiler says beside what the plan says, as JSON.
 
-    python experiments/compile_at_scale/compile.py MODEL NODES [GPUS_PER_NODE [BATCH]]
+    python -m experiments.compile_at_scale.compile MODEL NODES [GPUS_PER_NODE [BATCH]]
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from program import Collective, collectives
 
 from embark_jax import planner
-from embark_jax.bench.absent import absent_mesh, compile_step
 from embark_jax.planner import ProgramModel, TableList, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.traffic import all_reduce_bytes
+from experiments.compile_at_scale.program import Collective, collectives
+from experiments.step_bytes.absent import absent_mesh, compile_step
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "configs" / "models"

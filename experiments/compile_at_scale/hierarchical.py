@@ -1,6 +1,6 @@
 """Compiles steps whose row shards span nodes, with flat and hierarchical exchanges.
 
-    python experiments/compile_at_scale/hierarchical.py
+    python -m experiments.compile_at_scale.hierarchical
 
 Needs `pip install -e .[gpu-compile]`. Writes hierarchical.json and hierarchical.md
 beside this. See README.md.
@@ -12,17 +12,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compile import MODELS
-from program import collectives
 from rich.progress import track
 
 from embark_jax import planner
-from embark_jax.bench.absent import absent_mesh, compile_step
 from embark_jax.planner import ProgramModel, TableList, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Exchange
+from experiments.compile_at_scale.compile import MODELS
+from experiments.compile_at_scale.program import collectives
+from experiments.step_bytes.absent import absent_mesh, compile_step
 
 HERE = Path(__file__).parent
 CASES = (("dlrm_dcnv2", 2), ("dlrm_dcnv2", 16), ("t7", 16))

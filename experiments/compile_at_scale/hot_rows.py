@@ -1,6 +1,6 @@
 """Compiles steps with and without hot rows, for as many CPU devices as a plan has GPUs.
 
-    python experiments/compile_at_scale/hot_rows.py
+    python -m experiments.compile_at_scale.hot_rows
 
 Needs no CUDA. Writes hot_rows.json after each case, goes on where it was
 stopped, and writes hot_rows.md. See README.md.
@@ -36,13 +36,17 @@ FLAGS = (
 def case(name: str, nodes: int, hot: bool) -> dict[str, Any]:
     """Plans and compiles; to be called in a process of its own, with ``FLAGS``."""
     import jax
-    from compile import MODELS, compiled_traffic, planned_traffic
-    from program import collectives
 
     from embark_jax import planner
-    from embark_jax.bench.absent import compile_step
     from embark_jax.plans import fleet
     from embark_jax.plans.forced import ForcedPlacement
+    from experiments.compile_at_scale.compile import (
+        MODELS,
+        compiled_traffic,
+        planned_traffic,
+    )
+    from experiments.compile_at_scale.program import collectives
+    from experiments.step_bytes.absent import compile_step
 
     listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
     machines = fleet.dgx_h100(nodes)
@@ -91,7 +95,8 @@ def main() -> None:
     results = json.loads(path.read_text()) if path.exists() else []
     for name, nodes, hot in CASES[len(results) :]:
         flags = FLAGS.format(nodes * GPUS_PER_NODE)
-        command = [sys.executable, __file__, name, str(nodes), str(int(hot))]
+        command = [sys.executable, "-m", "experiments.compile_at_scale.hot_rows"]
+        command += [name, str(nodes), str(int(hot))]
         done = subprocess.run(
             command, env=os.environ | {"XLA_FLAGS": flags}, stdout=-1, check=True
         )

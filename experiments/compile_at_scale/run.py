@@ -1,6 +1,6 @@
 """Compiles the published models' train steps for 8 and 128 H100s that are not there.
 
-    python experiments/compile_at_scale/run.py [--models t180 …]
+    python -m experiments.compile_at_scale.run [--models t180 …]
 
 Needs `pip install -e .[gpu-compile]`. Writes results.json, results.md and growth.svg
 beside this. See README.md.
@@ -38,7 +38,8 @@ GROWTH_MODEL, GROWTH_BATCH = "synthetic_tiny", 512
 
 def compiled(*arguments: Any) -> dict[str, Any]:
     """One case, in a process of its own: compilers keep memory."""
-    command = [sys.executable, str(HERE / "compile.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "experiments.compile_at_scale.compile"]
+    command += map(str, arguments)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

@@ -142,7 +142,7 @@ def compile_for_h100(case: cases.Case | check_cases.Case) -> dict:
         given, donated = case.arguments, case.updated
         arguments = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, given))
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    target = ROOT / "embark_jax" / "bench" / "h100.textproto"
+    target = ROOT / "experiments" / "step_bytes" / "h100.textproto"
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=target.read_text(), topology="1x1x1"
     )

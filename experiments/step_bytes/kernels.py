@@ -1,6 +1,6 @@
 """Reads from compiled kernels, with no GPU, what bounds their speed.
 
-    python experiments/step_bytes/kernels.py
+    python -m experiments.step_bytes.kernels
 
 Writes results/kernels.md and results/kernels.json beside this. Needs
 `pip install -e .[gpu-compile] nvidia-cuda-nvdisasm`. See README.md.
@@ -31,7 +31,7 @@ DRIVER = """
 import jax, jax.numpy as jnp, embark_kernels as ek
 from jax.sharding import SingleDeviceSharding
 from embark_jax.plans import fleet
-from embark_jax.bench.absent import absent_mesh
+from experiments.step_bytes.absent import absent_mesh
 width, batch, rule = {width}, 1024, ek.RowwiseAdagrad(0.1)
 device = absent_mesh(fleet.dgx_h200(1, 1)).devices.item()
 def of(shape, dtype=jnp.float32):

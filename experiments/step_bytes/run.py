@@ -1,7 +1,6 @@
-"""Audits the bytes that train steps move in device memory: `embark bench bytes`, again
-and again.
+"""Audits the bytes that train steps move in device memory: `audit.py`, again and again.
 
-    python experiments/step_bytes/run.py NAME [--cases "dlrm_dcnv2 1" …]
+    python -m experiments.step_bytes.run NAME [--cases "dlrm_dcnv2 1" …]
 
 Writes results/NAME.json and results/NAME.md beside this, and bytes.svg of all results.
 Needs `pip install -e .[gpu-compile]`. See README.md.
@@ -49,12 +48,12 @@ def audit(case: str, kernels: str) -> dict[str, Any]:
     tables = (MODELS / f"{name}.yaml").read_text()
     if case in SHRUNK:
         tables = re.sub(r"(?<=\brows: )[\d_]+", _an_eighth, tables)
-    embark = Path(sys.executable).with_name("embark")
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(tables)
         file.flush()
-        command = [str(embark), "bench", "bytes", file.name, *options]
-        command += ["--kernels", kernels, "--json"]
+        command = [sys.executable, "-m", "experiments.step_bytes.audit", file.name]
+        command += options
+        command += ["--kernels", kernels]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

@@ -1,10 +1,7 @@
 """What travels how in steps that are compiled for H100s, and what is done meanwhile."""
 
 import functools
-import importlib
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from embark_kernels import RowwiseAdagrad
@@ -14,27 +11,17 @@ from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.storage import Exchange
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.compile_at_scale.program import collectives
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
 from tests.train.models import compile_step
 from tests.train.test_accounting import compiled_collectives
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "compile_at_scale"
 GPUS_PER_NODE, BATCH_PER_DEVICE, WIDTH = 8, 1024, 128
 FEATURES = (
     FeatureSpec("reduced", hotness=3),
     FeatureSpec("unique", hotness=2),
     FeatureSpec("replicated", hotness=2),
 )
-
-
-@pytest.fixture(scope="module")
-def collectives():
-    """Those of a compiled program: who takes part, and the work between start and
-    end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        yield importlib.import_module("program").collectives
-    del sys.modules["program"]
 
 
 @functools.cache
@@ -94,7 +81,7 @@ def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_exchanges_and_dense_layers_overlap(nodes, collectives):
+def test_exchanges_and_dense_layers_overlap(nodes):
     """In the schedule: while rows travel, the bottom layers and the lookups of
     replicated tables; while their gradients do, or those of the dense layers are
     summed, the backward pass of the others."""
@@ -112,7 +99,7 @@ def test_exchanges_and_dense_layers_overlap(nodes, collectives):
     assert any(name.startswith(embeddings) for name in meanwhile["all-reduce"])
 
 
-def test_ids_of_the_next_batch_travel_beside_the_dense_layers(collectives):
+def test_ids_of_the_next_batch_travel_beside_the_dense_layers():
     found = collectives(compiled(1, overlap=True).as_text())
     of_ids = [
         each
@@ -123,7 +110,7 @@ def test_ids_of_the_next_batch_travel_beside_the_dense_layers(collectives):
     assert any("dot_general" in name for each in of_ids for name in each.between)
 
 
-def test_a_hierarchical_exchange_sends_fewer_bytes_between_nodes(collectives):
+def test_a_hierarchical_exchange_sends_fewer_bytes_between_nodes():
     """Of partial sums and their gradients, with a row shard on each GPU, an eighth; ids
     and unique rows take as many as flat."""
     nodes, sent = 2, {}

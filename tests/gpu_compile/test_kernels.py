@@ -23,9 +23,9 @@ from embark_kernels import (
 )
 from jax.sharding import SingleDeviceSharding
 
-from embark_jax.bench.absent import absent_mesh
-from embark_jax.bench.hlo import Program
 from embark_jax.plans import fleet
+from experiments.step_bytes.absent import absent_mesh
+from experiments.step_bytes.hlo import Program
 from tests.gpu_compile.test_train_step import pytestmark  # noqa: F401
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10

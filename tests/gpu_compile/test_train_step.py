@@ -8,12 +8,12 @@ import pytest
 from embark_kernels import RowwiseAdagrad
 from jax.sharding import Mesh
 
-from embark_jax.bench.absent import absent_mesh
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.step_bytes.absent import absent_mesh
 from tests.train.models import (
     MLPERF_HOTNESS,
     MLPERF_ROWS,

@@ -1,11 +1,16 @@
 """Compares what a train step moves in device memory with the least that it must move.
 
+    python -m experiments.step_bytes.audit MODEL|FILE.yaml --gpus 8 --kernels xla
+
 The step is compiled for GPUs that this machine lacks, and ``hlo.py`` reads its program
-instruction by instruction.
+instruction by instruction. The figures are printed as JSON. Needs
+`pip install -e .[gpu-compile]`.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 from typing import Any
 
@@ -13,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation
 
-from embark_jax.bench.absent import absent_mesh, compile_step
-from embark_jax.bench.hlo import Moved, Program
-from embark_jax.bench.least_bytes import least_bytes
-from embark_jax.planner import TableList, Workload, plan_for
+from embark_jax.planner import TableList, Workload, load_table_list, plan_for
+from embark_jax.plans import fleet
+from experiments.step_bytes.absent import absent_mesh, compile_step
+from experiments.step_bytes.hlo import Moved, Program
+from experiments.step_bytes.least_bytes import least_bytes
 
 AMPLE_MEMORY_BYTES = 2e11
 """Memory of a GPU on which XLA computes nothing twice to save memory."""
@@ -111,3 +117,26 @@ def _of_phase(phase: str, moved: list[Moved], least: dict) -> dict[str, float]:
         "least_bytes": sum(n for (of, _), n in least.items() if of == phase),
         "instructions": len(mine),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables")
+    parser.add_argument("--fleet", default="dgx-h200")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--zipf", type=float)
+    parser.add_argument("--optimizer")
+    parser.add_argument("--kernels", choices=("xla", "mosaic_gpu"), default="xla")
+    parser.add_argument("--compute-dtype", default="float32")
+    options = parser.parse_args()
+    listed = load_table_list(options.tables)
+    machines = fleet.load(options.fleet, options.nodes, options.gpus)
+    workload = listed.workload(machines, options.batch, options.zipf, options.optimizer)
+    audited = step_bytes(listed, workload, options.kernels, options.compute_dtype)
+    print(json.dumps(audited))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from embark_jax.bench.hlo import CACHE_BYTES, SECTOR_BYTES, Program
-from embark_jax.bench.step_bytes import phase_of
+from experiments.step_bytes.audit import phase_of
+from experiments.step_bytes.hlo import CACHE_BYTES, SECTOR_BYTES, Program
 
 HEADER = """
 HloModule jit_f, is_scheduled=true

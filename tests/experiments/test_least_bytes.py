@@ -2,11 +2,11 @@
 
 import pytest
 
-from embark_jax.bench.least_bytes import least_bytes
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.step_bytes.least_bytes import least_bytes
 
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
 NETWORK = DenseNetwork(bottom=(), cross=(), top=((8, 1),), width=8)
