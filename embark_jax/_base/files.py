@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 from collections.abc import Iterator
@@ -20,7 +21,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which becomes ``path`` when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.part")
-    yield scratch
+    try:
+        yield scratch
+    except OSError as error:
+        if error.filename is None:  # such as of a full disk: say which file it was for
+            number, problem = error.errno or errno.EIO, error.strerror or str(error)
+            raise OSError(number, problem, str(path)) from error
+        raise
     scratch.replace(path)
 
 

@@ -14,6 +14,10 @@ LIST_SEPARATOR = "|"
 """The default separator between the values of a list in text."""
 
 
+Separator = Annotated[str, Field(pattern=r'^[^"\r\n\x80-\U0010ffff]$')]
+"""One ASCII character, which is no quote and ends no line."""
+
+
 class NumberColumn(Config):
     """A column of numbers. Transforms are fitted to the training samples."""
 
@@ -34,7 +38,7 @@ class CategoryColumn(Config):
     table: str | None = None
     """The table that it reads, with other columns of the same values; None takes its
     own table."""
-    separator: str | None = None
+    separator: Annotated[str, Field(min_length=1)] | None = None
     """The separator between the values of a list in text; None means a single value.
     Parquet has its own lists."""
     sequence: bool = False
@@ -68,9 +72,9 @@ class Columns(Config):
     the latest samples are held out."""
     split: str | None = None
     """A column that says train, validation or test."""
-    separator: str | None = None
-    """The separator between columns of text; None takes a tab in .tsv files, and a
-    comma in others."""
+    separator: Separator | None = None
+    """The separator between columns of text, one ASCII character; None takes a tab in
+    .tsv files, and a comma in others."""
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_arrow, write_arrow
@@ -142,7 +143,59 @@ class _Job(NamedTuple):
 
 def _known(path: Path) -> ParsedPart:
     """A part that an earlier run wrote."""
-    with pa.memory_map(str(path)) as file:
-        known = json.loads(pa.ipc.open_file(file).schema.metadata[_META])
+    known = json.loads(_schema(path).metadata[_META])
     known["after"] = Position(*known["after"])
     return ParsedPart(path, **known | {"examples": tuple(known["examples"])})
+
+
+def check_kinds(recipe: Recipe, parts: Sequence[ParsedPart]) -> None:
+    """Checks that the values of each table are all text or all whole numbers.
+
+    Raises:
+      DataError: if columns that share a table, or files, differ in this.
+    """
+    kinds: dict[str, set[bool]] = {}
+    categories = [f for f in recipe.features if f.name not in recipe.numbers]
+    for part in parts:
+        schema = _schema(part.path)
+        for feature in categories:
+            is_text = _is_text(schema.field(feature.name).type)
+            kinds.setdefault(feature.table, set()).add(is_text)
+    for feature in categories:
+        if len(kinds.get(feature.table, ())) > 1:
+            _check_kind(recipe, parts, feature.table)
+
+
+def _check_kind(recipe: Recipe, parts: Sequence[ParsedPart], table: str) -> None:
+    first: tuple[bool, str] | None = None
+    for part in parts:
+        samples = part.read()
+        for feature in recipe.features:
+            if feature.table != table or _is_empty(samples[feature.name]):
+                continue
+            is_text = _is_text(samples[feature.name].type)
+            where = f"column {feature.name!r} of {recipe.raw[part.file].path}"
+            first = first or (is_text, where)
+            if first[0] != is_text:
+                names = {True: "text", False: "whole numbers"}
+                raise DataError(
+                    f"{where} has {names[is_text]}, {first[1]} has {names[first[0]]}, "
+                    f"and both read table {table!r}: must be of one kind; write both "
+                    "alike, or give them tables of their own"
+                )
+
+
+def _schema(path: Path) -> pa.Schema:
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).schema
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind)
+
+
+def _is_empty(values: pa.ChunkedArray) -> bool:
+    """Whether no value is there, so that the type says nothing."""
+    if pa.types.is_list(values.type):
+        values = pc.call_function("list_flatten", [values])
+    return values.null_count == len(values)

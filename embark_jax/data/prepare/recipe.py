@@ -277,13 +277,21 @@ def last_file(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     return _halved(table, start, extent.last_file, middle, (VALIDATION, TEST))
 
 
+def times_of(samples: pa.Table) -> np.ndarray:
+    """The TIME of samples as int64 or float64."""
+    times = samples[TIME].combine_chunks()
+    return (
+        times.cast(pa.int64()) if pa.types.is_timestamp(times.type) else times
+    ).to_numpy()
+
+
 def after_times(validation: float, test: float) -> Split:
     """Splits by TIME: the validation set begins at ``validation``, the test set at
     ``test``."""
 
     def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
         del start, extent
-        times = table[TIME].to_numpy()
+        times = times_of(table)
         conditions = [times < validation, times < test]
         return np.select(conditions, [TRAIN, VALIDATION], TEST).astype(np.uint8)
 

@@ -33,7 +33,12 @@ from embark_jax.data.prepare.delimited import OnBadLine
 from embark_jax.data.prepare.encoding import encode
 from embark_jax.data.prepare.grouping import with_histories
 from embark_jax.data.prepare.numbers import in_sample
-from embark_jax.data.prepare.parsing import ParsedPart, SamplePart, parse
+from embark_jax.data.prepare.parsing import (
+    ParsedPart,
+    SamplePart,
+    check_kinds,
+    parse,
+)
 from embark_jax.data.prepare.raw_contents import (
     check_unchanged,
     contents,
@@ -41,11 +46,13 @@ from embark_jax.data.prepare.raw_contents import (
 )
 from embark_jax.data.prepare.recipe import (
     TIME,
+    TRAIN,
     Extent,
     Recipe,
     Split,
     after_times,
     random_split,
+    times_of,
 )
 from embark_jax.data.prepare.report import Report
 
@@ -144,6 +151,8 @@ def prepare(
         )
     )
     check_unchanged(recipe.paths, before, out)
+    if recipe.columns is not None:
+        check_kinds(recipe, parsed)
     samples: Sequence[SamplePart] = parsed
     if recipe.history:
         folder = work / "grouped"
@@ -164,6 +173,11 @@ def prepare(
     )
     found = list(encoded)
     files = {split: tuple(p[split] for p in found if split in p) for split in SPLITS}
+    if not files[SPLITS[TRAIN]]:
+        raise DataError(
+            f"{recipe.raw[0].path}: no sample is in the training split; take another "
+            "--split, or delete " + str(out)
+        )
     manifest = manifest.model_copy(update={"parts": files})
     write_json(out / reports.FILE_NAME, counted.report.model_dump(mode="json"))
     manifest.save(out)
@@ -217,13 +231,18 @@ def _placed(
 def _by_time(parts: Sequence[SamplePart], total: int) -> Split:
     """Holds out the latest tenth: its first half is the validation set, the second the
     test set. Samples of one time are in one split."""
-    times, start = [], 0
+    times, kinds, start = [], set(), 0
     for part in parts:
-        sampled = in_sample(start, part.rows, total)
-        times.append(part.read()[TIME].to_numpy()[sampled])
+        sampled, samples = in_sample(start, part.rows, total), part.read()
+        times.append(times_of(samples)[sampled])
+        kinds.add(samples.schema.field(TIME).type)
         start += part.rows
-    validation, test = np.quantile(np.concatenate(times), [0.9, 0.95], method="higher")
-    return after_times(float(validation), float(test))
+    if len(kinds) > 1 and not kinds <= {pa.int64(), pa.float64()}:
+        names = ", ".join(sorted(map(str, kinds)))
+        raise DataError(f"the column of times has several types ({names}), must be one")
+    ordered = np.sort(np.concatenate(times))  # NumPy's quantiles are floats
+    last = len(ordered) - 1
+    return after_times(*(ordered[-(-last * share // 20)] for share in (18, 19)))
 
 
 def _count_once(

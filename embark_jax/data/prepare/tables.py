@@ -263,27 +263,33 @@ def _numbers(
         raise DataError(f"{path}: column {name}: {error}") from None
     with np.errstate(over="ignore"):  # the check names what overflows
         numbers = column.fill_null(0).to_numpy().astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise DataError(f"{path}: column {name}: must be finite in float32")
+    if len(bad := column.fill_null(0).to_numpy()[~np.isfinite(numbers)]):
+        raise DataError(
+            f"{path}: column {name}: value is {bad[0]:g}, must be finite in float32"
+        )
     missing = column.is_null().to_numpy(zero_copy_only=False)
     return pa.array(numbers, mask=missing)
 
 
 def _times(table: pa.Table, name: str, path: Path) -> pa.Array:
-    """The times as float64 numbers."""
+    """The times as int64, float64, or timestamps: none loses a digit."""
     times = table[name].combine_chunks()
     if times.null_count:
         raise DataError(f"{path}: column {name}: has missing times")
-    for kind in (pa.float64(), pa.timestamp("us")):
+    if pa.types.is_timestamp(times.type):
+        return times
+    for kind in (pa.int64(), pa.float64(), pa.timestamp("us")):
         try:
-            if kind == pa.timestamp("us"):
-                return times.cast(kind).cast(pa.int64()).cast(pa.float64())
-            return times.cast(kind)
+            cast = times.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
+        if kind == pa.float64() and not np.isfinite(cast.to_numpy()).all():
+            raise DataError(f"{path}: column {name}: has times that are not finite")
+        return cast
     raise DataError(
         f"{path}: column {name}: values such as {times[0].as_py()!r} are not times, "
-        "must be numbers or dates such as 2024-05-31 12:30:00"
+        "must be numbers, whole ones from -2^63 to 2^63 - 1, or dates such as "
+        "2024-05-31 12:30:00"
     )
 
 

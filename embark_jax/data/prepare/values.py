@@ -10,7 +10,8 @@ A value is missing, a text or a whole number:
   end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``.
 - A float that is no exact whole number any more is refused, since ids are integers.
 
-A column of integers has whole numbers, unless training had text.
+A column of integers has whole numbers, unless training had text. Integers of 64 bits
+without a sign, up to 2^64 - 1, are texts.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class ValueRule(Config):
 
     def _singles(self, values: pa.Array, where: str, is_text: bool | None) -> pa.Array:
         kind = values.type
-        if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        # Of 64 bits without a sign, such as hashes: int64 does not hold them.
+        is_wide = pa.types.is_uint64(kind) and is_text is not False
+        if pa.types.is_boolean(kind) or pa.types.is_null(kind) or is_wide:
             values = values.cast(pa.string())
         elif pa.types.is_floating(kind):
             values = _of_floats(values, where, is_text)
@@ -211,8 +214,8 @@ def _whole(values: pa.Array, where: str) -> pa.Array:
     except pa.ArrowInvalid:
         largest = pc.call_function("max", [values]).as_py()
         raise DataError(
-            f"{where}: value is {largest}, must be below 2^63; give such ids as text, "
-            "in the data to prepare, too"
+            f"{where}: value is {largest}, must be below 2^63, as in training; to "
+            "train on such ids, prepare the column as uint64 or text"
         ) from None
 
 

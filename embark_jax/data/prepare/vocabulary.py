@@ -91,8 +91,12 @@ class Vocabulary:
     def ids(self, values: pa.Array) -> np.ndarray:
         """Returns the ids of single values, int64 ``[values]``."""
         missing = values.is_null().to_numpy(zero_copy_only=False)
+        if missing.all():  # then their type says nothing
+            return np.full(len(values), MISSING_ID, np.int64)
         if self._keys is None:
             ids = 1 + (_hashes(values) % np.uint64(self._rows - 1)).astype(np.int64)
+        elif not len(self._keys):
+            ids = np.full(len(values), RARE_ID, np.int64)
         elif _is_text(self._keys):
             options = pc.SetLookupOptions(self._keys)
             ids = pc.call_function("index_in", [values], options)
@@ -104,8 +108,6 @@ class Vocabulary:
         return ids
 
     def _look_up(self, numbers: np.ndarray) -> np.ndarray:
-        if not len(self._sorted):
-            return np.full(len(numbers), RARE_ID, np.int64)
         places = np.searchsorted(self._sorted, numbers)
         places[places == len(self._sorted)] = 0
         known = self._sorted[places] == numbers
