@@ -4,6 +4,7 @@ Tables, features and a fleet make a plan. The plan makes an ``EmbeddingCollectio
 which makes a ``Trainer`` together with a Flax model and two optimizers.
 """
 
+import ast
 import pkgutil
 from typing import TYPE_CHECKING
 
@@ -52,52 +53,17 @@ if TYPE_CHECKING:
     from embark_jax.statistics.accesses import Statistics as Statistics
     from embark_jax.train.trainer import Trainer as Trainer
 
-_PLACES = {
-    "SGD": "embark_kernels:SGD",
-    "Adagrad": "embark_kernels:Adagrad",
-    "LazyAdam": "embark_kernels:LazyAdam",
-    "RowwiseAdagrad": "embark_kernels:RowwiseAdagrad",
-    "fleets": "embark_jax.plans.fleet",
-    "models": "embark_jax.models",
-    "simulator": "embark_jax.simulator",
-    "ExperimentConfig": "embark_jax.config:ExperimentConfig",
-    "load_config": "embark_jax.config.reading:load",
-    "Batch": "embark_jax.data:Batch",
-    "BatchChecker": "embark_jax.data:BatchChecker",
-    "MovieLens100K": "embark_jax.data:MovieLens100K",
-    "PreparedData": "embark_jax.data:PreparedData",
-    "SyntheticClicks": "embark_jax.data:SyntheticClicks",
-    "sample_accesses": "embark_jax.run.dataset:sample_accesses",
-    "EmbeddingCollection": "embark_jax.embedding.collection:EmbeddingCollection",
-    "TableRows": "embark_jax.embedding.logical:TableRows",
-    "export_table": "embark_jax.embedding.logical:export_table",
-    "RowRules": "embark_jax.embedding.rules:RowRules",
-    "Scorer": "embark_jax.export.scorer:Scorer",
-    "load_scorer": "embark_jax.export.scorer:load_scorer",
-    "Fleet": "embark_jax.plans.fleet:Fleet",
-    "ForcedPlacement": "embark_jax.plans.forced:ForcedPlacement",
-    "Plan": "embark_jax.plans.plan:Plan",
-    "Statistics": "embark_jax.statistics.accesses:Statistics",
-    "Wire": "embark_jax.plans.wire:Wire",
-    "figures": "embark_jax.report.figures",
-    "load_table_list": "embark_jax.planner:load_table_list",
-    "plan": "embark_jax.planner:plan",
-    "read_table_list": "embark_jax.planner:read_table_list",
-    "FeatureSpec": "embark_jax.plans.tables:FeatureSpec",
-    "TableSpec": "embark_jax.plans.tables:TableSpec",
-    "Checkpointer": "embark_jax.checkpoint:Checkpointer",
-    "ItemIndex": "embark_jax.metrics.retrieval:ItemIndex",
-    "LoadedRun": "embark_jax.run.loading:LoadedRun",
-    "load_run": "embark_jax.run.loading:load_run",
-    "FunctionModel": "embark_jax.models:FunctionModel",
-    "ModelWithLoss": "embark_jax.models:ModelWithLoss",
-    "evaluate": "embark_jax.metrics.pointwise:evaluate",
-    "Trainer": "embark_jax.train.trainer:Trainer",
-}
-"""Module of each public name, imported when the name is first asked for: JAX takes
-seconds, and planning, reading data and watching over processes do without."""
-
 if not TYPE_CHECKING:
+    # The imports above are the one list of public names. Each is imported when it is
+    # first asked for: JAX takes seconds, and planning, reading data and watching over
+    # processes do without.
+    _PLACES = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(__loader__.get_source(__name__)))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
 
     def __getattr__(name: str):
         if name not in _PLACES:
