@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from embark_jax.config import reading
-from embark_jax.run import search, sweep, training
+from embark_jax.run import training, trials
 from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
@@ -109,7 +109,7 @@ def test_a_resumed_search_chooses_as_an_undisturbed_one(config, trained, tmp_pat
     assert rows(parts) == rows(whole)
     other = embark(*args, "14", "seed=1", "--workdir", parts, "--resume")
     assert other.code == 1
-    assert "holds a run of another config" in other.err
+    assert "is of another search" in other.err
 
 
 def test_trials_at_the_same_time_are_chosen_together(
@@ -118,11 +118,13 @@ def test_trials_at_the_same_time_are_chosen_together(
     """Run in turn here, since other processes know nothing of the fixture."""
     together = []
 
-    def in_turn(named, jobs, console, first):
-        together.append((jobs, [folder.name for _, folder in named]))
-        return sweep.train_points(named, 1, console, first)
+    train_trials = trials.train_trials
 
-    monkeypatch.setattr(search, "train_points", in_turn)
+    def in_turn(named, workdir, console, jobs):
+        together.append((jobs, [trial.name for trial in named]))
+        return train_trials(named, workdir, console, 1)
+
+    monkeypatch.setattr(trials, "train_trials", in_turn)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = ("search", config, "--jobs", "3", "--trials")
     assert embark(*args, "14", "--workdir", whole).code == 0

@@ -127,8 +127,68 @@ def test_a_folder_with_another_config_is_refused(config, trained, tmp_path):
     args = ("train.steps=3", "--workdir", workdir, "--resume")
     outcome = embark("sweep", config, *SWEPT, *args)
     assert outcome.code == 1
+    assert "sweep.yaml: is of another sweep" in outcome.err
+    (workdir / "sweep.yaml").unlink()  # as if it never was there
+    outcome = embark("sweep", config, *SWEPT, *args)
+    assert outcome.code == 1
     assert "holds a run of another config" in outcome.err
     assert not trained
+
+
+def test_a_folder_of_another_sweep_or_a_search_is_refused(config, trained, tmp_path):
+    """Its results would be overwritten; a sweep with a longer list is the same one."""
+    workdir = tmp_path / "sweep"
+    args = ("--workdir", workdir, "--resume")
+    assert embark("sweep", config, "sweep.seed=[0]", *args).code == 0
+    before = runs.snapshot(workdir)
+    for swept in (SWEPT, ("sweep.embedding.optimizer.learning_rate=[0.5]",)):
+        outcome = embark("sweep", config, *swept, *args)
+        runs.assert_refused(outcome, "sweep.yaml: is of another sweep, whose results")
+    searched = ("search.train.steps={low: 1, high: 2}", "train.eval_every=1")
+    outcome = embark("search", config, *searched, *args)
+    runs.assert_refused(outcome, "sweep.yaml: is of another sweep, whose results")
+    assert runs.snapshot(workdir) == before
+
+    del trained[:]
+    assert embark("sweep", config, "sweep.seed=[0, 2]", *args).code == 0
+    assert trained == ["seed=2"]
+    assert [row["seed"] for row in rows(workdir)] == ["0", "2"]
+
+
+def test_one_value_written_in_two_ways_is_listed_twice(config, trained, tmp_path):
+    swept = "sweep.embedding.optimizer.learning_rate=[1, 1.0]"
+    outcome = embark("sweep", config, swept, "--workdir", tmp_path / "sweep")
+    runs.assert_refused(outcome, "lists embedding.optimizer.learning_rate=1 twice")
+    assert not trained
+
+
+def test_results_are_whole_at_any_time(config, trained, monkeypatch, tmp_path):
+    """What is read here is what a process that is killed then leaves behind."""
+    path, states = tmp_path / "sweep" / "results.csv", []
+    write = csv.DictWriter.writerows
+
+    def writerows(writer, lines):
+        states.append(path.read_text() if path.exists() else None)
+        write(writer, lines)
+        states.append(path.read_text() if path.exists() else None)
+
+    monkeypatch.setattr(csv.DictWriter, "writerows", writerows)
+    args = ("sweep.seed=[0, 1, 2]", "--workdir", tmp_path / "sweep")
+    assert embark("sweep", config, *args).code == 0
+    states.append(path.read_text())
+    assert [state and len(state.splitlines()) for state in states] == [
+        *(None, None, 2, 2, 3, 3, 4)
+    ]
+
+
+def test_a_finished_run_whose_config_is_gone_is_not_trusted(config, trained, tmp_path):
+    workdir = tmp_path / "sweep"
+    args = (config, "sweep.seed=[0, 1]", "--workdir", workdir, "--resume")
+    assert embark("sweep", *args).code == 0
+    (workdir / "seed=1" / "config.yaml").unlink()
+    del trained[:]
+    assert embark("sweep", *args).code == 0
+    assert trained == ["seed=1"]  # which refuses it if there is a checkpoint
 
 
 def test_a_run_that_was_told_to_end_ends_the_sweep(config, monkeypatch, tmp_path):

@@ -19,10 +19,9 @@ from embark_jax.cli import (
     plan,
     plot,
     predict,
-    search,
     simulate,
-    sweep,
     train,
+    trials,
 )
 from embark_jax.cli.paths import Commands
 
@@ -62,8 +61,8 @@ app.command()(init.init)
 app.command()(train.train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
-app.command()(sweep.sweep)
-app.command()(search.search)
+app.command()(trials.sweep)
+app.command()(trials.search)
 app.command()(train.evaluate)
 app.command()(plot.plot)
 app.command()(export.export)

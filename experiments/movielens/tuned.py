@@ -22,7 +22,8 @@ from run import RESULTS as SHIPPED
 from embark_jax.config import reading
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
-from embark_jax.run.search import BEST, run_search
+from embark_jax.run.search import BEST, Search
+from embark_jax.run.trials import run_trials
 
 RESULTS = Path(__file__).parent / "tuned.json"
 WORKDIR = Path("runs/tuned")
@@ -52,8 +53,8 @@ def search(model: str, console: Console) -> dict[str, Any] | None:
     given = RECIPE | {"search": SEARCH}
     overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     workdir = WORKDIR / model
-    options = TRIALS, "auc", "random", workdir.exists()
-    trials = run_search(MODELS[model], overrides, workdir, *options, console)
+    study = Search(MODELS[model], overrides, TRIALS, "auc", "random", console)
+    trials = run_trials(study, workdir, workdir.exists(), console)
     if len(trials) < TRIALS:
         return None
     best = max(trials, key=lambda trial: trial.get("validation_auc", 0.0))
