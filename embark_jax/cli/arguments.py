@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,11 @@ from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.wire import WireFormat
 
+PIPED_COLUMNS = 120
+"""Width of what is shown where no terminal, and no COLUMNS, says another."""
 console = Console()
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console.width = PIPED_COLUMNS
 
 DEFAULT_FLEET = "dgx-h100"
 WITHOUT_DATA = (

@@ -33,6 +33,8 @@ from embark_jax.report.records import plan_record
 from embark_jax.report.terminal import Report
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
+REPLANNED, QUICK_TABLES = 3, 100
+
 
 def plan(
     config_file: Annotated[
@@ -62,6 +64,22 @@ def plan(
             metavar="SECONDS",
             help="With --tables: let a solver raise the bound and improve the plan "
             "for this long.",
+        ),
+    ] = None,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="With --tables: most memory of a device that a step may take, in GB; "
+            "by default nine tenths of it.",
+        ),
+    ] = None,
+    replan: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --tables: number of tables, those that take most of the step, "
+            f"without which to plan again; {REPLANNED} by default, 0 for lists of more "
+            f"than {QUICK_TABLES} tables.",
         ),
     ] = None,
     stats: Annotated[
@@ -103,12 +121,13 @@ def plan(
     without_data = False
     if config_file is not None:
         for_tables = (fleet, nodes, batch, zipf, optimizer, wire_rows, wire_gradients)
-        if any(option is not None for option in (*for_tables, cost_model, certify)):
+        for_tables += (cost_model, certify, memory_gb, replan)
+        if any(option is not None for option in for_tables):
             raise typer.BadParameter(
                 "--fleet, --nodes, --batch, --zipf, --optimizer, --wire-rows, "
-                "--wire-gradients, --cost-model and --certify need --tables; with a "
-                "CONFIG write fleet=dgx-h100 mesh.nodes=8 "
-                "embedding.wire.rows=bfloat16, …"
+                "--wire-gradients, --cost-model, --certify, --memory-gb and --replan "
+                "need --tables; with a CONFIG write fleet=dgx-h100 mesh.nodes=8 "
+                "embedding.wire.rows=bfloat16 embedding.memory_gb=20, …"
             )
         config = reading.load(config_file, overrides or ())
         from embark_jax.run import experiment
@@ -122,11 +141,17 @@ def plan(
             machines = load_fleet(fleet, nodes)
             wire = Wire(wire_rows or "float32", wire_gradients or "float32")
             workload = listed.workload(machines, batch, zipf, optimizer, wire)
+            specs = listed.specs()
+            if replan is None:
+                replan = REPLANNED if len(specs[0]) <= QUICK_TABLES else 0
             planned = planner.plan_for(
-                dataclasses.replace(workload, statistics=statistics),
-                *listed.specs(),
+                dataclasses.replace(
+                    workload, statistics=statistics, memory_gb=memory_gb
+                ),
+                *specs,
                 cost_model=cost_model or "program",
                 certify_s=certify or 0.0,
+                replan=replan,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

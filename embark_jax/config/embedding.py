@@ -115,6 +115,8 @@ class EmbeddingConfig(Config):
     bag, or hash it to a row."""
     capacity_slack: PositiveFloat = 1.25
     """Multiple of the ids that the statistics expect; exchange buffers hold it."""
+    memory_gb: PositiveFloat | None = None
+    """Most memory of a device, in GB, that a step may take; None is most of all."""
     wire: WireConfig = WireConfig()
     """Formats in which rows and gradients travel."""
     ragged: bool = False

@@ -116,13 +116,15 @@ class FleetFile(Config):
 
     ``efficiency`` is the section itself, or the path of its file, relative to this one.
     The figures of a ``shared`` device are those of a whole machine, whose devices
-    divide them among themselves. ``measured`` is a record that nothing reads.
+    divide them among themselves. ``placeholders`` says that nobody measured the
+    figures. ``measured`` is a record that nothing reads.
     """
 
     device: DeviceSpec
     gpus_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
     efficiency: Efficiency
     shared: bool = False
+    placeholders: bool = False
     measured: Mapping[str, float] = {}
 
 
@@ -134,7 +136,8 @@ def gpu_efficiency() -> Efficiency:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """``nodes`` machines of ``gpus_per_node`` equal devices.
+    """``nodes`` machines of ``gpus_per_node`` equal devices; ``placeholders`` says that
+    their figures are made up.
 
     Raises:
       ValueError: if a count is not a whole number, or below 1.
@@ -144,6 +147,7 @@ class Fleet:
     nodes: int = 1
     gpus_per_node: int = 1
     efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
+    placeholders: bool = False
 
     def __post_init__(self):
         if not isinstance(self.device, DeviceSpec):
@@ -187,7 +191,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
         data["efficiency"] = _read(path.parent / data["efficiency"])
     file: FleetFile = _validated(FleetFile, data, path)
     gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
-    fleet = Fleet(file.device, nodes, gpus, file.efficiency)
+    fleet = Fleet(file.device, nodes, gpus, file.efficiency, file.placeholders)
     if not file.shared:
         return fleet
     return dataclasses.replace(fleet, device=file.device.divided(fleet.devices))

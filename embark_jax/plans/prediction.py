@@ -12,6 +12,47 @@ MOST, ROUNDING = 1e100, 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
+class Removal:
+    """The step without some tables.
+
+    Attributes:
+      tables: their names: one, or several that are alike.
+      step_ms: the step without them, the other tables where they are.
+      replanned_ms: the step of a new plan without them, if one was made.
+    """
+
+    tables: tuple[str, ...]
+    step_ms: float
+    replanned_ms: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """The shard that sets the memory of all devices: each allocates as much as the
+    fullest.
+
+    Attributes:
+      table, row_shard, column_shard, device: the shard and its owner.
+      shard_bytes: bytes of the shard's slots.
+      mean_bytes: mean over the devices of the bytes of all slots of its storage.
+      split: another split of the table, such as "UB 8 × 1", that needs less memory;
+        "" if none is known.
+      split_step_ms, split_device_bytes: step and memory with it, the other tables where
+        they are.
+    """
+
+    table: str
+    row_shard: int
+    column_shard: int
+    device: int
+    shard_bytes: float
+    mean_bytes: float
+    split: str = ""
+    split_step_ms: float = 0.0
+    split_device_bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Breakdown:
     """The parts of a step's time, and the bytes that travel in it.
 
@@ -27,6 +68,8 @@ class Breakdown:
       padded_bytes: bytes that each device sends to each other, padding included. In a
         hierarchical exchange these are the bytes of its first stage, inside the node.
       reduced_bytes: bytes that each device sends for sums over all devices.
+      removals: the step without each table, and without tables that are alike.
+      allocation: the shard that sets the memory of all devices, if one does.
     """
 
     critical_ms: Mapping[str, float]
@@ -36,6 +79,8 @@ class Breakdown:
     device_ids: tuple[float, ...]
     padded_bytes: float
     reduced_bytes: float
+    removals: tuple[Removal, ...] = ()
+    allocation: Allocation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +95,9 @@ class Prediction:
       device_ms, device_bytes: busy time of each device, and the memory that is
         allocated on it.
       breakdown: parts of the time, if the cost model is the program's.
+      certified: what the solver did with the time that it was given, if it was.
+      placeholders: whether the figures of the fleet are placeholders, which weigh terms
+        against each other and predict nothing.
     """
 
     cost_model: str
@@ -58,12 +106,15 @@ class Prediction:
     device_ms: tuple[float, ...]
     device_bytes: tuple[float, ...]
     breakdown: Breakdown | None = None
+    certified: str = ""
+    placeholders: bool = False
 
     def problems(self, tables: Sequence[str], devices: int) -> list[str]:
         """Lists what is wrong with this prediction for a plan of these tables."""
         values: dict[str, Any] = dict(vars(self))
         per_device = {"device_ms": self.device_ms, "device_bytes": self.device_bytes}
         per_table: dict[str, Mapping[str, float]] = {}
+        removals = self.breakdown.removals if self.breakdown else ()
         if self.breakdown is not None:
             values |= vars(self.breakdown)
             per_device["device_ids"] = self.breakdown.device_ids
@@ -83,6 +134,9 @@ class Prediction:
             for key, numbers in per_table.items()
             if set(numbers) != set(tables)
         ]
+        known = {name for removal in removals for name in removal.tables}
+        if not known <= set(tables):
+            found.append("prediction: removals must be of tables of the plan")
         for key, value in values.items():
             bad = [x for x in _numbers(value) if not -ROUNDING <= x <= MOST]
             if bad:
@@ -105,6 +159,8 @@ def _numbers(value: Any) -> Iterator[float]:
     """Yields the numbers in a field, its lists and its mappings."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
+    if dataclasses.is_dataclass(value):
+        value = tuple(vars(value).values())
     if isinstance(value, tuple):
         for each in value:
             yield from _numbers(each)

@@ -35,7 +35,9 @@ def why(plan: Plan) -> list[str]:
     if largest.ms is not None and largest.ms >= LARGE_TABLE * step_ms:
         found.append(
             f"{largest.name} ({largest.placement}, {largest.ids} ids a sample, dim "
-            f"{largest.dim}) takes {largest.ms / step_ms:.0%} of it"
+            f"{largest.dim}) takes {largest.ms / step_ms:.0%} of it; without it, and "
+            "the other tables where they are, the step would change by "
+            f"{summary.without(plan, largest)[0]}"
         )
     return found
 
@@ -63,7 +65,10 @@ def uneven(plan: Plan) -> list[str]:
             "devices wait for the fullest one of each phase for "
             f"{waiting_ms / prediction.step_ms:.1%} of the step on average"
         )
-    return [*found, *filter(None, [summary.uneven_rows(plan)])]
+    return [
+        *found,
+        *filter(None, [summary.uneven_rows(plan), summary.allocation(plan)]),
+    ]
 
 
 def remedies(plan: Plan) -> list[str]:

@@ -104,6 +104,10 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
     parts = [
         f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
         f'<p class="warning">{escape(warning)}</p>' if warning else "",
+        f'<p class="warning">{escape(summary.PLACEHOLDERS)}</p>'
+        if plan.prediction and plan.prediction.placeholders
+        else "",
+        f"<p>{escape(summary.CLUSTERS)}</p>",
         _phases(summary.critical_path(plan)),
         '<div class="answers">',
         *(_list(title, sentences) for title, sentences in answers.items()),
@@ -114,6 +118,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
             if figure is not None
         ),
         _section("Tables", _decisions(plan, each=False), is_open),
+        f"<p>{escape(summary.COLUMNS)}</p>",
         last,
     ]
     return f'<div class="embark-plan">{"".join(parts)}</div>'
@@ -166,13 +171,23 @@ def _decisions(plan: Plan, each: bool) -> str:
                 (f"{row.ids}", row.ids),
                 ("–" if row.ms is None else f"{row.ms:.3f}", row.ms or 0.0),
                 (share, row.ms or 0.0),
+                *(
+                    (text, 0.0 if ms is None else ms)
+                    for text, ms in zip(
+                        summary.without(plan, row),
+                        (row.removal.step_ms, row.removal.replanned_ms)
+                        if row.removal
+                        else (None, None),
+                        strict=True,
+                    )
+                ),
                 (row.placement, row.placement),
                 (row.devices, row.devices),
                 (row.why, row.why),
             )
         )
-    headings = ("table", "rows", "dim", "ids", "ms", "share", "placement", "devices")
-    return table((*headings, "why"), rows)
+    headings = ("table", "rows", "dim", "ids", "ms", "share", "without", "replanned")
+    return table((*headings, "placement", "devices", "why"), rows)
 
 
 def table(

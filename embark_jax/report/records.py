@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     breakdown = prediction.breakdown
     return {
         "cost_model": prediction.cost_model,
+        "placeholders": prediction.placeholders,
+        "certified": prediction.certified,
         "step_ms": prediction.step_ms,
         "lower_bound_ms": prediction.lower_bound_ms,
         "gap": prediction.gap if math.isfinite(prediction.gap) else None,
@@ -60,6 +63,14 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "hot_ids": placement.hot_ids,
         "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
+        "step_ms_without": next(
+            (
+                removal.step_ms
+                for removal in (breakdown.removals if breakdown else ())
+                if removal.tables == (name,)
+            ),
+            None,
+        ),
         "reason": placement.reason,
     }
 
@@ -67,7 +78,8 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
 def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
     """Returns all of a breakdown but its values of single tables."""
     of_tables = "table_ms", "hottest_row_shard"
-    return {k: v for k, v in vars(breakdown).items() if k not in of_tables}
+    values = dataclasses.asdict(breakdown)
+    return {k: v for k, v in values.items() if k not in of_tables}
 
 
 def _shards(rows: RowRange, devices: int) -> Iterator[dict[str, Any]]:

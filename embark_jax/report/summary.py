@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from embark_jax.plans.alike import alike
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.prediction import Removal
+from embark_jax.plans.storage import row_ranges
 from embark_jax.plans.wire import VALUE_BYTES
 
 MOST_RUNS = 6
@@ -34,6 +36,7 @@ class Decision:
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.
       why: the reason.
+      removal: the step without them; None if it is not known.
     """
 
     tables: tuple[str, ...]
@@ -44,11 +47,67 @@ class Decision:
     devices: str
     ms: float | None
     why: str
+    removal: Removal | None = None
 
     @property
     def name(self) -> str:
         others = len(self.tables) - 1
         return self.tables[0] + (f" and {others} alike" if others else "")
+
+
+CLUSTERS = (
+    "DP: every device holds the whole table, and gradients are summed over all. RB: "
+    "ids go to the devices that own the rows, which pool them and send sums. UB: each "
+    "row that a device needs is sent to it once, and pooled there. 8 × 1 is 8 row "
+    "shards by 1 column shard."
+)
+COLUMNS = (
+    "ms and share: the table's part of what the fullest devices do, which sums to the "
+    "step. without: change of the step if the table were not there, the others where "
+    "they are; replanned: with a new plan for the others."
+)
+PLACEHOLDERS = (
+    "the fleet's figures are placeholders: times weigh plans against each other, and "
+    "predict nothing; `embark bench calibrate --out fleet.yaml` measures this machine"
+)
+
+
+def without(plan: Plan, decision: Decision) -> tuple[str, str]:
+    """Returns by how much the step is shorter without tables, in words: with the
+    others where they are, and with a new plan for the others."""
+    step_ms = plan.prediction.step_ms if plan.prediction else 0.0
+    removal = decision.removal
+    if removal is None or not step_ms:
+        return "–", "–"
+    kept, replanned = (
+        "–" if ms is None else f"{ms / step_ms - 1:+.1%}".replace("-", "−")
+        for ms in (removal.step_ms, removal.replanned_ms)
+    )
+    return kept, replanned
+
+
+def allocation(plan: Plan) -> str:
+    """Says which shard sets the memory of all devices, and what splitting it costs; ""
+    if none does."""
+    breakdown = plan.prediction.breakdown if plan.prediction else None
+    if not plan.prediction or breakdown is None or breakdown.allocation is None:
+        return ""
+    found, step_ms = breakdown.allocation, plan.prediction.step_ms
+    unit, size = byte_unit(total_bytes := max(plan.prediction.device_bytes))
+    text = (
+        f"every device allocates as much as the fullest, {total_bytes / size:.3g} "
+        f"{unit}; a shard of {found.table} on device {found.device} sets it, with "
+        f"{found.shard_bytes / size:.3g} {unit} where devices have "
+        f"{found.mean_bytes / size:.3g} {unit} of such rows on average"
+    )
+    if not found.split:
+        return text
+    return (
+        f"{text}; with {found.table} in {found.split} it would be "
+        f"{found.split_device_bytes / size:.3g} {unit}, the step "
+        f"{found.split_step_ms / step_ms - 1:+.0%} (`embark plan --memory-gb` plans "
+        "for less memory)"
+    )
 
 
 def headline(plan: Plan) -> str:
@@ -103,13 +162,15 @@ def verdict(plan: Plan) -> tuple[str, str]:
         f"at most {prediction.gap:.1%} above the optimum of this cost model over the "
         f"splits it considers (lower bound {prediction.lower_bound_ms:.3f} ms)"
     )
+    if prediction.certified:
+        cost += f"; {prediction.certified}"
     if prediction.gap <= POOR_GAP:
         return cost, ""
     faster = 1 - prediction.lower_bound_ms / prediction.step_ms
-    return cost, (
-        f"a plan that is up to {faster:.0%} faster may exist: `embark plan --certify "
-        "SECONDS` looks for it, and says how much faster at most"
-    )
+    advice = "`embark plan --certify SECONDS` looks for it, and says how much faster"
+    if prediction.certified:
+        advice = "more seconds for --certify may find it, or lower how much faster"
+    return cost, f"a plan that is up to {faster:.0%} faster may exist: {advice} at most"
 
 
 def decisions(plan: Plan, each: bool = False) -> list[Decision]:
@@ -123,14 +184,15 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
     for feature in plan.features:
         ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
     breakdown = plan.prediction.breakdown if plan.prediction else None
-    groups: dict[tuple, list[Placement]] = {}
-    for p in plan.placements:
-        alike = (p.table.rows, p.table.dim, ids[p.table.name])
-        split = p.cluster, p.row_shards, p.column_shards, p.hot_rows
-        key = (*alike, *split, p.reason)
-        groups.setdefault((p.table.name, *key) if each else key, []).append(p)
+    removals = {
+        frozenset(removal.tables): removal
+        for removal in (breakdown.removals if breakdown else ())
+    }
+    groups = alike(plan.placements, plan.features)
+    if each:
+        groups = [[placement] for placement in plan.placements]
     found = []
-    for members in groups.values():
+    for members in groups:
         first, names = members[0], tuple(p.table.name for p in members)
         replicated = first.cluster == "dp"
         owners = [device for p in members for device in p.devices]
@@ -147,6 +209,7 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
                 "all" if replicated else _ranges(owners, plan.devices),
                 sum(breakdown.table_ms[name] for name in names) if breakdown else None,
                 first.reason,
+                removals.get(frozenset(names)),
             )
         )
     return sorted(found, key=lambda decision: -(decision.ms or 0.0))

@@ -50,9 +50,15 @@ class Report:
         yield Text(cost)
         if warning:
             yield Text(warning, style="bold yellow")
-        if uneven := summary.uneven_rows(plan):
-            yield Text(uneven)
+        if plan.prediction and plan.prediction.placeholders:
+            yield Text(summary.PLACEHOLDERS, style="bold yellow")
+        for sentence in (summary.uneven_rows(plan), summary.allocation(plan)):
+            if sentence:
+                yield Text(sentence)
         yield _decisions(plan, self.each, options.max_width < WIDE_COLUMNS)
+        yield Text(summary.CLUSTERS)
+        if plan.prediction and plan.prediction.breakdown:
+            yield Text(summary.COLUMNS)
         yield from _critical_path(plan)
         yield _devices(plan)
 
@@ -79,7 +85,12 @@ def _table(*headings: str, title: str) -> Table:
 
 def _decisions(plan: Plan, each: bool, narrow: bool) -> Table:
     rows = summary.decisions(plan, each)
-    numbers = ("rows × dim", "ms") if narrow else ("rows × dim", "ids", "ms", "share")
+    kept = {row.tables: summary.without(plan, row) for row in rows}
+    numbers = ("rows × dim", "ms", "without")
+    if not narrow:
+        numbers = ("rows × dim", "ids", "ms", "share", "without")
+        if any(row.removal and row.removal.replanned_ms is not None for row in rows):
+            numbers += ("replanned",)
     table = _table("table", *numbers, title="Tables")
     table.add_column("placement", no_wrap=True)
     table.add_column("devices", max_width=16)
@@ -94,6 +105,8 @@ def _decisions(plan: Plan, each: bool, narrow: bool) -> Table:
             "share": "–"
             if row.ms is None or not step_ms
             else f"{row.ms / step_ms:.1%}",
+            "without": kept[row.tables][0],
+            "replanned": kept[row.tables][1],
         }
         table.add_row(
             Text(row.name),

@@ -102,6 +102,7 @@ def workload(
         _dense_load(config, dense_features, tables, features),
         config.train.micro_batches,
         config.train.overlap,
+        config.embedding.memory_gb,
     )
 
 

@@ -17,6 +17,7 @@ from embark_jax.planner.cost.objective import (
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
 from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.cost.what_if import allocation, removals
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.prediction import Breakdown
 from embark_jax.plans.storage import Placement, row_ranges
@@ -69,6 +70,8 @@ def break_down(
         tuple(map(float, device_ids / workload.device_batch)),
         exchanged_bytes / workload.devices,
         reduced_bytes,
+        removals(placements, features, workload, model),
+        allocation(placements, features, workload, model),
     )
 
 

@@ -53,7 +53,9 @@ class Memory:
 
     @property
     def limit_bytes(self) -> float:
-        return self.workload.fleet.device.memory_bytes * MEMORY_SHARE
+        most = self.workload.fleet.device.memory_bytes * MEMORY_SHARE
+        target_gb = self.workload.memory_gb
+        return most if target_gb is None else min(most, 1e9 * target_gb)
 
     @property
     def dense_bytes(self) -> float:
@@ -181,10 +183,14 @@ class Memory:
         parts_named = "tables, optimizer state and exchange buffers"
         if self.dense_bytes:
             parts_named = "tables, optimizer state, exchange buffers and dense layers"
+        source = f"{MEMORY_SHARE:.0%} of its memory"
+        if limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE:
+            source = "the memory_gb asked for"
+            remedies.insert(0, "a larger memory_gb")
         return (
             f"memory is short on {where}: {parts_named} need "
             f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
-            f"{limit_bytes / 1e9:.2f} GB for them ({MEMORY_SHARE:.0%} of its memory), "
+            f"{limit_bytes / 1e9:.2f} GB for them ({source}), "
             f"{lacking}; "
             f"what would help: {', '.join(remedies)}"
         )

@@ -43,6 +43,7 @@ class Workload:
       dense: the dense layers.
       micro_batches: number of micro-batches that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
+      memory_gb: most memory of a device that a step may take; None is most of all.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -58,6 +59,7 @@ class Workload:
     dense: DenseLoad = NO_DENSE
     micro_batches: int = 1
     overlap: bool = False
+    memory_gb: float | None = None
 
     def __post_init__(self):
         if not 0 <= self.zipf_exponent <= MOST_EXPONENT:
@@ -69,6 +71,8 @@ class Workload:
             raise ValueError(
                 f"capacity_slack is {self.capacity_slack}, must be finite and > 0"
             )
+        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
+            raise ValueError(f"memory_gb is {self.memory_gb}, must be finite and > 0")
         if not isinstance(self.wire, Wire):
             raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
         if self.optimizer not in STATE_VALUES:

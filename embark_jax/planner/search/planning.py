@@ -21,6 +21,7 @@ from embark_jax.planner.search.instance import (
     make_instance,
 )
 from embark_jax.planner.search.reasons import reasons
+from embark_jax.planner.search.replanning import replanned
 from embark_jax.planner.search.slots import choose_slots
 from embark_jax.planner.search.solve import Found, solve
 from embark_jax.plans import fleet as fleets
@@ -31,6 +32,9 @@ from embark_jax.plans.storage import Exchange, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, whole
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+
+SAME = 1e-6
+"""Change of a step or a bound that is a rounding error, as a share."""
 
 
 def plan(
@@ -47,6 +51,7 @@ def plan(
     statistics: Statistics = NO_STATISTICS,
     wire: Wire = FLOAT32,
     certify_s: float = 0.0,
+    memory_gb: float | None = None,
 ) -> Plan:
     """Places every table on the fleet.
 
@@ -64,6 +69,7 @@ def plan(
         tables that are not in it.
       wire: the formats in which rows and gradients travel.
       certify_s: seconds in which a solver raises the bound and improves the plan.
+      memory_gb: most memory of a device that a step may take; None is most of all.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the
@@ -72,7 +78,14 @@ def plan(
     if isinstance(fleet, str):
         fleet = fleets.load(fleet)
     workload = Workload(
-        fleet, batch, zipf_exponent, capacity_slack, optimizer, statistics, wire
+        fleet,
+        batch,
+        zipf_exponent,
+        capacity_slack,
+        optimizer,
+        statistics,
+        wire,
+        memory_gb=memory_gb,
     )
     return plan_for(
         workload,
@@ -92,10 +105,14 @@ def plan_for(
     forced: Mapping[str, ForcedPlacement] | None = None,
     cost_model: str | CostModel = "program",
     certify_s: float = 0.0,
+    replan: int = 0,
 ) -> Plan:
-    """Plans like ``plan``, with all that a workload knows, such as the dense layers."""
+    """Plans like ``plan``, with all that a workload knows, such as the dense layers.
+    With ``replan`` it plans again without each of so many tables, those that take most
+    of the step."""
     check_model(tables, features)
     forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
+    given = dict(forced)
     begun, tables = tables, fully_grown(tables)
     forced |= spread(tables, forced, workload.devices)
     _check_request(tables, forced, fleet, batch)
@@ -120,14 +137,57 @@ def plan_for(
         cost_model = models[cost_model]
     exchanges = exchanges_of(fleet, cost_model)
     instance = make_instance(tables, features, forced, workload, cost_model, exchanges)
-    found = solve(instance)
+    found, certified = solve(instance), ""
     if certify_s:
-        found = certify(instance, found, certify_s)
-    return _as_plan(found, begun, features)
+        before, found = found, certify(instance, found, certify_s)
+        certified = _difference(before, found, certify_s)
+    planned = _as_plan(found, begun, features, certified)
+
+    def statistics_without(names: frozenset[str]) -> Statistics:
+        known = workload.statistics
+        gone = {feature.name for feature in features if feature.table in names}
+        return dataclasses.replace(
+            known,
+            features={k: v for k, v in known.features.items() if k not in gone},
+            tables={k: v for k, v in known.tables.items() if k not in names},
+        )
+
+    def step_ms_without(names: frozenset[str]) -> float:
+        again = plan_for(
+            dataclasses.replace(workload, statistics=statistics_without(names)),
+            [table for table in begun if table.name not in names],
+            [feature for feature in features if feature.table not in names],
+            forced={name: each for name, each in given.items() if name not in names},
+            cost_model=cost_model,
+        )
+        assert again.prediction is not None
+        return again.prediction.step_ms
+
+    return replanned(planned, replan, step_ms_without)
+
+
+def _difference(before: Found, after: Found, seconds: float) -> str:
+    """Says what the solver changed."""
+    step_ms = before.assignment.step_ms(), after.assignment.step_ms()
+    changes = [
+        f"{what} from {old:.3f} to {new:.3f} ms"
+        for what, old, new in (
+            ("the step", *step_ms),
+            ("the bound", before.bound_ms, after.bound_ms),
+        )
+        if abs(new - old) > SAME * old
+    ]
+    changed = " and ".join(changes)
+    return f"certify, {seconds:g} s: " + (
+        f"changed {changed}" if changes else "changed neither the plan nor the bound"
+    )
 
 
 def _as_plan(
-    found: Found, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
+    found: Found,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    certified: str,
 ) -> Plan:
     assignment, instance = found.assignment, found.assignment.instance
     workload, model = instance.workload, instance.model
@@ -151,6 +211,8 @@ def _as_plan(
             breakdown=break_down(placements, features, workload, model)
             if isinstance(model, ProgramModel)
             else None,
+            certified=certified,
+            placeholders=workload.fleet.placeholders,
         ),
     )
 

@@ -1,0 +1,128 @@
+"""What a plan would cost without a table, or with the table split that sets its memory.
+
+A table's part of the step (``breakdown.py``) says who causes it, not what it would take
+off: each phase lasts until its fullest device is done, and without the table another
+device may be as full. Here the plan is priced again, the other tables where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from embark_jax.planner.cost.candidates import ROWS
+from embark_jax.planner.cost.model import CostModel
+from embark_jax.planner.cost.objective import PEAK_ROWS
+from embark_jax.planner.cost.predict import Priced, predict, price
+from embark_jax.planner.request.workload import Workload
+from embark_jax.plans.alike import alike
+from embark_jax.plans.prediction import Allocation, Removal
+from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.tables import FeatureSpec
+
+UNEVEN, LARGE = 1.2, 0.2
+"""Smallest ratio of the fullest device's rows to the mean, and smallest share of all
+memory, at which a shard is said to set the memory of all."""
+LESS = 0.95
+"""A split is worth naming if it leaves at most this share of the memory."""
+
+
+def removals(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: CostModel,
+) -> tuple[Removal, ...]:
+    """Returns the step without each table, and without tables that are alike
+    together, the placements of the others unchanged."""
+    priced = price(placements, features, workload, model)
+    of_table: dict[str, list[int]] = {}
+    for i, rows in enumerate(row_ranges(placements)):
+        of_table.setdefault(rows.table.name, []).append(i)
+    groups = [tuple(p.table.name for p in each) for each in alike(placements, features)]
+    singles = [(name,) for name in of_table]
+    return tuple(
+        Removal(names, _step_ms_without(priced, [of_table[name] for name in names]))
+        for names in dict.fromkeys([*singles, *groups])
+    )
+
+
+def _step_ms_without(priced: Priced, tables: Sequence[Sequence[int]]) -> float:
+    loads = priced.loads.copy()
+    ranges = [i for table in tables for i in table]
+    for i in ranges:
+        loads.add(i, priced.owners[i], times=-1)
+    if len(ranges) == len(priced.owners):
+        return 0.0
+    loads.own = np.maximum(loads.own, 0.0)  # rounding errors of the subtraction
+    step_ms = priced.objective.step_ms(priced.loads)
+    return float(np.clip(priced.objective.step_ms(loads), 0.0, step_ms))
+
+
+def allocation(
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    model: CostModel,
+) -> Allocation | None:
+    """Returns the shard that sets the memory of all devices, and what splitting its
+    table costs; None if the rows lie evenly or take little of the memory."""
+    priced = price(placements, features, workload, model)
+    objective, loads = priced.objective, priced.loads
+    rows_bytes = objective.held_bytes[PEAK_ROWS][:, None] * loads.own[ROWS]
+    storage = int(np.argmax(rows_bytes.max(axis=1)))
+    held = rows_bytes[storage]
+    total_bytes = objective.bytes(loads)
+    if held.max() < max(LARGE * total_bytes, UNEVEN * held.mean()):
+        return None
+    device = int(np.argmax(held))
+    ranges = row_ranges(placements)
+    shards = [
+        (ranges[i].shard_slots(k // ranges[i].column_shards), i, k)
+        for i, owners in enumerate(priced.owners)
+        if priced.candidates.storage[i] == storage
+        for k in np.flatnonzero(owners == device).tolist()
+    ]
+    slots, i, shard = max(shards)
+    table = ranges[i].table.name
+    found = Allocation(
+        table,
+        *divmod(shard, ranges[i].column_shards),
+        device,
+        float(objective.held_bytes[PEAK_ROWS, storage] * slots),
+        float(held.mean()),
+    )
+    others = [p for p in placements if p.table.name != table]
+    (mine,) = (p for p in placements if p.table.name == table)
+    splits = []
+    for split in _splits(mine, workload.devices, workload.fleet.gpus_per_node):
+        if split.problems(workload.devices):
+            continue
+        prediction = predict([*others, split], features, workload, model)
+        if prediction.device_bytes[0] <= LESS * total_bytes:
+            splits.append((prediction.step_ms, prediction.device_bytes[0], split))
+    if not splits:
+        return found
+    step_ms, device_bytes, split = min(splits, key=lambda each: each[:2])
+    return dataclasses.replace(
+        found,
+        split=f"{split.cluster.upper()} {split.row_shards} × {split.column_shards}",
+        split_step_ms=step_ms,
+        split_device_bytes=device_bytes,
+    )
+
+
+def _splits(mine: Placement, devices: int, per_node: int) -> Iterator[Placement]:
+    """Yields finer splits of a table, with a shard for each device that has one."""
+    for cluster in ("rb", "ub"):
+        for rows, columns in ((devices, 1), (1, devices), (per_node, 1), (1, per_node)):
+            if rows * columns > mine.row_shards * mine.column_shards:
+                yield dataclasses.replace(
+                    mine,
+                    cluster=cluster,
+                    row_shards=rows,
+                    column_shards=columns,
+                    devices=tuple(range(rows * columns)),
+                )
