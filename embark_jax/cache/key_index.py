@@ -24,7 +24,7 @@ import numpy as np
 from embark_kernels import sort_positions
 from jax import lax
 
-from embark_jax.plans.tables import Evict
+from embark_jax.plans.options import Evict
 
 WAYS = 8
 CHOICES = 2

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from embark_jax._base.errors import UserError
-from embark_jax.plans.tables import Tier
+from embark_jax.plans.options import Tier
 
 THREADS = 16
 """Threads that read or write a file. A page that is not in memory holds up one thread

@@ -13,7 +13,7 @@ from embark_jax.cli.errors import printable
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.wire import WireFormat
+from embark_jax.plans.options import WireFormat
 
 PIPED_COLUMNS = 120
 """Width of what is shown where no terminal, and no COLUMNS, says another."""

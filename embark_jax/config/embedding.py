@@ -14,7 +14,19 @@ from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
-from embark_jax.plans.tables import DYNAMIC_KEYS, Dtype, Initializer, Pooling, TableSpec
+from embark_jax.plans.options import (
+    Cluster,
+    Dtype,
+    Evict,
+    Evicted,
+    Exchange,
+    Initializer,
+    OnBadId,
+    Pooling,
+    Tier,
+    WireFormat,
+)
+from embark_jax.plans.tables import DYNAMIC_KEYS, TableSpec
 
 
 class TableConfig(Config):
@@ -32,7 +44,7 @@ class TableConfig(Config):
     """What differs from `embedding.optimizer`."""
     dtype: Dtype | None = None
     """Number format of the stored rows; None takes `embedding.dtype`."""
-    tier: Literal["device", "host", "disk"] | None = None
+    tier: Tier | None = None
     """Place with room for all rows. With ``host`` or ``disk``, device memory holds as
     many rows as there are ``slots``; None is ``device``."""
     slots: PositiveInt | Literal["auto"] | None = None
@@ -44,13 +56,13 @@ class TableConfig(Config):
     or None: 16,384), which grow up to this number, at least by doubling; after that,
     rows leave. ``rows`` is for synthetic data only: the number of unique ids that are
     drawn."""
-    evicted: Literal["host", "disk", "discard"] | None = None
+    evicted: Evicted | None = None
     """Place of rows that have left a dynamic table: ``host`` memory (also None),
     ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
-    evict: Literal["lru", "lfu"] | None = None
+    evict: Evict | None = None
     """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
     ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
-    cluster: Literal["dp", "rb", "ub"] | None = None
+    cluster: Cluster | None = None
     """Forces the cluster; None leaves it to the planner, as in the next five keys."""
     row_shards: PositiveInt | None = None
     """Forces the number of row shards."""
@@ -58,7 +70,7 @@ class TableConfig(Config):
     """Forces the number of column shards, which must divide dim."""
     devices: tuple[NonNegativeInt, ...] | None = None
     """Forces the owner of each shard, row shard by row shard."""
-    exchange: Literal["flat", "hierarchical"] | None = None
+    exchange: Exchange | None = None
     """Forces the exchange: directly between all devices, or inside nodes first."""
     hot_rows: NonNegativeInt | None = None
     """Forces the number of first rows that are replicated on all devices; the other
@@ -83,9 +95,9 @@ class WireConfig(Config):
     """The formats in which tables' rows and gradients travel between devices; sums are
     float32. ``float16`` and ``float8_e4m3`` travel with a factor for each row."""
 
-    rows: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    rows: WireFormat = "float32"
     """Format of rows and partial sums on their way to the requester."""
-    gradients: Literal["float32", "bfloat16", "float16", "float8_e4m3"] = "float32"
+    gradients: WireFormat = "float32"
     """Format of row gradients on their way to the owner."""
 
 
@@ -110,7 +122,7 @@ class EmbeddingConfig(Config):
     """Features by name, in the order of the model's inputs."""
     optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     """The rule that updates touched rows."""
-    on_bad_id: Literal["error", "drop", "hash"] = "error"
+    on_bad_id: OnBadId = "error"
     """Treatment of an id that is no row of its table: end the run, drop it from its
     bag, or hash it to a row."""
     capacity_slack: PositiveFloat = 1.25

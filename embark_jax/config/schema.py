@@ -27,6 +27,7 @@ from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
+from embark_jax.plans.options import DenseParallelism
 
 
 class MeshConfig(Config):
@@ -134,7 +135,7 @@ class TrainConfig(Config):
     micro_batches: PositiveInt = 1
     """Parts of a batch that go through the model one after the other, for batches
     larger than memory; a single update follows for all."""
-    dense: Literal["replicated", "zero1", "tensor"] = "replicated"
+    dense: DenseParallelism = "replicated"
     """Layout of the dense model on the devices: ``zero1`` shards its optimizer state
     over all devices, ``tensor`` its layers over the GPUs of a node."""
     overlap: bool = False

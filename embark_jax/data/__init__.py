@@ -4,7 +4,6 @@ from embark_jax.data.batch import Batch as Batch
 from embark_jax.data.batch import DataError as DataError
 from embark_jax.data.batch import Dataset as Dataset
 from embark_jax.data.checks import BatchChecker as BatchChecker
-from embark_jax.data.checks import OnBadId as OnBadId
 from embark_jax.data.checks import feature_statistics as feature_statistics
 from embark_jax.data.checks import scale_warnings as scale_warnings
 from embark_jax.data.description import Description as Description

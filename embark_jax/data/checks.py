@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import Literal, NoReturn, get_args
+from typing import NoReturn, get_args
 
 import numpy as np
 
 from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.records import layout
+from embark_jax.plans.options import OnBadId
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
-
-OnBadId = Literal["error", "drop", "hash"]
 
 MIN_SCALE, MAX_SCALE = 0.01, 10
 """Sizes of dense values that suit models; logarithms of counts are up to 10."""

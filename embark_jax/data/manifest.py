@@ -35,7 +35,8 @@ from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.records import CHECKSUM_DIGITS, MOST_HEADER_BYTES
-from embark_jax.plans.tables import FeatureSpec, Pooling
+from embark_jax.plans.options import Pooling
+from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "manifest.json"
 VERSION = 4

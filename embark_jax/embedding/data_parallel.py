@@ -32,7 +32,7 @@ from embark_jax.embedding.exchange import (
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import sum_up
 from embark_jax.plans.collectives import summed_rows, summed_whole
-from embark_jax.plans.wire import WireFormat
+from embark_jax.plans.options import WireFormat
 
 
 class DataParallelRoute(NamedTuple):

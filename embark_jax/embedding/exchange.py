@@ -18,8 +18,8 @@ from jax import lax
 
 from embark_jax.embedding.partial_sums import PartialSums, merge_in_nodes
 from embark_jax.embedding.wire import decode, encode
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.plans.wire import WireFormat
 
 
 class Exchange(Protocol):

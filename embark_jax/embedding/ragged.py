@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from embark_jax.embedding.wire import decode, encode
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.plans.wire import WireFormat
 
 
 class Filled(NamedTuple):

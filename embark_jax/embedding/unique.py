@@ -29,7 +29,8 @@ from embark_jax.embedding.sharded import (
     pick,
     sum_up,
 )
-from embark_jax.plans.wire import Wire, WireFormat
+from embark_jax.plans.options import WireFormat
+from embark_jax.plans.wire import Wire
 
 
 class UniqueRoute(NamedTuple):

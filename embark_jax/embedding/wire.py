@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from embark_jax.plans.wire import SCALE_BYTES, VALUE_BYTES, WireFormat
+from embark_jax.plans.options import WireFormat
+from embark_jax.plans.wire import SCALE_BYTES, VALUE_BYTES
 
 _VALUES = {
     "bfloat16": jnp.bfloat16,

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from embark_jax.plans import traffic
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.traffic import Numbers
-from embark_jax.plans.wire import Wire, WireFormat, row_bytes
+from embark_jax.plans.wire import Wire, row_bytes
 
 CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
 Reach = Literal["fleet", "node", "rail"]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
+from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.tables import TableSpec
-
-Cluster = Literal["dp", "rb", "ub"]
-Exchange = Literal["flat", "hierarchical"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from embark_jax.plans.forced import Cluster, Exchange
-from embark_jax.plans.tables import Dtype, Evict, Tier
+from embark_jax.plans.options import Cluster, Dtype, Evict, Exchange, Tier
 
 
 class StorageKind(NamedTuple):

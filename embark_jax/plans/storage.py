@@ -18,8 +18,8 @@ from typing import get_args
 
 import numpy as np
 
-from embark_jax.plans.forced import Cluster, Exchange
 from embark_jax.plans.kind import StorageKind, storage_kind
+from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 

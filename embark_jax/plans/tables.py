@@ -11,14 +11,9 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-Pooling = Literal["sum", "mean", "none"]
-Tier = Literal["device", "host", "disk"]
-Evict = Literal["lru", "lfu"]
-Evicted = Literal["host", "disk", "discard"]
-Initializer = Literal["uniform", "normal"]
-Dtype = Literal["float32", "bfloat16", "float16"]
+from embark_jax.plans.options import Dtype, Evict, Evicted, Initializer, Pooling, Tier
 
 DYNAMIC_KEYS = 2**63 - 1
 """Number of keys of a dynamic table: any id that is not negative is one."""

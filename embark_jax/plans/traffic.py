@@ -10,14 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
-from embark_jax.plans.forced import Cluster
-from embark_jax.plans.wire import (
-    SLOT_BYTES,
-    WireFormat,
-    pooled_id_bytes,
-    row_bytes,
-    sum_blocks,
-)
+from embark_jax.plans.options import Cluster, WireFormat
+from embark_jax.plans.wire import SLOT_BYTES, pooled_id_bytes, row_bytes, sum_blocks
 
 VALUE_BYTES = 4
 Numbers: TypeAlias = Any

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import get_args
 
-WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
+from embark_jax.plans.options import WireFormat
 
 VALUE_BYTES: dict[WireFormat, int] = {
     "float32": 4,

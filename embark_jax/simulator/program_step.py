@@ -18,7 +18,8 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.collectives import Reach
-from embark_jax.plans.storage import Cluster, Placement, StorageKind
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import (

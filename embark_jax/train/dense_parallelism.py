@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.plans.options import DenseParallelism
 from embark_jax.plans.plan import MESH_AXES
 
 

@@ -9,7 +9,7 @@ import optax
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.rules import AnyRule
-from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.plans.options import DenseParallelism
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
 from embark_jax.train.flax_model import CALL

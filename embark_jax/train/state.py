@@ -16,7 +16,7 @@ from embark_jax.embedding.collection import (
     Storages,
 )
 from embark_jax.embedding.rules import AnyRule
-from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.plans.options import DenseParallelism
 from embark_jax.train.dense_parallelism import (
     optimizer_shardings,
     param_shardings,

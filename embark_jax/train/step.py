@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.collection import MICRO_BATCHES, EmbeddingCollection
 from embark_jax.embedding.rules import AnyRule
-from embark_jax.planner.request.dense import DenseParallelism
+from embark_jax.plans.options import DenseParallelism
 from embark_jax.train.dense_parallelism import sample_sharding, update_shardings
 from embark_jax.train.device_batch import check_batch
 from embark_jax.train.flax_model import CALL, check_logits

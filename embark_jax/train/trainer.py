@@ -18,14 +18,14 @@ import chex
 import jax
 import optax
 
-from embark_jax.data import Batch, BatchChecker, Dataset, OnBadId
+from embark_jax.data import Batch, BatchChecker, Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.metrics.pointwise import Metrics
 from embark_jax.models.function import Model
-from embark_jax.planner.request.dense import DenseParallelism
 from embark_jax.plans.capacities import grow
+from embark_jax.plans.options import DenseParallelism, OnBadId
 from embark_jax.report.progress import step_progress
 from embark_jax.train.cached import CachedRows
 from embark_jax.train.device_batch import DeviceBatch, PlacedBatch

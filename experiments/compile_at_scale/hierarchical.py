@@ -18,8 +18,8 @@ from embark_jax import planner
 from embark_jax.planner import ProgramModel, TableList, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Exchange
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Exchange
 from experiments.compile_at_scale.compile import MODELS
 from experiments.compile_at_scale.program import collectives
 from experiments.step_bytes.absent import absent_mesh, compile_step

@@ -22,7 +22,8 @@ from embark_jax.planner.search.solve import solve
 from embark_jax.plans import traffic
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.storage import Cluster, Placement, StorageKind
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.embark_table1.step import (
     FLOAT_BYTES,

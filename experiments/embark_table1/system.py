@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.plans.storage import Cluster, Placement
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import Placement
 from embark_jax.simulator import Job, Simulation, Task, schedule, serial
 from embark_jax.simulator.tasks import Tasks
 from experiments.embark_table1.loads import count

@@ -9,7 +9,7 @@ from embark_kernels import RowwiseAdagrad
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.storage import Exchange
+from embark_jax.plans.options import Exchange
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.compile_at_scale.program import collectives
 from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401

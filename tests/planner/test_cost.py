@@ -12,7 +12,8 @@ from embark_jax.planner.cost.predict import price as priced_plan
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans import fleet, traffic
-from embark_jax.plans.storage import Exchange, Placement, StorageKind
+from embark_jax.plans.options import Exchange
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.

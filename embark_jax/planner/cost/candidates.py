@@ -17,7 +17,8 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.shapes import Shapes, uses_of
 from embark_jax.planner.request.workload import TableUse, Workload
-from embark_jax.plans.storage import Cluster, Exchange, RowRange, StorageKind
+from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.storage import RowRange, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 
 CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)

@@ -29,7 +29,8 @@ from embark_jax.plans.collectives import (
     storage_collectives,
     summed_whole,
 )
-from embark_jax.plans.storage import Cluster, StorageKind
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import StorageKind
 
 OWNER_PHASES = "lookup", "gradients", "update"
 """Phases in which owners work on their own shards. Lookup and gradients of a storage

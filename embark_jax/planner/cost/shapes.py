@@ -15,13 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
-from embark_jax.plans.storage import (
-    Cluster,
-    Exchange,
-    RowRange,
-    StorageKind,
-    storage_kind,
-)
+from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.storage import RowRange, StorageKind, storage_kind
 from embark_jax.plans.tables import FeatureSpec
 
 

@@ -5,26 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
 
 from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.options import DenseParallelism
 
 VALUE_BYTES = 4
 """Bytes of a float32."""
-
-DenseParallelism = Literal["replicated", "zero1", "tensor"]
-"""Layout of the dense layers on the devices:
-
-- replicated: every device holds all parameters and all of the optimizer state.
-- zero1: as replicated, but each device holds and updates its part of the optimizer
-  state: gradients are reduce-scattered, new parameters all-gathered (ZeRO stage 1,
-  https://arxiv.org/abs/1910.02054).
-- tensor: the devices of a node hold parts of the layers, split alternately by columns
-  and by rows, and compute them for all samples of their node (Megatron-LM,
-  https://arxiv.org/abs/1909.08053).
-
-An array with no axis that divides by the devices stays replicated.
-"""
 
 Product = tuple[int, int]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""

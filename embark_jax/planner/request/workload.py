@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.tables import Dtype, Evict, FeatureSpec, TableSpec, Tier
+from embark_jax.plans.options import Dtype, Evict, Tier
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, VALUE_BYTES, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.statistics.skew import UNIFORM, Skew, Zipf

@@ -21,8 +21,9 @@ from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.forced import FREE, ForcedPlacement
+from embark_jax.plans.options import Exchange
 from embark_jax.plans.plan import MAX_SLOTS
-from embark_jax.plans.storage import Exchange, Placement
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.histogram import Histogram
 

@@ -27,8 +27,9 @@ from embark_jax.planner.search.solve import Found, solve
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Exchange
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Exchange, StorageKind
+from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, whole
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics

@@ -1,0 +1,38 @@
+"""The values that options take, set once for plans, configs, the step and the help."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Cluster = Literal["dp", "rb", "ub"]
+"""How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
+makes ids unique, and pools at the requester."""
+Exchange = Literal["flat", "hierarchical"]
+"""Directly between any two devices, or inside nodes first."""
+WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
+"""Number format in which rows or gradients travel."""
+Pooling = Literal["sum", "mean", "none"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""Number format in which rows are stored."""
+Initializer = Literal["uniform", "normal"]
+Tier = Literal["device", "host", "disk"]
+"""Where all rows of a table have room."""
+Evict = Literal["lru", "lfu"]
+"""Rows that leave slots first: asked for longest ago, or by the fewest batches."""
+Evicted = Literal["host", "disk", "discard"]
+"""Where a dynamic table's rows go that leave slots."""
+OnBadId = Literal["error", "drop", "hash"]
+"""What becomes of an id outside its table."""
+DenseParallelism = Literal["replicated", "zero1", "tensor"]
+"""Layout of the dense layers on the devices:
+
+- replicated: every device holds all parameters and all of the optimizer state.
+- zero1: as replicated, but each device holds and updates its part of the optimizer
+  state: gradients are reduce-scattered, new parameters all-gathered (ZeRO stage 1,
+  https://arxiv.org/abs/1910.02054).
+- tensor: the devices of a node hold parts of the layers, split alternately by columns
+  and by rows, and compute them for all samples of their node (Megatron-LM,
+  https://arxiv.org/abs/1909.08053).
+
+An array with no axis that divides by the devices stays replicated.
+"""
