@@ -51,7 +51,7 @@ def read_dataset(
         case SyntheticConfig():
             options = config.data.model_dump(exclude={"kind"})
             with config_error_at("embedding"):
-                tables, features = declared_model(config, "synthetic data need it")
+                tables, features = declared_model(config, "synthetic data needs it")
                 check_drawing_memory(features)
                 dataset = SyntheticClicks(_drawn(config, tables), features, **options)
         case MovieLens100KConfig():

@@ -63,7 +63,7 @@ YAML = [
     _yaml(
         "synthetic data without tables",
         DATA,
-        "embedding.tables: synthetic data needs at least one table",
+        "embedding.tables: has none; synthetic data needs it",
     ),
     _yaml(
         "a table without rows",
