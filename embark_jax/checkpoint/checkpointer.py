@@ -63,6 +63,8 @@ class Checkpointer:
 
     Attributes:
       best_step: step of a checkpoint to keep however old it gets; None keeps none.
+      evaluations: records of the run's evaluations, for the rules that continue from
+        them; each checkpoint keeps them, ``restore`` sets them.
 
     Raises:
       CheckpointError: if another run writes into the folder.
@@ -81,6 +83,7 @@ class Checkpointer:
         self._identity = identity
         self._keep = keep
         self.best_step: int | None = None
+        self.evaluations: list[dict[str, Any]] = []
         self._memory_bytes = memory_bytes
         self._say = say
         self._thread: threading.Thread | None = None
@@ -140,6 +143,7 @@ class Checkpointer:
             step,
             self._identity,
             dict(bad_ids),
+            list(self.evaluations),
             layout.files,
             {
                 name: dataclasses.replace(each, key=kinds.get(name))
@@ -240,6 +244,7 @@ class Checkpointer:
                 seconds = time.monotonic() - begin
                 self._say(f"checkpoint {number}: read in {seconds:.1f} s")
                 self._set_aside(damaged)
+                self.evaluations = [dict(r) for r in saved.manifest.evaluations]
                 return restored, dict(saved.manifest.bad_ids)
             self._say(f"left out {problems[0]}")
             damaged.append(number)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from embark_jax.checkpoint.errors import CheckpointError, ForeignCheckpointError
 from embark_jax.embedding.logical import RangeLayout, TableLayout
 
 FORMAT = "embark_jax checkpoint"
-VERSION = 2
+VERSION = 3
 NAME = "checkpoint.json"
 
 
@@ -59,6 +59,7 @@ class Manifest:
       step: step of the state.
       identity: description that a run must agree with to load it.
       bad_ids: for each feature the ids dropped or hashed so far.
+      evaluations: records of the evaluations so far.
       files: bytes of each file.
       arrays: arrays by dotted path in the state, such as "storages.rb_64".
       tables: layout of each table's rows in the arrays of storages, by name.
@@ -67,6 +68,7 @@ class Manifest:
     step: int
     identity: Mapping[str, Any]
     bad_ids: Mapping[str, int]
+    evaluations: Sequence[Mapping[str, Any]]
     files: Mapping[str, int]
     arrays: Mapping[str, SavedArray]
     tables: Mapping[str, TableLayout]

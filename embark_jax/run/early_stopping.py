@@ -54,7 +54,7 @@ class EarlyStopping:
     Args:
       config: says which metric, and how long to wait for a better value; None never
         stops.
-      past: records of ``metrics.jsonl`` from which a resumed run continues, in order.
+      past: records of the evaluations from which a resumed run continues, in order.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Plateau:
 
     Args:
       config: says when, and how far; None never lowers them.
-      past: records of ``metrics.jsonl`` from which a resumed run continues, in order.
+      past: records of the evaluations from which a resumed run continues, in order.
 
     Attributes:
       factor: current factor of all learning rates.

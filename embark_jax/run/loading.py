@@ -16,7 +16,6 @@ from embark_jax.plans.plan import Plan
 from embark_jax.run import experiment, history
 from embark_jax.run.early_stopping import Plateau
 from embark_jax.run.experiment import Experiment, named_code
-from embark_jax.run.logs import read_metrics
 from embark_jax.run.saved import read_config
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
@@ -88,7 +87,6 @@ def load_run(
         code that is not trusted, or there are too few devices.
       DataError: if the data are missing or damaged.
       CheckpointError: if there is no such checkpoint, or it is damaged.
-      LogError: if learning rates follow a metric, and the metrics are damaged.
     """
     folder = local(path)
     config = read_config(folder)
@@ -103,15 +101,8 @@ def load_run(
         trainer = setup.trainer()
     with Checkpointer(folder / "checkpoints", setup.identity, keep=None) as checkpoints:
         trainer.load(checkpoints, step)
-    _lower_rates(setup, trainer, folder)
+        plateau = Plateau(config.train.plateau, checkpoints.evaluations)
+    if plateau.factor < 1:  # the rates that the run had at this step
+        optimizers = build_optimizers(config, setup.steps, plateau.factor)
+        trainer.use_optimizers(*optimizers)
     return LoadedRun(folder, setup, trainer)
-
-
-def _lower_rates(setup: Experiment, trainer: Trainer, folder: Path) -> None:
-    """Lowers learning rates as far as the run had when it came to the trainer's step,
-    if its config says that they follow a metric."""
-    config = setup.config
-    if config.train.plateau is not None:
-        past = [each for each in read_metrics(folder) if each["step"] <= trainer.step]
-        factor = Plateau(config.train.plateau, past).factor
-        trainer.use_optimizers(*build_optimizers(config, setup.steps, factor))

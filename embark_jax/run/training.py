@@ -37,7 +37,7 @@ from embark_jax.run import experiment, history
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from embark_jax.run.evaluation import counts, held_out, on_split, on_test_set
 from embark_jax.run.experiment import Experiment
-from embark_jax.run.logs import MetricsLog, read_metrics
+from embark_jax.run.logs import MetricsLog
 from embark_jax.run.page import REPORT, reported
 from embark_jax.run.trackers import open_tracker
 from embark_jax.run.window import Window
@@ -138,8 +138,7 @@ def _run(
         ):
             if log.set_aside:
                 say(console, f"warning: {log.set_aside}")
-            past = read_metrics(workdir) if main else []
-            past = of_process_0(past)
+            past = checkpoints.evaluations  # verified, which the log is not
             early = EarlyStopping(config.train.early_stopping, past)
             plateau = Plateau(config.train.plateau, past)
             if plateau.factor < 1:
@@ -283,6 +282,7 @@ def _train(
                     split, batches = held_out(setup)
                     record = on_split(setup, trainer, split, stop.during(batches))
                     log.write(goal, record)
+                    checkpoints.evaluations.append({"step": goal, **record})
                     early.add(goal, record)
                     if plateau.add(goal, record):
                         _lower_rates(setup, trainer, plateau)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from embark_jax._base.config import ConfigError
@@ -84,6 +86,13 @@ OPTIONS = (
 )
 
 
+def flip_last(log: Path) -> None:
+    """Changes a digit of the last evaluation: a log is for people, and no run resumes
+    otherwise because of it."""
+    before, after = log.read_text().rsplit('"validation_auc": 0', 1)
+    log.write_text(f'{before}"validation_auc": 9{after}')
+
+
 @pytest.mark.slow
 def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -100,6 +109,7 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     assert folders == ["2", "4"]
     by_step = {each["step"]: each for each in runs.records(workdir)}
     assert by_step[2]["validation_log_loss"] == final["test_log_loss"]
+    flip_last(workdir / "metrics.jsonl")
     again = embark(*command, "--workdir", workdir, "--resume")
     assert again.code == 0
     assert runs.final(workdir) == final
@@ -123,8 +133,11 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
     assert (done.code, done.err) == (0, "")
     assert "step 4: learning rates: 0.5 of what they were" in done.out
     assert "step 8: learning rates: 0.125 of what they were" in done.out
-    for more in (("train.steps=6",), ("--resume",)):
-        assert embark("train", config, *options, "--workdir", cut, *more).code == 0
+    cut_off = embark("train", config, *options, "train.steps=6", "--workdir", cut)
+    assert cut_off.code == 0
+    flip_last(cut / "metrics.jsonl")
+    resumed = embark("train", config, *options, "--workdir", cut, "--resume")
+    assert resumed.code == 0
     assert runs.losses(cut) == runs.losses(whole)
     # By hand: three steps more, from step 4, with half the rates.
     half = [
