@@ -37,7 +37,7 @@ BY_NAME = {
 GPU_EFFICIENCY = "efficiency/gpu.yaml"
 THIS_MACHINE = "this machine"
 
-Figure = Annotated[float, Field(ge=1, le=1e24)]
+Figure = Annotated[float, Field(ge=1, le=1e30)]
 """Bytes, bytes or operations a second, of any machine."""
 Share = Annotated[float, Field(ge=1e-6, le=100)]
 """Share of a figure; the placeholders of a fleet may be exceeded."""

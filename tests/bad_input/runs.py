@@ -227,12 +227,12 @@ OPTIONS = [
     _option(
         "a negative skew",
         "plan --tables tables.yaml --zipf -1",
-        "zipf_exponent is -1.0, must be finite and >= 0",
+        "zipf_exponent is -1.0, must be from 0 to 20",
     ),
     _option(
         "a skew that is not a number",
         "plan --tables tables.yaml --zipf nan",
-        "zipf_exponent is nan, must be finite and >= 0",
+        "zipf_exponent is nan, must be from 0 to 20",
     ),
     _option(
         "an unknown optimizer",
