@@ -1,1 +1,16 @@
-"""Runs: a config becomes a trained model in a folder. ``train.py`` shows all of one."""
+"""Runs: a config becomes a trained model in a folder.
+
+``training.py`` shows all of a run, top to bottom. In the order of reading:
+
+- ``training``: one run, from config to last step.
+- ``experiment``: the objects of a run, made from its config; ``dataset`` reads its
+  data, ``planning`` plans its tables, be the data there or not.
+- ``evaluation``: metrics over a split of the data.
+- ``early_stopping``: what happens when the validation set no longer improves.
+- ``window``, ``logs``, ``trackers``, ``page``: the figures of the last steps, and where
+  they go: to disk, to services, to the report of the run.
+- ``history``: the configs of a run, and what may change when it is resumed.
+- ``loading``, ``saved``: a run that is over, as a trainer, or as arrays in host memory.
+- ``trials``: several runs of one config; ``sweep`` takes all combinations of values,
+  ``search`` lets Optuna choose.
+"""

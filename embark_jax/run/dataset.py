@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -134,11 +133,11 @@ def check_batch_memory(
       dense_features, features: inputs of the model.
     """
     ids = sum(f.hotness * (2 if f.weighted else 1) for f in features)
-    needed, there = 4 * samples * (1 + dense_features + ids), host_memory_bytes()
-    if needed > there:
+    needed = 4 * samples * (1 + dense_features + ids)
+    if needed > (memory := host_memory_bytes()):
         raise ConfigError(
             f"train.batch_size: {samples:,} samples of {ids:,} ids and weights take "
-            f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of "
+            f"{needed / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB of "
             "memory; lower it, or hotness"
         )
 
@@ -175,11 +174,11 @@ def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
     """Raises ``ConfigError`` if the hotness of a feature is too large for this host."""
     hottest = max(features, key=lambda feature: feature.hotness)
     needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
-    if needed > (there := host_memory_bytes()):
+    if needed > (memory := host_memory_bytes()):
         raise ConfigError(
             f"feature {hottest.name!r}: hotness is {hottest.hotness:,}; the "
             f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with then take "
-            f"{needed / 1e9:,.0f} GB, this machine has {there / 1e9:,.0f} GB of memory"
+            f"{needed / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB of memory"
         )
 
 
@@ -319,20 +318,20 @@ def merged_model(
         *_unknown("tables", embedding.tables, list(dataset.table_rows)),
         *_unknown("features", embedding.features, own),
         *(
-            f"embedding.features.{feature.name}.{key}: is {getattr(mine, key)!r}, the "
-            f"dataset says {getattr(feature, key)!r}"
+            f"embedding.features.{feature.name}.{key}: is {getattr(changes, key)!r}, "
+            f"the dataset says {getattr(feature, key)!r}"
             for feature in dataset.features
-            if (mine := embedding.features.get(feature.name))
+            if (changes := embedding.features.get(feature.name))
             for key in ("table", "weighted")
-            if getattr(mine, key) and getattr(mine, key) != getattr(feature, key)
+            if getattr(changes, key) and getattr(changes, key) != getattr(feature, key)
         ),
     ]
     if embedding.on_bad_id == "error":  # a bad id would end the run at any step
         problems += [
-            f"embedding.tables.{name}.rows: is {mine.rows}, the data need {rows}; "
+            f"embedding.tables.{name}.rows: is {changes.rows}, the data need {rows}; "
             "leave it out, or set embedding.on_bad_id to drop or hash"
             for name, rows in dataset.table_rows.items()
-            if (mine := embedding.tables.get(name)) and (mine.rows or rows) < rows
+            if (changes := embedding.tables.get(name)) and (changes.rows or rows) < rows
         ]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -342,21 +341,21 @@ def merged_model(
         ]
     features = []
     for feature in dataset.features:
-        mine = embedding.features.get(feature.name)
-        if mine is not None:
+        changes = embedding.features.get(feature.name)
+        if changes is not None:
             feature = dataclasses.replace(
                 feature,
-                hotness=mine.hotness or feature.hotness,
-                pooling=mine.pooling or feature.pooling,
+                hotness=changes.hotness or feature.hotness,
+                pooling=changes.pooling or feature.pooling,
             )
         features.append(feature)
     return tuple(tables), tuple(features)
 
 
-def _unknown(section: str, given: Any, known: Sequence[str]) -> list[str]:
+def _unknown(section: str, names: Iterable[str], own: Sequence[str]) -> list[str]:
     return [
         f"embedding.{section}.{name}: the dataset has none of that name; "
-        + nearest(name, known)
-        for name in given
-        if name not in known
+        + nearest(name, own)
+        for name in names
+        if name not in own
     ]

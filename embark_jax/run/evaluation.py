@@ -91,10 +91,10 @@ def _ranked(
     }
 
 
-def _ranking(found: Ranking, k: int) -> dict[str, float | None]:
+def _ranking(ranking: Ranking, k: int) -> dict[str, float | None]:
     names = ("ndcg", "recall", "mrr")
-    values = {f"test_{name}@{k}": getattr(found, name) for name in names}
-    return {"test_gauc": found.gauc, **values}
+    values = {f"test_{name}@{k}": getattr(ranking, name) for name in names}
+    return {"test_gauc": ranking.gauc, **values}
 
 
 def on_test_set(
@@ -126,9 +126,9 @@ def on_split(
     metrics = dataclasses.asdict(trainer.evaluate(batches, check))
     tasks = zip(tasks_of(setup.config.model), metrics.pop("tasks"), strict=True)
     record = {f"{split}_{name}": value for name, value in metrics.items()}
-    for task, found in tasks:
+    for task, values in tasks:
         names = [name for name in metrics if name != "samples"]
-        record |= {f"{split}_{name}/{task}": found[name] for name in names}
+        record |= {f"{split}_{name}/{task}": values[name] for name in names}
     return record | counts(f"{split}_bad_ids", check.bad_ids)
 
 

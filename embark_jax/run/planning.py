@@ -138,20 +138,20 @@ def make_plan(
     """
     forced = {
         name: ForcedPlacement(
-            each.cluster,
-            each.row_shards,
-            each.column_shards,
-            each.devices,
-            each.exchange,
-            each.hot_rows,
+            table.cluster,
+            table.row_shards,
+            table.column_shards,
+            table.devices,
+            table.exchange,
+            table.hot_rows,
         )
-        for name, each in config.embedding.tables.items()
+        for name, table in config.embedding.tables.items()
     }
     if config.train.hot_batches:
         forced = with_small_replicated(tables, forced)
-    asked = workload(config, dense_features, tables, features, statistics)
+    load = workload(config, dense_features, tables, features, statistics)
     with config_error_at("embedding"):
-        return plan_for(asked, tables, features, forced=forced)
+        return plan_for(load, tables, features, forced=forced)
 
 
 def read_plan(

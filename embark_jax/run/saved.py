@@ -112,7 +112,9 @@ class SavedModel:
         except CheckpointError as error:
             raise self._damaged(error) from None
         # Leaves out keys and counts of random streams, which training alone uses.
-        return {path: each for path, each in arrays.items() if each.dtype.kind == "f"}
+        return {
+            path: array for path, array in arrays.items() if array.dtype.kind == "f"
+        }
 
     def table(self, table: TableSpec) -> np.ndarray:
         """Returns ``[rows, dim]`` float32 of one table; nothing else is read. Of a
@@ -164,8 +166,10 @@ class SavedModel:
         self, table: TableSpec, array: str, piece: range, into: np.ndarray
     ) -> None:
         try:
-            for each in self._saved.manifest.tables[table.name]:
-                self._saved.table_rows(each, array.format(each.storage), piece, into)
+            for layout in self._saved.manifest.tables[table.name]:
+                self._saved.table_rows(
+                    layout, array.format(layout.storage), piece, into
+                )
         except CheckpointError as error:
             raise self._damaged(error) from None
 

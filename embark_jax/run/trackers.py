@@ -51,10 +51,10 @@ def open_tracker(service: Service, workdir: Path, config: Mapping[str, Any]) -> 
             f"train.trackers: {service} is not installed: "
             f"pip install 'embark_jax[{service}]'"
         ) from error
-    known = workdir / f"{service}.id"
-    number = known.read_text("utf-8") if known.exists() else None
+    number_file = workdir / f"{service}.id"
+    number = number_file.read_text("utf-8") if number_file.exists() else None
     tracker = {"wandb": _WandB, "mlflow": _MLflow}[service](module, number, config)
-    with replacing(known) as scratch:
+    with replacing(number_file) as scratch:
         scratch.write_text(tracker.number, "utf-8")
     return tracker
 

@@ -181,14 +181,14 @@ def _run(
 
 def _check_writable(workdir: Path) -> None:
     """Tries to write there before the work begins; creates nothing that stays."""
-    place = workdir.absolute()
-    while not place.exists():
-        place = place.parent
+    folder = workdir.absolute()
+    while not folder.exists():
+        folder = folder.parent
     try:
-        tempfile.TemporaryFile(dir=place).close()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise type(error)(
-            f"{workdir}: nothing can be written to {place} ({error.strerror}); choose "
+            f"{workdir}: nothing can be written to {folder} ({error.strerror}); choose "
             "another --workdir"
         ) from None
 

@@ -130,7 +130,9 @@ def run_trials(
         for trial in trials:
             _check_same(trial.config, workdir / trial.name)
         configs = [study.config, *(trial.config for trial in trials)]
-        experiment.make_host_devices(max(configs, key=lambda each: each.mesh.devices))
+        experiment.make_host_devices(
+            max(configs, key=lambda config: config.mesh.devices)
+        )
         if not results:
             with replacing(workdir / f"{study.kind}.yaml") as scratch:
                 reading.save(study.config, scratch)

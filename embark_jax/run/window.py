@@ -68,11 +68,11 @@ class Window:
         """Returns the record of the window; the next one begins here."""
         results, self._results = self._results, []
         aucs = self._auc.take()
-        known = [auc for auc in aucs if auc is not None]
+        measured = [auc for auc in aucs if auc is not None]
         return {
             "window_steps": len(results),
             "loss": float(np.mean([result.loss for result in results])),
-            "train_auc": float(np.mean(known)) if known == aucs != [] else None,
+            "train_auc": float(np.mean(measured)) if measured == aucs != [] else None,
             **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},
             "samples_per_s": self._samples_per_s(len(results), len(results[0].labels)),
             **(self._hot_figures(results) if self._hot_batches else {}),
