@@ -8,11 +8,10 @@ import ast
 import pkgutil
 from typing import TYPE_CHECKING
 
+import embark_kernels.optimizers as optimizers
+
 if TYPE_CHECKING:
-    from embark_kernels import SGD as SGD
-    from embark_kernels import Adagrad as Adagrad
-    from embark_kernels import LazyAdam as LazyAdam
-    from embark_kernels import RowwiseAdagrad as RowwiseAdagrad
+    from embark_kernels.optimizers import *  # noqa: F403
 
     from embark_jax import models as models
     from embark_jax import simulator as simulator
@@ -64,6 +63,7 @@ if not TYPE_CHECKING:
         for alias in node.names
         if alias.asname
     }
+    _PLACES |= {name: f"{optimizers.__name__}.{name}" for name in optimizers.__all__}
 
     def __getattr__(name: str):
         if name not in _PLACES:

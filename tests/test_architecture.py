@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from embark_kernels import optimizers
 
 import embark_jax
 
@@ -136,6 +137,8 @@ def test_kernels_know_nothing_of_the_rest(path):
 
 
 def test_public_names_are_there():
+    rules = {rule.__name__ for rule in optimizers.ROW_OPTIMIZERS.values()}
+    assert rules | {"RowOptimizer"} == set(optimizers.__all__)
     places = embark_jax._PLACES
     assert all(hasattr(embark_jax, name) for name in places)
     assert places.keys() <= set(dir(embark_jax))

@@ -237,6 +237,11 @@ def test_a_changed_kind_drops_the_keys_that_only_the_old_kind_has(write):
     config = load(path, ["model.kind=dlrm", "data.kind=movielens_100k"])
     assert config.model == DLRMConfig(bottom=[8])
     assert config.data == MovieLens100KConfig()
+    adam = "embedding: {optimizer: {kind: adam, beta1: 0.5, eps: 0.1, weight_decay: 1}}"
+    path = write("b.yaml", SYNTHETIC + adam)
+    optimizer = load(path, ["embedding.optimizer.kind=adagrad"]).embedding.optimizer
+    expected = EmbeddingOptimizerConfig(kind="adagrad", eps=0.1, weight_decay=1)
+    assert optimizer == expected
 
 
 def test_a_changed_kind_drops_neither_typos_nor_other_overrides(write):

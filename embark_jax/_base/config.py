@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,6 +52,12 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @classmethod
+    def keys_by_kind(cls) -> dict[str, Set[str]]:
+        """Returns the keys that a section has, for each value of its ``kind``."""
+        fields = cls.model_fields
+        return {kind_of(cls): fields.keys()} if "kind" in fields else {}
 
 
 def sections(annotation: Any) -> list[type[Config]]:

@@ -6,9 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from embark_jax._base.config import Config
+from embark_jax._base.config import Config, config_error_at
 from embark_jax._base.storage import LocalPath
 from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
@@ -142,15 +148,19 @@ class EmbeddingConfig(Config):
     `mosaic_gpu`, on a kind of GPU where they have passed `embark bench kernels
     --check`, and plain XLA elsewhere."""
 
+    @model_validator(mode="after")
+    def _optimizers_agree(self):
+        for name in self.tables:
+            with config_error_at(f"tables.{name}.optimizer"):
+                self.optimizer_of(name)
+        return self
+
     def optimizer_of(self, table: str) -> EmbeddingOptimizerConfig:
         """Returns the optimizer of a table's rows."""
         mine = self.tables.get(table)
         if mine is None or mine.optimizer is None:
             return self.optimizer
-        own = mine.optimizer.model_dump(exclude_none=True)
-        return EmbeddingOptimizerConfig.model_validate(
-            self.optimizer.model_dump() | own
-        )
+        return mine.optimizer.over(self.optimizer)
 
     def rule_of(self, table: str) -> str:
         """Returns the name of a table's optimizer: "" for `embedding.optimizer`,

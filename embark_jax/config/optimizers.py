@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
+from embark_kernels.optimizers import ROW_OPTIMIZERS, WeightDecayMode, parameters
 from pydantic import (
     AfterValidator,
     Field,
@@ -13,10 +14,13 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    create_model,
     model_validator,
 )
+from typing_extensions import Doc
 
 from embark_jax._base.config import Config
+from embark_jax.plans.options import DENSE_OPTIMIZERS, RowOptimizerName
 
 DENSE_EPS = 1e-8
 
@@ -82,49 +86,99 @@ ScheduleConfig = Annotated[AnyScheduleConfig, Field(discriminator="kind")]
 """Schedule: the factor of a learning rate, step by step."""
 
 
-class EmbeddingOptimizerConfig(Config):
-    """The optimizer of embedding rows, applied once to each touched row."""
+PARAMETERS = {kind: parameters(rule) for kind, rule in ROW_OPTIMIZERS.items()}
+"""The parameters of each rule by name, with their types."""
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+
+class _AnyRuleConfig(Config):
+    """The keys that all rules have."""
+
+    kind: RowOptimizerName = "rowwise_adagrad"
+    """The rule."""
     learning_rate: PositiveFloat = 0.01
     """Rate of the rows of all tables, before the schedule."""
-    eps: PositiveFloat = 1e-8
-    """Number added to the square root that the adaptive rules divide by."""
-    initial_accumulator: NonNegativeFloat = 0.0
-    """Initial value of Adagrad's sums of squares."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of Adam's mean gradient."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of Adam's mean squared gradient."""
     weight_decay: NonNegativeFloat = 0.0
-    """Share of itself, times the learning rate, that a touched row first loses; rows
-    that no id of a batch touches stay as they are."""
+    """Decay of touched rows; rows that no id of a batch touches stay as they are."""
+    weight_decay_mode: WeightDecayMode = "decoupled"
+    """With ``decoupled``, a touched row first loses ``weight_decay`` times the learning
+    rate of itself; with ``l2``, ``weight_decay`` times the row is added to its
+    gradient."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """Change of the rate from step to step."""
 
 
-class TableOptimizerConfig(Config):
+def _with_parameters() -> type[_AnyRuleConfig]:
+    """Adds the parameters of all rules."""
+    fields: dict[str, Any] = {}
+    for kind, types in PARAMETERS.items():
+        for name, annotation in types.items():
+            default = getattr(ROW_OPTIMIZERS[kind], name)
+            (doc,) = (x for x in annotation.__metadata__ if isinstance(x, Doc))
+            users = [other for other, types in PARAMETERS.items() if name in types]
+            text = f"{doc.documentation} For {', '.join(users)}."
+            fields[name] = annotation, Field(default, description=text)
+    return create_model("_AnyRuleConfig", __base__=_AnyRuleConfig, **fields)
+
+
+class EmbeddingOptimizerConfig(_with_parameters()):
+    """The optimizer of embedding rows, applied once to each touched row."""
+
+    @classmethod
+    def keys_by_kind(cls):
+        common = _AnyRuleConfig.model_fields.keys()
+        return {kind: common | types.keys() for kind, types in PARAMETERS.items()}
+
+    @model_validator(mode="after")
+    def _parameters_are_of_the_rule(self):
+        fields = type(self).model_fields.items()
+        changed = {n for n, field in fields if getattr(self, n) != field.default}
+        _check_parameters(self.kind, changed)
+        return self
+
+
+def _check_parameters(kind: str, names: Iterable[str]) -> None:
+    known = EmbeddingOptimizerConfig.keys_by_kind()[kind]
+    for name in names:
+        if name not in known:
+            takes = ", ".join(PARAMETERS[kind]) or "none"
+            raise ValueError(
+                f"{name} is set, but is no parameter of {kind}, which has {takes}; "
+                f"leave it out"
+            )
+
+
+def _unset() -> type[Config]:
+    """The same keys, all of them not set."""
+    fields: dict[str, Any] = {
+        name: (
+            field.rebuild_annotation() | None,
+            Field(None, description=field.description),
+        )
+        for name, field in EmbeddingOptimizerConfig.model_fields.items()
+    }
+    return create_model("_Unset", __base__=Config, **fields)
+
+
+class TableOptimizerConfig(_unset()):
     """The optimizer of one table's rows; None takes that of `embedding.optimizer`."""
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] | None = None
-    """The rule."""
-    learning_rate: PositiveFloat | None = None
-    """Rate of the rows, before the schedule."""
-    eps: PositiveFloat | None = None
-    """Number added to the square root that the adaptive rules divide by."""
-    initial_accumulator: NonNegativeFloat | None = None
-    """Initial value of Adagrad's sums of squares."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Decay of Adam's mean gradient."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Decay of Adam's mean squared gradient."""
-    weight_decay: NonNegativeFloat | None = None
-    """Share of itself, times the learning rate, that a touched row first loses."""
     schedule: ScheduleConfig | None = None
     """Change of the rate from step to step."""
 
+    def over(self, shared: EmbeddingOptimizerConfig) -> EmbeddingOptimizerConfig:
+        """Returns ``shared`` with what is set here; of another rule, without the
+        parameters that it does not have.
 
-DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+        Raises:
+          ValueError: if the rule does not have one that is set here.
+        """
+        own = self.model_dump(exclude_none=True)
+        kind = own.get("kind", shared.kind)
+        _check_parameters(kind, own)
+        known = shared.keys_by_kind()[kind]
+        return EmbeddingOptimizerConfig.model_validate(
+            {k: v for k, v in shared.model_dump().items() if k in known} | own
+        )
 
 
 def _dense_kind(kind: str) -> str:

@@ -162,8 +162,9 @@ def _set(
         raise ConfigError(f"cannot set {key!r} in {_short(section)}, not a mapping")
     if rest:
         value = _set(section.get(key), rest, value, choices)
-    elif key == "kind" and len(choices) > 1:
-        fields = {kind_of(cls): cls.model_fields for cls in choices}
+        return section | {key: value}
+    fields = {k: v for cls in choices for k, v in cls.keys_by_kind().items()}
+    if key == "kind" and len(fields) > 1:
         before = str(section.get(key))
         old, new = fields.get(before, {}), fields.get(str(value), {})
         if ":" in before:  # a user's own kind, whose keys no other kind has

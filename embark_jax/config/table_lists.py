@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from embark_jax.planner.request.table_list import DenseNet, TableList
+from embark_jax.planner.request.table_list import (
+    DenseNet,
+    TableList,
+    dense_optimizer_of,
+)
 
 
 def experiment_of(listed: TableList) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def experiment_of(listed: TableList) -> dict[str, Any]:
             },
             "optimizer": {"kind": optimizer},
         },
-        "dense_optimizer": {"kind": optimizer.removeprefix("rowwise_")},
+        "dense_optimizer": {"kind": dense_optimizer_of(optimizer)},
         "train": _said({"batch_size": listed.batch}),
     }
     return found | ({"model": _model(listed.dense)} if listed.dense else {})

@@ -65,10 +65,11 @@ def update_block(
         rows = cluster.row_gradients(joined, route)
         mean_square = None
         if optimizer.row_wise:
-            mean_square = cluster.mean_square(rows, route)
+            full = _full_gradients(rows, block, optimizer)
+            mean_square = cluster.mean_square(full, route)
     else:
         rows, mean_square = _sum_micro_batches(
-            cluster, route, mean_factors, gradients, optimizer.row_wise
+            cluster, block, route, mean_factors, gradients, optimizer
         )
     return update_rows(
         *(block, dict(state), jnp.where(apply, rows.slot, -1), rows.gradient),
@@ -78,6 +79,16 @@ def update_block(
         noise=noise_of_slots and noise_of_slots(rows.slot),
         implementation=cluster.implementation,
     )
+
+
+def _full_gradients(
+    rows: RowGradients, block: jax.Array, optimizer: RowOptimizer
+) -> RowGradients:
+    """The gradients with the terms of the rows themselves, if there are any."""
+    old = None
+    if optimizer.reads_row:
+        old = pick(block, rows.slot).astype(jnp.float32)
+    return rows._replace(gradient=optimizer.full_gradient(old, rows.gradient))
 
 
 @jax.named_scope("row_gradients")
@@ -99,10 +110,11 @@ def _joined(
 
 def _sum_micro_batches(
     cluster: Cluster,
+    block: jax.Array,
     routes: Route,
     mean_factors: Mapping[str, jax.Array],
     gradients: Mapping[str, jax.Array],
-    row_wise: bool,
+    optimizer: RowOptimizer,
 ) -> tuple[RowGradients, jax.Array | None]:
     """Sums over micro-batches, along the first axis of all; also finds the mean squares
     of whole rows, if an optimizer needs them."""
@@ -124,12 +136,13 @@ def _sum_micro_batches(
     gradients, total = zeros_after(gradients, shape)
     total, _ = lax.scan(add, total, (routes, mean_factors, gradients, place))
     rows = RowGradients(groups.row, total)
-    if not (row_wise and cluster.index.column_sharded):
+    if not (optimizer.row_wise and cluster.index.column_sharded):
         return rows, None
+    full = _full_gradients(rows, block, optimizer).gradient
 
     def find(mean_square, part):
         route, slot, place = part
-        found = cluster.mean_square(RowGradients(slot, pick(total, place)), route)
+        found = cluster.mean_square(RowGradients(slot, pick(full, place)), route)
         # Equal in every micro-batch that touches a row.
         return mean_square.at[place].max(found, mode="drop"), None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from embark_kernels.optimizers import ROW_OPTIMIZERS
 
 Cluster = Literal["dp", "rb", "ub"]
 """How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
@@ -36,3 +38,9 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 
 An array with no axis that divides by the devices stays replicated.
 """
+DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+"""The optimizers of dense layers that have a name of their own."""
+if TYPE_CHECKING:
+    RowOptimizerName = str
+else:
+    RowOptimizerName = Literal[tuple(ROW_OPTIMIZERS)]

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +25,7 @@ from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import TableList
+from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.train.dense_optimizers import build_dense_optimizer
@@ -96,11 +96,11 @@ def compile_step(
     model = step_model(
         models.build(config, collection.output_shapes, features, nnx.Rngs(0))
     )
-    kind: Any = optimizer
-    dense_kind: Any = optimizer.removeprefix("rowwise_")
+    dense = DenseOptimizerConfig(kind=dense_optimizer_of(optimizer))
+    rows = EmbeddingOptimizerConfig(kind=optimizer)
     optimizers = (
-        build_dense_optimizer(DenseOptimizerConfig(kind=dense_kind), steps=1),
-        build_embedding_optimizer(EmbeddingOptimizerConfig(kind=kind), steps=1),
+        build_dense_optimizer(dense, steps=1),
+        build_embedding_optimizer(rows, steps=1),
     )
     state = abstract_state(model, collection, *optimizers)
     step = make_train_step(model, collection, *optimizers, state)

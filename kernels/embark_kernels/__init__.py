@@ -1,39 +1,19 @@
-"""Kernels for embedding tables on GPU and CPU, independent of embark_jax."""
+"""Kernels for embedding tables on GPU and CPU, independent of embark_jax.
 
-from embark_kernels._implementation import Implementation as Implementation
-from embark_kernels._implementation import availability as availability
-from embark_kernels._implementation import choose as choose
-from embark_kernels._implementation import why_plain_xla as why_plain_xla
-from embark_kernels._xla import zeros_after as zeros_after
-from embark_kernels.buckets import Buckets as Buckets
-from embark_kernels.buckets import UniqueBuckets as UniqueBuckets
-from embark_kernels.buckets import bucket_by_owner as bucket_by_owner
-from embark_kernels.buckets import unique_by_owner as unique_by_owner
-from embark_kernels.config import LookupConfig as LookupConfig
-from embark_kernels.config import UpdateConfig as UpdateConfig
-from embark_kernels.grouping import RowGroups as RowGroups
-from embark_kernels.grouping import Runs as Runs
-from embark_kernels.grouping import group_rows as group_rows
-from embark_kernels.grouping import group_targets as group_targets
-from embark_kernels.lookup import bag_offsets as bag_offsets
-from embark_kernels.lookup import pooled_lookup as pooled_lookup
-from embark_kernels.lookup import sum_bags as sum_bags
-from embark_kernels.optimizers import SGD as SGD
-from embark_kernels.optimizers import Adagrad as Adagrad
-from embark_kernels.optimizers import LazyAdam as LazyAdam
-from embark_kernels.optimizers import RowOptimizer as RowOptimizer
-from embark_kernels.optimizers import RowwiseAdagrad as RowwiseAdagrad
-from embark_kernels.optimizers import Scheduled as Scheduled
-from embark_kernels.runs import begins_run as begins_run
-from embark_kernels.runs import number_runs as number_runs
-from embark_kernels.runs import sort_positions as sort_positions
-from embark_kernels.shapes import SHAPES as SHAPES
-from embark_kernels.shapes import LookupShape as LookupShape
-from embark_kernels.tuning import lookup_key as lookup_key
-from embark_kernels.tuning import tune as tune
-from embark_kernels.tuning import update_key as update_key
-from embark_kernels.update import init_states as init_states
-from embark_kernels.update import sum_and_update as sum_and_update
-from embark_kernels.update import sum_groups as sum_groups
-from embark_kernels.update import update_from_bags as update_from_bags
-from embark_kernels.update import update_rows as update_rows
+The public names are those of ``_api``, which is imported when one is first asked for:
+it imports JAX, and whoever reads ``optimizers`` alone does without.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embark_kernels._api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str):
+        public = importlib.import_module("embark_kernels._api")
+        if not hasattr(public, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = getattr(public, name)
+        return value

@@ -162,8 +162,11 @@ class Rows:
         zeros = jnp.zeros((self.width,), jnp.float32)
         return zeros if self._layout is None else plgpu.layout_cast(zeros, self._layout)
 
-    def fill(self, scalar: jax.Array) -> jax.Array:
-        """``[width]`` copies of a scalar; Mosaic does not broadcast implicitly."""
+    def fill(self, scalar: jax.Array | float) -> jax.Array | float:
+        """``[width]`` copies of a scalar; Mosaic broadcasts only numbers of Python
+        implicitly."""
+        if isinstance(scalar, float):
+            return scalar
         return jnp.broadcast_to(scalar, (self.width,))
 
 

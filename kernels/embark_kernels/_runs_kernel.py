@@ -75,7 +75,7 @@ def update_runs(
     ``factors`` are those of the step, ``noise`` is ``[n]`` that of the entries' rows,
     or None."""
     rows = Rows(table.shape[1])
-    math = RowMath(sqrt, rows.fill)
+    math = RowMath(sqrt, jnp.where, rows.fill)
     names = list(states)
     noises = rows.noises(noise)
 
@@ -86,15 +86,15 @@ def update_runs(
         old, *old_states = loaded
         noise_refs, factor_refs = read_refs[: len(noises)], read_refs[len(noises) :]
         factor = tuple(factor_refs[0][i] for i in range(len(factors)))
+        gradient = optimizer.full_gradient(old, total)
         mean_square = None
         if optimizer.row_wise:
-            mean_square = jnp.sum(total * total) / rows.width
-        change, new = optimizer.update(
-            dict(zip(names, old_states, strict=True)), total, mean_square, factor, math
+            mean_square = jnp.sum(gradient * gradient) / rows.width
+        old_states = dict(zip(names, old_states, strict=True))
+        left, change, new = optimizer.update(
+            old, old_states, gradient, mean_square, factor, math
         )
-        kept = optimizer.kept(factor)
-        old = old if kept is None else math.fill(kept) * old
-        new_row = rows.rounded(old - change, noise_refs, entry)
+        new_row = rows.rounded(left - change, noise_refs, entry)
         rows.store(updated_refs[0], row, new_row)
         for name, ref in zip(names, updated_refs[1:], strict=True):
             rows.store_any(ref, row, new[name])

@@ -41,7 +41,7 @@ def update_rows_mosaic_gpu(
     (num_rows, width), listed = table.shape, rows.shape[0]
     chunk = config.rows_in_flight
     row_access = Rows(width)
-    math = RowMath(sqrt, row_access.fill)
+    math = RowMath(sqrt, jnp.where, row_access.fill)
     names = list(states)
     noises = row_access.noises(noise)
 
@@ -67,21 +67,19 @@ def update_rows_mosaic_gpu(
             ]
             square = [[ref[each] for ref in square_refs] for each in place]
             row_access.all_have_read()
-            kept = optimizer.kept(factor)
-            if kept is not None:
-                old = [math.fill(kept) * each for each in old]
             for i in range(chunk):
-                change, new_states = optimizer.update(
+                left, change, new_states = optimizer.update(
+                    old[i],
                     dict(zip(names, old_state[i], strict=True)),
-                    gradient[i],
+                    optimizer.full_gradient(old[i], gradient[i]),
                     square[i][0] if square_refs else None,
                     factor,
                     math,
                 )
 
                 @pl.when(used[i])
-                def _(i=i, change=change, new_states=new_states):
-                    new = row_access.rounded(old[i] - change, noise_refs, place[i])
+                def _(i=i, left=left, change=change, new_states=new_states):
+                    new = row_access.rounded(left - change, noise_refs, place[i])
                     row_access.store(table_ref, row[i], new)
                     for name, ref in zip(names, state_refs, strict=True):
                         row_access.store_any(ref, row[i], new_states[name])

@@ -21,23 +21,23 @@ from embark_kernels.buckets import unique_by_owner
 from embark_kernels.grouping import group_rows
 from embark_kernels.lookup import pooled_lookup, sum_bags
 from embark_kernels.optimizers import (
-    SGD,
-    Adagrad,
+    ROW_OPTIMIZERS,
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
-    Scheduled,
 )
 from embark_kernels.runs import begins_run, number_runs
 from embark_kernels.update import sum_and_update, sum_groups, update_rows
 
 WIDTHS = (16, 32, 64, 96, 128, 256, 512)
+BETAS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.75}  # whose powers are exact
 OPTIMIZERS = (
-    SGD(0.1),
-    Adagrad(0.1),
-    RowwiseAdagrad(0.1),
-    LazyAdam(0.1, beta1=0.5, beta2=0.75),  # whose powers are exact
-    Scheduled(LazyAdam(0.1, 0.5, 0.75), lambda steps: 0.5**steps, weight_decay=0.3),
+    *(
+        rule(0.1, **(BETAS if rule is LazyAdam else {}))
+        for rule in ROW_OPTIMIZERS.values()
+    ),
+    LazyAdam(0.1, **BETAS, schedule=lambda steps: 0.5**steps, weight_decay=0.3),
+    RowwiseAdagrad(0.1, weight_decay=0.3, weight_decay_mode="l2"),
 )
 STEP = 3
 ROWS, ENTRIES, LONG_BAG = 997, 2048, 300
@@ -231,7 +231,7 @@ def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
         return update_rows(*given, step=STEP, noise=noise, **KERNELS)
 
     return Case(
-        *("update_rows", width, dtype, _name(optimizer), function),
+        *("update_rows", width, dtype, name_of(optimizer), function),
         (table, states, rows, gradients, noise),
         lambda: _updated(optimizer, table, states, rows[listed], gradients[listed]),
         *(_update_limit(optimizer, width, dtype), 2),
@@ -261,7 +261,7 @@ def _sum_and_update(
             **KERNELS,
         )
 
-    for apply in (True, False) if isinstance(optimizer, Scheduled) else (True,):
+    for apply in (True, False) if optimizer.schedule else (True,):
 
         def expected(apply=apply):
             touched, _ = _touched(rows if apply else rows[:0])
@@ -270,7 +270,7 @@ def _sum_and_update(
 
         yield Case(
             *("sum_and_update", width, dtype),
-            _name(optimizer) + ("" if apply else ", apply=False"),
+            name_of(optimizer) + ("" if apply else ", apply=False"),
             *(function, (table, states, rows, values, source, weights, noise, apply)),
             *(expected, _update_limit(optimizer, width, dtype), 2),
         )
@@ -338,7 +338,7 @@ def _update_limit(optimizer: RowOptimizer, width: int, dtype: str) -> float:
     return roundings * EPS + rounding
 
 
-def _name(optimizer: RowOptimizer) -> str:
-    if isinstance(optimizer, Scheduled):
-        return f"Scheduled {type(optimizer.rule).__name__}"
-    return type(optimizer).__name__
+def name_of(optimizer: RowOptimizer) -> str:
+    """Tells it apart from others."""
+    decay = f", {optimizer.weight_decay_mode} decay" if optimizer.weight_decay else ""
+    return type(optimizer).__name__ + decay

@@ -1,114 +1,211 @@
 """Optimizers of table rows, written once for plain XLA and for the kernel.
 
-A rule turns the states and the summed gradient of a row into new states and a change to
-subtract from the row, in float32. It is applied once to each touched row. It does not
-see the row, so plain XLA need not read the row before writing it; a rule with weight
-decay says which share of the row stays.
+A rule turns a row's states and its summed gradient into new states and a change to
+subtract from the row, in float32. It is applied once to each touched row. A rule may
+read the row, too; plain XLA gathers rows only for optimizers that do.
 Plain XLA calls a rule with all rows, ``[rows, width]``; the kernel with one row
 ``[width]`` and, where XLA has ``[rows, 1]``, a scalar.
+
+Configs and plans read ``ROW_OPTIMIZERS``, so this module imports no JAX.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    get_args,
+)
 
-import jax
-import jax.numpy as jnp
+from annotated_types import Ge, Gt, Lt
+from typing_extensions import Doc
 
-States = dict[str, jax.Array]
+if TYPE_CHECKING:
+    import jax
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "LazyAdam",
+    "RowOptimizer",
+    "RowwiseAdagrad",
+]
+
+States = dict[str, "jax.Array"]
+Factors = tuple["jax.Array", ...]
+Given = Any
+"""A float32 array, or None for rules that do not take it."""
+Rate = Any
+"""A float or, if it follows a schedule, a ``[]`` array."""
+WeightDecayMode = Literal["decoupled", "l2"]
 
 
 class RowMath(NamedTuple):
-    """Operations that differ between plain XLA and the kernel.
+    """Operations of rules beside arithmetic and comparisons.
 
     Attributes:
       sqrt: the square root of numbers >= 0.
+      where: ``where(condition, a, b)``, as in NumPy.
       fill: spreads one number per row over the row's width.
     """
 
     sqrt: Callable[[jax.Array], jax.Array]
-    fill: Callable[[jax.Array], jax.Array]
+    where: Callable[..., jax.Array]
+    fill: Callable[[Any], Any]
 
 
-class RowOptimizer(Protocol):
-    """A rule for touched rows.
+@dataclasses.dataclass(frozen=True)
+class RowOptimizer(abc.ABC):
+    """An optimizer of touched rows: a rule, which is a subclass, with its learning rate
+    and weight decay. Rows that a batch does not touch stay as they are.
 
-    ``row_wise`` rules take the mean of gradient² over the *whole* row, even if its
-    columns lie in several tables.
+    Args:
+      learning_rate: above 0.
+      schedule: maps the ``[]`` float32 number of earlier steps to a factor of the
+        learning rate; None is always 1.
+      weight_decay: 0 or more.
+      weight_decay_mode: "decoupled": a row first loses ``rate * weight_decay`` of
+        itself, as in AdamW (https://arxiv.org/abs/1711.05101); "l2": ``weight_decay *
+        row`` is added to its gradient, as in FBGEMM.
+
+    Raises:
+      ValueError: if there is no such mode.
     """
 
-    @property
-    def learning_rate(self) -> float: ...
+    learning_rate: float
+    _: dataclasses.KW_ONLY
+    schedule: Callable[[Any], Any] | None = None
+    weight_decay: float = 0.0
+    weight_decay_mode: WeightDecayMode = "decoupled"
 
-    @property
-    def row_wise(self) -> bool: ...
+    row_wise: ClassVar[bool] = False
+    """Whether the rule takes the mean of gradient² over the *whole* row, even if its
+    columns lie in several tables."""
+    rule_reads_row: ClassVar[bool] = False
+    """Whether the rule takes the row."""
+
+    def __post_init__(self):
+        modes = get_args(WeightDecayMode)
+        if self.weight_decay_mode not in modes:
+            raise ValueError(
+                f"weight_decay_mode is {self.weight_decay_mode!r}, must be one of "
+                f"{', '.join(modes)}"
+            )
 
     @property
     def initial_state(self) -> float:
         """The initial value of all states."""
-        ...
+        return 0.0
 
     def state_widths(self, width: int) -> dict[str, int]:
         """Returns how many values each state keeps for a row of ``width``
         parameters."""
-        ...
+        return {}
 
-    def step_factors(self, step: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns ``[]`` float32 numbers that depend on the step alone."""
-        ...
+    def rule_factors(self, step: jax.Array) -> Factors:
+        """Returns ``[]`` float32 numbers of the rule that depend on the step alone."""
+        return ()
 
-    def kept(self, factors: tuple[jax.Array, ...]) -> jax.Array | None:
-        """Returns the ``[]`` share of a touched row that stays before the change is
-        subtracted; None means all of it."""
-        ...
-
-    def update(
+    @abc.abstractmethod
+    def rule(
         self,
+        row: Given,
         states: States,
         gradient: jax.Array,
-        mean_square: jax.Array | None,
-        factors: tuple[jax.Array, ...],
+        mean_square: Given,
+        rate: Rate,
+        factors: Factors,
         math: RowMath,
     ) -> tuple[jax.Array, States]:
         """Returns the change to subtract from the row, and the new states."""
-        ...
+
+    @property
+    def reads_row(self) -> bool:
+        """Whether the row must be given to the methods below."""
+        return self.rule_reads_row or self.weight_decay > 0
+
+    def step_factors(self, step: jax.Array) -> tuple[Any, ...]:
+        """Returns ``[]`` numbers that depend on the step alone."""
+        factors = self.rule_factors(step)
+        if self.schedule is None:
+            return factors
+        return self.schedule(step.astype("float32") - 1), *factors
+
+    def full_gradient(self, row: Given, gradient: jax.Array) -> jax.Array:
+        """Returns the gradient with the term of the row itself, if there is one."""
+        if not self.weight_decay or self.weight_decay_mode != "l2":
+            return gradient
+        return gradient + self.weight_decay * row
+
+    def update(
+        self,
+        row: Given,
+        states: States,
+        gradient: jax.Array,
+        mean_square: Given,
+        factors: Factors,
+        math: RowMath,
+    ) -> tuple[Given, jax.Array, States]:
+        """Applies decay and rule to rows.
+
+        Args:
+          row: the rows, for optimizers that read them.
+          states: their states.
+          gradient: what ``full_gradient`` returned.
+          mean_square: its mean square over whole rows, for row-wise rules.
+          factors: what ``step_factors`` returned.
+          math: operations for rules.
+
+        Returns:
+          What the decay leaves of the rows, the change to subtract from it, and the new
+          states.
+        """
+        rate: Rate = self.learning_rate
+        if self.schedule is not None:
+            rate, factors = rate * factors[0], factors[1:]
+        if self.weight_decay and self.weight_decay_mode == "decoupled":
+            row = row - math.fill(rate * self.weight_decay) * row
+        given = row, states, gradient, mean_square, rate, factors, math
+        return row, *self.rule(*given)
+
+
+Eps = Annotated[
+    float,
+    Gt(0),
+    Doc("Number added to the square root that the rule divides by."),
+]
+InitialAccumulator = Annotated[
+    float, Ge(0), Doc("Initial value of the sums of squares.")
+]
 
 
 @dataclasses.dataclass(frozen=True)
-class SGD:
+class SGD(RowOptimizer):
     """``row -= learning_rate * gradient``."""
 
-    learning_rate: float
-    row_wise = False
-    initial_state = 0.0
-
-    def state_widths(self, width):
-        return {}
-
-    def step_factors(self, step):
-        return ()
-
-    def kept(self, factors):
-        return None
-
-    def update(self, states, gradient, mean_square, factors, math):
-        return self.learning_rate * gradient, {}
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
+        return math.fill(rate) * gradient, {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Adagrad:
+class Adagrad(RowOptimizer):
     """``accumulator += gradient²; row -= lr * gradient / (sqrt(accumulator) + eps)``.
 
     Source: https://jmlr.org/papers/v12/duchi11a.html, with eps where PyTorch and the
     MLPerf reference have it.
     """
 
-    learning_rate: float
-    eps: float = 1e-8
-    initial_accumulator: float = 0.0
-    row_wise = False
+    eps: Eps = 1e-8
+    initial_accumulator: InitialAccumulator = 0.0
 
     @property
     def initial_state(self):
@@ -117,28 +214,21 @@ class Adagrad:
     def state_widths(self, width):
         return {"accumulator": width}
 
-    def step_factors(self, step):
-        return ()
-
-    def kept(self, factors):
-        return None
-
-    def update(self, states, gradient, mean_square, factors, math):
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
         accumulator = states["accumulator"] + gradient * gradient
         scaled = gradient / (math.sqrt(accumulator) + self.eps)
-        return self.learning_rate * scaled, {"accumulator": accumulator}
+        return math.fill(rate) * scaled, {"accumulator": accumulator}
 
 
 @dataclasses.dataclass(frozen=True)
-class RowwiseAdagrad:
+class RowwiseAdagrad(RowOptimizer):
     """Adagrad with one accumulator per row, for the mean square over the row.
 
     It equals FBGEMM's EXACT_ROWWISE_ADAGRAD (https://github.com/pytorch/FBGEMM).
     """
 
-    learning_rate: float
-    eps: float = 1e-8
-    initial_accumulator: float = 0.0
+    eps: Eps = 1e-8
+    initial_accumulator: InitialAccumulator = 0.0
     row_wise = True
 
     @property
@@ -148,20 +238,14 @@ class RowwiseAdagrad:
     def state_widths(self, width):
         return {"accumulator": 1}
 
-    def step_factors(self, step):
-        return ()
-
-    def kept(self, factors):
-        return None
-
-    def update(self, states, gradient, mean_square, factors, math):
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
         accumulator = states["accumulator"] + mean_square
-        rate = self.learning_rate / (math.sqrt(accumulator) + self.eps)
+        rate = rate / (math.sqrt(accumulator) + self.eps)
         return math.fill(rate) * gradient, {"accumulator": accumulator}
 
 
 @dataclasses.dataclass(frozen=True)
-class LazyAdam:
+class LazyAdam(RowOptimizer):
     """Adam (https://arxiv.org/abs/1412.6980), in which only touched rows' moments
     decay.
 
@@ -169,24 +253,20 @@ class LazyAdam:
     TensorFlow Addons' LazyAdam.
     """
 
-    learning_rate: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    row_wise = False
-    initial_state = 0.0
+    beta1: Annotated[float, Ge(0), Lt(1), Doc("Decay of the mean gradient.")] = 0.9
+    beta2: Annotated[
+        float, Ge(0), Lt(1), Doc("Decay of the mean squared gradient.")
+    ] = 0.999
+    eps: Eps = 1e-8
 
     def state_widths(self, width):
         return {"mean": width, "variance": width}
 
-    def step_factors(self, step):
-        count = step.astype(jnp.float32)
+    def rule_factors(self, step):
+        count = step.astype("float32")
         return 1 / (1 - self.beta1**count), 1 / (1 - self.beta2**count)
 
-    def kept(self, factors):
-        return None
-
-    def update(self, states, gradient, mean_square, factors, math):
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
         mean = self.beta1 * states["mean"] + (1 - self.beta1) * gradient
         variance = self.beta2 * states["variance"] + (1 - self.beta2) * (
             gradient * gradient
@@ -196,57 +276,58 @@ class LazyAdam:
             for moment, factor in zip((mean, variance), factors, strict=True)
         )
         scaled = mean_hat / (math.sqrt(variance_hat) + self.eps)
-        return self.learning_rate * scaled, {"mean": mean, "variance": variance}
+        return math.fill(rate) * scaled, {"mean": mean, "variance": variance}
 
 
 @dataclasses.dataclass(frozen=True)
-class Scheduled:
-    """A rule whose learning rate follows a schedule, and whose touched rows decay.
+class FTRL(RowOptimizer):
+    """FTRL-proximal, each parameter for itself, with ``learning_rate`` for α: Algorithm
+    1 of https://research.google/pubs/ad-click-prediction-a-view-from-the-trenches/.
 
-    It computes ``row = (1 - rate * weight_decay) * row - change``, with the step's
-    ``rate``. The decay is decoupled from the gradient as in AdamW
-    (https://arxiv.org/abs/1711.05101), but lazy: rows that a batch does not touch stay
-    as they are.
-
-    Args:
-      rule: a rule whose change is proportional to its learning rate, like all of these.
-      schedule: maps the ``[]`` float32 number of earlier steps to a factor of the
-        learning rate.
-      weight_decay: 0 or more.
+    The algorithm begins with rows of zeros. Here they may begin with any values, and
+    the rate may change: a parameter that is not 0 says itself what its ``z`` is,
+    ``-((beta + sqrt(accumulator)) / α + l2) * parameter - sign(parameter) * l1``, so
+    the state ``z`` counts only where the parameter is 0.
     """
 
-    rule: RowOptimizer
-    schedule: Callable[[jax.Array | int], jax.Array | float] = lambda steps: 1.0
-    weight_decay: float = 0.0
-
-    @property
-    def learning_rate(self):
-        return self.rule.learning_rate
-
-    @property
-    def row_wise(self):
-        return self.rule.row_wise
-
-    @property
-    def initial_state(self):
-        return self.rule.initial_state
+    beta: Annotated[
+        float, Gt(0), Doc("Number added to the root of the sum of squares.")
+    ] = 1.0
+    l1: Annotated[
+        float, Ge(0), Doc("L1 regularization, which sets parameters to 0.")
+    ] = 0.0
+    l2: Annotated[float, Ge(0), Doc("L2 regularization.")] = 0.0
+    rule_reads_row = True
 
     def state_widths(self, width):
-        return self.rule.state_widths(width)
+        return {"accumulator": width, "z": width}
 
-    def step_factors(self, step):
-        steps_before = jnp.asarray(step - 1, jnp.float32)
-        factor = jnp.asarray(self.schedule(steps_before), jnp.float32)
-        return factor, *self.rule.step_factors(step)
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
+        accumulator = states["accumulator"] + gradient * gradient
+        scale = (self.beta + math.sqrt(accumulator)) / math.fill(rate) + self.l2
+        threshold = math.where(row > 0, self.l1, -self.l1)
+        z = math.where(row == 0, states["z"], -scale * row - threshold) + gradient
+        excess = math.where(z > self.l1, z - self.l1, z + self.l1)
+        excess = math.where((z > self.l1) | (z < -self.l1), excess, 0.0)
+        return row + excess / scale, {"accumulator": accumulator, "z": z}
 
-    def kept(self, factors):
-        if not self.weight_decay:
-            return None
-        return 1 - self.learning_rate * self.weight_decay * factors[0]
 
-    def update(self, states, gradient, mean_square, factors, math):
-        factor, *rest = factors
-        change, states = self.rule.update(
-            states, gradient, mean_square, tuple(rest), math
-        )
-        return math.fill(factor) * change, states
+ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rowwise_adagrad": RowwiseAdagrad,
+    "adam": LazyAdam,
+    "ftrl": FTRL,
+}
+"""The rules by the names that configs and table lists call them. Config keys, the
+planner's memory, help, public names, documentation and tests follow from this."""
+
+
+def parameters(rule: type[RowOptimizer]) -> dict[str, Any]:
+    """Returns the annotated types of a rule's own parameters, by name, in order."""
+    own = inspect.get_annotations(rule, eval_str=True)
+    return {
+        field.name: own[field.name]
+        for field in dataclasses.fields(rule)
+        if field.name in own
+    }

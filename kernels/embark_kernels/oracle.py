@@ -7,18 +7,19 @@ Rounding errors are held against these.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embark_kernels.optimizers import (
+    FTRL,
     SGD,
     Adagrad,
     LazyAdam,
     RowOptimizer,
     RowwiseAdagrad,
-    Scheduled,
 )
 
 Array = NDArray[np.float64]
@@ -72,8 +73,8 @@ def update(
       rows: ``[k]`` rows, each once.
       gradients: ``[k, width]`` gradients of these rows.
       step: number of this step, from 1.
-      mean_square: ``[k]`` mean of gradient² over whole rows; None takes it from
-        ``gradients``.
+      mean_square: ``[k]`` mean of gradient² over whole rows, with the term of the row
+        itself if there is one; None takes it from ``gradients``.
 
     Returns:
       The new table and states.
@@ -82,30 +83,44 @@ def update(
     new = {name: np.array(state, np.float64) for name, state in states.items()}
     rows, gradient = np.asarray(rows), np.asarray(gradients, np.float64)
     state = {name: each[rows] for name, each in new.items()}
-    rate = optimizer.learning_rate
-    if isinstance(optimizer, Scheduled):
-        rate = rate * float(optimizer.schedule(step - 1))
-        table[rows] *= 1 - rate * optimizer.weight_decay
-        optimizer = optimizer.rule
+    row, rate = table[rows], optimizer.learning_rate
+    if optimizer.schedule is not None:
+        rate *= float(optimizer.schedule(step - 1))
+    if optimizer.weight_decay_mode == "l2":
+        gradient = gradient + optimizer.weight_decay * row
+    else:
+        row = row * (1 - rate * optimizer.weight_decay)
     match optimizer:
         case SGD():
-            change = gradient
+            row = row - rate * gradient
         case Adagrad() | RowwiseAdagrad():
             added = gradient**2
             if isinstance(optimizer, RowwiseAdagrad):
                 added = added.mean(axis=1) if mean_square is None else mean_square
                 added = np.asarray(added, np.float64)[:, None]
             state["accumulator"] = state["accumulator"] + added
-            change = gradient / (np.sqrt(state["accumulator"]) + optimizer.eps)
+            root = np.sqrt(state["accumulator"])
+            row = row - rate * gradient / (root + optimizer.eps)
         case LazyAdam(_, beta1, beta2, eps):
             mean = beta1 * state["mean"] + (1 - beta1) * gradient
             variance = beta2 * state["variance"] + (1 - beta2) * gradient**2
             state = {"mean": mean, "variance": variance}
             root = np.sqrt(variance / (1 - beta2**step))
-            change = mean / (1 - beta1**step) / (root + eps)
+            row = row - rate * mean / (1 - beta1**step) / (root + eps)
+        case FTRL(_, beta, l1, l2):
+            # As in the paper, but a row that is not 0 says what its z was.
+            root_before = np.sqrt(state["accumulator"])
+            squares = state["accumulator"] + gradient**2
+            z_of_row = -((beta + root_before) / rate + l2) * row - np.sign(row) * l1
+            z_before = np.where(row == 0, state["z"], z_of_row)
+            sigma = (np.sqrt(squares) - root_before) / rate
+            z = z_before + gradient - sigma * row
+            solved = -(z - np.sign(z) * l1) / ((beta + np.sqrt(squares)) / rate + l2)
+            row = np.where(np.abs(z) <= l1, 0.0, solved)
+            state = {"accumulator": squares, "z": z}
         case _:
             raise TypeError(f"no textbook has {optimizer!r}")
-    table[rows] -= rate * change
+    table[rows] = row
     for name, each in state.items():
         new[name][rows] = each
     return table, new
@@ -121,8 +136,12 @@ def update_magnitudes(
 ) -> Updated:
     """The magnitudes of ``update`` from states >= 0; 0 in untouched rows."""
     # Of one sign, row and change only add up.
-    given = -np.abs(np.asarray(table)), states, rows, np.abs(np.asarray(gradients))
-    new, new_states = update(optimizer, *given, step)
+    table = -np.abs(np.asarray(table, np.float64))
+    gradients = np.abs(np.asarray(gradients, np.float64))
+    if optimizer.weight_decay_mode == "l2":
+        gradients = gradients - optimizer.weight_decay * table[np.asarray(rows)]
+        optimizer = dataclasses.replace(optimizer, weight_decay=0.0)
+    new, new_states = update(optimizer, table, states, rows, gradients, step)
     untouched = np.ones(len(new), bool)
     untouched[np.asarray(rows)] = False
     for each in (new, *new_states.values()):

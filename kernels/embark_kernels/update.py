@@ -27,7 +27,7 @@ from embark_kernels.optimizers import RowMath, RowOptimizer, States
 from embark_kernels.rounding import column_noise, random_bits, round_stochastically
 from embark_kernels.tuning import tuned, update_key
 
-XLA_MATH = RowMath(jnp.sqrt, lambda column: column)
+XLA_MATH = RowMath(jnp.sqrt, jnp.where, lambda column: column)
 ROWS_AT_ONCE = 8192
 """Rows that an iteration of a loop on CPU updates: see ``_xla``."""
 
@@ -54,8 +54,9 @@ def update_rows(
       gradients: ``[listed, width]`` float32, summed over the batch.
       optimizer: the rule.
       step: ``[]`` number of this step, from 1.
-      mean_square: ``[listed]`` mean of gradient² over whole rows, for a row-wise rule
-        whose rows continue in other tables; None means that the table has whole rows.
+      mean_square: ``[listed]`` mean of ``full_gradient``² over whole rows, for a
+        row-wise rule whose rows continue in other tables; None means that the table has
+        whole rows.
       noise: ``[listed]`` uint32 random number of each row, for stochastic rounding to a
         table of 16 bits; None rounds to the nearest.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
@@ -70,12 +71,14 @@ def update_rows(
     implementation = choose(implementation, table.shape[1], table.dtype)
     if rows.shape[0] == 0 or table.shape[0] == 0:
         return table, dict(states)
-    factors = optimizer.step_factors(jnp.asarray(step))
+    factors = _step_factors(optimizer, step)
     if implementation == "mosaic_gpu":
         # Imported here, so that plain XLA does not need Mosaic.
         from embark_kernels._update_kernel import update_rows_mosaic_gpu
 
-        mean_square = _mean_square(optimizer, gradients, mean_square)
+        if optimizer.row_wise and mean_square is None:
+            old = take(table, rows) if optimizer.reads_row else None
+            mean_square = _mean_square(optimizer.full_gradient(old, gradients))
         if config is None:
             width = table.shape[1]
             key = update_key(width, table.dtype, optimizer.state_widths(width))
@@ -86,8 +89,12 @@ def update_rows(
         )
 
     def all_at_once(table, states, rows, gradients, mean_square, factors, noise):
-        mean_square = _mean_square(optimizer, gradients, mean_square)
-        change, new_states = optimizer.update(
+        old = take(table, rows) if optimizer.reads_row else None
+        gradients = optimizer.full_gradient(old, gradients)
+        if optimizer.row_wise and mean_square is None:
+            mean_square = _mean_square(gradients)
+        old, change, new_states = optimizer.update(
+            old,
             {name: take(state, rows) for name, state in states.items()},
             gradients,
             None if mean_square is None else mean_square[:, None],
@@ -101,13 +108,11 @@ def update_rows(
         def put(array, values):
             return array.at[rows].set(values, mode="drop", unique_indices=True)
 
-        kept = optimizer.kept(factors)
-        if kept is None and table.dtype == jnp.float32:
+        if old is None and table.dtype == jnp.float32:
             # This makes no array of the old rows.
             table = table.at[rows].add(-change, mode="drop", unique_indices=True)
         else:  # the change itself must not be rounded
-            old = take(table, rows)
-            new = (old if kept is None else kept * old) - change
+            new = (take(table, rows) if old is None else old) - change
             table = put(table, _rounded(new, noise, table.dtype))
         return table, {name: put(states[name], new) for name, new in new_states.items()}
 
@@ -242,7 +247,7 @@ def sum_and_update(
         values,
         jnp.where(apply, runs.row, -1),
         *_in_order(runs, source, weights),
-        optimizer.step_factors(jnp.asarray(step)),
+        _step_factors(optimizer, step),
         optimizer,
         None if noise is None else noise.at[runs.group].get(mode="clip"),
     )
@@ -322,10 +327,12 @@ def _rounded(
     return round_stochastically(values, bits, dtype)
 
 
-def _mean_square(
-    optimizer: RowOptimizer, gradients: jax.Array, given: jax.Array | None
-) -> jax.Array | None:
-    """``[listed]`` for a row-wise rule, else None."""
-    if not optimizer.row_wise:
-        return None
-    return jnp.mean(gradients * gradients, axis=1) if given is None else given
+def _step_factors(
+    optimizer: RowOptimizer, step: jax.typing.ArrayLike
+) -> tuple[jax.Array, ...]:
+    factors = optimizer.step_factors(jnp.asarray(step))
+    return tuple(jnp.asarray(each, jnp.float32) for each in factors)
+
+
+def _mean_square(gradients: jax.Array) -> jax.Array:
+    return jnp.mean(gradients * gradients, axis=1)

@@ -7,14 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import (
-    SGD,
-    Adagrad,
-    LazyAdam,
-    RowOptimizer,
-    RowwiseAdagrad,
-    Scheduled,
-)
+from embark_kernels import FTRL, Adagrad, RowOptimizer, RowwiseAdagrad
+from embark_kernels.optimizers import ROW_OPTIMIZERS
 from hypothesis import strategies as st
 
 from embark_jax.embedding import reference
@@ -34,14 +28,23 @@ def halved(steps):
 
 
 # A large eps keeps a wrong gradient scale visible: Adagrad alone would hide it.
-OPTIMIZERS = [
-    SGD(0.5),
-    Adagrad(1.0, eps=1.0),
-    Adagrad(0.1, initial_accumulator=0.1),
-    RowwiseAdagrad(1.0, eps=1.0),
-    LazyAdam(0.1, eps=1.0),
-    Scheduled(RowwiseAdagrad(1.0, eps=1.0), halved, weight_decay=0.2),
-]
+TELLING: dict[str, dict[str, float]] = {
+    "sgd": {"learning_rate": 0.5},
+    "adagrad": {"learning_rate": 1.0, "eps": 1.0},
+    "rowwise_adagrad": {"learning_rate": 1.0, "eps": 1.0},
+    "adam": {"learning_rate": 0.1, "eps": 1.0},
+    "ftrl": {"learning_rate": 0.5, "l1": 0.1, "l2": 0.2},
+}
+OPTIMIZERS: dict[str, RowOptimizer] = {
+    **{
+        name: rule(**TELLING.get(name, {"learning_rate": 0.1}))
+        for name, rule in ROW_OPTIMIZERS.items()
+    },
+    "initial accumulator": Adagrad(0.1, initial_accumulator=0.1),
+    "decay": RowwiseAdagrad(1.0, 1.0, schedule=halved, weight_decay=0.2),
+    "l2": RowwiseAdagrad(1.0, 1.0, weight_decay=0.2, weight_decay_mode="l2"),
+    "ftrl, decay": FTRL(0.5, l1=0.1, schedule=halved, weight_decay=0.2),
+}
 STEPS = 2
 
 
@@ -122,7 +125,7 @@ def problems(draw) -> Problem:
     batch = nodes * gpus * draw(st.integers(1, 3))
     return Problem(
         make_plan(features, placed, nodes, gpus, batch),
-        draw(st.sampled_from(OPTIMIZERS)),
+        draw(st.sampled_from(list(OPTIMIZERS.values()))),
         draw(st.integers(0, 2**16)),
     )
 

@@ -81,20 +81,19 @@ def test_a_row_shard_on_every_device(exchange):
     table = TableSpec("t", 3003, 4)
     placed = [Placement(table, "rb", 8, 1, tuple(range(8)), exchange)]
     features = [FeatureSpec("f", "t", hotness=50)]
-    check(Problem(make_plan(features, placed, 2, 4, 64), OPTIMIZERS[0], seed=7))
+    check(Problem(make_plan(features, placed, 2, 4, 64), OPTIMIZERS["sgd"], seed=7))
 
 
 # Each cluster, each optimizer, and in each cluster both widths of state.
 QUICK = [
-    *(("rb", optimizer) for optimizer in OPTIMIZERS),
-    *((each, OPTIMIZERS[place]) for each in ("dp", "ub") for place in (3, 4)),
+    *(("rb", name) for name in OPTIMIZERS),
+    *((each, name) for each in ("dp", "ub") for name in ("adam", "l2")),
 ]
 
 
 @pytest.mark.parametrize(
     ("cluster", "optimizer"),
     thorough(itertools.product(["dp", "rb", "ub"], OPTIMIZERS), QUICK, unpack=True),
-    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
 )
 def test_a_shared_table(cluster, optimizer):
     """Two features, one a sequence, on 3 × 2 shards that lie unevenly on devices, or
@@ -106,7 +105,8 @@ def test_a_shared_table(cluster, optimizer):
     ]
     shards = () if cluster == "dp" else (3, 2, (7, 0, 3, 7, 7, 1))
     placed = [Placement(table, cluster, *shards)]
-    check(Problem(make_plan(features, placed, 2, 4, 16), optimizer, seed=5))
+    planned = make_plan(features, placed, 2, 4, 16)
+    check(Problem(planned, OPTIMIZERS[optimizer], seed=5))
 
 
 @pytest.mark.parametrize(

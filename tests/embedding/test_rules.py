@@ -138,3 +138,24 @@ def test_a_config_names_the_rules():
     assert config.optimizer_of("s").kind == "sgd"
     assert config.optimizer_of("s").learning_rate == 0.1
     assert config.optimizer_of("z").kind == "adam"
+
+
+def test_a_parameter_of_another_rule_is_refused():
+    rule = "l1 is set, but is no parameter of adam, which has beta1, beta2, eps; leave"
+    with pytest.raises(ValueError, match=rule):
+        EmbeddingConfig.model_validate({"optimizer": {"kind": "adam", "l1": 0.1}})
+    with pytest.raises(ValueError, match=f"tables.t.optimizer: {rule}"):
+        EmbeddingConfig.model_validate(
+            {
+                "optimizer": {"kind": "adam"},
+                "tables": {"t": {"optimizer": {"l1": 0.1}}},
+            }
+        )
+    config = EmbeddingConfig.model_validate(
+        {
+            "optimizer": {"kind": "adam", "beta1": 0.5, "eps": 1e-3},
+            "tables": {"t": {"optimizer": {"kind": "ftrl", "l1": 0.1}}},
+        }
+    )
+    own = config.optimizer_of("t")
+    assert (own.kind, own.l1, own.eps) == ("ftrl", 0.1, 1e-8)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from embark_kernels import (
     SGD,
-    Adagrad,
     LazyAdam,
     RowwiseAdagrad,
     begins_run,
@@ -21,6 +20,7 @@ from embark_kernels import (
     update_from_bags,
     update_rows,
 )
+from embark_kernels.optimizers import ROW_OPTIMIZERS
 from jax.sharding import SingleDeviceSharding
 
 from embark_jax.plans import fleet
@@ -90,8 +90,11 @@ def test_plain_xla_writes_no_gathered_rows(on_h100):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     "optimizer",
-    [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)],
-    ids=lambda optimizer: type(optimizer).__name__,
+    [
+        *(rule(0.1) for rule in ROW_OPTIMIZERS.values()),
+        LazyAdam(0.1, weight_decay=0.3, weight_decay_mode="l2"),
+    ],
+    ids=check_cases.name_of,
 )
 def test_update_rows_is_in_place(on_h100, optimizer, width):
     dtype = jnp.bfloat16 if width == 256 else jnp.float32

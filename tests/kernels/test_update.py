@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import (
+    FTRL,
     SGD,
-    Adagrad,
     LazyAdam,
     RowwiseAdagrad,
-    Scheduled,
     UpdateConfig,
     _runs_kernel,
     _xla,
+    check_cases,
     group_rows,
     group_targets,
     init_states,
@@ -23,6 +23,7 @@ from embark_kernels import (
     update_from_bags,
     update_rows,
 )
+from embark_kernels.optimizers import ROW_OPTIMIZERS
 
 from tests.kernels.implementations import (
     assert_sums_close,
@@ -33,9 +34,12 @@ from tests.kernels.implementations import (
 
 SMALL = UpdateConfig(rows_per_block=3, rows_in_flight=2)
 ROWS, STEP = 9, 3
+HALVED = {"schedule": lambda steps: 0.5**steps}
 OPTIMIZERS = [
-    *(SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), LazyAdam(0.1)),
-    Scheduled(LazyAdam(0.1), lambda steps: 0.5**steps, weight_decay=0.3),
+    *(rule(0.1) for rule in ROW_OPTIMIZERS.values()),
+    LazyAdam(0.1, **HALVED, weight_decay=0.3),
+    RowwiseAdagrad(0.1, weight_decay=0.3, weight_decay_mode="l2"),
+    FTRL(0.1, l1=1.0, l2=0.5, **HALVED, weight_decay=0.3, weight_decay_mode="l2"),
 ]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -82,7 +86,7 @@ def run_update_rows(implementation, optimizer, *args, **options):
 
 @each_implementation
 @pytest.mark.parametrize("width", [8, 128])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=check_cases.name_of)
 def test_listed_rows_are_updated(implementation, optimizer, width):
     rng, table, states = problem(optimizer, width)
     rows = np.array([4, ROWS, 0, ROWS - 1, -1, 2, ROWS + 5], np.int32)
@@ -217,7 +221,7 @@ def test_from_gradients_of_bags(implementation, weighted):
 @pytest.mark.parametrize(
     ("optimizer", "width"),
     [(optimizer, 8) for optimizer in OPTIMIZERS] + [(RowwiseAdagrad(0.1), 128)],
-    ids=lambda each: str(each) if isinstance(each, int) else type(each).__name__,
+    ids=lambda each: str(each) if isinstance(each, int) else check_cases.name_of(each),
 )
 def test_rows_are_updated_by_the_sums_of_their_gradients(
     implementation, optimizer, width, monkeypatch

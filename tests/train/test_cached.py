@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD, Adagrad, RowwiseAdagrad
+from embark_kernels import FTRL, SGD, Adagrad, RowwiseAdagrad
 from flax import nnx
 
 from embark_jax import models
@@ -145,6 +145,9 @@ def assert_alike(found: Trainer, expected: Trainer) -> None:
         pytest.param((1, 1), "ub", SGD(0.5), 80, False, marks=pytest.mark.slow),
         pytest.param((2, 4), "rb", Adagrad(0.5), 200, True, marks=pytest.mark.slow),
         ((2, 2), "ub", RowwiseAdagrad(0.5), 80, True),
+        pytest.param(
+            *((2, 2), "rb", FTRL(0.5, l1=0.01), 80, True), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, overlap):

@@ -156,7 +156,7 @@ def test_tables_of_several_pieces_move_in_little_memory(there, here):
     both = [
         problems.Problem(
             problems.make_plan(features, tuple(map(each, tables)), 3, 1, 3),
-            problems.OPTIMIZERS[0],
+            problems.OPTIMIZERS["sgd"],
             0,
         )
         for each in (there, here)

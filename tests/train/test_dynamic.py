@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad, Scheduled
+from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 from embark_jax.cache.kept_slots import SLOT_VALUES
 from embark_jax.cache.slots_needed import TooFewSlotsError
@@ -143,7 +143,7 @@ def initial_row(key: int) -> np.ndarray:
     ("mesh", "cluster", "optimizer", "options", "trainer_options"),
     [
         (
-            *((1, 2), "ub", Scheduled(LazyAdam(0.05), weight_decay=0.1)),
+            *((1, 2), "ub", LazyAdam(0.05, weight_decay=0.1)),
             *({"max_slots": 60}, {"overlap": True}),
         ),
         ((2, 4), "rb", RowwiseAdagrad(0.5), {"max_slots": 80}, {}),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from embark_kernels import FTRL, SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from flax import nnx
 from hypothesis import strategies as st
 
@@ -41,6 +41,8 @@ OPTIMIZERS = {
     "rowwise_adagrad": RowwiseAdagrad(0.1),
     "rowwise_adagrad, large eps": RowwiseAdagrad(1.0, eps=1.0),
     "adam": LazyAdam(0.01),
+    "l2": RowwiseAdagrad(1.0, 1.0, weight_decay=0.5, weight_decay_mode="l2"),
+    "ftrl": FTRL(0.5, l1=1e-4),
 }
 Force = ForcedPlacement
 RUNS = {
@@ -123,7 +125,8 @@ def test_losses_agree_between_meshes_and_plans(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["2×4 DP", "1×8 mixed, 3D", "2×4 hot rows"])
-def test_micro_batches_change_no_loss(run):
+@pytest.mark.parametrize("name", ["rowwise_adagrad, large eps", "l2"])
+def test_micro_batches_change_no_loss(run, name):
     """Its large eps and its squares would show a row that is updated more than once, or
     with a part of its gradient."""
     optimizer = OPTIMIZERS["rowwise_adagrad, large eps"]

@@ -33,6 +33,7 @@ from embark_jax.planner.request.dense import (
 )
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
 from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.options import DENSE_OPTIMIZERS, RowOptimizerName
 from embark_jax.plans.tables import (
     MOST_DIM,
     FeatureSpec,
@@ -109,7 +110,7 @@ class TableList(Config):
     name: str | None = None
     batch: Count | None = None
     zipf_exponent: NonNegativeFloat | None = None
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] | None = None
+    optimizer: RowOptimizerName | None = None
     dense: DenseNet | None = None
 
     def specs(self) -> tuple[list[TableSpec], list[FeatureSpec]]:
@@ -146,7 +147,7 @@ class TableList(Config):
         dense = NO_DENSE
         if self.dense is not None:
             network = self.dense.network(*self.specs())
-            states = STATE_VALUES.get(dense_optimizer_of(optimizer), (0, 0))[0]
+            states = STATE_VALUES[dense_optimizer_of(optimizer)][0]
             dense = DenseLoad(network.parameters, states, network.activation_bytes)
         return Workload(
             fleet,
@@ -159,8 +160,10 @@ class TableList(Config):
 
 
 def dense_optimizer_of(optimizer: str) -> str:
-    """Returns the dense layers' optimizer that goes with that of the rows."""
-    return optimizer.removeprefix("rowwise_")
+    """Returns the dense layers' optimizer that goes with that of the rows: Adagrad if
+    there is none of the same name."""
+    name = optimizer.removeprefix("rowwise_")
+    return name if name in DENSE_OPTIMIZERS else "adagrad"
 
 
 def _first_given(*values: T | None) -> T:

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
+
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import Dtype, Evict, Tier
@@ -14,12 +16,13 @@ from embark_jax.plans.wire import FLOAT32, VALUE_BYTES, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.statistics.skew import UNIFORM, Skew, Zipf
 
-STATE_VALUES = {
-    "sgd": (0, 0),
-    "adagrad": (1, 0),
-    "rowwise_adagrad": (0, 1),
-    "adam": (2, 0),
-}
+
+def _state_values(rule: type[RowOptimizer]) -> tuple[int, int]:
+    one, two = (sum(rule(1.0).state_widths(width).values()) for width in (1, 2))
+    return two - one, 2 * one - two
+
+
+STATE_VALUES = {name: _state_values(rule) for name, rule in ROW_OPTIMIZERS.items()}
 """float32 values that an optimizer keeps for each parameter, and for each row."""
 
 
@@ -97,7 +100,7 @@ class Workload:
     @property
     def row_wise(self) -> bool:
         """Whether the optimizer takes the mean square of whole rows."""
-        return self.optimizer == "rowwise_adagrad"
+        return ROW_OPTIMIZERS[self.optimizer].row_wise
 
 
 @dataclasses.dataclass(frozen=True)
