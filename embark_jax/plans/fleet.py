@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field
 from embark_jax._base import yaml_text
 from embark_jax._base.config import Config, ConfigError, nearest, read_text
 from embark_jax._base.memory import host_memory_bytes
-from embark_jax.plans.tables import whole
+from embark_jax.plans.tables import MOST_DEVICES, whole
 
 FILES = Path(__file__).parents[1] / "config_files" / "fleets"
 """``configs/fleets``, through a link that a built package has as a folder."""
@@ -41,7 +41,6 @@ Figure = Annotated[float, Field(ge=1, le=1e30)]
 """Bytes, bytes or operations a second, of any machine."""
 Share = Annotated[float, Field(ge=1e-6, le=100)]
 """Share of a figure; the placeholders of a fleet may be exceeded."""
-MOST_DEVICES = 2**16
 Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 
 _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -12,7 +12,14 @@ import pydantic
 
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, Storage, lay_out
-from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, whole
+from embark_jax.plans.tables import (
+    MOST_BATCH,
+    MOST_DEVICES,
+    FeatureSpec,
+    TableSpec,
+    check_model,
+    whole,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -56,7 +63,8 @@ class Plan:
 
     def __post_init__(self):
         for key in ("nodes", "gpus_per_node", "batch_size"):
-            whole(key, getattr(self, key))
+            most = MOST_BATCH if key == "batch_size" else MOST_DEVICES
+            whole(key, getattr(self, key), most)
         check_model(self.tables, self.features)
         problems = [p for each in self.placements for p in each.problems(self.devices)]
         problems += [

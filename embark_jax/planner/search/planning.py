@@ -30,7 +30,13 @@ from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Exchange
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import StorageKind
-from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, whole
+from embark_jax.plans.tables import (
+    MOST_BATCH,
+    FeatureSpec,
+    TableSpec,
+    check_model,
+    whole,
+)
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
@@ -249,7 +255,7 @@ def _check_request(
         if table.name in forced
         for problem in forced_problems(table, forced[table.name], fleet.devices)
     ]
-    if whole("batch size", batch) % fleet.devices:
+    if whole("batch size", batch, MOST_BATCH) % fleet.devices:
         problems.append(
             f"batch size {batch} must be a multiple of the {fleet.devices} devices"
         )
