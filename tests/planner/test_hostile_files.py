@@ -182,7 +182,14 @@ def test_a_list_that_is_no_list(text, message):
 
 
 def test_the_largest_table_is_short_of_memory():
-    entry = {"rows": 2**42, "dim": 2**16, "hotness": 2**31 - 1, "count": 3}
+    entry = {"rows": 2**42, "dim": 2**16, "count": 3}
     found = read_table_list(json.dumps([entry]))
     with pytest.raises(ValueError, match="memory is short"):
         plan_for(found.workload(fleet.dgx_h100(), 64), *found.specs())
+
+
+def test_the_values_of_a_step_are_counted():
+    found = read_table_list('[{"rows": 10, "dim": 4, "hotness": 2147483647}]')
+    workload = found.workload(fleet.dgx_h100(), 2**44)
+    with pytest.raises(ValueError, match=r"a step reads 151,115,7[0-9,]+ values"):
+        plan_for(workload, *found.specs())

@@ -40,6 +40,8 @@ from embark_jax.plans.tables import (
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
+MOST_VALUES = 2**56
+"""Largest number of values that a step reads: their bytes are a 64-bit integer."""
 SAME = 1e-6
 """Change of a step or a bound that is a rounding error, as a share."""
 
@@ -123,6 +125,13 @@ def plan_for(
     begun, tables = tables, fully_grown(tables)
     forced |= spread(tables, forced, workload.devices)
     _check_request(tables, forced, fleet, batch)
+    dims = {table.name: table.dim for table in tables}
+    values = batch * sum(f.hotness * dims[f.table] for f in features)
+    if values > MOST_VALUES:
+        raise ValueError(
+            f"batch size {batch:,}: a step reads {values:,} values of rows, must be at "
+            f"most {MOST_VALUES:,}; lower it, or hotness"
+        )
     tables = choose_slots(
         tables,
         features,
