@@ -24,7 +24,8 @@ from embark_jax.cli.arguments import (
     load_fleet,
     say,
 )
-from embark_jax.config import DLRMConfig, DLRMDCNv2Config, ExperimentConfig, reading
+from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.plans.tables import embedding_width
 from embark_jax.simulator import Job
 

@@ -10,19 +10,8 @@ from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig
 from embark_jax.config.models import AnyModelConfig as AnyModelConfig
-from embark_jax.config.models import AutoIntConfig as AutoIntConfig
-from embark_jax.config.models import DCNConfig as DCNConfig
-from embark_jax.config.models import DeepFMConfig as DeepFMConfig
-from embark_jax.config.models import DINConfig as DINConfig
-from embark_jax.config.models import DLRMConfig as DLRMConfig
-from embark_jax.config.models import DLRMDCNv2Config as DLRMDCNv2Config
-from embark_jax.config.models import FinalMLPConfig as FinalMLPConfig
-from embark_jax.config.models import MMoEConfig as MMoEConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
-from embark_jax.config.models import TBSMConfig as TBSMConfig
-from embark_jax.config.models import TwoTowerConfig as TwoTowerConfig
-from embark_jax.config.models import WideDeepConfig as WideDeepConfig
 from embark_jax.config.models import tasks_of as tasks_of
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
 from embark_jax.config.optimizers import (

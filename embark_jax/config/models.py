@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     Discriminator,
@@ -14,13 +16,14 @@ from pydantic import (
     Tag,
 )
 
-from embark_jax._base.config import Config
-from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
+from embark_jax._base.config import Config, kind_of
+from embark_jax.config.own import OwnConfig, kind_tag
 
 
 class BaseModelConfig(Config):
     """The keys that all models have."""
 
+    kind: str
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the operands of matrix products, and of wide arrays between the products;
     parameters and sums are float32."""
@@ -177,35 +180,31 @@ class OwnModelConfig(OwnConfig):
     model. A model for several labels has them as its option ``tasks``."""
 
 
-AnyModelConfig = (
-    DLRMDCNv2Config
-    | DLRMConfig
-    | DCNConfig
-    | WideDeepConfig
-    | DeepFMConfig
-    | TBSMConfig
-    | AutoIntConfig
-    | FinalMLPConfig
-    | DINConfig
-    | TwoTowerConfig
-    | MMoEConfig
-    | OwnModelConfig
-)
-ModelConfig = Annotated[
-    Annotated[DLRMDCNv2Config, Tag("dlrm_dcnv2")]
-    | Annotated[DLRMConfig, Tag("dlrm")]
-    | Annotated[DCNConfig, Tag("dcn")]
-    | Annotated[WideDeepConfig, Tag("wide_deep")]
-    | Annotated[DeepFMConfig, Tag("deepfm")]
-    | Annotated[TBSMConfig, Tag("tbsm")]
-    | Annotated[AutoIntConfig, Tag("autoint")]
-    | Annotated[FinalMLPConfig, Tag("finalmlp")]
-    | Annotated[DINConfig, Tag("din")]
-    | Annotated[TwoTowerConfig, Tag("two_tower")]
-    | Annotated[MMoEConfig, Tag("mmoe")]
-    | Annotated[OwnModelConfig, Tag(OWN_KIND)],
-    Discriminator(kind_tag),
-]
+MODELS: dict[type[BaseModelConfig], str] = {
+    DLRMDCNv2Config: "embark_jax.models.dlrm_dcnv2:DLRMDCNv2",
+    DLRMConfig: "embark_jax.models.dlrm:DLRM",
+    DCNConfig: "embark_jax.models.dcn:DCN",
+    WideDeepConfig: "embark_jax.models.wide_deep:WideDeep",
+    DeepFMConfig: "embark_jax.models.deepfm:DeepFM",
+    TBSMConfig: "embark_jax.models.tbsm:TBSM",
+    AutoIntConfig: "embark_jax.models.autoint:AutoInt",
+    FinalMLPConfig: "embark_jax.models.finalmlp:FinalMLP",
+    DINConfig: "embark_jax.models.din:DIN",
+    TwoTowerConfig: "embark_jax.models.two_tower:TwoTower",
+    MMoEConfig: "embark_jax.models.mmoe:MMoE",
+}
+"""The registry of models: the section of each, and the class that takes its keys as
+arguments, imported when a model is built: configs are read without JAX."""
+
+AnyModelConfig = BaseModelConfig | OwnModelConfig
+if TYPE_CHECKING:
+    ModelConfig = AnyModelConfig
+else:
+    _SECTIONS = (*MODELS, OwnModelConfig)
+    _TAGGED = (Annotated[section, Tag(kind_of(section))] for section in _SECTIONS)
+    ModelConfig = Annotated[
+        functools.reduce(operator.or_, _TAGGED), Discriminator(kind_tag)
+    ]
 
 
 def tasks_of(model: AnyModelConfig) -> tuple[str, ...]:

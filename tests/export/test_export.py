@@ -20,9 +20,10 @@ from jax import export as jax_export
 from safetensors.numpy import load_file
 
 import embark_jax as ej
-from embark_jax import config as configs
 from embark_jax import models
+from embark_jax._base.config import kind_of, sections
 from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import models as configs
 from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.embedding import reference
@@ -247,8 +248,8 @@ MODELS = (
 
 
 def test_every_model_has_a_numpy_twin():
-    named = {configs.kind_of(each) for each in configs.sections(configs.ModelConfig)}
-    kinds = named - {configs.kind_of(configs.OwnModelConfig)}
+    named = {kind_of(each) for each in sections(configs.ModelConfig)}
+    kinds = named - {kind_of(configs.OwnModelConfig)}
     assert kinds == score.MODELS.keys() == {each.kind for each in MODELS}
 
 

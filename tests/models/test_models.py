@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from embark_jax import config, models
+from embark_jax import models
+from embark_jax.config import models as config
 from embark_jax.planner.request.dense import dlrm_dcnv2
 from tests.models import oracle
 

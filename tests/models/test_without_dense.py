@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from embark_jax import config, models
+from embark_jax import models
+from embark_jax.config import models as config
 from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
 
 BATCH, DIM, LENGTH = 6, 4, 3

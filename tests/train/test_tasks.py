@@ -11,7 +11,7 @@ from embark_kernels import SGD
 from flax import nnx
 
 from embark_jax import models
-from embark_jax.config import MMoEConfig
+from embark_jax.config.models import MMoEConfig
 from embark_jax.data import Batch, DataError, SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import plan
