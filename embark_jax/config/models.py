@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import (
     Discriminator,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Tag,
@@ -18,6 +17,10 @@ from pydantic import (
 
 from embark_jax._base.config import Config, kind_of
 from embark_jax.config.own import OwnConfig, kind_tag
+
+MOST_LAYERS = 1000
+"""Most equal layers or experts of a model: each is made, even to count it, so that a
+slip of the pen would not end."""
 
 
 class BaseModelConfig(Config):
@@ -44,7 +47,7 @@ class DLRMDCNv2Config(BaseModelConfig):
     structure: Literal["stacked", "parallel"] = "stacked"
     """Place of that MLP: behind the cross layers (``stacked``), or beside them, with
     one linear layer for the logit (``parallel``)."""
-    cross_layers: NonNegativeInt = 3
+    cross_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 3
     """Number of cross layers."""
     cross_rank: PositiveInt = 512
     """Rank of each cross layer's matrix."""
@@ -66,7 +69,7 @@ class DCNConfig(BaseModelConfig):
     (https://arxiv.org/abs/1708.05123)."""
 
     kind: Literal["dcn"] = "dcn"
-    cross_layers: PositiveInt = 6
+    cross_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 6
     """Number of cross layers."""
     deep: tuple[PositiveInt, ...] = (1024, 1024)
     """Widths of the MLP in parallel with the cross layers."""
@@ -166,7 +169,7 @@ class MMoEConfig(BaseModelConfig):
     kind: Literal["mmoe"] = "mmoe"
     tasks: Annotated[tuple[str, ...], Field(min_length=2)]
     """Names of the tasks: the labels of the data, in their order."""
-    experts: PositiveInt = 8
+    experts: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 8
     """Experts, which all tasks share; a single one makes the shared-bottom model."""
     expert: tuple[PositiveInt, ...] = (256,)
     """Widths of each expert."""
