@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embark_jax.config import reading
-from embark_jax.run import training
+from embark_jax.run import training, trials
 from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
@@ -209,6 +214,76 @@ def test_gin_lists_the_same_values(tmp_path, config):
     )
     overrides = ["sweep.seed=[0, 1]", "sweep.train.steps=[5]"]
     assert reading.load(gin).sweep == reading.load(config, overrides).sweep
+
+
+def test_a_run_that_was_told_to_end_lets_no_others_begin(config, monkeypatch, tmp_path):
+    begun = []
+
+    def train_apart(_, folder):
+        begun.append(folder.name)
+        time.sleep(0.5 * (folder.name == "seed=0"))  # so that the second ends first
+
+    monkeypatch.setattr(trials, "_train_apart", train_apart)
+    args = ("sweep.seed=[0, 1, 2, 3, 4, 5, 6, 7]", "--workdir", tmp_path / "sweep")
+    assert embark("sweep", config, *args, "--jobs", "2").code == 0
+    assert begun == ["seed=0", "seed=1"]
+
+
+def killed(config, folder) -> None:
+    """Stands for a run whose memory is needed by somebody else."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_whose_process_is_killed_is_named(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(trials, "_train_logged", killed)
+    args = ("sweep.seed=[0, 1]", "--workdir", tmp_path / "sweep", "--jobs", "2")
+    outcome = embark("sweep", config, *args)
+    runs.assert_refused(
+        outcome, "seed=0: the process that trained it was killed", "seed=0.log"
+    )
+
+
+@pytest.mark.slow
+def test_runs_end_with_a_checkpoint_when_their_command_is_killed(config, tmp_path):
+    options = (config, "sweep.seed=[0, 1]", "train.steps=1000", "train.log_every=5")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    command = ("sweep", *options, "--jobs", "2", "--workdir")
+    process = runs.start(*command, cut, stdout=subprocess.DEVNULL)
+    folders = [cut / "seed=0", cut / "seed=1"]
+    wait_for(lambda: any(map(Path.read_text, cut.glob("*/metrics.jsonl"))))
+    process.kill()
+    process.wait()
+    shown = [folder.with_name(f"{folder.name}.log") for folder in folders]
+    # The second may not have begun to train.
+    wait_for(lambda: any("stopped at step" in log.read_text() for log in shown))
+    wait_for(lambda: all(map(is_free, folders)))
+    assert not (cut / "results.csv").exists()
+    again = embark(*command, cut, "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert embark(*command, whole).code == 0
+    assert rows(cut) == rows(whole)
+
+
+def wait_for(condition, seconds: int = 120) -> None:
+    """Fails after so many seconds without it."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_free(folder: Path) -> bool:
+    """Whether no process writes checkpoints of a run: each locks their folder."""
+    if not (folder / "checkpoints").exists():
+        return True
+    lock = os.open(folder / "checkpoints", os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 @pytest.mark.slow

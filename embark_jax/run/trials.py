@@ -153,23 +153,35 @@ def run_trials(
 def train_trials(
     trials: Sequence[Trial], workdir: Path, console: Console, jobs: int
 ) -> Generator[dict[str, Any] | None]:
-    """Yields what ``train_trial`` returns for each trial, in order; closed early, it
-    begins no further ones."""
+    """Yields what ``train_trial`` returns for each trial, in order. Once one is
+    ended early or fails, or this is closed, no others begin."""
     if jobs == 1:
         for trial in trials:
             console.rule(f"run {trial.number + 1}: {trial.name}")
             yield train_trial(trial.config, workdir / trial.name, console)
         return
+    ended = threading.Event()
+
+    def train_unless_ended(trial: Trial) -> dict[str, Any] | None:
+        record = None
+        try:
+            if not ended.is_set():
+                record = _train_apart(trial.config, workdir / trial.name)
+        finally:
+            if record is None:
+                ended.set()
+        return record
+
     threads = ThreadPoolExecutor(jobs)
     try:
-        configs = [trial.config for trial in trials]
-        folders = [workdir / trial.name for trial in trials]
-        records = threads.map(_train_apart, configs, folders)
+        records = threads.map(train_unless_ended, trials)
         for trial, record in zip(trials, records, strict=True):
-            console.print(f"run {trial.number + 1} ended: {trial.name}")
+            if record is not None:
+                console.print(f"run {trial.number + 1} ended: {trial.name}")
             yield record
     finally:
-        threads.shutdown(cancel_futures=True)
+        ended.set()
+        threads.shutdown()
 
 
 def train_trial(
@@ -198,7 +210,7 @@ def _train_apart(config: ExperimentConfig, folder: Path) -> dict[str, Any] | Non
       TrialError: if it is killed.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn) as pool:
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
         try:
             return pool.submit(_train_logged, config, folder).result()
         except BrokenProcessPool:
