@@ -82,14 +82,18 @@ def config_keys() -> str:
         "that names the nearest known key. `NAME` stands for a name of your choice.",
     ]
     for prefix, section in each_section():
-        kind = ""
-        if prefix and "kind" in section.model_fields:
+        kind, fields = "", section.model_fields
+        # One section may have several kinds, or each of several sections one.
+        chosen_inside = (
+            "kind" in fields and len(get_args(fields["kind"].annotation)) > 1
+        )
+        if prefix and "kind" in fields and not chosen_inside:
             kind = f" (`kind: {kind_of(section)}`)"
         heading = f"`{prefix}`{kind}" if prefix else "Top level"
         lines += ["", f"## {heading}", "", _prose(section.__doc__), ""]
         lines += ["| key | type | default | |", "|---|---|---|---|"]
         for name, field in section.model_fields.items():
-            if name == "kind":
+            if name == "kind" and not chosen_inside:
                 continue
             default = field.get_default(call_default_factory=True)
             if field.is_required():

@@ -110,13 +110,14 @@ def test_a_shared_table(cluster, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "columns"),
+    ("cluster", "columns", "optimizer"),
     [
-        *[("dp", 1), ("rb", 2), ("ub", 2)],
-        *(pytest.param(each, 1, marks=pytest.mark.slow) for each in ("rb", "ub")),
+        *[("dp", 1, "ftrl, decay"), ("rb", 2, "l2"), ("ub", 2, "rowwise_adagrad")],
+        pytest.param("rb", 1, "l2", marks=pytest.mark.slow),
+        pytest.param("ub", 1, "rowwise_adagrad", marks=pytest.mark.slow),
     ],
 )
-def test_kernels_equal_the_reference(cluster, columns, monkeypatch):
+def test_kernels_equal_the_reference(cluster, columns, optimizer, monkeypatch):
     """In Pallas' interpreter, which runs on one device alone: several pieces of an
     output on one owner, rows that go on in other blocks, weights and a sequence."""
     monkeypatch.setattr(_runs_kernel, "PART", 3)
@@ -128,7 +129,7 @@ def test_kernels_equal_the_reference(cluster, columns, monkeypatch):
     shards = () if cluster == "dp" else (2, columns, (0,) * 2 * columns)
     planned = make_plan(features, [Placement(table, cluster, *shards)], 1, 1, 3)
     with interpreted():
-        check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
+        check(Problem(planned, OPTIMIZERS[optimizer], seed=2), "mosaic_gpu")
 
 
 def test_row_wise_state_is_equal_on_all_column_shards():
