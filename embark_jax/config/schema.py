@@ -1,6 +1,6 @@
 """The experiment config: frozen, typed, validated at construction.
 
-Both syntaxes share one schema: ``config_io`` reads YAML and gin into these classes. The
+Both syntaxes share one schema: ``reading`` reads YAML and gin into these classes. The
 rest of the package takes plain arguments and never sees a parser.
 """
 
