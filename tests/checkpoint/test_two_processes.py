@@ -20,7 +20,7 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.launch.agreement import tell_all
 from tests.embedding import problems
-from tests.train.test_checkpoint_plans import build, logical_tables
+from tests.checkpoint.test_plans import build, logical_tables
 
 tables = TableSpec("a", 400_000, 4), TableSpec("b", 300_000, 4)
 features = [FeatureSpec(table.name, table.name) for table in tables]

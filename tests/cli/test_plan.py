@@ -39,7 +39,7 @@ def test_plan_is_for_the_fleet_of_the_config(config):
 
 
 def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
-    models = Path(__file__).parent.parent / "configs" / "models"
+    models = Path(__file__).parents[2] / "configs" / "models"
     page = tmp_path / "plan.html"
     listed = ("plan", "--tables", models / "dlrm_dcnv2.yaml", "--nodes", "2")
     outcome = embark(*listed, "--all", "--html", page)

@@ -8,7 +8,7 @@ import pytest
 
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.run.saved import SavedModel
-from tests.train.test_checkpoint import BAD_IDS, build, tables
+from tests.checkpoint.test_checkpoint import BAD_IDS, build, tables
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from embark_jax._base.config import ConfigError
 from embark_jax.plans import fleet
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GOOD = """
 device: {name: toy, memory_bytes: 8e9, memory_bytes_per_s: 4e9, flops_per_s: 1e9,
          node_link_bytes_per_s: 2e9, network_bytes_per_s: 1e9}

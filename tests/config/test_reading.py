@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark_jax.config import (
-    DLRMConfig,
-    DLRMDCNv2Config,
     EmbeddingConfig,
     EmbeddingOptimizerConfig,
     ExperimentConfig,
@@ -22,6 +20,7 @@ from embark_jax.config import (
     TableConfig,
     TrainConfig,
 )
+from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.config.reading import dump_yaml, load, save
 from tests.config_files import SYNTHETIC, error_of
 
