@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,9 @@ from embark_jax.config import reading
 from embark_jax.run.trials import Kind, Trial
 
 METRICS = {"test_auc": "test AUC", "test_log_loss": "test log loss"}
+MAX_NAME_BYTES = 250
+"""Longer names of folders are shortened: file systems take 255 bytes, ".log"
+included."""
 REPEATS = "seed"
 """Runs that differ only in this key share a line, with mean and spread."""
 
@@ -29,7 +33,7 @@ class Sweep:
     Attributes:
       config: config with ``sweep``.
       trials: one for each combination; its folder is named after its values, such as
-        "seed=0,train.steps=100".
+        "seed=0,train.steps=100"; or after their digest, where that makes no name.
 
     Raises:
       ConfigError: if ``sweep`` lists nothing or a value twice, or a combination is no
@@ -104,7 +108,11 @@ def _mean_and_spread(results: Sequence[Mapping[str, Any]], key: str) -> str:
 
 def _folder_name(values: Mapping[str, Any]) -> str:
     named = ",".join(f"{key}={_text(value)}" for key, value in values.items())
-    return named.replace("/", "-")
+    named = named.replace("/", "-")
+    if named.isprintable() and len(named.encode()) <= MAX_NAME_BYTES:
+        return named
+    digest = hashlib.sha256(named.encode()).hexdigest()
+    return f"{','.join(values)[:50]}={digest[:16]}"
 
 
 def _text(value: Any) -> str:

@@ -263,8 +263,18 @@ def _check_folder(study: Study, workdir: Path, resume: bool) -> None:
 
 
 def _continues(path: Path, study: Study) -> bool:
-    """Whether a study has the config in a file; a sweep may list other values."""
-    before, config = reading.load(path), study.config
+    """Whether a study has the config in a file; a sweep may list other values.
+
+    Raises:
+      ConfigError: if the file is damaged.
+    """
+    try:
+        before, config = reading.load(path), study.config
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\n{path} says what the runs in this folder are of: delete it if "
+            f"they are of this {study.kind}"
+        ) from None
     return list(before.sweep or ()) == list(config.sweep or ()) and (
         before.model_copy(update={"sweep": config.sweep}) == config
     )

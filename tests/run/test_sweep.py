@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -154,6 +155,12 @@ def test_a_folder_of_another_sweep_or_a_search_is_refused(config, trained, tmp_p
     runs.assert_refused(outcome, "sweep.yaml: is of another sweep, whose results")
     assert runs.snapshot(workdir) == before
 
+    whole = (workdir / "sweep.yaml").read_text()
+    (workdir / "sweep.yaml").write_text(whole[: len(whole) // 2] + ":")
+    outcome = embark("sweep", config, "sweep.seed=[0]", *args)
+    runs.assert_refused(outcome, "sweep.yaml", "delete it if they are of this sweep")
+    (workdir / "sweep.yaml").unlink()
+
     del trained[:]
     assert embark("sweep", config, "sweep.seed=[0, 2]", *args).code == 0
     assert trained == ["seed=2"]
@@ -165,6 +172,19 @@ def test_one_value_written_in_two_ways_is_listed_twice(config, trained, tmp_path
     outcome = embark("sweep", config, swept, "--workdir", tmp_path / "sweep")
     runs.assert_refused(outcome, "lists embedding.optimizer.learning_rate=1 twice")
     assert not trained
+
+
+def test_values_that_make_no_name_of_a_folder(config, trained, tmp_path):
+    workdir = tmp_path / "sweep"
+    names = ["a" * 240, "a" * 300, "a" * 301, "two\nlines", "nu\0l", "../.."]
+    swept = f"sweep.name={json.dumps(names)}"
+    outcome = embark("sweep", config, swept, "--workdir", workdir)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert trained[0] == f"name={names[0]}"
+    assert trained[-1] == "name=..-.."
+    assert all(re.fullmatch("name=[0-9a-f]{16}", name) for name in trained[1:5])
+    for folder, name in zip(trained, names, strict=True):
+        assert reading.load(workdir / folder / "config.yaml").name == name
 
 
 def test_results_are_whole_at_any_time(config, trained, monkeypatch, tmp_path):
