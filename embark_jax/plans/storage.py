@@ -193,13 +193,16 @@ class Placement:
         return found
 
     def _problems_of_list(self) -> list[str]:
-        name, ids = f"table {self.table.name!r}", np.array(self.hot_ids, np.int64)
+        name, ids = f"table {self.table.name!r}", np.asarray(self.hot_ids)
         if len(ids) != self.hot_rows:
             return [
                 f"{name}: hot_ids lists {len(ids)} rows, must list hot_rows "
                 f"{self.hot_rows}"
             ]
-        if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= self.table.rows:
+        if ids.dtype.kind not in "iu":  # such as 1.5, or more than 64 bits
+            return [f"{name}: hot_ids must be whole numbers of 64 bits"]
+        ascending = (ids[:-1] < ids[1:]).all()
+        if not ascending or ids[0] < 0 or ids[-1] >= self.table.rows:
             return [
                 f"{name}: hot_ids must ascend, each once, and lie in "
                 f"0..{self.table.rows - 1}"

@@ -159,6 +159,11 @@ def in_training_order(
     """
     if not config.train.hot_batches:
         return dataset
+    if dynamic := [table.name for table in plan.tables if table.is_dynamic]:
+        raise ConfigError(
+            f"train.hot_batches: {', '.join(dynamic)} is dynamic and has no hot rows, "
+            "so no batch is of hot rows alone; leave hot_batches out"
+        )
     without = [p.table.name for p in plan.placements if not p.replicated_rows]
     if without:
         raise ConfigError(

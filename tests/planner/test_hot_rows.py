@@ -61,6 +61,8 @@ def make_plan(placement):
         (listed(3, 9), "hot_ids lists 2 rows, must list hot_rows 3"),
         (listed(2, 9, 9), "hot_ids must ascend, each once, and lie in 0..999"),
         (listed(2, 9, 1000), "hot_ids must ascend, each once, and lie in 0..999"),
+        (listed(2, 1.5, 9), "hot_ids must be whole numbers of 64 bits"),
+        (listed(2, 9, 2**70), "hot_ids must be whole numbers of 64 bits"),
     ],
 )
 def test_impossible_hot_rows_are_refused(placement, problem):

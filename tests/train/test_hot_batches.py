@@ -223,3 +223,11 @@ def test_small_tables_need_no_settings(tmp_path):
     path.write_text(text.replace("65536", "65537"))
     with pytest.raises(ConfigError, match=r"1 have no hot rows.*: user; set"):
         experiment.build(reading.load(path, [hot]))
+
+
+def test_a_dynamic_table_has_no_hot_rows_and_the_message_asks_for_none(tmp_path):
+    path = runs.write_config(tmp_path)
+    table = "embedding.tables.user={rows: 1000, max_slots: 500}"
+    setup = reading.load(path, ["train.hot_batches=true", table])
+    with pytest.raises(ConfigError, match=r"user is dynamic .* leave hot_batches out"):
+        _ = experiment.build(setup).training_data
