@@ -84,7 +84,7 @@ def test_what_changes_is_said(run):
     [
         *("mesh.nodes=1", "train.steps=9", "train.micro_batches=2", "data.path=x"),
         *("embedding.tables.user.cluster=dp", "embedding.tables.city.devices=[1]"),
-        *("embedding.wire.rows=bfloat16", "embedding.optimizer.beta1=0.5", "fleet=f"),
+        *("embedding.wire.rows=bfloat16", "embedding.optimizer.eps=0.5", "fleet=f"),
         *("name=other", "train.overlap=true", "model.compute_dtype=bfloat16"),
     ],
 )
