@@ -39,7 +39,7 @@ THIS_MACHINE = "this machine"
 
 Figure = Annotated[float, Field(ge=1, le=1e30)]
 """Bytes, bytes or operations a second, of any machine."""
-Share = Annotated[float, Field(ge=1e-6, le=100)]
+Share = Annotated[float, Field(ge=1e-6, le=1e9)]
 """Share of a figure; the placeholders of a fleet may be exceeded."""
 Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 
