@@ -1,0 +1,13 @@
+"""Sharded embedding tables: from the ids of a batch to updated rows.
+
+- ``collection``: all tables of a plan on a mesh; what others use.
+- ``bags``, ``indexing``, ``hot_keys``: masks of bad ids, ids to owners and slots, hot
+  rows told from cold.
+- ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB.
+- ``exchange``, ``ragged``, ``wire``, ``id_wire``: the collectives, and their formats.
+- ``rules``, ``row_updates``, ``rounding``: the update of touched rows.
+- ``initial``, ``logical``: first values of rows, and rows by number.
+- ``reference``: the unsharded oracle in NumPy.
+
+``README.md`` in this folder follows one id all the way.
+"""

@@ -1,1 +1,7 @@
-"""Metrics of predictions: pointwise, by ranking, streaming AUC, retrieval."""
+"""Metrics of predictions.
+
+- ``pointwise``: log loss, AUC and accuracy of a data set, over all processes.
+- ``ranking``: AUC, NDCG, recall and reciprocal rank by groups, such as users.
+- ``retrieval``: the nearest items of a vector, by a sharded index.
+- ``streaming_auc``: AUC of the last training steps.
+"""

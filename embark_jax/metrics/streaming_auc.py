@@ -1,8 +1,8 @@
 """AUC of training batches, from a histogram of their logits on the devices.
 
-``train.metrics`` computes the exact AUC: it sorts all logits on the host, too much work
-for anything but an evaluation. Here each device counts its own logits in bins, which
-costs it one scatter in several steps, and 8 MB come to the host when somebody asks.
+``metrics.pointwise`` computes the exact AUC: it sorts all logits on the host, too much
+work for anything but an evaluation. Here each device counts its own logits in bins,
+which costs it one scatter in several steps, and 8 MB come to the host when asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""The layout of a plan, the contract with ``embedding/``: the words of this folder.
+"""The contract of planner, embeddings, training and export; it needs no JAX.
 
-- **cluster**: DP replicates a table; RB pools at the owner, UB at the requester.
-- **placement**: cluster, splits, owners and exchange of one table.
-- **storage**: one array that holds all shards of one cluster and width.
-- **plan**: the placements of all tables, and capacities of their exchanges, as data.
-- **prediction**: what the planner expects a plan to cost.
+- **table**, **feature** (``tables``): what a model looks up.
+- **fleet** (``fleet``): the machines, with their figures.
+- **options** (``options``): the values that each choice may take.
+- **placement** (``storage``): cluster, splits, owners and exchange of one table.
+- **storage** (``storage``, ``kind``): one array that holds all shards of one cluster
+  and width, on all devices.
+- **wire**, **collectives**, **traffic**: formats, collectives and bytes of a step.
+- **plan** (``plan``): placements of all tables, and capacities of their exchanges, as
+  data; with the **prediction** of its cost, if the planner made it.
 """
