@@ -257,6 +257,29 @@ def _train(
             state = trainer.whole_state()
             checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
 
+        def evaluate():
+            step = trainer.step
+            try:
+                split, batches = held_out(setup)
+                record = on_split(setup, trainer, split, stop.during(batches))
+            except StoppedError:
+                if step not in checkpoints.steps:
+                    save()
+                raise
+            log.write(step, record)
+            checkpoints.evaluations.append({"step": step, **record})
+            early.add(step, record)
+            if plateau.add(step, record):
+                _lower_rates(setup, trainer, plateau)
+                rates = f"{plateau.factor:.3g} of what they were"
+                say(progress.console, f"step {step:,}: learning rates: {rates}")
+            checkpoints.best_step = early.best_step
+            say(progress.console, f"step {step:,}: {split_text(record, split)}")
+
+        # A run that was stopped in an evaluation begins with it when it is resumed.
+        evaluated = {record["step"] for record in checkpoints.evaluations}
+        if _evaluates_at(setup, trainer.step) and trainer.step not in evaluated:
+            evaluate()
         while trainer.step < setup.steps and not early.ended:
             goal = _next_stop(setup, trainer.step)
             try:
@@ -277,23 +300,8 @@ def _train(
                 if trainer.step not in checkpoints.steps:
                     save()
                 raise StoppedError
-            try:
-                if options.eval_every and goal % options.eval_every == 0:
-                    split, batches = held_out(setup)
-                    record = on_split(setup, trainer, split, stop.during(batches))
-                    log.write(goal, record)
-                    checkpoints.evaluations.append({"step": goal, **record})
-                    early.add(goal, record)
-                    if plateau.add(goal, record):
-                        _lower_rates(setup, trainer, plateau)
-                        rates = f"{plateau.factor:.3g} of what they were"
-                        say(progress.console, f"step {goal:,}: learning rates: {rates}")
-                    checkpoints.best_step = early.best_step
-                    shown = split_text(record, split)
-                    say(progress.console, f"step {goal:,}: {shown}")
-            except StoppedError:
-                save()
-                raise
+            if _evaluates_at(setup, goal):
+                evaluate()
             due = options.checkpoint_every and goal % options.checkpoint_every == 0
             ends = early.ended or goal == setup.steps
             if due or ends or goal == early.best_step:
@@ -312,6 +320,11 @@ def unused_kernels(config: ExperimentConfig) -> str:
 def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
     factor = plateau.factor
     trainer.use_optimizers(*build_optimizers(setup.config, setup.steps, factor))
+
+
+def _evaluates_at(setup: Experiment, step: int) -> bool:
+    every = setup.config.train.eval_every
+    return bool(step and every and step % every == 0)
 
 
 def _next_stop(setup: Experiment, step: int) -> int:

@@ -96,7 +96,7 @@ def test_a_run_ends_with_a_checkpoint(config, whole, tmp_path, signal_at, number
 
 
 @pytest.mark.parametrize(("key", "step"), [("loss", 6), ("test_auc", 12)])
-def test_an_evaluation_is_left_out(config, tmp_path, signal_at, key, step):
+def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, step):
     """The evaluation at step 6, and the one at the end, after that at step 12."""
     workdir = tmp_path / "run"
     signal_at(signal.SIGINT, step, key)
@@ -107,6 +107,12 @@ def test_an_evaluation_is_left_out(config, tmp_path, signal_at, key, step):
     tested = [each["step"] for each in runs.records(workdir) if "test_auc" in each]
     assert tested == {6: [], 12: [6, 12]}[step]
     assert not any("final" in each for each in runs.records(workdir))
+    assert embark("train", config, "--workdir", workdir, "--resume").code == 0
+    resumed, undisturbed = (
+        [(r["step"], r["test_auc"]) for r in runs.records(folder) if "test_auc" in r]
+        for folder in (workdir, whole)
+    )
+    assert resumed == undisturbed
 
 
 def test_a_sweep_ends_with_a_run_that_had_just_finished(config, tmp_path, signal_at):
