@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -42,6 +43,16 @@ SHOWS_ITSELF = {
     ("plans/plan.py", name) for name in ("__rich__", "__str__", "_repr_html_")
 }
 """Methods that may import ``report``, which is above: a plan shows itself."""
+
+CLEAN_ROOMS = ("_base", "plans", "statistics", "metrics")
+"""Rooms in which no identifier has one of ``RETIRED_WORDS``."""
+RETIRED_WORDS = {
+    *("lane", "entry", "piece", "place", "stretch", "part", "mark", "deal", "ledger"),
+    *("menu", "offer", "polish", "box", "found", "mine", "asked", "said", "told"),
+}
+"""Words of which no name is made. Words that are retired in one sense, and have another
+in the field, are left out: the output of a model, a position in a sequence, a training
+run, a level of compression, lines of text."""
 
 TYPE_CHECKING = "TYPE_CHECKING"
 
@@ -129,6 +140,40 @@ def test_planning_and_data_need_no_jax(path):
         if name.split(".")[0] in JAX_PACKAGES and function != TYPE_CHECKING
     }
     assert offenders <= MAY_IMPORT_JAX
+
+
+WORDS = re.compile("(?<=[a-z])(?=[A-Z])")
+"""Where words of a name in CamelCase meet."""
+
+
+def identifiers(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, name) of all that a file names: variables, attributes, arguments,
+    functions and classes."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.ClassDef(name=name):
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize("room", CLEAN_ROOMS)
+def test_names_are_made_of_no_retired_words(room):
+    retired = RETIRED_WORDS | {f"{word}s" for word in RETIRED_WORDS}
+    offenders = [
+        f"{name_of(path)}:{line}: {name}"
+        for path in MODULES
+        if layer_of(path) == room
+        for line, name in identifiers(path)
+        if retired & set(WORDS.sub("_", name).lower().split("_"))
+    ]
+    assert not offenders
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)

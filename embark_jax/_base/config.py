@@ -69,7 +69,7 @@ def sections(annotation: Any) -> list[type[Config]]:
     """
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    return [found for inner in get_args(annotation) for found in sections(inner)]
+    return [section for inner in get_args(annotation) for section in sections(inner)]
 
 
 def kind_of(section: type[Config]) -> str:
@@ -77,33 +77,33 @@ def kind_of(section: type[Config]) -> str:
     return section.model_fields["kind"].default
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint for an unknown name: the known one it resembles, or else all."""
-    known = sorted(known)
-    if close := difflib.get_close_matches(name, known, n=1):
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns a hint for an unknown name: the name it resembles, or else all names."""
+    names = sorted(names)
+    if close := difflib.get_close_matches(name, names, n=1):
         return f"did you mean {close[0]}?"
-    return f"known: {', '.join(known) or 'none'}"
+    return f"known: {', '.join(names) or 'none'}"
 
 
-def differences(theirs: Any, mine: Any, there: str, where: str = "") -> list[str]:
-    """Returns the places in which two JSON-like values differ, by dotted path.
+def differences(theirs: Any, ours: Any, there: str, where: str = "") -> list[str]:
+    """Returns where two JSON-like values differ, by dotted path.
 
     Args:
-      theirs, mine: the values.
+      theirs, ours: the values.
       there: says whose ``theirs`` is, such as "in the checkpoint".
       where: path of the values.
     """
-    if isinstance(theirs, dict) and isinstance(mine, dict):
+    if isinstance(theirs, dict) and isinstance(ours, dict):
         return [
             difference
-            for key in sorted(theirs.keys() | mine.keys())
+            for key in sorted(theirs.keys() | ours.keys())
             for difference in differences(
                 theirs.get(key, "nothing"),
-                mine.get(key, "nothing"),
+                ours.get(key, "nothing"),
                 there,
                 f"{where}.{key}",
             )
         ]
-    if theirs == mine:
+    if theirs == ours:
         return []
-    return [f"{where.lstrip('.')} is {theirs} {there}, {mine} here"]
+    return [f"{where.lstrip('.')} is {theirs} {there}, {ours} here"]

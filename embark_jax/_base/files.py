@@ -93,12 +93,13 @@ def confined(folder: Path, name: str) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def xxh3_of(path: Path) -> str:
-    """The 128-bit XXH3 of a file, in hexadecimal: as fast as disks, for large files."""
+    """Returns the 128-bit XXH3 of a file, in hexadecimal: as fast as disks, for large
+    files."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -19,9 +19,9 @@ def parse(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        location = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
-        line = f"line {mark.line + 1}: " if mark else ""
+        line = f"line {location.line + 1}: " if location else ""
         raise ConfigError(f"{line}YAML error: {problem}") from None
     except RecursionError:
         raise ConfigError("YAML error: is nested too deeply") from None

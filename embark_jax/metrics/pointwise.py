@@ -95,10 +95,10 @@ def evaluate(
 
 def _means(tasks: Sequence[Metrics]) -> Metrics:
     def mean(name: str) -> Any:
-        values = [getattr(each, name) for each in tasks]
+        values = [getattr(task, name) for task in tasks]
         return None if None in values else sum(values) / len(values)
 
-    names = [each.name for each in dataclasses.fields(Metrics)[1:-1]]
+    names = [task.name for task in dataclasses.fields(Metrics)[1:-1]]
     means = {name: mean(name) for name in names}
     return Metrics(tasks[0].samples, **means, tasks=tuple(tasks))
 

@@ -57,20 +57,20 @@ def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ran
     labels, logits = labels[order].astype(bool), logits[order]
     first = np.flatnonzero(_differs_from_previous(groups[order]))
     counts = np.diff(np.append(first, len(order)))
-    places = np.arange(len(order)) - np.repeat(first, counts)
+    ranks = np.arange(len(order)) - np.repeat(first, counts)
 
     def summed(values: np.ndarray) -> np.ndarray:
         return np.add.reduceat(values.astype(np.float64), first)
 
     positives = summed(labels)
     some, both = positives > 0, (positives > 0) & (positives < counts)
-    shown = labels & (places < k)
+    shown = labels & (ranks < k)
     gains = 1 / np.log2(np.arange(counts.max()) + 2)
     ideal = np.append(0, np.cumsum(gains))[np.minimum(positives, k).astype(int)]
-    firsts = np.maximum.reduceat(np.where(shown, 1 / (places + 1), 0.0), first)
+    firsts = np.maximum.reduceat(np.where(shown, 1 / (ranks + 1), 0.0), first)
     with np.errstate(divide="ignore", invalid="ignore"):
         aucs = _aucs(first, counts, labels, logits, positives)
-        by_group = summed(np.where(shown, gains[places], 0)) / ideal
+        by_group = summed(np.where(shown, gains[ranks], 0)) / ideal
         recalls = summed(shown) / positives
     return Ranking(
         gauc=float(np.average(aucs[both], weights=counts[both])) if any(both) else None,
@@ -90,10 +90,10 @@ def calibration(
     from sklearn.calibration import calibration_curve  # takes a second to import
 
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-    found, said = calibration_curve(
+    observed, predicted = calibration_curve(
         np.asarray(labels), probabilities, n_bins=buckets, strategy="quantile"
     )
-    return list(zip(said.tolist(), found.tolist(), strict=True))
+    return list(zip(predicted.tolist(), observed.tolist(), strict=True))
 
 
 def _aucs(

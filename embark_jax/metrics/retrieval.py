@@ -70,8 +70,8 @@ class ItemIndex:
         if not 0 < k <= len(self._ids):
             raise ValueError(f"k is {k}, must be from 1 to the {len(self._ids)} items")
         search = _search(self._mesh, k, len(self._ids))
-        places, scores = search(jnp.asarray(users, jnp.float32), self._vectors)
-        return self._ids[np.asarray(places)], np.asarray(scores)
+        indices, scores = search(jnp.asarray(users, jnp.float32), self._vectors)
+        return self._ids[np.asarray(indices)], np.asarray(scores)
 
 
 @functools.lru_cache(maxsize=8)
@@ -81,15 +81,15 @@ def _search(mesh: Mesh, k: int, items: int):
     def of_device(users, vectors):
         shard, count = lax.axis_index(MESH_AXES), len(vectors)
         scores = jnp.einsum("ud,id->ui", users, vectors, precision="highest")
-        places = shard * count + jnp.arange(count)
-        scores = jnp.where(places[None] < items, scores, -jnp.inf)
+        indices = shard * count + jnp.arange(count)
+        scores = jnp.where(indices[None] < items, scores, -jnp.inf)
         best, where = lax.top_k(scores, min(k, count))
-        best, places = (
-            lax.all_gather(each, MESH_AXES, axis=1, tiled=True)
-            for each in (best, places[where])
+        best, indices = (
+            lax.all_gather(shard_best, MESH_AXES, axis=1, tiled=True)
+            for shard_best in (best, indices[where])
         )
         best, where = lax.top_k(best, k)
-        return jnp.take_along_axis(places, where, axis=1), best
+        return jnp.take_along_axis(indices, where, axis=1), best
 
     whole = PartitionSpec()
     return jax.jit(
@@ -117,22 +117,24 @@ def items_of(
       Batches no larger than those given.
     """
     seen: set[int] = set()
-    found = []
+    batches_of_items = []
     for batch in batches:
-        ids, places = np.unique(batch.ids[item][:, 0], return_index=True)
+        ids, first_samples = np.unique(batch.ids[item][:, 0], return_index=True)
         fresh = [
-            p for i, p in zip(ids, places, strict=True) if i not in seen and i >= 0
+            p
+            for i, p in zip(ids, first_samples, strict=True)
+            if i not in seen and i >= 0
         ]
         seen.update(int(i) for i in ids)
         if not fresh:
             continue
         chosen = {
-            name: each[fresh]
+            name: ids_of_feature[fresh]
             if name in features
-            else np.full_like(each[fresh], PADDING_ID)
-            for name, each in batch.ids.items()
+            else np.full_like(ids_of_feature[fresh], PADDING_ID)
+            for name, ids_of_feature in batch.ids.items()
         }
-        found.append(
+        batches_of_items.append(
             dataclasses.replace(
                 batch,
                 dense=np.zeros_like(batch.dense[fresh]),
@@ -144,4 +146,4 @@ def items_of(
                 else batch.sample_weights[fresh],
             )
         )
-    return found
+    return batches_of_items

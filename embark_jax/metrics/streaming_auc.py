@@ -90,7 +90,10 @@ class TrainingAuc:
 def _auc(counts: np.ndarray) -> float | None:
     negative, positive, soft = counts[:_BINS], counts[_BINS:_SOFT], counts[_SOFT]
     filled = np.flatnonzero((negative != 0) | (positive != 0))  # few of all bins
-    negative, positive = (each[filled].astype(float) for each in (negative, positive))
+    negative, positive = (
+        counts_of_label[filled].astype(float)
+        for counts_of_label in (negative, positive)
+    )
     pairs = negative.sum() * positive.sum()
     ties = positive @ negative / 2
     if soft or not pairs or ties > MAX_ERROR * pairs:
@@ -117,13 +120,14 @@ def _programs(mesh: Mesh, tasks: int) -> _Programs:
 
     def count(counts, number, logits, labels):
         logits, labels = (
-            jnp.stack(each).reshape(_AT_ONCE, -1, tasks) for each in (logits, labels)
+            jnp.stack(batches).reshape(_AT_ONCE, -1, tasks)
+            for batches in (logits, labels)
         )
-        place = jnp.where(labels == 1, _BINS, 0) + _bin_of(logits)
-        place = jnp.where((labels == 0) | (labels == 1), place, _SOFT)
+        bins = jnp.where(labels == 1, _BINS, 0) + _bin_of(logits)
+        bins = jnp.where((labels == 0) | (labels == 1), bins, _SOFT)
         counted = jnp.arange(_AT_ONCE)[:, None, None] < number
-        place = jnp.where(counted, place, _SOFT + 1)
-        return counts.at[0, jnp.arange(tasks), place].add(1, mode="drop")
+        bins = jnp.where(counted, bins, _SOFT + 1)
+        return counts.at[0, jnp.arange(tasks), bins].add(1, mode="drop")
 
     def total(counts):
         return counts.sum(axis=0, dtype=jnp.int32)

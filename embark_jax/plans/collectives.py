@@ -89,9 +89,11 @@ def storage_collectives(
             to, unit = devices, "sum_bytes"
             if reach == "rail":
                 to, unit = nodes, "node_sum_bytes"
-            each_bytes = traffic.sum_buffer_bytes(storage.width, device_batch, to, form)
+            device_bytes = traffic.sum_buffer_bytes(
+                storage.width, device_batch, to, form
+            )
             described = Collective("all_to_all", phase, carries, reach=reach)
-            yield dataclasses.replace(described, **{unit: each_bytes})
+            yield dataclasses.replace(described, **{unit: device_bytes})
 
     if storage.cluster == "rb":
         yield from by_ids(
@@ -105,10 +107,10 @@ def storage_collectives(
     else:
         slots_bytes = traffic.id_buffer_bytes(1, devices)
         yield from by_ids("id exchange", "slots", slots_bytes)
-        place = (storage.width, devices)
-        rows_bytes = traffic.row_buffer_bytes(*place, wire.rows)
+        shape = (storage.width, devices)
+        rows_bytes = traffic.row_buffer_bytes(*shape, wire.rows)
         yield from by_ids("row exchange", "rows", rows_bytes)
-        rows_bytes = traffic.row_buffer_bytes(*place, wire.gradients)
+        rows_bytes = traffic.row_buffer_bytes(*shape, wire.gradients)
         yield from by_ids("gradient exchange", "row gradients", rows_bytes)
     if storage.split and row_wise:
         squares_bytes = traffic.id_buffer_bytes(1, devices)
@@ -166,9 +168,9 @@ def replicated_collectives(
         return
     value_bytes = traffic.VALUE_BYTES
     summed = summed_rows(rows, batch_ids, devices, wire)
-    told = summed if summed_whole(rows, batch_ids) else batch_ids
+    flags = summed if summed_whole(rows, batch_ids) else batch_ids
     yield Collective(
-        *("all_reduce", "id exchange", "touched rows"), fixed_bytes=value_bytes * told
+        *("all_reduce", "id exchange", "touched rows"), fixed_bytes=value_bytes * flags
     )
     for kind, carries in replicated_sums(wire):
         yield Collective(

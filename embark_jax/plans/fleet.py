@@ -81,8 +81,8 @@ class DeviceSpec:
         """Returns a device with the share of each of these devices in all figures."""
         figures = dataclasses.asdict(self)
         name = figures.pop("name")
-        known = {k: value for k, value in figures.items() if value is not None}
-        return DeviceSpec(name, **{k: value / devices for k, value in known.items()})
+        stated = {k: value for k, value in figures.items() if value is not None}
+        return DeviceSpec(name, **{k: value / devices for k, value in stated.items()})
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)

@@ -63,10 +63,12 @@ class Plan:
 
     def __post_init__(self):
         for key in ("nodes", "gpus_per_node", "batch_size"):
-            most = MOST_BATCH if key == "batch_size" else MOST_DEVICES
-            whole(key, getattr(self, key), most)
+            limit = MOST_BATCH if key == "batch_size" else MOST_DEVICES
+            whole(key, getattr(self, key), limit)
         check_model(self.tables, self.features)
-        problems = [p for each in self.placements for p in each.problems(self.devices)]
+        problems = [
+            p for placement in self.placements for p in placement.problems(self.devices)
+        ]
         problems += [
             f"table {table.name!r}: slots is None, must be a number; plan() chooses one"
             for table in self.tables
@@ -116,11 +118,11 @@ class Plan:
     ) -> None:
         """Raises ``ValueError`` if the plan was made for another model."""
         differences = []
-        for kind, mine, theirs in (
+        for kind, specs, theirs in (
             ("table", self.tables, tables),
             ("feature", self.features, features),
         ):
-            planned = {spec.name: spec for spec in mine}
+            planned = {spec.name: spec for spec in specs}
             wanted = {spec.name: spec for spec in theirs}
             for name in sorted(planned.keys() | wanted.keys()):
                 if name in planned and getattr(wanted.get(name), "slots", 0) is None:
@@ -145,17 +147,19 @@ class Plan:
             enough afterwards, as far as its ``max_slots`` go.
         """
         placements = []
-        for each in self.placements:
-            name, rows = each.table.name, each.table.rows
+        for placement in self.placements:
+            name, rows = placement.table.name, placement.table.rows
             enough = keys.get(name, 0)
             if rows < enough:
-                most = max(enough, each.table.max_slots or 0)
-                enough = max(enough, min((expected or {}).get(name, 0), most))
+                limit = max(enough, placement.table.max_slots or 0)
+                enough = max(enough, min((expected or {}).get(name, 0), limit))
             while rows < enough:
                 rows *= 2
-            if rows != each.table.rows:
-                each = dataclasses.replace(each, table=each.table.with_room(rows))
-            placements.append(each)
+            if rows != placement.table.rows:
+                placement = dataclasses.replace(
+                    placement, table=placement.table.with_room(rows)
+                )
+            placements.append(placement)
         if all(a is b for a, b in zip(placements, self.placements, strict=True)):
             return self
         return dataclasses.replace(self, placements=tuple(placements))
@@ -212,7 +216,7 @@ class Plan:
         return fragment(self)
 
     def to_json(self) -> str:
-        """The plan as a JSON object; ``from_json`` is its inverse."""
+        """Returns the plan as a JSON object; ``from_json`` is its inverse."""
         value = {"version": PLAN_VERSION, **dataclasses.asdict(self)}
         return json.dumps(value, indent=1)
 

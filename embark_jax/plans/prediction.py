@@ -123,27 +123,27 @@ class Prediction:
             }
             for key in ("table_ms", "hottest_row_shard"):
                 per_table[key] = values[key]
-        found = [
+        problems = [
             f"prediction: {key} has {len(numbers)} values, must have one for each of "
             f"the {devices} devices"
             for key, numbers in per_device.items()
             if len(numbers) != devices
         ]
-        found += [
+        problems += [
             f"prediction: {key} must have a value for each table, and for nothing else"
             for key, numbers in per_table.items()
             if set(numbers) != set(tables)
         ]
-        known = {name for removal in removals for name in removal.tables}
-        if not known <= set(tables):
-            found.append("prediction: removals must be of tables of the plan")
+        removable = {name for removal in removals for name in removal.tables}
+        if not removable <= set(tables):
+            problems.append("prediction: removals must be of tables of the plan")
         for key, value in values.items():
             bad = [x for x in _numbers(value) if not -ROUNDING <= x <= MOST]
             if bad:
-                found.append(
+                problems.append(
                     f"prediction: {key} has {bad[0]}, must be from 0 to {MOST:.0e}"
                 )
-        return found
+        return problems
 
     @property
     def gap(self) -> float:
@@ -162,7 +162,7 @@ def _numbers(value: Any) -> Iterator[float]:
     if dataclasses.is_dataclass(value):
         value = tuple(vars(value).values())
     if isinstance(value, tuple):
-        for each in value:
-            yield from _numbers(each)
+        for element in value:
+            yield from _numbers(element)
     elif isinstance(value, int | float):
         yield value

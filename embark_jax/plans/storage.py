@@ -123,38 +123,38 @@ class Placement:
 
     def problems(self, devices: int) -> list[str]:
         """Lists the problems of this placement on this number of devices."""
-        found, name = [], f"table {self.table.name!r}"
+        problems, name = [], f"table {self.table.name!r}"
         if self.cluster not in get_args(Cluster):
             return [f"{name}: cluster is {self.cluster!r}, must be dp, rb or ub"]
         for key in ("row_shards", "column_shards"):
             if getattr(self, key) < 1:
                 return [f"{name}: {key} is {getattr(self, key)}, must be >= 1"]
         if self.table.dim % self.column_shards:
-            found.append(
+            problems.append(
                 f"{name}: column_shards is {self.column_shards}, must divide "
                 f"dim {self.table.dim}"
             )
         elif self.column_shards > 1 and self.width == 1:
-            found.append(
+            problems.append(
                 f"{name}: column_shards is {self.column_shards}, must leave a width of "
                 f"at least 2 of dim {self.table.dim}"
             )
         cold_rows = self.table.rows - self.hot_rows
         if self.hot_rows < 0 or (self.hot_rows and cold_rows < 1):
-            found.append(
+            problems.append(
                 f"{name}: hot_rows is {self.hot_rows}, must be >= 0 and below its "
                 f"{self.table.rows} rows; cluster dp replicates them all"
             )
         elif self.row_shards > cold_rows:
             of = "cold rows" if self.hot_rows else "rows"
-            found.append(
+            problems.append(
                 f"{name}: row_shards is {self.row_shards}, must be at most its "
                 f"{cold_rows} {of}"
             )
         if self.hot_ids:
-            found += self._problems_of_list()
+            problems += self._problems_of_list()
         if self.exchange not in get_args(Exchange):
-            found.append(
+            problems.append(
                 f"{name}: exchange is {self.exchange!r}, must be one of "
                 f"{', '.join(get_args(Exchange))}"
             )
@@ -164,33 +164,33 @@ class Placement:
             or self.hot_rows
             or len(set(self.devices)) < len(self.devices)
         ):
-            found.append(
+            problems.append(
                 f"{name}: is dynamic, must be in rb or ub, without hot_rows or "
                 "column_shards, with one row shard a device at most"
             )
         if self.cluster == "dp":
             if self.exchange != "flat":
-                found.append(f"{name}: cluster dp is replicated, takes no exchange")
+                problems.append(f"{name}: cluster dp is replicated, takes no exchange")
             if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
-                found.append(f"{name}: cluster dp is replicated, takes no shards")
+                problems.append(f"{name}: cluster dp is replicated, takes no shards")
             if self.hot_rows or self.hot_ids:
-                found.append(f"{name}: cluster dp is replicated, takes no hot_rows")
+                problems.append(f"{name}: cluster dp is replicated, takes no hot_rows")
             if self.table.cached:
-                found.append(
+                problems.append(
                     f"{name}: cluster dp is replicated, takes no tier "
                     f"{self.table.tier!r}; choose rb or ub"
                 )
-            return found
+            return problems
         shards = self.row_shards * self.column_shards
         if len(self.devices) != shards:
-            found.append(
+            problems.append(
                 f"{name}: devices names {len(self.devices)} owners, must name one for "
                 f"each of its {self.row_shards} × {self.column_shards} shards"
             )
         bad = sorted({d for d in self.devices if not 0 <= d < devices})
         if bad:
-            found.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
-        return found
+            problems.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
+        return problems
 
     def _problems_of_list(self) -> list[str]:
         name, ids = f"table {self.table.name!r}", np.asarray(self.hot_ids)
@@ -253,7 +253,9 @@ class Storage:
 
     def owners(self, table: str) -> np.ndarray:
         """Returns ``[row_shards, column_shards]`` owners; zeros if replicated."""
-        (rows,) = (each for each in self.ranges if each.table.name == table)
+        (rows,) = (
+            row_range for row_range in self.ranges if row_range.table.name == table
+        )
         shape = (rows.row_shards, rows.column_shards)
         if self.replicated:
             return np.zeros(shape, np.int32)

@@ -108,8 +108,8 @@ class TableSpec:
                 f"table {name!r}: evicted is {evicted!r}, must be one of "
                 f"{', '.join(get_args(Evicted))}"
             )
-        most = whole(f"table {name!r}: max_slots", max_slots, MOST_ROWS)
-        slots = min(FIRST_SLOTS, most) if slots is None else slots
+        limit = whole(f"table {name!r}: max_slots", max_slots, MOST_ROWS)
+        slots = min(FIRST_SLOTS, limit) if slots is None else slots
         return cls(
             name,
             rows=whole(f"table {name!r}: slots", slots, MOST_ROWS),
@@ -128,8 +128,8 @@ class TableSpec:
                 f"table name {self.name!r}: must be non-empty text, without '/'"
             )
         for key in ("rows", "dim"):
-            most = MOST_ROWS if key == "rows" else MOST_DIM
-            value = whole(f"table {self.name!r}: {key}", getattr(self, key), most)
+            limit = MOST_ROWS if key == "rows" else MOST_DIM
+            value = whole(f"table {self.name!r}: {key}", getattr(self, key), limit)
             object.__setattr__(self, key, value)
         scale = self.init_scale
         if scale is not None and not (
@@ -178,12 +178,12 @@ class TableSpec:
         object.__setattr__(self, "slots", slots)
 
     def _complete_dynamic(self) -> None:
-        most = whole(f"table {self.name!r}: max_slots", self.max_slots, MOST_ROWS)
-        object.__setattr__(self, "max_slots", most)
+        limit = whole(f"table {self.name!r}: max_slots", self.max_slots, MOST_ROWS)
+        object.__setattr__(self, "max_slots", limit)
         if self.tier == "device":
             object.__setattr__(self, "tier", "host")
         if self.slots is None:
-            object.__setattr__(self, "slots", min(self.rows, most))
+            object.__setattr__(self, "slots", min(self.rows, limit))
 
     def _check_dynamic(self) -> None:
         if self.max_slots is None:
@@ -282,19 +282,19 @@ class FeatureSpec:
             )
 
 
-def whole(what: str, value: Any, most: int = MOST) -> int:
+def whole(what: str, value: Any, limit: int = MOST) -> int:
     """Returns a count, Python's or NumPy's, as an int.
 
     Raises:
-      ValueError: if it is not a whole number, below 1 or above ``most``.
+      ValueError: if it is not a whole number, below 1 or above ``limit``.
     """
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_whole or value < 1:
         raise ValueError(f"{what} is {value!r:.80}, must be a whole number >= 1")
     count = int(value)
-    if count > most:
+    if count > limit:
         digits = f"{count:,}" if count < 10**30 else "a number of more than 30 digits"
-        raise ValueError(f"{what} is {digits}, must be at most {most:,}")
+        raise ValueError(f"{what} is {digits}, must be at most {limit:,}")
     return count
 
 
@@ -307,9 +307,9 @@ def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) ->
     ):
         others = [spec for spec in specs if not isinstance(spec, cls)]
         if others or not specs:
-            found = f"{others[0]!r} among them" if others else "none given"
+            content = f"{others[0]!r} among them" if others else "none given"
             raise ValueError(
-                f"{kind}s: {found}, must be at least one {cls.__name__} and nothing "
+                f"{kind}s: {content}, must be at least one {cls.__name__} and nothing "
                 "else"
             )
         names = [spec.name for spec in specs]
@@ -318,14 +318,14 @@ def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) ->
             for name in sorted(set(names))
             if names.count(name) > 1
         ]
-    known = {table.name for table in tables}
+    table_names = {table.name for table in tables}
     problems += [
         f"feature {feature.name!r} reads table {feature.table!r}, which is not among "
-        f"the tables ({', '.join(sorted(known))})"
+        f"the tables ({', '.join(sorted(table_names))})"
         for feature in features
-        if feature.table not in known
+        if feature.table not in table_names
     ]
-    unread = known - {feature.table for feature in features}
+    unread = table_names - {feature.table for feature in features}
     problems += [f"table {name!r} is read by no feature" for name in sorted(unread)]
     if problems:
         raise ValueError("; ".join(problems))

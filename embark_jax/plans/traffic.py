@@ -27,7 +27,7 @@ bytes."""
 # that were compiled for 8 H100s with Pallas kernels: experiments/planners/README.md.
 OWN_VALUES: dict[Cluster, int] = {"dp": 16, "rb": 14, "ub": 27}
 """Values for each id that a device has itself, once for each column shard."""
-TOLD_VALUES = 23
+EXCHANGED_VALUES = 23
 """Values in DP for each id that devices tell each other, since they sum only rows that
 the batch touches."""
 RECEIVED_VALUES: dict[Cluster, int] = {"rb": 26, "ub": 12}

@@ -40,10 +40,10 @@ class Wire:
     gradients: WireFormat = "float32"
 
     def __post_init__(self):
-        for what, found in vars(self).items():
-            if found not in get_args(WireFormat):
+        for what, form in vars(self).items():
+            if form not in get_args(WireFormat):
                 raise ValueError(
-                    f"wire format of {what} is {found!r}, must be one of "
+                    f"wire format of {what} is {form!r}, must be one of "
                     f"{', '.join(get_args(WireFormat))}"
                 )
 

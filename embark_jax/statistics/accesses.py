@@ -68,8 +68,12 @@ class Statistics:
     def skew(self, table: TableSpec) -> Histogram | None:
         """Returns the histogram of a table's accesses; None if the sample lacks the
         table."""
-        found = self.tables.get(table.name)
-        return found.histogram if found and found.histogram.accesses else None
+        table_access = self.tables.get(table.name)
+        return (
+            table_access.histogram
+            if table_access and table_access.histogram.accesses
+            else None
+        )
 
     def hot_ids(self, table: TableSpec, hot_rows: int) -> tuple[int, ...]:
         """Returns the most frequent rows, ascending; empty if they are the first ones,
@@ -91,8 +95,8 @@ class Statistics:
 
     def mean_hotness(self, feature: FeatureSpec) -> float:
         """Returns the mean ids a bag; hotness, if the sample lacks the feature."""
-        found = self.features.get(feature.name)
-        return found.mean_hotness if found else float(feature.hotness)
+        feature_access = self.features.get(feature.name)
+        return feature_access.mean_hotness if feature_access else float(feature.hotness)
 
     def problems(
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
@@ -100,43 +104,44 @@ class Statistics:
         """Says why the statistics cannot be of this model, if they cannot."""
         rows = {table.name: table.rows for table in tables}
         hotness = {feature.name: feature.hotness for feature in features}
-        found = [
+        problems = [
             f"statistics: {kind} {name!r} is not in the model"
-            for kind, mine, known in (
+            for kind, accesses, spec_names in (
                 ("table", self.tables, rows),
                 ("feature", self.features, hotness),
             )
-            for name in mine
-            if name not in known
+            for name in accesses
+            if name not in spec_names
         ]
-        found += [
-            f"statistics: table {name!r} has {mine.rows} rows, the model's {rows[name]}"
-            for name, mine in self.tables.items()
-            if mine.rows != rows.get(name, mine.rows)
+        problems += [
+            f"statistics: table {name!r} has {access.rows} rows, the model's "
+            f"{rows[name]}"
+            for name, access in self.tables.items()
+            if access.rows != rows.get(name, access.rows)
         ]
-        found += [
-            f"statistics: feature {name!r} has bags of {mine.max_hotness} ids, the "
+        problems += [
+            f"statistics: feature {name!r} has bags of {access.max_hotness} ids, the "
             f"model's hold {hotness[name]} at most"
-            for name, mine in self.features.items()
-            if mine.max_hotness > hotness.get(name, mine.max_hotness)
+            for name, access in self.features.items()
+            if access.max_hotness > hotness.get(name, access.max_hotness)
         ]
-        return found
+        return problems
 
     def to_json(self) -> str:
         """Returns the statistics as JSON; ``from_json`` is the inverse."""
         value: dict[str, Any] = {"version": VERSION, "samples": self.samples}
         value["features"] = {
-            name: dataclasses.asdict(each) for name, each in self.features.items()
+            name: dataclasses.asdict(access) for name, access in self.features.items()
         }
         value["tables"] = {
             name: {
-                "rows": each.rows,
-                "zipf_exponent": round(each.zipf_exponent, 3),
-                "bins": each.histogram.bins,
-                "hottest": each.histogram.hottest,
-                "halves": each.halves and dataclasses.asdict(each.halves),
+                "rows": access.rows,
+                "zipf_exponent": round(access.zipf_exponent, 3),
+                "bins": access.histogram.bins,
+                "hottest": access.histogram.hottest,
+                "halves": access.halves and dataclasses.asdict(access.halves),
             }
-            for name, each in self.tables.items()
+            for name, access in self.tables.items()
         }
         return json.dumps(value)
 
@@ -151,12 +156,12 @@ class Statistics:
             file = _File.model_validate_json(text)
         except pydantic.ValidationError as error:
             problems = [
-                f"  {'.'.join(map(str, each['loc'])) or 'file'}: "
-                + each["msg"]
+                f"  {'.'.join(map(str, problem['loc'])) or 'file'}: "
+                + problem["msg"]
                 .replace("Input should", "must")
                 .replace("Field required", "missing")
                 .removeprefix("Value error, ")
-                for each in error.errors(include_url=False)
+                for problem in error.errors(include_url=False)
             ]
             raise ConfigError(
                 "\n".join(["not statistics of `embark data stats`:", *problems])
@@ -166,9 +171,9 @@ class Statistics:
             file.features,
             {
                 name: TableAccess(
-                    each.rows, Histogram(each.bins, each.hottest), each.halves
+                    table.rows, Histogram(table.bins, table.hottest), table.halves
                 )
-                for name, each in file.tables.items()
+                for name, table in file.tables.items()
             },
         )
 
@@ -211,7 +216,7 @@ class _File(Config):
 
     @pydantic.field_validator("version")
     @classmethod
-    def _known(cls, version: int) -> int:
+    def _check_version(cls, version: int) -> int:
         if version != VERSION:
             raise ValueError(f"is {version}, must be {VERSION}")
         return version

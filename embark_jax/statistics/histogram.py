@@ -55,10 +55,10 @@ class Histogram:
         starts = np.flatnonzero(np.diff(of_bin, prepend=-1))
         rows = np.diff(np.append(starts, len(counts)))
         accesses = np.add.reduceat(counts, starts) if len(counts) else counts
-        most = slice(MOST_HOTTEST)
+        hottest = slice(MOST_HOTTEST)
         return cls(
             tuple(zip(rows.tolist(), accesses.tolist(), strict=True)),
-            tuple(zip(ids[most].tolist(), counts[most].tolist(), strict=True)),
+            tuple(zip(ids[hottest].tolist(), counts[hottest].tolist(), strict=True)),
         )
 
     @functools.cached_property
@@ -100,8 +100,8 @@ class Histogram:
         """Whether rows are numbered by frequency, as those of vocabularies are: then
         most of the k most frequent rows are among the first 2 k. In any other order at
         most a quarter of them is; k is an eighth of the rows seen."""
-        most = self.hottest[: max(1, self.rows_seen // 8)]
-        ids = np.array(most, np.int64).reshape(-1, 2)[:, 0]
+        hottest = self.hottest[: max(1, self.rows_seen // 8)]
+        ids = np.array(hottest, np.int64).reshape(-1, 2)[:, 0]
         return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False
 
     def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
@@ -174,26 +174,26 @@ def _cut(
     bins: tuple[tuple[int, int], ...], begin: int, end: int
 ) -> tuple[tuple[int, int], ...]:
     """Cuts the rows from ``begin`` to ``end`` out of bins, in their order."""
-    found, first = [], 0
+    cut_bins, first = [], 0
     for rows, accesses in bins:
         kept = min(end, first + rows) - max(begin, first)
         if kept > 0:
-            found.append((kept, round(accesses * kept / rows)))
+            cut_bins.append((kept, round(accesses * kept / rows)))
         first += rows
-    return tuple(found)
+    return tuple(cut_bins)
 
 
 def _thin(
     bins: tuple[tuple[int, int], ...], share: float
 ) -> tuple[tuple[int, int], ...]:
     """Takes a share of the rows of bins, at equal distances."""
-    found, first = [], 0
+    thinned_bins, first = [], 0
     for rows, accesses in bins:
         kept = round((first + rows) * share) - round(first * share)
         if kept:
-            found.append((kept, round(accesses * kept / rows)))
+            thinned_bins.append((kept, round(accesses * kept / rows)))
         first += rows
-    return tuple(found)
+    return tuple(thinned_bins)
 
 
 def _likeliest_exponent(bins: np.ndarray) -> float:

@@ -139,9 +139,9 @@ def _head_sums(rows: int, row_shards: int, zipf: Zipf) -> np.ndarray:
     """Returns ``[row_shards]`` the sum over those of the first ``rows`` rows that are
     in each row shard."""
     whole = rows // row_shards * row_shards
-    each = _head(rows, zipf)
-    sums = each[:whole].reshape(-1, row_shards).sum(axis=0)
-    sums[: rows - whole] += each[whole:]
+    weights = _head(rows, zipf)
+    sums = weights[:whole].reshape(-1, row_shards).sum(axis=0)
+    sums[: rows - whole] += weights[whole:]
     return sums
 
 

@@ -196,7 +196,7 @@ class ProgramModel:
             yield self._moved(Collective(*key), buffer_bytes)
         if workload.devices > 1:
             told = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
-            told_bytes = _sorted_bytes(told, traffic.TOLD_VALUES)
+            told_bytes = _sorted_bytes(told, traffic.EXCHANGED_VALUES)
             yield Work("sort", "told slots", told_bytes)
             # The buffer of row gradients is zeroed, and read once more for squares.
             passes = 1 + workload.row_wise
