@@ -44,7 +44,7 @@ SHOWS_ITSELF = {
 }
 """Methods that may import ``report``, which is above: a plan shows itself."""
 
-CLEAN_ROOMS = ("_base", "plans", "statistics", "metrics")
+CLEAN_ROOMS = ("_base", "plans", "statistics", "metrics", "report", "config")
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {
     *("lane", "entry", "piece", "place", "stretch", "part", "mark", "deal", "ledger"),

@@ -157,18 +157,18 @@ class EmbeddingConfig(Config):
 
     def optimizer_of(self, table: str) -> EmbeddingOptimizerConfig:
         """Returns the optimizer of a table's rows."""
-        mine = self.tables.get(table)
-        if mine is None or mine.optimizer is None:
+        config = self.tables.get(table)
+        if config is None or config.optimizer is None:
             return self.optimizer
-        return mine.optimizer.over(self.optimizer)
+        return config.optimizer.over(self.optimizer)
 
     def rule_of(self, table: str) -> str:
         """Returns the name of a table's optimizer: "" for `embedding.optimizer`,
         otherwise the first, by name, of the tables that share it."""
-        mine = self.optimizer_of(table)
-        if mine == self.optimizer:
+        optimizer = self.optimizer_of(table)
+        if optimizer == self.optimizer:
             return ""
-        return min(name for name in self.tables if self.optimizer_of(name) == mine)
+        return min(name for name in self.tables if self.optimizer_of(name) == optimizer)
 
     def table(self, name: str, rows: int) -> TableSpec:
         """Makes a table, with ``rows`` if this section has none for it.
@@ -176,41 +176,43 @@ class EmbeddingConfig(Config):
         Raises:
           ValueError: if its values do not fit together.
         """
-        mine = self.tables.get(name, TableConfig())
-        if rows == DYNAMIC_KEYS and mine.max_slots is None:
+        config = self.tables.get(name, TableConfig())
+        if rows == DYNAMIC_KEYS and config.max_slots is None:
             raise ValueError(
                 f"table {name!r}: its ids are keys of 63 bits, so it must be dynamic; "
                 "give it max_slots"
             )
         return dataclasses.replace(
-            _sized(name, mine, rows, mine.dim or self.dim),
-            init_scale=self.init_scale if mine.init_scale is None else mine.init_scale,
-            initializer=mine.initializer or self.initializer,
+            _sized(name, config, rows, config.dim or self.dim),
+            init_scale=self.init_scale
+            if config.init_scale is None
+            else config.init_scale,
+            initializer=config.initializer or self.initializer,
             optimizer=self.rule_of(name),
-            dtype=mine.dtype or self.dtype,
+            dtype=config.dtype or self.dtype,
         )
 
 
-def _sized(name: str, mine: TableConfig, rows: int, dim: int) -> TableSpec:
-    slots = None if mine.slots == "auto" else mine.slots
-    if mine.max_slots is not None:
-        if mine.tier is not None:
+def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
+    slots = None if config.slots == "auto" else config.slots
+    if config.max_slots is not None:
+        if config.tier is not None:
             raise ValueError(
                 f"table {name!r}: max_slots makes it dynamic; give evicted, not tier"
             )
         return TableSpec.dynamic(
-            *(name, dim, slots, mine.max_slots),
-            evict=mine.evict or "lru",
-            evicted=mine.evicted or "host",
+            *(name, dim, slots, config.max_slots),
+            evict=config.evict or "lru",
+            evicted=config.evicted or "host",
         )
-    if mine.evicted is not None:
+    if config.evicted is not None:
         raise ValueError(
-            f"table {name!r}: evicted is {mine.evicted!r}, but only rows of a dynamic "
-            "table are evicted to somewhere; set max_slots, or tier"
+            f"table {name!r}: evicted is {config.evicted!r}, but only rows of a "
+            "dynamic table are evicted to somewhere; set max_slots, or tier"
         )
     return TableSpec(
-        *(name, mine.rows or rows, dim),
-        tier=mine.tier or "device",
+        *(name, config.rows or rows, dim),
+        tier=config.tier or "device",
         slots=slots,
-        evict=mine.evict or "lru",
+        evict=config.evict or "lru",
     )

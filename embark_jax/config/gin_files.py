@@ -144,8 +144,8 @@ class _Bindings(config_parser.ParserDelegate):
             case _Reference(name, called):
                 inner, _, name = name.rpartition("/")
                 if not called or name not in {cls.__name__ for cls in choices}:
-                    known = [f"@{cls.__name__}()" for cls in choices]
-                    rule = " or ".join(known) or "a value, not a reference"
+                    references = [f"@{cls.__name__}()" for cls in choices]
+                    rule = " or ".join(references) or "a value, not a reference"
                     self.problems[key] = f"{value} given, must be {rule}"
                     return None
                 cls = _CLASSES[name]
@@ -165,13 +165,14 @@ class _Bindings(config_parser.ParserDelegate):
 
     def check_all_used(self) -> None:
         """Adds a problem for each binding that no reference reads."""
-        known = ["/".join(filter(None, place)) for place in self.used]
+        used = ["/".join(filter(None, reference)) for reference in self.used]
         for scope, name in self.values:
             if (scope, name) in self.used:
                 continue
-            place = f"{scope}/{name}" if scope else name
-            self.problems[place] = (
-                f"is bound, but nothing refers to @{place}(); {nearest(place, known)}"
+            reference = f"{scope}/{name}" if scope else name
+            self.problems[reference] = (
+                f"is bound, but nothing refers to @{reference}(); "
+                f"{nearest(reference, used)}"
             )
 
 
@@ -192,8 +193,8 @@ def _statements(path: Path, bindings: _Bindings) -> Iterator[Any]:
 def _enclosing(scope: str) -> list[str]:
     """Turns ``"a/b"`` into ``["", "a", "a/b"]``: outermost first; inner bindings
     win."""
-    parts = scope.split("/") if scope else []
-    return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+    names = scope.split("/") if scope else []
+    return ["/".join(names[:depth]) for depth in range(len(names) + 1)]
 
 
 def _choices(cls: type[Config], name: str) -> list[type[Config]]:
@@ -203,11 +204,11 @@ def _choices(cls: type[Config], name: str) -> list[type[Config]]:
 
 def _classes(cls: type[Config]) -> dict[str, type[Config]]:
     """Returns a section and all sections below it, by class name."""
-    found = {cls.__name__: cls}
+    classes = {cls.__name__: cls}
     for name in cls.model_fields:
         for inner in _choices(cls, name):
-            found |= _classes(inner)
-    return found
+            classes |= _classes(inner)
+    return classes
 
 
 _CLASSES = _classes(ExperimentConfig)

@@ -137,9 +137,9 @@ class EmbeddingOptimizerConfig(_with_parameters()):
 
 
 def _check_parameters(kind: str, names: Iterable[str]) -> None:
-    known = EmbeddingOptimizerConfig.keys_by_kind()[kind]
+    keys = EmbeddingOptimizerConfig.keys_by_kind()[kind]
     for name in names:
-        if name not in known:
+        if name not in keys:
             takes = ", ".join(PARAMETERS[kind]) or "none"
             raise ValueError(
                 f"{name} is set, but is no parameter of {kind}, which has {takes}; "
@@ -148,7 +148,7 @@ def _check_parameters(kind: str, names: Iterable[str]) -> None:
 
 
 def _unset() -> type[Config]:
-    """The same keys, all of them not set."""
+    """Makes a section with the same keys, all of them not set."""
     fields: dict[str, Any] = {
         name: (
             field.rebuild_annotation() | None,
@@ -175,9 +175,9 @@ class TableOptimizerConfig(_unset()):
         own = self.model_dump(exclude_none=True)
         kind = own.get("kind", shared.kind)
         _check_parameters(kind, own)
-        known = shared.keys_by_kind()[kind]
+        keys = shared.keys_by_kind()[kind]
         return EmbeddingOptimizerConfig.model_validate(
-            {k: v for k, v in shared.model_dump().items() if k in known} | own
+            {k: v for k, v in shared.model_dump().items() if k in keys} | own
         )
 
 

@@ -43,8 +43,8 @@ class OwnConfig(Config):
 
 def kind_tag(section: Any) -> str | None:
     """Chooses among the sections that differ in ``kind``."""
-    given = section.get("kind") if isinstance(section, Mapping) else None
-    kind = getattr(section, "kind", given)
+    mapped_kind = section.get("kind") if isinstance(section, Mapping) else None
+    kind = getattr(section, "kind", mapped_kind)
     return OWN_KIND if ":" in str(kind) else kind
 
 
@@ -119,11 +119,11 @@ def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
     try:
         signature.bind(*[None] * is_class, *arguments, **options)
     except TypeError as error:
-        known = list(signature.parameters)[is_class:]
-        unknown = [name for name in options if name not in known]
-        hint = f"; {nearest(unknown[0], known)}" if unknown else ""
+        parameters = list(signature.parameters)[is_class:]
+        unknown = [name for name in options if name not in parameters]
+        hint = f"; {nearest(unknown[0], parameters)}" if unknown else ""
         raise ConfigError(
-            f"{kind}: {error}{hint}; its parameters are {', '.join(known)}"
+            f"{kind}: {error}{hint}; its parameters are {', '.join(parameters)}"
         ) from None
     return named(*arguments, **options)
 
@@ -134,8 +134,8 @@ def import_named(kind: str) -> Callable[..., Any]:
     module = _import_module(kind)
     named = getattr(module, name, None)
     if not callable(named):
-        found = [n for n, value in vars(module).items() if callable(value)]
-        hint = nearest(name, [n for n in found if not n.startswith("_")])
+        callables = [n for n, value in vars(module).items() if callable(value)]
+        hint = nearest(name, [n for n in callables if not n.startswith("_")])
         raise ConfigError(
             f"{kind}: {module_name} has no class or function {name!r}; {hint}"
         )

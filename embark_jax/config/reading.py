@@ -181,50 +181,52 @@ def _locate(location: Iterable[str | int]) -> tuple[str, Any]:
       "[key]"), and the annotation there, or of the section around it if it has none.
     """
     keys, annotation = [], ExperimentConfig
-    for part in location:
+    for component in location:
         choices = sections(annotation)
-        chosen = [cls for cls in choices if len(choices) > 1 and kind_of(cls) == part]
+        chosen = [
+            cls for cls in choices if len(choices) > 1 and kind_of(cls) == component
+        ]
         if chosen:
             (annotation,) = chosen
             continue
-        if part == "[key]":
+        if component == "[key]":
             continue
-        keys.append(str(part))
+        keys.append(str(component))
         if get_origin(annotation) is Mapping:
             annotation = get_args(annotation)[1]
-        elif len(choices) == 1 and part in choices[0].model_fields:
-            annotation = choices[0].model_fields[part].annotation
+        elif len(choices) == 1 and component in choices[0].model_fields:
+            annotation = choices[0].model_fields[component].annotation
     return ".".join(keys), annotation
 
 
 def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the dotted key of a pydantic error, and the problem in words of ours."""
     key, annotation = _locate(error["loc"])
-    given = _short(error["input"])
+    value = _short(error["input"])
     choices = sections(annotation)
     kinds = " or ".join(repr(kind_of(cls)) for cls in choices if len(choices) > 1)
     if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
-        return key, f"{given} given as a key, must be text: put it in quotes"
+        return key, f"{value} given as a key, must be text: put it in quotes"
     match error["type"]:
         case "extra_forbidden":
             hint = nearest(str(error["loc"][-1]), choices[0].model_fields)
             return key, f"unknown key; {hint}"
         case "union_tag_not_found" if not isinstance(error["input"], Mapping):
-            return key, f"{given} given, must be a mapping"
+            return key, f"{value} given, must be a mapping"
         case "missing" | "union_tag_not_found":
             return f"{key}.kind" if kinds else key, f"missing, must be {kinds or 'set'}"
         case "union_tag_invalid":
-            given = _short(error["input"]["kind"])
-            return f"{key}.kind", f"{given} given, must be {kinds}"
+            value = _short(error["input"]["kind"])
+            return f"{key}.kind", f"{value} given, must be {kinds}"
         case "value_error":
             return key, str(error["ctx"]["error"])
         case "model_type" | "model_attributes_type" | "dict_type":
-            return key, f"{given} given, must be a mapping"
+            return key, f"{value} given, must be a mapping"
         case "tuple_type":
-            return key, f"{given} given, must be a list"
+            return key, f"{value} given, must be a list"
         case "too_short":
-            return key, f"{given} given, must not be empty"
-    return key, f"{given} given, {error['msg'].replace('Input should', 'must')}"
+            return key, f"{value} given, must not be empty"
+    return key, f"{value} given, {error['msg'].replace('Input should', 'must')}"
 
 
 def _touches(override: str, key: str) -> bool:

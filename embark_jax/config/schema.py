@@ -258,9 +258,9 @@ class ExperimentConfig(Config):
 
     @model_validator(mode="after")
     def _batch_divides(self):
-        parts = self.train.micro_batches
-        if self.train.batch_size % (self.mesh.devices * parts):
-            cut = f" and train.micro_batches {parts}" * (parts > 1)
+        micro_batches = self.train.micro_batches
+        if self.train.batch_size % (self.mesh.devices * micro_batches):
+            cut = f" and train.micro_batches {micro_batches}" * (micro_batches > 1)
             raise ValueError(
                 f"train.batch_size is {self.train.batch_size}, must be a multiple of "
                 f"the {self.mesh.devices} devices (mesh.nodes {self.mesh.nodes} × "

@@ -23,8 +23,8 @@ def experiment_of(listed: TableList) -> dict[str, Any]:
     if listed.dense is not None:
         data["dense_features"] = listed.dense.features
     optimizer = listed.optimizer or "rowwise_adagrad"
-    found = {
-        "data": _said(data),
+    experiment = {
+        "data": _without_none(data),
         "embedding": {
             "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in tables},
             "features": {
@@ -34,9 +34,9 @@ def experiment_of(listed: TableList) -> dict[str, Any]:
             "optimizer": {"kind": optimizer},
         },
         "dense_optimizer": {"kind": dense_optimizer_of(optimizer)},
-        "train": _said({"batch_size": listed.batch}),
+        "train": _without_none({"batch_size": listed.batch}),
     }
-    return found | ({"model": _model(listed.dense)} if listed.dense else {})
+    return experiment | ({"model": _model(listed.dense)} if listed.dense else {})
 
 
 def _model(dense: DenseNet) -> dict[str, Any]:
@@ -49,5 +49,5 @@ def _model(dense: DenseNet) -> dict[str, Any]:
     return {"kind": "dlrm_dcnv2", **stacks, **cross}
 
 
-def _said(mapping: dict[str, Any]) -> dict[str, Any]:
+def _without_none(mapping: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value is not None}

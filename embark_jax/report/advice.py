@@ -26,20 +26,20 @@ def why(plan: Plan) -> list[str]:
     step_ms = sum(path.values())
     if not step_ms:
         return []
-    found = [
+    reasons = [
         f"{name} takes {path[name]:.3f} ms, {path[name] / step_ms:.0%} of the step"
         for name in sorted(path, key=lambda name: -path[name])[:MOST_PHASES]
         if path[name]
     ]
     largest = summary.decisions(plan)[0]
     if largest.ms is not None and largest.ms >= LARGE_TABLE * step_ms:
-        found.append(
+        reasons.append(
             f"{largest.name} ({largest.placement}, {largest.ids} ids a sample, dim "
             f"{largest.dim}) takes {largest.ms / step_ms:.0%} of it; without it, and "
             "the other tables where they are, the step would change by "
             f"{summary.without(plan, largest)[0]}"
         )
-    return found
+    return reasons
 
 
 def uneven(plan: Plan) -> list[str]:
@@ -47,43 +47,43 @@ def uneven(plan: Plan) -> list[str]:
     prediction = plan.prediction
     if prediction is None:
         return []
-    found = []
+    sentences = []
     for what, values, show in (
         ("load", prediction.device_ms, lambda ms: f"{ms:.3f} ms"),
         ("memory", prediction.device_bytes, _bytes),
     ):
-        mean, most = float(np.mean(values)), max(values)
+        mean, largest = float(np.mean(values)), max(values)
         if mean:
-            found.append(
-                f"{what}: device {int(np.argmax(values))} has most, {show(most)}, "
-                f"{most / mean:.2f}× the mean"
+            sentences.append(
+                f"{what}: device {int(np.argmax(values))} has most, {show(largest)}, "
+                f"{largest / mean:.2f}× the mean"
             )
     if prediction.breakdown is not None and prediction.step_ms:
         phases = np.array([*prediction.breakdown.phase_ms.values()])
         waiting_ms = float((phases.max(axis=1) - phases.mean(axis=1)).sum())
-        found.append(
+        sentences.append(
             "devices wait for the fullest one of each phase for "
             f"{waiting_ms / prediction.step_ms:.1%} of the step on average"
         )
     return [
-        *found,
+        *sentences,
         *filter(None, [summary.uneven_rows(plan), summary.allocation(plan)]),
     ]
 
 
 def remedies(plan: Plan) -> list[str]:
     """Says what would make the step shorter; empty if no known remedy would."""
-    path, found = summary.critical_path(plan), []
+    path, suggestions = summary.critical_path(plan), []
     if warning := summary.verdict(plan)[1]:
-        found.append(warning)
+        suggestions.append(warning)
     exchange_ms = sum(ms for name, ms in path.items() if "exchange" in name)
     if path and exchange_ms >= LARGE_EXCHANGE * sum(path.values()):
-        found.append(
+        suggestions.append(
             f"exchanges take {exchange_ms / sum(path.values()):.0%} of the step: "
             "embedding.wire.rows and .gradients in bfloat16 send half the bytes of "
             "float32, and a larger batch shares their latency"
         )
-    return found
+    return suggestions
 
 
 def _bytes(value: float) -> str:

@@ -127,16 +127,16 @@ def _by_storage(
         extremes = []
         for record in records:
             values = [value for key, value in record.items() if key.startswith(prefix)]
-            found = extreme(values, default=None)
-            extremes.append({"step": record["step"], "extreme": found})
+            value_of_step = extreme(values, default=None)
+            extremes.append({"step": record["step"], "extreme": value_of_step})
         _line(axes, extremes, "extreme", color)
 
 
 def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
     """Returns steps and values where there are any; NaN and infinities leave a gap."""
-    found = [(r["step"], r[key]) for r in records if r.get(key) is not None]
-    values = [value if math.isfinite(value) else math.nan for _, value in found]
-    return [step for step, _ in found], values
+    points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+    values = [value if math.isfinite(value) else math.nan for _, value in points]
+    return [step for step, _ in points], values
 
 
 def _line(

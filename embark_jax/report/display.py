@@ -50,14 +50,16 @@ def say_at_end(console: Console, text: str) -> None:
 
 def step_text(record: Mapping[str, Any]) -> str:
     """Returns a record of training as one line."""
-    parts = [f"loss {record['loss']:.4f}"]
+    phrases = [f"loss {record['loss']:.4f}"]
     if record["train_auc"] is not None:
-        parts.append(f"training AUC {record['train_auc']:.4f}")
+        phrases.append(f"training AUC {record['train_auc']:.4f}")
     if record["samples_per_s"] is not None:
-        parts.append(f"{record['samples_per_s']:,.0f} samples/s")
+        phrases.append(f"{record['samples_per_s']:,.0f} samples/s")
     if "hot_batches" in record:
-        parts.append(f"{record['hot_batches']:.0%} all-hot batches{_hot_gain(record)}")
-    return "  ".join(parts)
+        phrases.append(
+            f"{record['hot_batches']:.0%} all-hot batches{_hot_gain(record)}"
+        )
+    return "  ".join(phrases)
 
 
 def _hot_gain(record: Mapping[str, Any]) -> str:

@@ -50,9 +50,9 @@ def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
         statistics.features.items(), key=lambda item: -item[1].mean_hotness
     )[:MOST_BARS]
     names = [name for name, _ in hottest]
-    most = [feature.max_hotness for _, feature in hottest]
+    longest = [feature.max_hotness for _, feature in hottest]
     mean = [feature.mean_hotness for _, feature in hottest]
-    axes.barh(names, most, color="lightgrey", label="most")
+    axes.barh(names, longest, color="lightgrey", label="most")
     axes.barh(names, mean, height=0.5, label="mean")
     axes.invert_yaxis()
     axes.set(xlabel="ids a bag")
@@ -64,7 +64,7 @@ def table_devices(plan: Plan) -> Figure | None:
     there is one device."""
     if plan.devices == 1:
         return None
-    names = [name for each in summary.decisions(plan) for name in each.tables]
+    names = [name for decision in summary.decisions(plan) for name in decision.tables]
     names = names[:MOST_BARS]
     held = summary.table_bytes(plan)
     matrix = np.array([held[name] / max(held[name].max(), 1) for name in names])
@@ -88,9 +88,9 @@ def device_loads(plan: Plan) -> Figure:
         axes.set_title("load: no prediction")
         return figure
     breakdown = plan.prediction.breakdown
-    parts = breakdown.phase_ms if breakdown else {"step": plan.prediction.device_ms}
+    phase_ms = breakdown.phase_ms if breakdown else {"step": plan.prediction.device_ms}
     below = np.zeros(plan.devices)
-    for name, ms in parts.items():
+    for name, ms in phase_ms.items():
         axes.bar(devices, ms, bottom=below, width=0.9, label=name)
         below += ms
     axes.axhline(plan.prediction.lower_bound_ms, color="black", lw=1, ls=":")

@@ -70,8 +70,8 @@ def page(plan: Plan) -> str:
 
 def body(plan: Plan) -> str:
     """Returns the body of such a page."""
-    each = _section("Every table", _decisions(plan, each=True), False)
-    return _body(plan, True, each)
+    every_table = _section("Every table", _decisions(plan, separately=True), False)
+    return _body(plan, True, every_table)
 
 
 def whole_page(title: str, body: str) -> str:
@@ -101,7 +101,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         "Load of each device": figures.device_loads(plan),
         "Memory of each device": figures.device_memory(plan),
     }
-    parts = [
+    sections = [
         f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
         f'<p class="warning">{escape(warning)}</p>' if warning else "",
         f'<p class="warning">{escape(summary.PLACEHOLDERS)}</p>'
@@ -117,11 +117,11 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
             for title, figure in drawn.items()
             if figure is not None
         ),
-        _section("Tables", _decisions(plan, each=False), is_open),
+        _section("Tables", _decisions(plan, separately=False), is_open),
         f"<p>{escape(summary.COLUMNS)}</p>",
         last,
     ]
-    return f'<div class="embark-plan">{"".join(parts)}</div>'
+    return f'<div class="embark-plan">{"".join(sections)}</div>'
 
 
 def _phases(path: dict[str, float]) -> str:
@@ -158,10 +158,10 @@ def _section(title: str, content: str, is_open: bool) -> str:
     return f"{tag}<summary><b>{escape(title)}</b></summary>{content}</details>"
 
 
-def _decisions(plan: Plan, each: bool) -> str:
+def _decisions(plan: Plan, separately: bool) -> str:
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
     rows = []
-    for row in summary.decisions(plan, each):
+    for row in summary.decisions(plan, separately):
         share = "–" if row.ms is None or not step_ms else f"{row.ms / step_ms:.1%}"
         rows.append(
             (
@@ -205,8 +205,8 @@ def table(
         + "</tr>"
         for row in rows
     )
-    found = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{found}</div>'
+    markup = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{markup}</div>'
 
 
 def image(figure: Figure, title: str) -> str:

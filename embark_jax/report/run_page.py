@@ -20,14 +20,14 @@ def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
       plans: HTML that shows the plan, for runs that have one.
     """
     title = escape(", ".join(runs))
-    parts = [f"<h2>{title}</h2>", _results(runs)]
+    sections = [f"<h2>{title}</h2>", _results(runs)]
     if any(runs.values()):
         curves = run_curves(runs)
         what = "Loss, AUC, throughput and fill of buffers"
-        parts.append(plan_page.image(curves, what))
+        sections.append(plan_page.image(curves, what))
     for name, plan in plans.items():
-        parts.append(f"<hr><h2>Plan of {escape(name)}</h2>{plan}")
-    body = f'<div class="embark-plan">{"".join(parts)}</div>'
+        sections.append(f"<hr><h2>Plan of {escape(name)}</h2>{plan}")
+    body = f'<div class="embark-plan">{"".join(sections)}</div>'
     return plan_page.whole_page(f"Runs: {title}", body)
 
 
@@ -50,7 +50,7 @@ def _results(runs: Mapping[str, Records]) -> str:
 
 def _final(records: Records) -> dict[str, Any]:
     """Returns the final figures of a run: its test metrics and median throughput."""
-    found = {
+    metrics = {
         key: value
         for record in records
         if record.get("final")
@@ -60,7 +60,7 @@ def _final(records: Records) -> dict[str, Any]:
     speeds = sorted(
         speed for record in records if (speed := record.get("samples_per_s"))
     )
-    return found | ({"samples_per_s": speeds[len(speeds) // 2]} if speeds else {})
+    return metrics | ({"samples_per_s": speeds[len(speeds) // 2]} if speeds else {})
 
 
 def _shown(value: float | None) -> str:

@@ -92,20 +92,20 @@ def allocation(plan: Plan) -> str:
     breakdown = plan.prediction.breakdown if plan.prediction else None
     if not plan.prediction or breakdown is None or breakdown.allocation is None:
         return ""
-    found, step_ms = breakdown.allocation, plan.prediction.step_ms
+    shard, step_ms = breakdown.allocation, plan.prediction.step_ms
     unit, size = byte_unit(total_bytes := max(plan.prediction.device_bytes))
     text = (
         f"every device allocates as much as the fullest, {total_bytes / size:.3g} "
-        f"{unit}; a shard of {found.table} on device {found.device} sets it, with "
-        f"{found.shard_bytes / size:.3g} {unit} where devices have "
-        f"{found.mean_bytes / size:.3g} {unit} of such rows on average"
+        f"{unit}; a shard of {shard.table} on device {shard.device} sets it, with "
+        f"{shard.shard_bytes / size:.3g} {unit} where devices have "
+        f"{shard.mean_bytes / size:.3g} {unit} of such rows on average"
     )
-    if not found.split:
+    if not shard.split:
         return text
     return (
-        f"{text}; with {found.table} in {found.split} it would be "
-        f"{found.split_device_bytes / size:.3g} {unit}, the step "
-        f"{found.split_step_ms / step_ms - 1:+.0%} (`embark plan --memory-gb` plans "
+        f"{text}; with {shard.table} in {shard.split} it would be "
+        f"{shard.split_device_bytes / size:.3g} {unit}, the step "
+        f"{shard.split_step_ms / step_ms - 1:+.0%} (`embark plan --memory-gb` plans "
         "for less memory)"
     )
 
@@ -130,16 +130,18 @@ def overview(plan: Plan) -> str:
         return "\n".join(
             [*lines, "no prediction: the plan was not made by the planner"]
         )
-    unit, size = byte_unit(most_bytes := max(prediction.device_bytes))
+    unit, size = byte_unit(largest_bytes := max(prediction.device_bytes))
     lines.append(
         f"predicted: {prediction.step_ms:.3f} ms a step for the embeddings, "
-        f"{most_bytes / size:.3g} {unit} a device"
+        f"{largest_bytes / size:.3g} {unit} a device"
     )
-    table_ms = {each.name: each.ms for each in decisions(plan) if each.ms}
+    table_ms = {
+        decision.name: decision.ms for decision in decisions(plan) if decision.ms
+    }
     for what, ms in (("phases", critical_path(plan)), ("tables", table_ms)):
-        most = sorted(ms, key=lambda name: -ms[name])[:MOST_NAMED]
-        if most and prediction.step_ms:
-            shares = (f"{each} {ms[each] / prediction.step_ms:.0%}" for each in most)
+        longest = sorted(ms, key=lambda name: -ms[name])[:MOST_NAMED]
+        if longest and prediction.step_ms:
+            shares = (f"{name} {ms[name] / prediction.step_ms:.0%}" for name in longest)
             lines.append(f"{what} that take most of it: {', '.join(shares)}")
     return "\n".join([*lines, *filter(None, [verdict(plan)[1]])])
 
@@ -173,12 +175,13 @@ def verdict(plan: Plan) -> tuple[str, str]:
     return cost, f"a plan that is up to {faster:.0%} faster may exist: {advice} at most"
 
 
-def decisions(plan: Plan, each: bool = False) -> list[Decision]:
-    """Returns the place of each table, those that take most time first.
+def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
+    """Returns how each table is placed, those that take most time first.
 
     Args:
       plan: the plan.
-      each: whether every table has a line of its own, rather than one for alike tables.
+      separately: whether every table has a line of its own, rather than one for alike
+        tables.
     """
     ids: dict[str, int] = {}
     for feature in plan.features:
@@ -189,9 +192,9 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
         for removal in (breakdown.removals if breakdown else ())
     }
     groups = alike(plan.placements, plan.features)
-    if each:
+    if separately:
         groups = [[placement] for placement in plan.placements]
-    found = []
+    unsorted = []
     for members in groups:
         first, names = members[0], tuple(p.table.name for p in members)
         replicated = first.cluster == "dp"
@@ -199,7 +202,7 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
         split = "" if replicated else f" {first.row_shards} × {first.column_shards}"
         if first.hot_rows:
             split += f", {short(first.hot_rows)} rows hot"
-        found.append(
+        unsorted.append(
             Decision(
                 names,
                 first.table.rows,
@@ -212,7 +215,7 @@ def decisions(plan: Plan, each: bool = False) -> list[Decision]:
                 removals.get(frozenset(names)),
             )
         )
-    return sorted(found, key=lambda decision: -(decision.ms or 0.0))
+    return sorted(unsorted, key=lambda decision: -(decision.ms or 0.0))
 
 
 def critical_path(plan: Plan) -> dict[str, float]:
@@ -229,25 +232,27 @@ def uneven_rows(plan: Plan) -> str:
     uneven = [name for name in hottest if hottest[name] >= UNEVEN]
     if not uneven:
         return ""
-    most = max(uneven, key=lambda name: hottest[name])
+    worst = max(uneven, key=lambda name: hottest[name])
     return (
         f"row shards of {counted(len(uneven), 'table')} are uneven: the hottest is "
-        f"sent up to {hottest[most]:.2g}× the mean of its table ({most})"
+        f"sent up to {hottest[worst]:.2g}× the mean of its table ({worst})"
     )
 
 
 def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
     """Returns ``[devices]`` bytes of each table's rows on each device; replicated rows
     count on all."""
-    found = {each.table.name: np.zeros(plan.devices) for each in plan.placements}
+    bytes_of_table = {
+        placement.table.name: np.zeros(plan.devices) for placement in plan.placements
+    }
     for rows in row_ranges(plan.placements):
-        held = found[rows.table.name]
+        held = bytes_of_table[rows.table.name]
         if rows.cluster == "dp":
             held += rows.rows * rows.width * VALUE_BYTES[rows.table.dtype]
         for index, owner in enumerate(rows.devices):
             count = rows.shard_slots(index // rows.column_shards)
             held[owner] += count * rows.width * VALUE_BYTES[rows.table.dtype]
-    return found
+    return bytes_of_table
 
 
 def row_bytes(plan: Plan) -> np.ndarray:
@@ -256,10 +261,10 @@ def row_bytes(plan: Plan) -> np.ndarray:
     return np.sum([*table_bytes(plan).values()], axis=0)
 
 
-def byte_unit(most_bytes: float) -> tuple[str, float]:
+def byte_unit(largest_bytes: float) -> tuple[str, float]:
     """Returns the name and size of the unit in which these bytes read well."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if most_bytes >= size:
+        if largest_bytes >= size:
             return unit, size
     return "bytes", 1.0
 

@@ -83,8 +83,8 @@ def _table(*headings: str, title: str) -> Table:
     return table
 
 
-def _decisions(plan: Plan, each: bool, narrow: bool) -> Table:
-    rows = summary.decisions(plan, each)
+def _decisions(plan: Plan, separately: bool, narrow: bool) -> Table:
+    rows = summary.decisions(plan, separately)
     kept = {row.tables: summary.without(plan, row) for row in rows}
     numbers = ("rows × dim", "ms", "without")
     if not narrow:
@@ -96,7 +96,7 @@ def _decisions(plan: Plan, each: bool, narrow: bool) -> Table:
     table.add_column("devices", max_width=16)
     table.add_column("why", ratio=1)
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
-    shown = rows if each else rows[:MOST_DECISIONS]
+    shown = rows if separately else rows[:MOST_DECISIONS]
     for row in shown:
         cells = {
             "rows × dim": f"{short(row.rows)} × {row.dim}",
@@ -141,15 +141,15 @@ def _devices(plan: Plan) -> Table:
         if plan.prediction.breakdown:
             columns["ids a sample"] = np.array(plan.prediction.breakdown.device_ids)
         held["allocated"] = np.array(plan.prediction.device_bytes)
-    unit, size = summary.byte_unit(max(each.max() for each in held.values()))
-    columns |= {f"{name}, {unit}": each / size for name, each in held.items()}
+    unit, size = summary.byte_unit(max(values.max() for values in held.values()))
+    columns |= {f"{name}, {unit}": values / size for name, values in held.items()}
     one_by_one = plan.devices <= MOST_DEVICES
     title = "Devices" if one_by_one else "Devices: the fullest of each node"
     table = _table("device" if one_by_one else "node", *columns, title=title)
-    parts = plan.devices if one_by_one else plan.nodes
-    for part in range(parts):
-        fullest = [load.reshape(parts, -1)[part].max() for load in columns.values()]
-        table.add_row(str(part), *map(short, fullest))
+    rows_shown = plan.devices if one_by_one else plan.nodes
+    for row in range(rows_shown):
+        fullest = [load.reshape(rows_shown, -1)[row].max() for load in columns.values()]
+        table.add_row(str(row), *map(short, fullest))
     table.add_section()
     table.add_row("mean", *(short(load.mean()) for load in columns.values()))
     table.add_row(
