@@ -44,18 +44,18 @@ def saved_slots(index: KeyIndex | None, rows: int) -> dict[str, np.ndarray]:
       index: the block's index, in NumPy; None if no row has a slot.
       rows: number of rows.
     """
-    found = {name: np.full((rows, 1), NO_SLOT, np.int32) for name in SLOT_VALUES}
+    saved = {name: np.full((rows, 1), NO_SLOT, np.int32) for name in SLOT_VALUES}
     if index is None:
-        return found
+        return saved
     filled = int(index.filled[0])
     values = {
         "slot": (np.arange(filled) - index.hand[0]) % max(filled, 1),
         "asked_at": index.asked_at[:filled],
         "times_asked": index.times_asked[:filled],
     }
-    for name, each in values.items():
-        found[name][index.slot_keys[:filled, 0], 0] = each
-    return found
+    for name, slot_values in values.items():
+        saved[name][index.slot_keys[:filled, 0], 0] = slot_values
+    return saved
 
 
 def kept(values: Mapping[str, np.ndarray], slots: int) -> Kept:
@@ -64,7 +64,7 @@ def kept(values: Mapping[str, np.ndarray], slots: int) -> Kept:
     slot, *scores = (values[name][:, 0] for name in SLOT_VALUES)
     held = np.flatnonzero(slot >= 0)
     held = held[np.argsort(slot[held], kind="stable")][:slots]
-    return Kept(held.astype(np.int32), *(each[held] for each in scores))
+    return Kept(held.astype(np.int32), *(score[held] for score in scores))
 
 
 def index_of(kept: Kept, slots: int) -> dict[str, np.ndarray]:

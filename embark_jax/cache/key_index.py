@@ -127,8 +127,8 @@ def default_buckets(slots: int) -> int:
 
 def find(index: KeyIndex, keys: jax.Array) -> jax.Array:
     """Returns ``[n]`` int32 slots of ``[n, words]`` keys; ``slots`` for absent ones."""
-    bucket, way, found = _locate(index.way_keys, keys)
-    return jnp.where(found, index.way_slots[bucket, way], index.slots)
+    bucket, way, present = _locate(index.way_keys, keys)
+    return jnp.where(present, index.way_slots[bucket, way], index.slots)
 
 
 def resolve(
@@ -148,31 +148,31 @@ def resolve(
     slot = find(index, jnp.where(present[:, None], keys, EMPTY))
     slot = jnp.where(present, slot, slots)
     missing = present & (slot == slots)
-    needed, count = (each.sum(dtype=jnp.int32)[None] for each in (present, missing))
+    needed, count = (flags.sum(dtype=jnp.int32)[None] for flags in (present, missing))
     fits = needed <= slots
     count = jnp.where(fits, count, 0)
-    asked = jnp.where(fits, slot, slots)
-    asked_at = index.asked_at.at[asked].set(turn[0], mode="drop")
-    times_asked = index.times_asked.at[asked].add(1, mode="drop")
+    used_slot = jnp.where(fits, slot, slots)
+    asked_at = index.asked_at.at[used_slot].set(turn[0], mode="drop")
+    times_asked = index.times_asked.at[used_slot].add(1, mode="drop")
 
-    # The r-th missing key is entry ``entry[r]``, and takes slot ``taken[r]``.
-    place = jnp.arange(n, dtype=jnp.int32)
-    moves = place < count
+    # The r-th missing key is key ``missing_key[r]``, and takes slot ``taken[r]``.
+    index_in_batch = jnp.arange(n, dtype=jnp.int32)
+    moves = index_in_batch < count
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
-    entry = jnp.zeros(n, jnp.int32).at[rank].set(place, mode="drop")
+    missing_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
     score = asked_at if evict == "lru" else times_asked
     victims = _victims(index, score, asked_at == turn, n)
-    fresh = index.filled + place
+    fresh = index.filled + index_in_batch
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
     taken = jnp.where(moves, taken, slots)
 
-    incoming = jnp.where(moves[:, None], keys[entry], EMPTY)
+    incoming = jnp.where(moves[:, None], keys[missing_key], EMPTY)
     outgoing = index.slot_keys.at[taken].get(mode="fill", fill_value=EMPTY)
-    bucket, way, found = _locate(index.way_keys, outgoing)
-    bucket = jnp.where(found, bucket, index.way_keys.shape[0])
+    bucket, way, held = _locate(index.way_keys, outgoing)
+    bucket = jnp.where(held, bucket, index.way_keys.shape[0])
     way_keys = index.way_keys.at[bucket, way].set(EMPTY, mode="drop")
-    way_keys, way_slots, homeless = _place(
+    way_keys, way_slots, homeless = _insert(
         way_keys, index.way_slots, incoming, taken, moves
     )
     index = KeyIndex(
@@ -186,7 +186,7 @@ def resolve(
         jnp.where(index.filled + count > slots, index.hand + len(victims), index.hand)
         % slots,
     )
-    slot = slot.at[jnp.where(moves, entry, n)].set(taken, mode="drop")
+    slot = slot.at[jnp.where(moves, missing_key, n)].set(taken, mode="drop")
     return Resolved(
         index, slot, Moves(taken, incoming, outgoing, count), needed, homeless
     )
@@ -201,7 +201,7 @@ def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Arr
     larger = empty_index(slots, index.slot_keys.shape[1], buckets)
     slot_keys = larger.slot_keys.at[: index.slots].set(index.slot_keys)
     slot = jnp.arange(slots, dtype=jnp.int32)
-    way_keys, way_slots, homeless = _place(
+    way_keys, way_slots, homeless = _insert(
         larger.way_keys, larger.way_slots, slot_keys, slot, slot < index.filled
     )
     return index._replace(
@@ -213,23 +213,23 @@ def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Arr
     ), homeless
 
 
-def _victims(index: KeyIndex, score: jax.Array, asked: jax.Array, n: int) -> jax.Array:
+def _victims(index: KeyIndex, score: jax.Array, in_use: jax.Array, n: int) -> jax.Array:
     """Returns slots of the next range of the ring, those that may leave first in front.
 
     The range has enough of them for any batch of n keys that the slots can hold: at
     most n of its slots are asked for, or about to be taken.
     """
     slots = index.slots
-    place = jnp.arange(min(slots, WINDOW_PER_KEY * n), dtype=jnp.int32)
-    slot = (index.hand + place) % slots
-    stays = asked[slot] | (slot >= index.filled)
+    offset = jnp.arange(min(slots, WINDOW_PER_KEY * n), dtype=jnp.int32)
+    slot = (index.hand + offset) % slots
+    stays = in_use[slot] | (slot >= index.filled)
     last = jnp.uint32(2**31)
     score = jnp.where(stays, last, score[slot].astype(jnp.uint32))
     _, order = sort_positions(score, 2**31 + 1)
     return slot[order]
 
 
-def _place(
+def _insert(
     way_keys: jax.Array,
     way_slots: jax.Array,
     keys: jax.Array,
@@ -244,7 +244,7 @@ def _place(
     """
     buckets, choices = way_keys.shape[0], _buckets(keys, way_keys.shape[0])
 
-    def place_some(carried):
+    def insert_some(carried):
         way_keys, way_slots, left, _ = carried
         free = (way_keys[choices] == EMPTY).all(axis=-1)  # [n, CHOICES, WAYS]
         choice = jnp.argmax(free.sum(axis=-1), axis=1)[:, None]
@@ -252,16 +252,16 @@ def _place(
         free = jnp.take_along_axis(free, choice[:, :, None], axis=1)[:, 0]
         rank = _rank_in_bucket(jnp.where(left, bucket, buckets), buckets)
         # The r-th key of a bucket takes its r-th free way.
-        mine = free & (jnp.cumsum(free, axis=1) - 1 == rank[:, None])
-        placed = left & mine.any(axis=1)
-        bucket, way = jnp.where(placed, bucket, buckets), jnp.argmax(mine, axis=1)
+        way_of_key = free & (jnp.cumsum(free, axis=1) - 1 == rank[:, None])
+        placed = left & way_of_key.any(axis=1)
+        bucket, way = jnp.where(placed, bucket, buckets), jnp.argmax(way_of_key, axis=1)
         way_keys = way_keys.at[bucket, way].set(keys, mode="drop")
         way_slots = way_slots.at[bucket, way].set(slot, mode="drop")
         return way_keys, way_slots, left & ~placed, placed.any()
 
     carried = way_keys, way_slots, wanted, jnp.array(True)
     way_keys, way_slots, left, _ = lax.while_loop(
-        lambda carried: carried[2].any() & carried[3], place_some, carried
+        lambda carried: carried[2].any() & carried[3], insert_some, carried
     )
     return way_keys, way_slots, left.sum(dtype=jnp.int32)[None]
 
@@ -269,11 +269,11 @@ def _place(
 def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
     """Returns ``[n]``: how many before each element have its bucket."""
     sorted_bucket, order = sort_positions(bucket.astype(jnp.uint32), buckets + 1)
-    place = jnp.arange(len(bucket), dtype=jnp.int32)
+    index_in_order = jnp.arange(len(bucket), dtype=jnp.int32)
     is_first = jnp.concatenate(
         [jnp.ones(1, bool), sorted_bucket[1:] != sorted_bucket[:-1]]
     )
-    rank = place - lax.cummax(jnp.where(is_first, place, 0))
+    rank = index_in_order - lax.cummax(jnp.where(is_first, index_in_order, 0))
     return jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
 
 
@@ -287,8 +287,8 @@ def _locate(
     first = jnp.argmax(equal, axis=1)
     choice, way = jnp.divmod(first, WAYS)
     bucket = jnp.take_along_axis(choices, choice[:, None], axis=1)[:, 0]
-    found = equal.any(axis=1) & (keys != EMPTY).any(axis=1)
-    return bucket, way, found
+    present = equal.any(axis=1) & (keys != EMPTY).any(axis=1)
+    return bucket, way, present
 
 
 def _buckets(keys: jax.Array, buckets: int) -> jax.Array:

@@ -12,8 +12,8 @@ from embark_jax.data.hashing import splitmix64
 
 UNKNOWN = -1
 """Stands for the number of a key that has none."""
-LEAST_PLACES = 1024
-PLACES_PER_KEY = 2
+LEAST_CELLS = 1024
+CELLS_PER_KEY = 2
 
 
 class KeyNumbers:
@@ -25,7 +25,7 @@ class KeyNumbers:
 
     def __init__(self, keys: np.ndarray | None = None):
         self._keys = np.empty(0, np.int64)
-        self._places = np.full(LEAST_PLACES, UNKNOWN, np.int32)
+        self._cells = np.full(LEAST_CELLS, UNKNOWN, np.int32)
         self._count = 0
         if keys is not None:
             self.add(np.asarray(keys, np.int64))
@@ -35,21 +35,21 @@ class KeyNumbers:
 
     @property
     def keys(self) -> np.ndarray:
-        """``[n]`` int64 keys by their numbers; not to be written to."""
+        """Returns ``[n]`` int64 keys by their numbers; not to be written to."""
         return self._keys[: self._count]
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """``[n]`` int32 numbers of ``[n]`` int64 keys; ``UNKNOWN`` of those that have
-        none."""
+        """Returns ``[n]`` int32 numbers of ``[n]`` int64 keys; ``UNKNOWN`` of those
+        that have none."""
         numbers = np.full(len(keys), UNKNOWN, np.int32)
-        left, place = np.arange(len(keys)), self._first_places(keys)
+        left, cell = np.arange(len(keys)), self._first_cells(keys)
         while len(left):
-            number = self._places[place]
+            number = self._cells[cell]
             held = number != UNKNOWN
-            left, place, number = left[held], place[held], number[held]
+            left, cell, number = left[held], cell[held], number[held]
             same = self._keys[number] == keys[left]
             numbers[left[same]] = number[same]
-            left, place = left[~same], self._next(place[~same])
+            left, cell = left[~same], self._next(cell[~same])
         return numbers
 
     def add(self, keys: np.ndarray) -> None:
@@ -63,25 +63,25 @@ class KeyNumbers:
         self._keys[self._count : count] = keys
         numbers = np.arange(self._count, count, dtype=np.int32)
         self._count = count
-        if PLACES_PER_KEY * count > len(self._places):
-            places = 1 << (PLACES_PER_KEY * count).bit_length()
-            self._places = np.full(places, UNKNOWN, np.int32)
+        if CELLS_PER_KEY * count > len(self._cells):
+            cells = 1 << (CELLS_PER_KEY * count).bit_length()
+            self._cells = np.full(cells, UNKNOWN, np.int32)
             numbers = np.arange(count, dtype=np.int32)
-        self._place(numbers)
+        self._insert(numbers)
 
-    def _place(self, numbers: np.ndarray) -> None:
+    def _insert(self, numbers: np.ndarray) -> None:
         """Enters keys that are not there yet."""
-        left, place = numbers, self._first_places(self._keys[numbers])
+        left, cell = numbers, self._first_cells(self._keys[numbers])
         while len(left):
-            free = self._places[place] == UNKNOWN
-            # Of those that want the same place one has it in the end.
-            self._places[place[free]] = left[free]
-            without = self._places[place] != left
-            left, place = left[without], self._next(place[without])
+            free = self._cells[cell] == UNKNOWN
+            # Of those that want the same cell one has it in the end.
+            self._cells[cell[free]] = left[free]
+            without = self._cells[cell] != left
+            left, cell = left[without], self._next(cell[without])
 
-    def _first_places(self, keys: np.ndarray) -> np.ndarray:
+    def _first_cells(self, keys: np.ndarray) -> np.ndarray:
         bits = splitmix64(keys.astype(np.int64).view(np.uint64))
-        return (bits & np.uint64(len(self._places) - 1)).astype(np.int64)
+        return (bits & np.uint64(len(self._cells) - 1)).astype(np.int64)
 
-    def _next(self, place: np.ndarray) -> np.ndarray:
-        return (place + 1) & (len(self._places) - 1)
+    def _next(self, cell: np.ndarray) -> np.ndarray:
+        return (cell + 1) & (len(self._cells) - 1)

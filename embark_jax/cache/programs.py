@@ -87,8 +87,8 @@ def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
 
     def create():
         return {
-            name: empty_index(each.slots_per_device, WORDS)
-            for name, each in storages.items()
+            name: empty_index(storage.slots_per_device, WORDS)
+            for name, storage in storages.items()
         }
 
     return jax.jit(collection.map(create, (), BATCH))()
@@ -107,9 +107,9 @@ def grow_directories(
         }
 
         def grow(indexes, buckets=buckets):
-            found = {n: rehash(i, i.slots, buckets[n]) for n, i in indexes.items()}
-            left = jnp.concatenate([left for _, left in found.values()])
-            indexes = {name: index for name, (index, _) in found.items()}
+            rehashed = {n: rehash(i, i.slots, buckets[n]) for n, i in indexes.items()}
+            left = jnp.concatenate([left for _, left in rehashed.values()])
+            indexes = {name: index for name, (index, _) in rehashed.items()}
             return indexes, largest_over_devices(left)
 
         mapped = collection.map(grow, (BATCH,), (BATCH, PartitionSpec()))
@@ -145,7 +145,7 @@ def grow_slots(
             indexes[name], homeless = rehash(old, slots, buckets)
             left.append(homeless)
             storages[name] = padded(storages[name], name)
-            state[name] = {n: padded(each, name) for n, each in state[name].items()}
+            state[name] = {n: padded(values, name) for n, values in state[name].items()}
         return indexes, storages, state, largest_over_devices(jnp.concatenate(left))
 
     specs = (BATCH,) * 3
@@ -182,23 +182,27 @@ def resolve_routes(
     def resolve_all(indexes, routes):
         demands = {}
         for name, cluster in clusters.items():
-            routes[name], found = _resolve_route(
+            routes[name], resolved = _resolve_route(
                 cluster, routes[name], indexes[name], micro_batches > 1
             )
-            indexes[name] = found.index
-            most = jnp.concatenate([found.moves.count, found.needed, found.homeless])
-            rows = jnp.concatenate([found.needed, found.moves.count])
+            indexes[name] = resolved.index
+            demand_sizes = jnp.concatenate(
+                [resolved.moves.count, resolved.needed, resolved.homeless]
+            )
+            rows = jnp.concatenate([resolved.needed, resolved.moves.count])
             demands[name] = Demand(
-                found.moves, largest_over_devices(most), sum_over_devices(rows)
+                resolved.moves,
+                largest_over_devices(demand_sizes),
+                sum_over_devices(rows),
             )
         return indexes, routes, demands
 
     batch = BATCH if micro_batches == 1 else MICRO_BATCHES
     demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
-    new_indexes, found, demands = collection.map(
+    new_indexes, resolved, demands = collection.map(
         resolve_all, (BATCH, batch), (BATCH, batch, dict.fromkeys(clusters, demand))
     )(dict(indexes), {name: routes.storages[name] for name in clusters})
-    routes = routes._replace(storages={**routes.storages, **found})
+    routes = routes._replace(storages={**routes.storages, **resolved})
     return new_indexes, routes, demands
 
 
@@ -206,31 +210,31 @@ def _resolve_route(
     cluster: ShardedCluster, route: Route, index: KeyIndex, several: bool
 ) -> tuple[Route, Resolved]:
     rows, touched = cluster.index.slots, cluster.touched(route)
-    keys, place = touched, None
+    keys, group = touched, None
     if several:  # the slots must hold what all of them touch
         groups = group_rows(
             touched.reshape(-1), rows, implementation=cluster.implementation
         )
-        keys, place = groups.row, groups.group.reshape(touched.shape)
+        keys, group = groups.row, groups.group.reshape(touched.shape)
     present = keys < rows
     evict = cluster.index.storage.kind.evict
-    found = resolve(index, keys[:, None].astype(jnp.uint32), present, evict)
-    slot = jnp.where(present, found.slot, keys)
-    if place is None:
-        return cluster.with_slots(route, slot), found
-    slot = jnp.where(touched < rows, pick(slot, place), touched)
-    return jax.vmap(cluster.with_slots)(route, slot), found
+    resolved = resolve(index, keys[:, None].astype(jnp.uint32), present, evict)
+    slot = jnp.where(present, resolved.slot, keys)
+    if group is None:
+        return cluster.with_slots(route, slot), resolved
+    slot = jnp.where(touched < rows, pick(slot, group), touched)
+    return jax.vmap(cluster.with_slots)(route, slot), resolved
 
 
 def row_values(optimizer: AnyRule, storage: Storage) -> dict[str, slice]:
     """Returns the slice of each value in a row that moves: its states by name, and its
     parameters by the name ""."""
     states = rule_of(optimizer, storage).state_widths(storage.width)
-    found, begin = {}, 0
+    slices, begin = {}, 0
     for name, size in {"": storage.width, **states}.items():
-        found[name] = slice(begin, begin + size)
+        slices[name] = slice(begin, begin + size)
         begin += size
-    return found
+    return slices
 
 
 def initial_values(
@@ -323,8 +327,8 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
                 *(rows, fresh, numbers, words),
             )
             arrays = {
-                n: arrays[n].at[slot].set(rows[:, part], mode="drop")
-                for n, part in values.items()
+                n: arrays[n].at[slot].set(rows[:, columns], mode="drop")
+                for n, columns in values.items()
             }
             storages[name] = arrays.pop("")
             state[name] = arrays

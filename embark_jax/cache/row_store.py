@@ -80,29 +80,31 @@ class RowStore:
         """Returns ``[n, values]``, the rows with these numbers."""
         rows = np.empty((len(numbers), self.data.shape[1]), np.float32)
 
-        def take(part: slice) -> None:
-            np.take(self.data, numbers[part], 0, rows[part], mode="clip")
+        def take(rows_at_once: slice) -> None:
+            np.take(
+                self.data, numbers[rows_at_once], 0, rows[rows_at_once], mode="clip"
+            )
 
-        self._in_parts(take, len(numbers))
+        self._in_slices(take, len(numbers))
         return rows
 
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Overwrites rows with ``[n, values]``; each number must occur once."""
 
-        def put(part: slice) -> None:
-            self.data[numbers[part]] = rows[part]
+        def put(rows_at_once: slice) -> None:
+            self.data[numbers[rows_at_once]] = rows[rows_at_once]
 
-        self._in_parts(put, len(numbers))
+        self._in_slices(put, len(numbers))
         self.written[numbers] = True
 
-    def _in_parts(self, move: Callable[[slice], None], count: int) -> None:
-        """Moves all rows at once in memory, and part by part in threads on disk."""
+    def _in_slices(self, move: Callable[[slice], None], count: int) -> None:
+        """Moves all rows at once in memory, and slice by slice in threads on disk."""
         if self._pool is None:
             move(slice(count))
             return
         begins = range(0, count, ROWS_AT_ONCE)
-        parts = [slice(begin, begin + ROWS_AT_ONCE) for begin in begins]
-        list(self._pool.map(move, parts))
+        slices = [slice(begin, begin + ROWS_AT_ONCE) for begin in begins]
+        list(self._pool.map(move, slices))
 
     def forget(self, numbers: np.ndarray) -> None:
         """Rows of these numbers are as if they had never been written."""
@@ -111,6 +113,6 @@ class RowStore:
     def copy_to(self, larger: RowStore) -> None:
         """Gives another store, of more rows, all of its own."""
         for begin in range(0, len(self.data), ROWS_PER_COPY):
-            part = slice(begin, begin + ROWS_PER_COPY)
-            held = np.flatnonzero(self.written[part]) + begin
+            rows_at_once = slice(begin, begin + ROWS_PER_COPY)
+            held = np.flatnonzero(self.written[rows_at_once]) + begin
             larger.write(held, self.data[held])

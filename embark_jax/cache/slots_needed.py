@@ -22,7 +22,7 @@ def check_slots(demands: Mapping[str, Demand], storages: Mapping[str, Storage]) 
         storage = storages[name]
         _, needed, _ = np.asarray(demand.most).tolist()
         if needed > storage.slots_per_device:
-            tables = ", ".join(each.table.name for each in storage.ranges)
+            tables = ", ".join(row_range.table.name for row_range in storage.ranges)
             key = "max_slots" if storage.kind.table else "slots"
             raise TooFewSlotsError(
                 f"a batch asks for {needed:,} rows of one device's share of the "

@@ -70,9 +70,9 @@ class StoredRows:
     ):
         self.storage = storage
         self._values = values
-        self._width = max(part.stop for part in values.values())
+        self._width = max(columns.stop for columns in values.values())
         self._mesh, self._scratch, self._keys = mesh, scratch, keys
-        self._discards = any(each.table.discard for each in storage.ranges)
+        self._discards = any(row_range.table.discard for row_range in storage.ranges)
         size = storage.rows_per_device, self._width
         self._stores: dict[Any, RowStore] = {
             device: RowStore(*size, storage.kind.tier, scratch)
@@ -91,10 +91,10 @@ class StoredRows:
     def incoming(self, demand: Demand, unseen: np.ndarray = NO_KEYS) -> Incoming:
         """Returns the rows that come into slots, on the devices; ``unseen`` are keys of
         the numbers after all others."""
-        most, *_ = np.asarray(demand.most).tolist()
+        largest, *_ = np.asarray(demand.most).tolist()
         room = demand.moves.slot.shape[0] // self._mesh.size
-        size = min(room, max(LEAST_ROWS, 1 << (most - 1).bit_length()))
-        parts = []
+        size = min(room, max(LEAST_ROWS, 1 << (largest - 1).bit_length()))
+        rows_by_device = []
         for device, store in self._stores.items():
             numbers = _moving(device, demand, demand.moves.incoming)
             rows, fresh = (
@@ -107,8 +107,10 @@ class StoredRows:
             fresh[there] = False
             words = np.zeros((size, 2), np.uint32)
             words[: len(numbers)] = self._words(device, numbers, unseen)
-            parts.append(Incoming(*jax.device_put((rows, fresh, words), device)))
-        return jax.tree.map(self._whole, *parts)
+            rows_by_device.append(
+                Incoming(*jax.device_put((rows, fresh, words), device))
+            )
+        return jax.tree.map(self._whole, *rows_by_device)
 
     def take_back(self, demand: Demand, rows: jax.Array) -> None:
         """Stores the rows that left slots, or forgets them."""
@@ -129,12 +131,14 @@ class StoredRows:
         """
         for device, store in self._stores.items():
             all_numbers = np.asarray(on_device(device, slot_keys))[:, 0]
-            parts = [on_device(device, each) for each in arrays]
+            arrays_of_device = [on_device(device, array) for array in arrays]
             count = min(ROWS_AT_ONCE, len(all_numbers))
             for begin in range(0, len(all_numbers), count):
                 first = min(begin, len(all_numbers) - count)
                 numbers = all_numbers[first : first + count]
-                rows = [_rows(each, np.int32(first), count) for each in parts]
+                rows = [
+                    _rows(array, np.int32(first), count) for array in arrays_of_device
+                ]
                 rows = np.concatenate(rows, axis=1)
                 held = np.flatnonzero(numbers != EMPTY)
                 store.write(numbers[held], rows[held])
@@ -162,31 +166,31 @@ class StoredRows:
             if any(map(len, lacking.values())):
                 words = [jax.device_put(self._words(d, numbers), d) for d in lacking]
                 rows = compute(key, np.int32(first), self._whole(*words))
-                for device, mine in lacking.items():
-                    found = np.asarray(on_device(device, rows))[mine - first]
-                    self._stores[device].write(mine, found)
+                for device, missing in lacking.items():
+                    initial_rows = np.asarray(on_device(device, rows))[missing - first]
+                    self._stores[device].write(missing, initial_rows)
 
     def array(self, value: str) -> StoredArray:
         """Returns all that the stores have of a value of rows, in place."""
-        part = self._values[value]
+        columns = self._values[value]
         return self._array(
-            {d: store.data[:, part] for d, store in self._stores.items()}
+            {d: store.data[:, columns] for d, store in self._stores.items()}
         )
 
     def key_arrays(self, index: KeyIndex | None) -> dict[str, StoredArray]:
         """Returns keys and slots of a dynamic table's rows, by their names in a
         checkpoint; without an index there are none, but room for them."""
-        parts: dict[str, dict[Any, np.ndarray]] = {n: {} for n in (KEY, *SLOT_VALUES)}
+        arrays: dict[str, dict[Any, np.ndarray]] = {n: {} for n in (KEY, *SLOT_VALUES)}
         rows = self.storage.rows_per_device
         for device in self._stores:
-            parts[KEY][device] = self._block_keys(device, blank=index is None)
-            mine = None
+            arrays[KEY][device] = self._block_keys(device, blank=index is None)
+            host_index = None
             if index is not None:
-                fields = (np.asarray(on_device(device, each)) for each in index)
-                mine = KeyIndex(*fields)  # pyright: ignore[reportArgumentType]
-            for name, each in saved_slots(mine, rows).items():
-                parts[name][device] = each
-        return {name: self._array(each) for name, each in parts.items()}
+                fields = (np.asarray(on_device(device, values)) for values in index)
+                host_index = KeyIndex(*fields)  # pyright: ignore[reportArgumentType]
+            for name, values in saved_slots(host_index, rows).items():
+                arrays[name][device] = values
+        return {name: self._array(values) for name, values in arrays.items()}
 
     def kept_in(self, arrays: Mapping[str, Any]) -> dict[Any, Kept]:
         """Returns the rows of each device that had slots, from what ``key_arrays``
@@ -201,11 +205,11 @@ class StoredRows:
 
     def kept_index(self, all_kept: Mapping[Any, Kept]) -> dict[str, jax.Array]:
         """Returns the fields of the key index of these rows, but for the directory."""
-        parts = [
-            jax.device_put(index_of(each, self.storage.slots_per_device), device)
-            for device, each in all_kept.items()
+        indexes = [
+            jax.device_put(index_of(rows_kept, self.storage.slots_per_device), device)
+            for device, rows_kept in all_kept.items()
         ]
-        return jax.tree.map(self._whole, *parts)
+        return jax.tree.map(self._whole, *indexes)
 
     def kept_rows(
         self, all_kept: Mapping[Any, Kept], first: int
@@ -213,7 +217,7 @@ class StoredRows:
         """Returns moves that bring such rows into ``ROWS_AT_ONCE`` slots from ``first``
         on, and the rows."""
         slots = self.storage.slots_per_device
-        size, parts = min(ROWS_AT_ONCE, slots), []
+        size, moves_by_device = min(ROWS_AT_ONCE, slots), []
         for device, store in self._stores.items():
             numbers = all_kept.get(device, NONE_KEPT).numbers[first : first + size]
             count = len(numbers)
@@ -225,15 +229,15 @@ class StoredRows:
             moves = slot, keys, keys, np.full(1, count, np.int32)
             come = rows, np.zeros(size, bool), words
             moves, come = jax.device_put((moves, come), device)
-            parts.append((Moves(*moves), Incoming(*come)))
-        return jax.tree.map(self._whole, *parts)
+            moves_by_device.append((Moves(*moves), Incoming(*come)))
+        return jax.tree.map(self._whole, *moves_by_device)
 
-    def _array(self, parts: Mapping[Any, np.ndarray]) -> StoredArray:
-        (width,) = {each.shape[1] for each in parts.values()}
+    def _array(self, blocks: Mapping[Any, np.ndarray]) -> StoredArray:
+        (width,) = {block.shape[1] for block in blocks.values()}
         return StoredArray(
             (self.storage.rows_per_device * self._mesh.size, width),
             NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names, None)),
-            parts,
+            blocks,
         )
 
     def overwritten(self) -> None:
@@ -248,22 +252,24 @@ class StoredRows:
         of all processes; these must all ask."""
         shards = len(self.storage.ranges[0].devices)
         rows = self.storage.rows_per_device
-        found = np.full(shards * rows, NO_KEY, np.int64)
+        keys_by_number = np.full(shards * rows, NO_KEY, np.int64)
         for device, keys in array.blocks.items():
             if (shard := self._shard(device)) is not None:
-                found[shard::shards] = keys[:, 0]
+                keys_by_number[shard::shards] = keys[:, 0]
         if jax.process_count() > 1:
             with jax.enable_x64(True):
-                found = multihost_utils.process_allgather(found).max(axis=0)
-        return found[: np.count_nonzero(found != NO_KEY)]
+                keys_by_number = multihost_utils.process_allgather(keys_by_number).max(
+                    axis=0
+                )
+        return keys_by_number[: np.count_nonzero(keys_by_number != NO_KEY)]
 
-    def _whole(self, *parts: jax.Array) -> jax.Array:
-        """Returns an array of the parts of this process's devices."""
-        rows, *others = parts[0].shape
+    def _whole(self, *blocks: jax.Array) -> jax.Array:
+        """Returns an array of the blocks of this process's devices."""
+        rows, *others = blocks[0].shape
         return jax.make_array_from_single_device_arrays(
             (rows * self._mesh.size, *others),
             NamedSharding(self._mesh, BATCH),
-            list(parts),
+            list(blocks),
         )
 
     def _shard(self, device: Any) -> int | None:
@@ -274,12 +280,12 @@ class StoredRows:
 
     def _block_keys(self, device: Any, blank: bool = False) -> np.ndarray:
         """Returns ``[rows_per_device, 1]`` int64: the keys of the rows of a block."""
-        found = np.full((self.storage.rows_per_device, 1), NO_KEY, np.int64)
+        block_keys = np.full((self.storage.rows_per_device, 1), NO_KEY, np.int64)
         shard = self._shard(device)
         if self._keys is not None and shard is not None and not blank:
-            mine = self._keys()[shard :: len(self.storage.ranges[0].devices)]
-            found[: len(mine), 0] = mine[: len(found)]
-        return found
+            keys = self._keys()[shard :: len(self.storage.ranges[0].devices)]
+            block_keys[: len(keys), 0] = keys[: len(block_keys)]
+        return block_keys
 
     def _named(self, device: Any, numbers: np.ndarray) -> np.ndarray:
         """Returns those of the rows of a block that have a key, if they need one."""
@@ -292,15 +298,15 @@ class StoredRows:
     ) -> np.ndarray:
         """Returns ``[n, 2]`` uint32: the low and high bits of the keys of rows of a
         block; zeros where there is none."""
-        found = np.zeros(len(numbers), np.int64)
+        keys_of_rows = np.zeros(len(numbers), np.int64)
         if self._keys is not None and (shard := self._shard(device)) is not None:
             keys = self._keys()
             whose = shard + len(self.storage.ranges[0].devices) * numbers.astype(int)
             for first, some in ((0, keys), (len(keys), unseen)):
                 among = (first <= whose) & (whose < first + len(some))
-                found[among] = some[whose[among] - first]
-        found = found.view(np.uint64)
-        low, high = found & np.uint64(0xFFFFFFFF), found >> np.uint64(32)
+                keys_of_rows[among] = some[whose[among] - first]
+        keys_of_rows = keys_of_rows.view(np.uint64)
+        low, high = keys_of_rows & np.uint64(0xFFFFFFFF), keys_of_rows >> np.uint64(32)
         return np.stack([low, high], axis=1).astype(np.uint32)
 
 
@@ -320,7 +326,7 @@ def check_memory(
         sum(
             4
             * storage.rows_per_device
-            * max(part.stop for part in values[name].values())
+            * max(columns.stop for columns in values[name].values())
             for name, storage in storages.items()
             if storage.kind.tier == "host"
         )
@@ -335,7 +341,9 @@ def check_memory(
 
 def on_device(device: Any, array: jax.Array) -> jax.Array:
     """Returns a device's part of an array."""
-    (data,) = (each.data for each in array.addressable_shards if each.device == device)
+    (data,) = (
+        shard.data for shard in array.addressable_shards if shard.device == device
+    )
     return data
 
 
