@@ -25,7 +25,11 @@ from embark_jax._base.config import differences
 from embark_jax._base.memory import free_memory_bytes
 from embark_jax._base.storage import local
 from embark_jax.cache.stored_array import StoredArray
-from embark_jax.checkpoint.errors import CheckpointError, ForeignCheckpointError
+from embark_jax.checkpoint.errors import (
+    CheckpointError,
+    ForeignCheckpointError,
+    OtherExperimentError,
+)
 from embark_jax.checkpoint.files import write_file
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.layout import check_whole, lay_out, named_arrays, with_arrays
@@ -326,7 +330,7 @@ class Checkpointer:
         theirs = {key: theirs.get(key) for key in self._identity}
         if found := differences(theirs, self._identity, "in the checkpoint"):
             lines = "\n  ".join(found)
-            raise ForeignCheckpointError(
+            raise OtherExperimentError(
                 f"{saved.folder}: belongs to another experiment:\n  {lines}"
             )
 

@@ -11,3 +11,7 @@ class CheckpointError(UserError, ValueError):
 
 class ForeignCheckpointError(CheckpointError):
     """A checkpoint of another model or other data, or in an unknown format."""
+
+
+class OtherExperimentError(ForeignCheckpointError):
+    """A checkpoint of another model or other data."""

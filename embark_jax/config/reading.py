@@ -213,6 +213,8 @@ def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
             return key, f"unknown key; {hint}"
         case "union_tag_not_found" if not isinstance(error["input"], Mapping):
             return key, f"{value} given, must be a mapping"
+        case "missing" if not kinds:
+            return key, f"missing, must be set{_meaning(error['loc'])}"
         case "missing" | "union_tag_not_found":
             return f"{key}.kind" if kinds else key, f"missing, must be {kinds or 'set'}"
         case "union_tag_invalid":
@@ -227,6 +229,16 @@ def _explain(error: Mapping[str, Any]) -> tuple[str, str]:
         case "too_short":
             return key, f"{value} given, must not be empty"
     return key, f"{value} given, {error['msg'].replace('Input should', 'must')}"
+
+
+def _meaning(location: Sequence[str | int]) -> str:
+    """Returns what the schema says of the key at a pydantic error location, to end a
+    message with, or "" if it says nothing."""
+    _, annotation = _locate(location[:-1])
+    for section in sections(annotation):
+        if field := section.model_fields.get(str(location[-1])):
+            return f": {field.description}" if field.description else ""
+    return ""
 
 
 def _touches(override: str, key: str) -> bool:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from embark_jax.cache.row_store import StoreError
 from embark_jax.checkpoint import Checkpointer
+from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig, tasks_of
 from embark_jax.data import BatchChecker, DataError
 from embark_jax.launch.processes import of_process_0, total
@@ -210,12 +211,23 @@ def _resume(
     checkpoints: Checkpointer,
     console: Console,
 ) -> None:
-    """Loads the newest good checkpoint, if there is one, and says what is new."""
+    """Loads the newest good checkpoint, if there is one, and says what is new.
+
+    Raises:
+      OtherExperimentError: if it is of another model, or of other data.
+    """
     main, changed = jax.process_index() == 0, []
     if of_process_0(checkpoints.steps):
         if main:
             changed = history.changes(workdir, setup.config)
-        bad_ids = trainer.load(checkpoints)
+        try:
+            bad_ids = trainer.load(checkpoints)
+        except OtherExperimentError as error:
+            raise OtherExperimentError(
+                f"{error}\n--resume goes on with the model and the data of the run "
+                "(data.files is a digest of prepared data); to train on others, begin "
+                "a run in another --workdir"
+            ) from None
         if main:  # process 0 counts for all
             check.bad_ids = bad_ids
     say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")

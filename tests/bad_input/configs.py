@@ -50,6 +50,11 @@ YAML = [
         DATA + "model: {kind: drlm}",
         "model.kind: 'drlm' given, must be 'dlrm_dcnv2' or 'dlrm'",
     ),
+    _yaml(
+        "a model without its key",
+        DATA + "model: {kind: din}",
+        "model.history: missing, must be set: Feature whose past values each sequence",
+    ),
     _yaml("a number for a section", DATA + "model: 3", "model: 3 given, must be a map"),
     _yaml("a section misspelt", DATA + "trian: {}", "did you mean train?"),
     _yaml("a section without keys", DATA + "mesh:", "mesh: None given, must be a map"),

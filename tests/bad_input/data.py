@@ -87,6 +87,11 @@ RAW = [
         "label,a\n1,2\n5,2\n",
         "line 3: column label: value is 5.0, must be a finite number from 0 to 1",
     ),
+    _raw(
+        "a label in words",
+        "label,a\n1,2\nTrue,2\n",
+        "value is 'True', must be a finite number from 0 to 1; write 1 for true and 0",
+    ),
     _raw("no label", "label,a\n1,2\n,2\n", "line 3: column label: is empty, must be"),
     _raw("a column too many", "label,a\n1,2\n1,2,3\n", "line 3: has 3 columns, must"),
     _raw("no newline at the end", "label,a\n1,2", "line 2: the file ends inside this"),

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import embark_jax as ej
 from embark_jax.planner import ProgramModel, Workload, plan_for
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.predict import price
@@ -153,6 +155,21 @@ def test_what_does_not_fit_for_its_dense_layers_fits_in_smaller_batches():
     assert "a batch of about 40, smaller tables" in str(error.value)
     smaller = dataclasses.replace(WORKLOAD, batch_size=40, dense=dense)
     plan_for(smaller, tables, features)
+
+
+def test_a_target_that_is_too_small_is_told_the_least():
+    """6.8 GB of float32 rows and accumulators on two devices are 3.4 GB on each."""
+    tables, features = [TableSpec("a", 10**8, 16)], [FeatureSpec("a")]
+    two = {"fleet": ej.fleets.dgx_h100(gpus_per_node=2), "batch": 1024}
+    with pytest.raises(ValueError, match="memory_gb asked for") as error:
+        ej.plan(tables, features, **two, memory_gb=1)
+    least_gb = re.search(
+        r"what would help: a memory_gb above (\S+), ", str(error.value)
+    )
+    assert least_gb
+    assert 3.4 <= float(least_gb[1]) < 3.5
+    assert "GB a device" not in str(error.value)
+    ej.plan(tables, features, **two, memory_gb=float(least_gb[1]) + 0.1)
 
 
 def test_plans_are_near_the_compiled_programs():

@@ -266,7 +266,10 @@ def _explain(error: str, line: bytes, layout: Layout) -> str:
         column = layout.columns[place]
         values = line.rstrip(b"\r\n").split(layout.separator.encode())
         value = shown(values[place] if place < len(values) else line)
-        return f"column {column.name}: value is {value}, must be {column.rule}"
+        problem = f"column {column.name}: value is {value}, must be {column.rule}"
+        if column.kind == "number" and value.strip("'\"").lower() in ("true", "false"):
+            problem += "; write 1 for true and 0 for false"
+        return problem
     return error
 
 

@@ -162,7 +162,8 @@ class Memory:
         nodes = math.ceil(needed_bytes / limit_bytes * fleet.nodes)
         short = needed_bytes > limit_bytes
         remedies = [f"{max(nodes, fleet.nodes + 1)} nodes or more"]
-        if short:
+        is_target = limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE
+        if short and not is_target:
             remedies.append(f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device")
         # All but tables and dense parameters follows the batch.
         fixed_bytes = tables_bytes + self.dense_bytes + self.dense_gradient_bytes
@@ -184,9 +185,10 @@ class Memory:
         if self.dense_bytes:
             parts_named = "tables, optimizer state, exchange buffers and dense layers"
         source = f"{MEMORY_SHARE:.0%} of its memory"
-        if limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE:
+        if is_target:
             source = "the memory_gb asked for"
-            remedies.insert(0, "a larger memory_gb")
+            enough = f"a memory_gb above {needed_bytes / 1e9:.2f}"
+            remedies.insert(0, enough if short else "a larger memory_gb")
         return (
             f"memory is short on {where}: {parts_named} need "
             f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "

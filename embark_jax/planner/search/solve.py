@@ -213,6 +213,6 @@ def shortage(instance: Instance) -> str:
     largest = max(whole, key=lambda table: table.rows * table.dim)
     line = f"embedding.tables.{largest.name}"
     return (
-        f"{said}; or, for the largest table, device memory for some rows and host "
-        f"memory or a disk for all: add {line}.tier: host (or disk)"
+        f"{said}; or, in a config, for the largest table, device memory for some rows "
+        f"and host memory or a disk for all: add {line}.tier: host (or disk)"
     )

@@ -296,6 +296,29 @@ def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
     assert identities[0] == identities[1] != identities[2]
 
 
+def test_a_run_does_not_go_on_with_other_data_and_says_what_to_do(tmp_path):
+    for day in "ab":
+        lines = [f"{i % 2},{day}{i % 7}" for i in range(200)]
+        raw = tmp_path / f"{day}.csv"
+        raw.write_text("\n".join(["label,word", *lines]) + "\n")
+        out = tmp_path / day
+        assert embark("data", "prepare", "csv", "--raw", raw, "--out", out).code == 0
+    config = runs.write_config(
+        tmp_path,
+        f"name: own\ndata: {{kind: prepared, path: {tmp_path / 'a'}}}\n"
+        "model: {kind: deepfm, deep: [4]}\n"
+        "embedding: {dim: 4}\ntrain: {batch_size: 16, steps: 2}\n",
+    )
+    run = ("train", config, "--workdir", tmp_path / "run")
+    assert embark(*run).code == 0
+    runs.assert_refused(
+        embark(*run, f"data.path={tmp_path / 'b'}", "--resume"),
+        "2: belongs to another experiment:\n  data.files is ",
+        "(data.files is a digest of prepared data); to train on others, begin a run in "
+        "another --workdir",
+    )
+
+
 def test_missing_counts_of_criteo(raw, tmp_path):
     empty = [line.split("\t")[1:14].count("") for line in made_up_lines(200)]
     manifest = prepare_in(raw, tmp_path / "out").manifest
