@@ -170,8 +170,10 @@ class Manifest(Config):
         return manifest.model_copy(update={"block_rows": rows})
 
     def digest(self) -> str:
-        """Identifies the samples: it differs if the files differ."""
-        hashes = "".join(part.sha256 for part in all_parts(self))
+        """Identifies the samples and the values that their ids stand for: it differs if
+        the files or the vocabularies differ."""
+        files = [*all_parts(self), *self.vocabularies]
+        hashes = "".join(file.sha256 for file in files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     def rows(self, split: str) -> int:
