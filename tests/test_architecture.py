@@ -52,6 +52,7 @@ CLEAN_ROOMS = (
     "report",
     "config",
     "cache",
+    "simulator",
 )
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {

@@ -15,7 +15,7 @@ SLOWDOWN: dict[DType, int] = {"float32": 2, "bfloat16": 1, "float16": 1}
 
 
 def product_ms(rates: Rates, batch: int, product: Product, dtype: DType) -> float:
-    """The time of one matrix product on one device. Each of the two products of
+    """Returns the time of one matrix product on one device. Each of the two products of
     backward, which have the same three sizes in another order, takes as long.
 
     Args:

@@ -40,8 +40,8 @@ def job_of_list(
     zipf_exponent: float | None = None,
     optimizer: str | None = None,
 ) -> Job:
-    """The job that trains a table list's model, with dense layers in bfloat16. Without
-    a dense section it has no dense layers.
+    """Returns the job that trains a table list's model, with dense layers in bfloat16.
+    Without a dense section it has no dense layers.
 
     Args:
       listed: the list.

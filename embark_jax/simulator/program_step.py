@@ -103,7 +103,8 @@ def program_tasks(
     dtype: DType,
     dense_states: int,
 ) -> list[Task]:
-    """The tasks of a step, in an order in which they could run one after the other.
+    """Returns the tasks of a step, in an order in which they could run one after the
+    other.
 
     Args:
       placements: placements of all tables.
@@ -124,30 +125,34 @@ def program_tasks(
             "simulate 'replicated' or 'zero1'"
         )
     model = ProgramModel(workload)
-    found: dict[StorageKind, dict[str, list[Phase]]] = {}
+    by_storage: dict[StorageKind, dict[str, list[Phase]]] = {}
     for phase in phases(placements, features, workload, model):
-        of_storage = found.setdefault(phase.storage, {})
+        of_storage = by_storage.setdefault(phase.storage, {})
         of_storage.setdefault(_stage(phase), []).append(phase)
 
     make = Tasks(Rates(workload.fleet))
-    sharded = [storage for storage in sorted(found) if storage.cluster != "dp"]
+    sharded = [storage for storage in sorted(by_storage) if storage.cluster != "dp"]
     forward: list[Task] = []
     routes = [] if workload.overlap else forward
     backward: list[Task] = []
     outputs: list[str] = []
-    for storage in sorted(found):
-        stages = found[storage]
+    for storage in sorted(by_storage):
+        stages = by_storage[storage]
         for stage, after in FORWARD[storage.cluster].items():
             if workload.overlap and stage not in ROUTING:
-                after = [each for each in after if each not in ROUTING]
-            waits = [f"{storage.name} {each}" for each in after]
+                after = [
+                    stage_name for stage_name in after if stage_name not in ROUTING
+                ]
+            waits = [f"{storage.name} {stage_name}" for stage_name in after]
             tasks = routes if stage in ROUTING else forward
             tasks += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
         outputs.append(forward[-1].name)
         for stage, after in BACKWARD[storage.cluster].items():
             if workload.overlap:
-                after = [each for each in after if each not in ROUTING]
-            waits = [DENSE, *(f"{storage.name} {each}" for each in after)]
+                after = [
+                    stage_name for stage_name in after if stage_name not in ROUTING
+                ]
+            waits = [DENSE, *(f"{storage.name} {stage_name}" for stage_name in after)]
             if stage == UPDATE:
                 waits += [APPLIED, *([] if workload.overlap else [CHECK])]
             backward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
@@ -184,31 +189,35 @@ def _update_dense(
             make.memory(APPLIED, "dense", update_bytes, ["all-reduce"]),
         ]
     # A reduce-scatter goes once around the ring, as an all-gather does.
-    part_bytes = update_bytes / workload.devices
+    share_bytes = update_bytes / workload.devices
     return [
         make.all_gather("reduce-scatter", "reduce-scatter", *summed),
-        make.memory(APPLIED, "dense", part_bytes, ["reduce-scatter"]),
+        make.memory(APPLIED, "dense", share_bytes, ["reduce-scatter"]),
         make.all_gather("all-gather", "all-gather", gradient_bytes, [APPLIED]),
     ]
 
 
 def _stage(phase: Phase) -> str:
-    """The stage that a phase of the cost model belongs to."""
+    """Returns the stage that a phase of the cost model belongs to."""
     if phase.name == "sort":
         return "sort of ids" if phase.what == "ids" else "sort of slots"
     return phase.name
 
 
 def _stage_tasks(
-    make: Tasks, storage: StorageKind, stage: str, parts: list[Phase], after: list[str]
+    make: Tasks,
+    storage: StorageKind,
+    stage: str,
+    phases_of_stage: list[Phase],
+    after: list[str],
 ) -> list[Task]:
-    """The tasks of a stage; the last one has the stage's name. A buffer is written
-    before it travels and read after. What a hierarchical exchange adds up between its
-    two parts counts as written before and read after."""
+    """Returns the tasks of a stage; the last one has the stage's name. A buffer is
+    written before it travels and read after. What a hierarchical exchange adds up
+    between its two parts counts as written before and read after."""
     name = f"{storage.name} {stage}"
     none = np.zeros(make.rates.fleet.devices)
-    moved_bytes = sum((part.memory_bytes for part in parts), start=none)
-    if all(part.collective is None for part in parts):
+    moved_bytes = sum((phase.memory_bytes for phase in phases_of_stage), start=none)
+    if all(phase.collective is None for phase in phases_of_stage):
         return [make.memory(name, stage, moved_bytes, after, kernels=0)]
     half = moved_bytes / 2
     fleet = make.rates.fleet
@@ -220,11 +229,18 @@ def _stage_tasks(
     tasks = [make.memory(f"{name}: pack", stage, half, after, kernels=0)]
     back = storage.cluster == "rb" and stage == "gradient exchange"
     for reach in FAR_FIRST if back else NEAR_FIRST:
-        sent = [part for part in parts if part.collective and part.reach == reach]
+        sent = [
+            phase
+            for phase in phases_of_stage
+            if phase.collective and phase.reach == reach
+        ]
         if not sent:
             continue
         link_ms = sum(
-            (part.device_ms - make.rates.memory_ms(part.memory_bytes) for part in sent),
+            (
+                phase.device_ms - make.rates.memory_ms(phase.memory_bytes)
+                for phase in sent
+            ),
             start=none,
         )
         resources, group = links[reach]

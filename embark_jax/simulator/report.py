@@ -10,7 +10,8 @@ from embark_jax.simulator.simulation import Simulation
 
 
 def report(simulations: Sequence[Simulation]) -> Table:
-    """A table with a column for each simulation, and a row for each figure and phase.
+    """Makes a table with a column for each simulation, and a row for each figure and
+    phase.
 
     Args:
       simulations: simulations of the same model and batch; the others are compared
@@ -23,24 +24,33 @@ def report(simulations: Sequence[Simulation]) -> Table:
     def row(name, values):
         table.add_row(name, *values)
 
-    row("samples/s", [f"{each.samples_per_s:,.0f}" for each in simulations])
-    row("ms", [f"{each.timeline.step_ms:.3f}" for each in simulations])
+    row("samples/s", [f"{simulation.samples_per_s:,.0f}" for simulation in simulations])
+    row("ms", [f"{simulation.timeline.step_ms:.3f}" for simulation in simulations])
     if len(simulations) > 1:
         first_ms = simulations[0].timeline.step_ms
         row(
             "speedup",
-            [f"{first_ms / each.timeline.step_ms:.2f}" for each in simulations],
+            [
+                f"{first_ms / simulation.timeline.step_ms:.2f}"
+                for simulation in simulations
+            ],
         )
-    row("exposed communication", [f"{each.exposed_share:.1%}" for each in simulations])
+    row(
+        "exposed communication",
+        [f"{simulation.exposed_share:.1%}" for simulation in simulations],
+    )
     row(
         "waiting for slower devices",
-        [f"{each.waiting_share:.1%}" for each in simulations],
+        [f"{simulation.waiting_share:.1%}" for simulation in simulations],
     )
     table.add_section()
-    phases = [each.timeline.phase_ms() for each in simulations]
+    phases = [simulation.timeline.phase_ms() for simulation in simulations]
     for phase in phases[0]:
-        if any(each[phase].any() for each in phases):
-            row(f"{phase}, ms", [f"{each[phase].mean():.3f}" for each in phases])
+        if any(phase_ms[phase].any() for phase_ms in phases):
+            row(
+                f"{phase}, ms",
+                [f"{phase_ms[phase].mean():.3f}" for phase_ms in phases],
+            )
     table.caption = "Phases are those of an average device; they overlap"
     if len(simulations) > 1:
         table.caption += ", but for the baseline's"

@@ -42,8 +42,8 @@ class Simulation:
         return float(self.timeline.idle_ms().mean()) / self.timeline.step_ms
 
     def record(self) -> dict[str, Any]:
-        """A record for other programs; phases in ms, of an average and the busiest
-        device."""
+        """Returns a record for other programs; phases in ms, of an average and the
+        busiest device."""
         return {
             "system": self.system,
             "batch_size": self.batch_size,

@@ -112,7 +112,7 @@ class Tasks:
     def all_reduce(
         self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
     ) -> Task:
-        """A sum over all devices."""
+        """Makes the task of a sum over all devices."""
         fleet = self.rates.fleet
         sent = traffic.all_reduce_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
         ms = self.rates.links_ms(sent, self.rates.reduce_us)
@@ -136,7 +136,7 @@ class Tasks:
         top_after: Iterable[str],
         resources: frozenset[Resource] = TENSOR_CORES,
     ) -> list[Task]:
-        """Forward and backward of the dense layers.
+        """Makes the tasks of forward and backward of the dense layers.
 
         Args:
           network: the layers.
@@ -148,7 +148,9 @@ class Tasks:
         """
 
         def products_ms(products):
-            return sum(product_ms(self.rates, batch, each, dtype) for each in products)
+            return sum(
+                product_ms(self.rates, batch, product, dtype) for product in products
+            )
 
         bottom_ms = products_ms(network.bottom)
         top_ms = products_ms((*network.cross, *network.top))

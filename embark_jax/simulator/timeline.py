@@ -45,7 +45,7 @@ class Task:
         return self.resources <= LINKS
 
     def together(self, times: np.ndarray) -> np.ndarray:
-        """``[devices]`` the latest time of each device's group."""
+        """Returns ``[devices]``, the latest time of each device's group."""
         latest = times.reshape(-1, self.group).max(axis=1)
         return np.repeat(latest, self.group)
 
@@ -82,11 +82,12 @@ class Timeline:
         return max((float(span.end_ms.max()) for span in self.spans), default=0.0)
 
     def exposed_ms(self) -> np.ndarray:
-        """``[devices]`` time in which only links work."""
+        """Returns ``[devices]``, the time in which only links work."""
         return np.array([_exposed(self._of(d)) for d in range(self.devices)])
 
     def idle_ms(self) -> np.ndarray:
-        """``[devices]`` time in which nothing works, as the device waits for others."""
+        """Returns ``[devices]``, the time in which nothing works, as the device waits
+        for others."""
         busy = [
             _length(_union([(start, end) for _, start, end in self._of(d)]))
             for d in range(self.devices)
@@ -94,7 +95,7 @@ class Timeline:
         return self.step_ms - np.array(busy)
 
     def phase_ms(self) -> dict[str, np.ndarray]:
-        """``[devices]`` time of each phase's tasks, overlapped or not."""
+        """Returns ``[devices]``, the time of each phase's tasks, overlapped or not."""
         phases: dict[str, np.ndarray] = {}
         for span in self.spans:
             total = phases.setdefault(span.task.phase, np.zeros(self.devices))
@@ -111,8 +112,8 @@ class Timeline:
 
 
 def schedule(tasks: Sequence[Task]) -> Timeline:
-    """List scheduling: among the tasks whose predecessors are scheduled, the one that
-    can begin first on all its devices comes next; among several, the first in
+    """Schedules by lists: among the tasks whose predecessors are scheduled, the one
+    that can begin first on all its devices comes next; among several, the first in
     ``tasks``.
 
     The order is the same on every device, as collectives require.
@@ -148,7 +149,8 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
 
 
 def serial(tasks: Sequence[Task]) -> list[Task]:
-    """The same tasks, each after the one before it, so that nothing overlaps."""
+    """Returns the same tasks, each after the one before it, so that nothing
+    overlaps."""
     chained = []
     for before, task in zip([None, *tasks], tasks, strict=False):
         after = () if before is None else (before.name,)
@@ -165,7 +167,7 @@ def _exposed(spans: Iterator[tuple[Task, float, float]]) -> float:
 
 
 def _union(intervals: Intervals) -> Intervals:
-    """Disjoint intervals that cover the same time."""
+    """Returns disjoint intervals that cover the same time."""
     merged: Intervals = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:

@@ -14,9 +14,9 @@ STREAMS: tuple[Resource, ...] = get_args(Resource)
 
 
 def chrome_trace(timeline: Timeline) -> str:
-    """A JSON object with an event for each task of each device, on each resource that
-    it occupies. A process is a device, a thread is one of its resources, and times are
-    in microseconds. Tasks without duration are left out.
+    """Returns a JSON object with an event for each task of each device, on each
+    resource that it occupies. A process is a device, a thread is one of its resources,
+    and times are in microseconds. Tasks without duration are left out.
 
     Args:
       timeline: the timeline of a step.
