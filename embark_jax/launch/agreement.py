@@ -19,7 +19,7 @@ _numbers: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 
 def tell_all(text: str) -> list[str]:
     """Tells all processes a text about checkpoints, as ``tell_all_bytes`` does."""
-    return [told.decode() for told in tell_all_bytes(text.encode(), "checkpoint")]
+    return [message.decode() for message in tell_all_bytes(text.encode(), "checkpoint")]
 
 
 def tell_all_bytes(message: bytes, topic: str) -> list[bytes]:
@@ -33,10 +33,10 @@ def tell_all_bytes(message: bytes, topic: str) -> list[bytes]:
     number = next(_numbers[topic])
     name = f"embark/{topic}/{{}}/{{}}".format
     client.key_value_set_bytes(name(number, me), message)
-    told = [
+    messages = [
         client.blocking_key_value_get_bytes(name(number, process), WAIT_MS)
         for process in range(jax.process_count())
     ]
     if number:  # whoever has told this much has read what was told before
         client.key_value_delete(name(number - 1, me))
-    return told
+    return messages

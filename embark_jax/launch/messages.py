@@ -133,13 +133,13 @@ class Peer:
 
     async def greet(self) -> bool:
         """Exchanges nonces; returns whether the other end speaks as it should."""
-        mine, _ = self._nonces
+        own_nonce, _ = self._nonces
         try:
-            self._writer.write(mine + b"\n")
+            self._writer.write(own_nonce + b"\n")
             line = await self._reader.readline()
         except (OSError, ValueError):
             return False
-        self._nonces = (mine, line.strip())
+        self._nonces = (own_nonce, line.strip())
         return _NONCE.fullmatch(line) is not None
 
     def send(self, message: Message) -> None:

@@ -47,8 +47,8 @@ class ProcessGroup:
 def find_process_group(
     coordinator: str | None, processes: int | None, process_id: int | None
 ) -> ProcessGroup:
-    """The group that was given, or that JAX finds by Slurm, Kubernetes or MPI. A
-    single process meets nobody, and so stays on its own machine.
+    """Returns the group that was given, or that JAX finds by Slurm, Kubernetes or MPI.
+    A single process meets nobody, and so stays on its own machine.
 
     Args:
       coordinator: HOST:PORT on the machine of process 0.
@@ -68,12 +68,12 @@ def find_process_group(
             )
         )
     if coordinator is None or processes is None or process_id is None:
-        given = {
+        options = {
             "--coordinator": coordinator,
             "--processes": processes,
             "--process-id": process_id,
         }
-        missing = [option for option, value in given.items() if value is None]
+        missing = [option for option, value in options.items() if value is None]
         raise ConfigError(
             f"{', '.join(missing)}: not given, and no cluster that JAX knows (Slurm, "
             "Kubernetes, MPI) was found"
@@ -86,7 +86,7 @@ def find_process_group(
 
 
 def this_process_alone() -> ProcessGroup:
-    """A group of one process, on this machine."""
+    """Returns a group of one process, on this machine."""
     return ProcessGroup(LOOPBACK, free_port(), processes=1, process_id=0)
 
 
@@ -106,7 +106,7 @@ def listening_address(host: str) -> str | None:
 
 
 def free_port() -> int:
-    """A port that nothing used a moment ago."""
+    """Returns a port that nothing used a moment ago."""
     with socket.socket() as unused:
         unused.bind(("", 0))
         return unused.getsockname()[1]

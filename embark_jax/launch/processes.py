@@ -51,19 +51,21 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
         # Caches differ between hosts, but their programs must not.
         tuning.use(of_process_0(tuning.winners()))
         verdict.use(of_process_0(verdict.why_not_checked()))
-    mine = config.model_dump(mode="json")
-    if found := differences(of_process_0(mine), mine, "for process 0"):
-        raise ConfigError("\n".join(["all processes must have one config:", *found]))
+    own_config = config.model_dump(mode="json")
+    if conflicts := differences(of_process_0(own_config), own_config, "for process 0"):
+        raise ConfigError(
+            "\n".join(["all processes must have one config:", *conflicts])
+        )
 
 
 def of_process_0(value: Any) -> Any:
     """Returns, in all processes, the JSON-like value that process 0 gave."""
     if jax.process_count() == 1:
         return value
-    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(mine))))
+    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
     # Only the value of process 0 counts, but all must give as many bytes.
-    text = multihost_utils.broadcast_one_to_all(np.resize(mine, size))
+    text = multihost_utils.broadcast_one_to_all(np.resize(encoded, size))
     return json.loads(np.asarray(text).tobytes())
 
 
@@ -72,6 +74,6 @@ def total(counts: Mapping[str, int]) -> dict[str, int]:
     if jax.process_count() == 1:
         return dict(counts)
     with jax.enable_x64(True):
-        mine = np.array(list(counts.values()), np.int64)
-        all_counts = np.asarray(multihost_utils.process_allgather(mine))
+        own_counts = np.array(list(counts.values()), np.int64)
+        all_counts = np.asarray(multihost_utils.process_allgather(own_counts))
     return dict(zip(counts, map(int, all_counts.sum(axis=0)), strict=True))

@@ -128,7 +128,7 @@ class Rendezvous:
         return None
 
     async def _cause(self, first: Failure) -> Failure:
-        """The first failure, or its cause, if a member reports it soon."""
+        """Returns the first failure, or its cause, if a member reports it soon."""
         cause = first
         try:
             async with asyncio.timeout(SETTLE_S):
@@ -190,7 +190,7 @@ class Rendezvous:
             events.put_nowait(_Event(process_id, lost))
 
     def _refusal(self, join: Join) -> str | None:
-        """The reason why a member may not join, if there is one."""
+        """Returns the reason why a member may not join, if there is one."""
         if (join.run, join.processes) != (self._run, self._processes):
             return (
                 f"run {join.run} of {join.processes} processes came to the coordinator "

@@ -25,19 +25,19 @@ class Stop:
     """Whether a run is asked to end early."""
 
     def __init__(self):
-        self._asked = threading.Event()
+        self._request = threading.Event()
         self._several = jax.process_count() > 1
 
     def ask(self) -> bool:
         """Asks this process to stop; returns False if it was asked before."""
-        news = not self._asked.is_set()
-        self._asked.set()
+        news = not self._request.is_set()
+        self._request.set()
         return news
 
     @property
     def asked(self) -> bool:
         """Whether a run of one process is asked to end, even if it has just ended."""
-        return self._asked.is_set()
+        return self._request.is_set()
 
     def before(self, step: int) -> bool:
         """Returns whether to stop before this step. Call it for each step: all

@@ -172,8 +172,8 @@ class Supervisor:
     async def _worker(self, attempt: int, port: int) -> AsyncIterator[socket.socket]:
         """Starts the process, and kills it at the end."""
         group = self._group
-        mine, theirs = socket.socketpair()
-        with mine, theirs:
+        link, theirs = socket.socketpair()
+        with link, theirs:
             environment = dict(os.environ)
             environment.pop(TOKEN_VARIABLE, None)
             options = WorkerOptions(
@@ -199,7 +199,7 @@ class Supervisor:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             try:
-                yield mine
+                yield link
             finally:
                 if process.returncode is None:
                     process.kill()
@@ -210,10 +210,10 @@ class Supervisor:
         """Waits for the end of the process; returns why it failed, if it did."""
         assert self._process is not None
         status = await self._process.wait()
-        told = link.recv(REASON_BYTES, socket.MSG_DONTWAIT)
-        if told:
+        report = link.recv(REASON_BYTES, socket.MSG_DONTWAIT)
+        if report:
             with contextlib.suppress(ValueError):  # it was killed while it wrote
-                return Failure(**json.loads(told))
+                return Failure(**json.loads(report))
         if status == 0:
             return None
         name = f"process {self._group.process_id}"

@@ -38,8 +38,8 @@ def shared_token(workdir: Path, process_id: int, wait_s: float = WAIT_S) -> byte
         owner can read it.
       OSError: if the file cannot be written or read.
     """
-    if (given := os.environ.get(VARIABLE)) is not None:
-        return _checked(given, VARIABLE)
+    if (token := os.environ.get(VARIABLE)) is not None:
+        return _checked(token, VARIABLE)
     path = workdir / FILE
     if process_id == 0 and not path.exists():
         workdir.mkdir(parents=True, exist_ok=True)
