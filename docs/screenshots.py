@@ -18,8 +18,13 @@ SHOWN, OTHERS = DOCS / "pages" / "images", DOCS.parent / "build" / "screenshots"
 PIXELS = {"wide": (1280, 900), "narrow": (480, 900)}
 SCHEMES = {"dark": 0, "light": 1}  # as Chromium numbers them
 OPTIONS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-sync", "--no-first-run"),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--no-first-run",
 )
 
 
@@ -31,10 +36,13 @@ def take(browser: str, page: Path, out: Path, width: str, scheme: str) -> None:
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [
-                *(browser, *OPTIONS, f"--user-data-dir={profile}"),
+                browser,
+                *OPTIONS,
+                f"--user-data-dir={profile}",
                 "--window-size={},{}".format(*PIXELS[width]),
                 f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
-                *(f"--screenshot={out}", page.as_uri()),
+                f"--screenshot={out}",
+                page.as_uri(),
             ],
             check=True,
         )

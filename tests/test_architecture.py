@@ -21,9 +21,25 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
-    *("_base", "plans", "statistics", "planner", "report", "config"),
-    *("simulator", "embedding", "models", "data", "launch", "cache", "metrics"),
-    *("train", "checkpoint", "run", "export", "bench", "cli"),
+    "_base",
+    "plans",
+    "statistics",
+    "planner",
+    "report",
+    "config",
+    "simulator",
+    "embedding",
+    "models",
+    "data",
+    "launch",
+    "cache",
+    "metrics",
+    "train",
+    "checkpoint",
+    "run",
+    "export",
+    "bench",
+    "cli",
 )
 """Rooms from the bottom up: one may import those before it."""
 
@@ -56,8 +72,24 @@ CLEAN_ROOMS = (
 )
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {
-    *("lane", "entry", "piece", "place", "stretch", "part", "mark", "deal", "ledger"),
-    *("menu", "offer", "polish", "box", "found", "mine", "asked", "said", "told"),
+    "lane",
+    "entry",
+    "piece",
+    "place",
+    "stretch",
+    "part",
+    "mark",
+    "deal",
+    "ledger",
+    "menu",
+    "offer",
+    "polish",
+    "box",
+    "found",
+    "mine",
+    "asked",
+    "said",
+    "told",
 }
 """Words of which no name is made. Words that are retired in one sense, and have another
 in the field, are left out: the output of a model, a position in a sequence, a training
@@ -70,8 +102,15 @@ TYPE_CHECKING = "TYPE_CHECKING"
 FOLDERS = {"embark_jax", "kernels", "configs", "experiments", "tests", "docs"}
 OPTIONAL_FOLDERS = {".ci", ".github"}
 FILES = {
-    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *("CITATION.cff", "Makefile", ".gitignore", ".pre-commit-config.yaml"),
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "CITATION.cff",
+    "Makefile",
+    ".gitignore",
+    ".pre-commit-config.yaml",
 }
 MAX_LINES = 400
 
@@ -251,3 +290,15 @@ def test_the_top_level_holds_what_it_should():
     folders = {name for name in names if (ROOT / name).is_dir()}
     assert folders - OPTIONAL_FOLDERS == FOLDERS
     assert names - folders <= FILES
+
+
+@pytest.mark.parametrize("path", [*MODULES, *KERNELS], ids=name_of)
+def test_no_literal_is_splatted(path):
+    """``f(*("a", "b"), c)`` saves lines, not reading: ``f("a", "b", c)``."""
+    splatted = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Starred)
+        and isinstance(node.value, ast.Tuple | ast.List)
+    ]
+    assert not splatted

@@ -124,7 +124,7 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     }
     for steps, resume in ((200, ()), (600, ("--resume",))):
         done = embark(
-            *("train", "config.yaml", f"train.steps={steps}", "--workdir", cut, *resume)
+            "train", "config.yaml", f"train.steps={steps}", "--workdir", cut, *resume
         )
         assert (done.code, done.err) == (0, "")
     assert runs.final(cut)["test_auc"] == pytest.approx(
@@ -139,8 +139,13 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     assert description["model"]["kind"] == "my_model:Bilinear"
     swept = tmp_path / "swept"
     done = embark(
-        *("sweep", "config.yaml", "--workdir", swept, "train.steps=2"),
-        *("train.eval_every=null", "sweep.data.samples=[300, 400]"),
+        "sweep",
+        "config.yaml",
+        "--workdir",
+        swept,
+        "train.steps=2",
+        "train.eval_every=null",
+        "sweep.data.samples=[300, 400]",
     )
     assert (done.code, done.err) == (0, "")
     assert len(list(swept.glob("data.samples=*"))) == 2

@@ -28,7 +28,8 @@ EXPERIMENTS = sorted(
 YAML = [path for path in EXPERIMENTS if path.suffix == ".yaml"]
 GIN = [path for path in EXPERIMENTS if path.suffix == ".gin"]
 TRAINED_QUICKLY = [
-    *(CONFIGS / "quickstart.yaml", CONFIGS / "models" / "rmc1.yaml"),
+    CONFIGS / "quickstart.yaml",
+    CONFIGS / "models" / "rmc1.yaml",
     *(
         CONFIGS / "experiments" / "movielens_100k" / f"{model}.yaml"
         for model in ("deepfm", "tbsm")
@@ -40,8 +41,12 @@ TRAINED_SLOWLY = [
     *(
         CONFIGS / "experiments" / f"{name}.yaml"
         for name in (
-            *("avazu/wide_deep", "criteo_1tb/dlrm_dcnv2", "criteo_kaggle/dlrm"),
-            *("movielens_1m/dcn", "taobao_ads/deepfm", "taobao_behaviour/tbsm"),
+            "avazu/wide_deep",
+            "criteo_1tb/dlrm_dcnv2",
+            "criteo_kaggle/dlrm",
+            "movielens_1m/dcn",
+            "taobao_ads/deepfm",
+            "taobao_behaviour/tbsm",
             *(
                 f"movielens_100k/{m}"
                 for m in ("autoint", "din", "finalmlp", "mmoe", "two_tower")

@@ -131,7 +131,8 @@ class _Bench:
         ids, rows = self._ids(), self._array(self.local_rows, ROW_FLOATS)
         seconds = self._seconds_in_place(
             lambda table, ids, rows: table.at[ids].add(rows, unique_indices=True),
-            *(ids, rows),
+            ids,
+            rows,
         )
         # A row of the update is read, and one of the table read and written.
         moved_bytes = 3 * self.local_rows * ROW_FLOATS * 4

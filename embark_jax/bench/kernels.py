@@ -156,7 +156,11 @@ def _unique(
     @jax.jit
     def unique(slot):
         return unique_by_owner(
-            *(jnp.zeros_like(slot), slot, 1, shape.rows, slot.size),
+            jnp.zeros_like(slot),
+            slot,
+            1,
+            shape.rows,
+            slot.size,
             implementation=implementation,
         )
 
@@ -193,7 +197,11 @@ def _update(
     def update(state, ids, gradient):
         table, states = state
         return update_from_bags(
-            *(table, states, ids, gradient, OPTIMIZER),
+            table,
+            states,
+            ids,
+            gradient,
+            OPTIMIZER,
             hotness=shape.hotness,
             implementation=implementation,
         )
@@ -211,7 +219,11 @@ def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
     def update(state, rows, gradient):
         table, states = state
         return update_rows(
-            *(table, states, rows, gradient, OPTIMIZER),
+            table,
+            states,
+            rows,
+            gradient,
+            OPTIMIZER,
             implementation="mosaic_gpu",
             config=config,
         )

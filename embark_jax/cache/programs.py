@@ -324,7 +324,10 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
                     fresh[:, None], initial(numbers.astype(jnp.int32), words), rows
                 ),
                 lambda rows, *_: rows,
-                *(rows, fresh, numbers, words),
+                rows,
+                fresh,
+                numbers,
+                words,
             )
             arrays = {
                 n: arrays[n].at[slot].set(rows[:, columns], mode="drop")

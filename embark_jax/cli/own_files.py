@@ -117,8 +117,13 @@ def show(report: Report) -> None:
     if report.labels:
         positive = ", ".join(f"{n} {share:.2%}" for n, share in report.labels.items())
     table = Table(
-        *(Column("column", overflow="fold"), "values", "share of hottest 1 %"),
-        *("once", "per sample", "largest", "missing"),
+        Column("column", overflow="fold"),
+        "values",
+        "share of hottest 1 %",
+        "once",
+        "per sample",
+        "largest",
+        "missing",
         title=f"positive training samples: {positive}",
     )
     for column in table.columns[1:]:

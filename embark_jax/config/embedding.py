@@ -201,7 +201,10 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
                 f"table {name!r}: max_slots makes it dynamic; give evicted, not tier"
             )
         return TableSpec.dynamic(
-            *(name, dim, slots, config.max_slots),
+            name,
+            dim,
+            slots,
+            config.max_slots,
             evict=config.evict or "lru",
             evicted=config.evicted or "host",
         )
@@ -211,7 +214,9 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
             "dynamic table are evicted to somewhere; set max_slots, or tier"
         )
     return TableSpec(
-        *(name, config.rows or rows, dim),
+        name,
+        config.rows or rows,
+        dim,
         tier=config.tier or "device",
         slots=slots,
         evict=config.evict or "lru",

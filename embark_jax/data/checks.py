@@ -99,7 +99,7 @@ class BatchChecker:
         }
         sample_weights = self._sample_weights(batch)
         return Batch(
-            *(dense, ids, labels, weights, batch.locate, batch.hot, sample_weights)
+            dense, ids, labels, weights, batch.locate, batch.hot, sample_weights
         )
 
     @property

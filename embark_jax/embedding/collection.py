@@ -118,7 +118,10 @@ class EmbeddingCollection:
         self._specs = plan.partition_specs()
         self.clusters: dict[str, Cluster] = {
             name: _make_cluster(
-                *(plan, storage, wire, ragged),
+                plan,
+                storage,
+                wire,
+                ragged,
                 choose(implementation, storage.width, jnp.dtype(storage.kind.dtype)),
             )
             for name, storage in self._storages.items()
@@ -339,7 +342,10 @@ class EmbeddingCollection:
         }
         batch = BATCH if micro_batches == 1 else MICRO_BATCHES
         in_specs = (
-            *(self._specs, state_specs, self._specs_of_routes(batch), batch),
+            self._specs,
+            state_specs,
+            self._specs_of_routes(batch),
+            batch,
             *[PartitionSpec()] * 2,
         )
         mapped = self.map(update, in_specs, (self._specs, state_specs))

@@ -118,7 +118,11 @@ class ReductionBased:
     def lookup(self, block, route):
         slot, bag, weight = route.received
         sums = sum_bags(
-            *(block, slot, bag, self._bags, weight),
+            block,
+            slot,
+            bag,
+            self._bags,
+            weight,
             implementation=self.implementation,
         )
         sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])

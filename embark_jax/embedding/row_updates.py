@@ -55,8 +55,13 @@ def update_block(
         summands = cluster.summands(joined, route) if whole_rows else None
         if summands is not None:
             return sum_and_update(
-                *(block, dict(state), summands.groups, summands.values),
-                *(summands.source, optimizer, summands.weight),
+                block,
+                dict(state),
+                summands.groups,
+                summands.values,
+                summands.source,
+                optimizer,
+                summands.weight,
                 apply=apply,
                 step=step,
                 noise=noise_of_slots and noise_of_slots(summands.groups.row),
@@ -72,7 +77,10 @@ def update_block(
             cluster, block, route, mean_factors, gradients, optimizer
         )
     return update_rows(
-        *(block, dict(state), jnp.where(apply, rows.slot, -1), rows.gradient),
+        block,
+        dict(state),
+        jnp.where(apply, rows.slot, -1),
+        rows.gradient,
         optimizer,
         step=step,
         mean_square=mean_square,

@@ -20,7 +20,7 @@ class Dice(nnx.Module):
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.norm = nnx.BatchNorm(
-            *(width,),
+            width,
             momentum=BATCH_NORM_MOMENTUM,
             use_bias=False,
             use_scale=False,

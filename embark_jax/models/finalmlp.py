@@ -36,7 +36,8 @@ class FeatureGate(nnx.Module):
     ):
         self.context = None if context else nnx.Param(jnp.zeros((1, width)))
         self.mlp = MLP(
-            *(context or width, (*hidden, width)),
+            context or width,
+            (*hidden, width),
             last_relu=False,
             compute_dtype=compute_dtype,
             rngs=rngs,

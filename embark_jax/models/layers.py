@@ -188,7 +188,8 @@ class MLP(nnx.Module):
             )
         self.layers = nnx.List(
             Linear(
-                *(fan_in, fan_out),
+                fan_in,
+                fan_out,
                 split="rows" if i % 2 else "columns",
                 compute_dtype=compute_dtype,
                 rngs=rngs,

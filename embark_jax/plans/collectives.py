@@ -78,7 +78,9 @@ def storage_collectives(
     ) -> Iterator[Collective]:
         for reach in stages:
             yield Collective(
-                *("all_to_all", phase, carries),
+                "all_to_all",
+                phase,
+                carries,
                 sum_bytes=sum_bytes,
                 id_bytes=id_bytes,
                 reach=reach,
@@ -170,10 +172,12 @@ def replicated_collectives(
     summed = summed_rows(rows, batch_ids, devices, wire)
     flags = summed if summed_whole(rows, batch_ids) else batch_ids
     yield Collective(
-        *("all_reduce", "id exchange", "touched rows"), fixed_bytes=value_bytes * flags
+        "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * flags
     )
     for kind, carries in replicated_sums(wire):
         yield Collective(
-            *(kind, "gradient exchange", carries),
+            kind,
+            "gradient exchange",
+            carries,
             fixed_bytes=row_bytes(width, wire) * summed,
         )

@@ -109,8 +109,15 @@ class Placement:
         if self.cluster == "dp":
             return (RowRange(table, 0, table.rows, "dp"),)
         cold = RowRange(
-            *(table, hot, table.rows, self.cluster, self.row_shards),
-            *(self.column_shards, self.devices, self.exchange, self.hot_ids),
+            table,
+            hot,
+            table.rows,
+            self.cluster,
+            self.row_shards,
+            self.column_shards,
+            self.devices,
+            self.exchange,
+            self.hot_ids,
         )
         if not hot:
             return (cold,)

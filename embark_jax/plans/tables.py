@@ -146,8 +146,10 @@ class TableSpec:
 
     def _check_tier(self) -> None:
         for key, kind in (
-            *(("tier", Tier), ("evict", Evict)),
-            *(("initializer", Initializer), ("dtype", Dtype)),
+            ("tier", Tier),
+            ("evict", Evict),
+            ("initializer", Initializer),
+            ("dtype", Dtype),
         ):
             allowed = get_args(kind)
             if (value := getattr(self, key)) not in allowed:

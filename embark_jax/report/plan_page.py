@@ -56,8 +56,18 @@ document.querySelectorAll(".embark-plan th").forEach((th) => {
 """
 """Sorts a table by the column whose heading is chosen, at first from the largest."""
 COLOURS = (
-    *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"),
-    *("#ee7733", "#009988", "#332288", "#882255", "#999933"),
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#bbbbbb",
+    "#ee7733",
+    "#009988",
+    "#332288",
+    "#882255",
+    "#999933",
 )
 """Colours of Paul Tol, which readers with any colour vision tell apart."""
 PIXELS_PER_INCH = 110

@@ -111,7 +111,9 @@ def _decisions(plan: Plan, separately: bool, narrow: bool) -> Table:
         table.add_row(
             Text(row.name),
             *(cells[number] for number in numbers),
-            *(row.placement, row.devices, Text(row.why)),
+            row.placement,
+            row.devices,
+            Text(row.why),
         )
     left_out = sum(len(row.tables) for row in rows[len(shown) :])
     if left_out:

@@ -18,25 +18,49 @@ from embark_jax.config import ExperimentConfig, reading
 CURRENT, FOLDER = "config.yaml", "configs"
 
 MAY_CHANGE = (
-    *("name", "fleet", "mesh.*", "data.path"),
-    *("train.steps", "train.epochs", "train.early_stopping*", "train.plateau*"),
-    *("train.log_every", "train.eval_every", "train.checkpoint_*", "train.trackers*"),
-    *("train.keep_checkpoints", "train.micro_batches", "train.dense", "train.overlap"),
+    "name",
+    "fleet",
+    "mesh.*",
+    "data.path",
+    "train.steps",
+    "train.epochs",
+    "train.early_stopping*",
+    "train.plateau*",
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_*",
+    "train.trackers*",
+    "train.keep_checkpoints",
+    "train.micro_batches",
+    "train.dense",
+    "train.overlap",
     *(f"dense_optimizer.{key}" for key in ("learning_rate", "eps", "weight_decay")),
     *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),
-    *("embedding.optimizer.weight_decay", "embedding.optimizer.schedule.*"),
+    "embedding.optimizer.weight_decay",
+    "embedding.optimizer.schedule.*",
     *(
         f"embedding.tables.*.optimizer.{key}"
         for key in ("learning_rate", "eps", "beta*", "weight_decay", "schedule.*")
     ),
-    *("embedding.capacity_slack", "embedding.on_bad_id", "embedding.ragged"),
-    *("embedding.wire.*", "embedding.kernels", "embedding.scratch"),
+    "embedding.capacity_slack",
+    "embedding.on_bad_id",
+    "embedding.ragged",
+    "embedding.wire.*",
+    "embedding.kernels",
+    "embedding.scratch",
     "model.compute_dtype",
     *(
         f"embedding.tables.*.{key}"
         for key in (
-            *("cluster", "row_shards", "column_shards", "devices", "exchange"),
-            *("hot_rows", "tier", "slots", "evict"),
+            "cluster",
+            "row_shards",
+            "column_shards",
+            "devices",
+            "exchange",
+            "hot_rows",
+            "tier",
+            "slots",
+            "evict",
         )
     ),
 )

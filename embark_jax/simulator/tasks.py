@@ -79,7 +79,12 @@ class Tasks:
                 fleet.gpus_per_node,
             )
         return self._collective(
-            *(name, phase, self.links, sent, after, fleet.devices),
+            name,
+            phase,
+            self.links,
+            sent,
+            after,
+            fleet.devices,
             latency_us=times * self.rates.exchange_us,
         )
 
@@ -105,7 +110,12 @@ class Tasks:
             message_bytes * (fleet.nodes - 1) / fleet.nodes,  # pyright: ignore
         )
         return self._collective(
-            *(name, phase, NETWORK, sent, after, fleet.devices),
+            name,
+            phase,
+            NETWORK,
+            sent,
+            after,
+            fleet.devices,
             latency_us=self.rates.rail_exchange_us,
         )
 

@@ -111,7 +111,8 @@ def abstract_state(
     replicated = NamedSharding(collection.mesh, PartitionSpec())
     shardings = TrainState._make(
         [
-            *(replicated, replicated),
+            replicated,
+            replicated,
             *_dense_shardings(shapes.params, collection, dense_optimizer, dense),
             jax.tree.map(lambda _: replicated, shapes.model_state),
             collection.shardings,

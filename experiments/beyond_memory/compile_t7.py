@@ -61,7 +61,8 @@ def shaped(tree: Any, sharding: Any) -> Any:
 def as_compiled(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda each, s: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=s),
-        *(tree, shardings),
+        tree,
+        shardings,
     )
 
 

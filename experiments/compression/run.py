@@ -57,10 +57,18 @@ def train(path: Path, wire: tuple[str, str], seed: int) -> dict[str, float]:
         seeds.append(f"data.seed={seed}")
     with tempfile.TemporaryDirectory() as workdir:
         command = [
-            *(sys.executable, "-c", "from embark_jax.cli import main; main()"),
-            *("train", path, "--workdir", workdir),
-            *("mesh.nodes=2", "mesh.gpus_per_node=4", *seeds),
-            *(f"embedding.wire.rows={wire[0]}", f"embedding.wire.gradients={wire[1]}"),
+            sys.executable,
+            "-c",
+            "from embark_jax.cli import main; main()",
+            "train",
+            path,
+            "--workdir",
+            workdir,
+            "mesh.nodes=2",
+            "mesh.gpus_per_node=4",
+            *seeds,
+            f"embedding.wire.rows={wire[0]}",
+            f"embedding.wire.gradients={wire[1]}",
             *(
                 f"embedding.tables.{each.name}.cluster={cluster}"
                 for each, cluster in zip(tables, itertools.cycle(("rb", "ub")))

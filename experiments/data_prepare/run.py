@@ -46,12 +46,24 @@ def commands(raw: Path, folder: Path) -> dict[str, list[str]]:
     options = ("--min-count", str(MIN_COUNT))
     return {
         "embark": [
-            *(sys.executable, "-c", embark, "data", "prepare", "criteo-kaggle"),
-            *("--raw", str(raw.parent), "--out", str(folder / "embark"), *options),
+            sys.executable,
+            "-c",
+            embark,
+            "data",
+            "prepare",
+            "criteo-kaggle",
+            "--raw",
+            str(raw.parent),
+            "--out",
+            str(folder / "embark"),
+            *options,
         ],
         "polars": [
-            *(sys.executable, str(HERE / "with_polars.py"), str(raw)),
-            *(str(folder / "polars"), str(MIN_COUNT)),
+            sys.executable,
+            str(HERE / "with_polars.py"),
+            str(raw),
+            str(folder / "polars"),
+            str(MIN_COUNT),
         ],
     }
 

@@ -79,15 +79,27 @@ def count(
     arrays = {
         name: np.zeros(devices)
         for name in (
-            *("ids", "id_values", "bags", "sums", "filled", "touched"),
-            *("received_ids", "received_values"),
+            "ids",
+            "id_values",
+            "bags",
+            "sums",
+            "filled",
+            "touched",
+            "received_ids",
+            "received_values",
         )
     }
     node_sums = np.zeros(workload.fleet.nodes)
     totals = dict.fromkeys(
         (
-            *("repeated_ids", "unique_ids", "unique_values", "pooled_values"),
-            *("local_ids", "local_values", "replicated_values", "outputs"),
+            "repeated_ids",
+            "unique_ids",
+            "unique_values",
+            "pooled_values",
+            "local_ids",
+            "local_values",
+            "replicated_values",
+            "outputs",
         ),
         0.0,
     )

@@ -85,7 +85,14 @@ def timings(group: str) -> Iterator[cases.Case]:
 
 
 GROUPS = (
-    *("copy", "check", "lookup128", "update", "lookup32", "unique", "shapes", "tune"),
+    "copy",
+    "check",
+    "lookup128",
+    "update",
+    "lookup32",
+    "unique",
+    "shapes",
+    "tune",
 )
 
 

@@ -157,7 +157,7 @@ def update_rows(
 
     def function(state, inputs):
         return ek.update_rows(
-            *(*state, *inputs, optimizer), implementation=implementation, config=config
+            *state, *inputs, optimizer, implementation=implementation, config=config
         )
 
     return Case(
@@ -197,7 +197,7 @@ def update_from_bags(
 
     def function(state, inputs):
         return ek.update_from_bags(
-            *(*state, *inputs, optimizer), implementation=implementation
+            *state, *inputs, optimizer, implementation=implementation
         )
 
     return Case(

@@ -120,7 +120,8 @@ def prepare(workload: Workload, mesh: tuple[int, int], *changes: str) -> Experim
     ]
     nodes, gpus = mesh
     config = workload.config(
-        *(f"mesh.nodes={nodes}", f"mesh.gpus_per_node={gpus}"),
+        f"mesh.nodes={nodes}",
+        f"mesh.gpus_per_node={gpus}",
         *" ".join(placed).split(),
         *changes,
     )

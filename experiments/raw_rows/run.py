@@ -22,8 +22,15 @@ from embark_jax.data import movielens_100k_folder
 
 HERE = Path(__file__).parent
 COLUMNS = [
-    *("user", "item", "age", "gender", "occupation", "year", "genres"),
-    *("when", "stars"),
+    "user",
+    "item",
+    "age",
+    "gender",
+    "occupation",
+    "year",
+    "genres",
+    "when",
+    "stars",
 ]
 
 
@@ -71,9 +78,24 @@ def main() -> None:
     rows = write_csv(folder)
     shutil.copy(HERE / "config.yaml", folder)
     _, results["prepare"] = embark(
-        *(folder, "data", "prepare", "csv", "--raw", "ratings.csv", "--out", "data"),
-        *("--label", "stars", "--positive-from", "4", "--time", "when"),
-        *("--list", "genres", "--dense", "age=standardize"),
+        folder,
+        "data",
+        "prepare",
+        "csv",
+        "--raw",
+        "ratings.csv",
+        "--out",
+        "data",
+        "--label",
+        "stars",
+        "--positive-from",
+        "4",
+        "--time",
+        "when",
+        "--list",
+        "genres",
+        "--dense",
+        "age=standardize",
     )
     _, results["train"] = embark(folder, "train", "config.yaml", "--workdir", "run")
     final = json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[-1])

@@ -130,7 +130,10 @@ def make_trainer(seed: int) -> ej.Trainer:
     embeddings = ej.EmbeddingCollection(plan, plan.make_mesh())
     model = TwoTower(
         embeddings.output_shapes,
-        *(0, ["item"], (DIM,), TEMPERATURE),
+        0,
+        ["item"],
+        (DIM,),
+        TEMPERATURE,
         rngs=nnx.Rngs(seed),
     )
     return ej.Trainer(

@@ -29,8 +29,14 @@ AMPLE_MEMORY_BYTES = 2e11
 COPY_SHARE = 0.9
 """Share of a GPU's memory bandwidth that a copy reaches."""
 PHASES = (
-    *("route", "lookup", "dense", "dense_update", "checks"),
-    *("row_gradients", "update", "other"),
+    "route",
+    "lookup",
+    "dense",
+    "dense_update",
+    "checks",
+    "row_gradients",
+    "update",
+    "other",
 )
 """Scopes by which the step names its instructions; some get no name."""
 LARGEST = 25

@@ -49,8 +49,15 @@ COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|ragged-all-to-all)(-start)?$"
 )
 MOVE_NOTHING = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast"),
-    *("after-all", "opt-barrier", "partition-id", "replica-id"),
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "opt-barrier",
+    "partition-id",
+    "replica-id",
 }
 
 
@@ -165,8 +172,11 @@ class Program:
                 read, written = self._bytes_of(each, operands)
                 named = NAMED.search(each.rest)
                 yield Moved(
-                    *(each.name, each.opcode, named[1] if named else ""),
-                    *(turns * read, turns * written),
+                    each.name,
+                    each.opcode,
+                    named[1] if named else "",
+                    turns * read,
+                    turns * written,
                 )
 
     def _bytes_of(
@@ -269,8 +279,12 @@ def _instruction(found: re.Match) -> Instruction:
             bits = "8"
         item_bytes.append(int(bits or 0) // 8)
     return Instruction(
-        *(found["name"], found["opcode"], tuple(shapes), tuple(item_bytes)),
-        *(tuple(OPERAND.findall(found["operands"])), found["rest"]),
+        found["name"],
+        found["opcode"],
+        tuple(shapes),
+        tuple(item_bytes),
+        tuple(OPERAND.findall(found["operands"])),
+        found["rest"],
     )
 
 

@@ -51,8 +51,11 @@ if width == 128:
     compile_(lambda m: ek.number_runs(m, batch, **kernels), marks)
 """
 KERNELS = (
-    *("lookup", "sum of runs begun before", "sum and update"),
-    *("update of listed rows", "numbering of runs"),
+    "lookup",
+    "sum of runs begun before",
+    "sum and update",
+    "update of listed rows",
+    "numbering of runs",
 )
 """In the order in which they are compiled."""
 

@@ -92,7 +92,9 @@ def sum_columns(
 
     groups = alone if ids.shape[1] <= COLUMNS_ALONE else by_length
     return lax.platform_dependent(
-        *(table, ids, weights),
+        table,
+        ids,
+        weights,
         cpu=partial(group_by_group, groups, a_few_columns),
         default=partial(group_by_group, by_length, all_columns),
     )

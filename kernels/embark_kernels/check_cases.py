@@ -121,8 +121,14 @@ def _runs() -> Iterator[Case]:
 
         about = f"{runs} runs of up to {longest}, room for {capacity}"
         yield Case(
-            *("number_runs", None, "int32", about, function, (keys,)),
-            *(lambda numbers=numbers, first=first: _exact(numbers, first), 0.0),
+            "number_runs",
+            None,
+            "int32",
+            about,
+            function,
+            (keys,),
+            lambda numbers=numbers, first=first: _exact(numbers, first),
+            0.0,
         )
 
 
@@ -137,8 +143,14 @@ def _unique() -> Case:
         return found.slot[0], found.inverse
 
     return Case(
-        *("unique_by_owner", None, "int32", "", function, (ids,)),
-        *(lambda: _exact(slots, inverse), 0.0),
+        "unique_by_owner",
+        None,
+        "int32",
+        "",
+        function,
+        (ids,),
+        lambda: _exact(slots, inverse),
+        0.0,
     )
 
 
@@ -163,8 +175,14 @@ def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
     rounding = BFLOAT16_ROUNDING if dtype == "bfloat16" else 0.0
     about = "weighted" if weighted else ""
     return Case(
-        *("pooled_lookup", width, dtype, about, function, (table, ids, weights)),
-        *(expected, _sum_limit(LONG_BAG) + rounding),
+        "pooled_lookup",
+        width,
+        dtype,
+        about,
+        function,
+        (table, ids, weights),
+        expected,
+        _sum_limit(LONG_BAG) + rounding,
     )
 
 
@@ -190,8 +208,14 @@ def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
 
     arguments = table, rows, bag.astype(np.int32), weights
     return Case(
-        *("sum_bags", width, dtype, "weighted" if weighted else "", function),
-        *(arguments, expected, _sum_limit(LONG_BAG)),
+        "sum_bags",
+        width,
+        dtype,
+        "weighted" if weighted else "",
+        function,
+        arguments,
+        expected,
+        _sum_limit(LONG_BAG),
     )
 
 
@@ -212,8 +236,14 @@ def _sum_groups(rng, width: int, dtype: str, weighted: bool) -> Case:
         return [tuple(np.pad(each, ((0, ROWS), (0, 0))) for each in sums)]
 
     return Case(
-        *("sum_groups", width, dtype, "weighted" if weighted else "", function),
-        *((values, rows, source, weights), expected, _sum_limit(count.max())),
+        "sum_groups",
+        width,
+        dtype,
+        "weighted" if weighted else "",
+        function,
+        (values, rows, source, weights),
+        expected,
+        _sum_limit(count.max()),
     )
 
 
@@ -231,10 +261,15 @@ def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
         return update_rows(*given, step=STEP, noise=noise, **KERNELS)
 
     return Case(
-        *("update_rows", width, dtype, name_of(optimizer), function),
+        "update_rows",
+        width,
+        dtype,
+        name_of(optimizer),
+        function,
         (table, states, rows, gradients, noise),
         lambda: _updated(optimizer, table, states, rows[listed], gradients[listed]),
-        *(_update_limit(optimizer, width, dtype), 2),
+        _update_limit(optimizer, width, dtype),
+        2,
     )
 
 
@@ -254,7 +289,13 @@ def _sum_and_update(
         if noise is not None:
             noise = noise.at[groups.row].get(mode="clip")
         return sum_and_update(
-            *(table, states, groups, values, source, optimizer, weights),
+            table,
+            states,
+            groups,
+            values,
+            source,
+            optimizer,
+            weights,
             apply=apply,
             step=STEP,
             noise=noise,
@@ -269,10 +310,15 @@ def _sum_and_update(
             return _updated(optimizer, table, states, touched, sums[touched])
 
         yield Case(
-            *("sum_and_update", width, dtype),
+            "sum_and_update",
+            width,
+            dtype,
             name_of(optimizer) + ("" if apply else ", apply=False"),
-            *(function, (table, states, rows, values, source, weights, noise, apply)),
-            *(expected, _update_limit(optimizer, width, dtype), 2),
+            function,
+            (table, states, rows, values, source, weights, noise, apply),
+            expected,
+            _update_limit(optimizer, width, dtype),
+            2,
         )
 
 

@@ -84,8 +84,15 @@ def update_rows(
             key = update_key(width, table.dtype, optimizer.state_widths(width))
             config = tuned(key, UpdateConfig.heuristic(width))
         return update_rows_mosaic_gpu(
-            *(table, states, rows, gradients, mean_square, factors, optimizer),
-            *(noise, config),
+            table,
+            states,
+            rows,
+            gradients,
+            mean_square,
+            factors,
+            optimizer,
+            noise,
+            config,
         )
 
     def all_at_once(table, states, rows, gradients, mean_square, factors, noise):

@@ -146,7 +146,7 @@ def assert_alike(found: Trainer, expected: Trainer) -> None:
         pytest.param((2, 4), "rb", Adagrad(0.5), 200, True, marks=pytest.mark.slow),
         ((2, 2), "ub", RowwiseAdagrad(0.5), 80, True),
         pytest.param(
-            *((2, 2), "rb", FTRL(0.5, l1=0.01), 80, True), marks=pytest.mark.slow
+            (2, 2), "rb", FTRL(0.5, l1=0.01), 80, True, marks=pytest.mark.slow
         ),
     ],
 )

@@ -143,12 +143,17 @@ def initial_row(key: int) -> np.ndarray:
     ("mesh", "cluster", "optimizer", "options", "trainer_options"),
     [
         (
-            *((1, 2), "ub", LazyAdam(0.05, weight_decay=0.1)),
-            *({"max_slots": 60}, {"overlap": True}),
+            (1, 2),
+            "ub",
+            LazyAdam(0.05, weight_decay=0.1),
+            {"max_slots": 60},
+            {"overlap": True},
         ),
         ((2, 4), "rb", RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
         (
-            *((2, 4), "ub", Adagrad(0.5)),
+            (2, 4),
+            "ub",
+            Adagrad(0.5),
             {"max_slots": 70, "evict": "lfu", "evicted": "disk"},
             {"overlap": True, "micro_batches": 2, "capacity": 2},
         ),
@@ -344,7 +349,9 @@ def test_the_planner_refuses_what_a_dynamic_table_cannot_have(forced):
     with pytest.raises(ValueError, match=re.escape(message)):
         plan(
             [dynamic(), TableSpec("item", ITEMS, DIM)],
-            *(FEATURES, fleets.this_machine(1, 2), BATCH),
+            FEATURES,
+            fleets.this_machine(1, 2),
+            BATCH,
             forced={"user": ForcedPlacement(**forced)},
         )
 

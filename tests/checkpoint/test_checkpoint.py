@@ -84,8 +84,8 @@ def test_another_plan_reads_the_same_rows(saved, tmp_path):
         tmp_path,
         "embedding.tables.user="
         "{rows: 1000, cluster: ub, column_shards: 2, hot_rows: 30}",
-        *("embedding.tables.item={rows: 600, cluster: dp}",),
-        *("embedding.tables.city={rows: 20, cluster: rb, row_shards: 3}",),
+        "embedding.tables.item={rows: 600, cluster: dp}",
+        "embedding.tables.city={rows: 20, cluster: rb, row_shards: 3}",
     )
     with Checkpointer(folder, identity, keep=None) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings, 3)

@@ -130,7 +130,11 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 def placed(cluster, rows, columns, owners, hot_share=0.0):
     return lambda table: Placement(
-        *(table, cluster, rows, columns, owners),
+        table,
+        cluster,
+        rows,
+        columns,
+        owners,
         hot_rows=round(hot_share * table.rows),
     )
 
@@ -146,8 +150,12 @@ def placed(cluster, rows, columns, owners, hot_share=0.0):
         (placed("ub", 2, 2, (2, 2, 1, 0), 0.6), placed("rb", 2, 1, (2, 1), 0.3)),
     ],
     ids=[
-        *("rows to columns", "columns to rows", "replicated to rows", "to replicated"),
-        *("to hot rows", "from hot rows"),
+        "rows to columns",
+        "columns to rows",
+        "replicated to rows",
+        "to replicated",
+        "to hot rows",
+        "from hot rows",
     ],
 )
 def test_tables_of_several_pieces_move_in_little_memory(there, here):

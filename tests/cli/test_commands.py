@@ -131,7 +131,8 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     says."""
     config, workdir, _, compiled = trained
     assert [compiled.count(f"jit({name})") for name in ("train_step", "predict")] == [
-        *(1, 1)
+        1,
+        1,
     ]
     workdir = shutil.copytree(workdir, tmp_path / "run")
     log = workdir / "metrics.jsonl"
@@ -139,9 +140,14 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     log.write_text("".join([first, "junk\n", *others]))
     with runs.compilations() as again:
         outcome = embark(
-            *("train", config, "train.steps=9", "train.eval_every=1"),
+            "train",
+            config,
+            "train.steps=9",
+            "train.eval_every=1",
             "dense_optimizer.learning_rate=0.5",
-            *("--workdir", workdir, "--resume"),
+            "--workdir",
+            workdir,
+            "--resume",
         )
     assert (outcome.code, outcome.err) == (0, "")
     assert (
@@ -302,8 +308,13 @@ def test_a_loss_that_is_not_finite(config, tmp_path):
 @pytest.mark.parametrize(
     "error",
     [
-        *(ConfigError, DataError, CheckpointError, FileExistsError, PermissionError),
-        *(NonFiniteLossError, NonFiniteLogitError),
+        ConfigError,
+        DataError,
+        CheckpointError,
+        FileExistsError,
+        PermissionError,
+        NonFiniteLossError,
+        NonFiniteLogitError,
     ],
 )
 def test_a_message_is_printed_as_it_is(config, monkeypatch, error):

@@ -28,9 +28,13 @@ def calls(monkeypatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("platforms", "device", "kept"),
     [
-        *((None, None, True), (None, "nvidia0", False), (None, "kfd", False)),
-        *((None, "nvidiactl", True), ("cpu", "nvidia0", True)),
-        *(("cuda", None, False), ("cuda,cpu", None, False)),
+        (None, None, True),
+        (None, "nvidia0", False),
+        (None, "kfd", False),
+        (None, "nvidiactl", True),
+        ("cpu", "nvidia0", True),
+        ("cuda", None, False),
+        ("cuda,cpu", None, False),
     ],
 )
 def test_where_it_is_kept(monkeypatch, tmp_path, calls, platforms, device, kept):

@@ -341,9 +341,12 @@ def test_scale_shrinks_rows_batch_and_samples_and_nothing_else(write):
     path = write("a.yaml", text)
     small = load(path, ["scale=0.001", "train.steps=5"])
     changed = [
-        *("embedding.tables.a.rows=124", "embedding.tables.b.rows=10"),
-        *("data.train_samples=50", "data.test_samples=1"),
-        *("train.batch_size=72", "train.steps=5"),  # 8.192 a device
+        "embedding.tables.a.rows=124",
+        "embedding.tables.b.rows=10",
+        "data.train_samples=50",
+        "data.test_samples=1",
+        "train.batch_size=72",
+        "train.steps=5",  # 8.192 a device
     ]
     assert small == load(path, changed)
     assert load(path, ["scale=1"]) == load(path)

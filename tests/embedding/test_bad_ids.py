@@ -49,8 +49,13 @@ def check(problem: Problem, share: float) -> None:
         routes = collection.route(ids, weights)
         found = collection.lookup(storages, routes)
         updated = collection.update(
-            *(storages, state, routes, gradients, optimizer),
-            *(jnp.int32(1), jnp.bool_(True)),
+            storages,
+            state,
+            routes,
+            gradients,
+            optimizer,
+            jnp.int32(1),
+            jnp.bool_(True),
         )
         return (found, updated), routes.bad_ids, routes.any_bad
 

@@ -14,7 +14,11 @@ from embark_jax.plans.tables import TableSpec
 
 def placed(name, rows, hot):
     return Placement(
-        *(TableSpec(name, rows, 4), "ub", 1, 1, (0,)),
+        TableSpec(name, rows, 4),
+        "ub",
+        1,
+        1,
+        (0,),
         hot_rows=len(hot),
         hot_ids=tuple(sorted(hot)),
     )

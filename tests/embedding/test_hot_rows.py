@@ -88,7 +88,9 @@ def test_kernels_take_hot_rows(cluster):
     planned = make_plan(
         FEATURES[:2],
         [Placement(TABLE, cluster, 2, 1, (0, 0), hot_rows=9)],
-        *(1, 1, 3),
+        1,
+        1,
+        3,
     )
     with interpreted():
         check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")

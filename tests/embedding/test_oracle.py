@@ -112,7 +112,9 @@ def test_a_shared_table(cluster, optimizer):
 @pytest.mark.parametrize(
     ("cluster", "columns", "optimizer"),
     [
-        *[("dp", 1, "ftrl, decay"), ("rb", 2, "l2"), ("ub", 2, "rowwise_adagrad")],
+        ("dp", 1, "ftrl, decay"),
+        ("rb", 2, "l2"),
+        ("ub", 2, "rowwise_adagrad"),
         pytest.param("rb", 1, "l2", marks=pytest.mark.slow),
         pytest.param("ub", 1, "rowwise_adagrad", marks=pytest.mark.slow),
     ],

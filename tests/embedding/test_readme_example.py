@@ -26,7 +26,9 @@ PLAN = Plan(
         Placement(TABLES["user"], "rb", 4, 1, (0, 1, 2, 3), hot_rows=2),
         Placement(TABLES["city"], "ub", 2, 1, (1, 2)),
     ),
-    *(2, 2, 4),
+    2,
+    2,
+    4,
     {"rb_4": 3, "ub_4": 2},
 )
 IDS = {"user": [1, 5, 7], "city": [4, 4]}
@@ -69,8 +71,13 @@ def solved():
         routes = collection.route(ids, {})
         found = collection.lookup(storages, routes)
         updated, _ = collection.update(
-            *(storages, {name: {} for name in storages}, routes, gradients, SGD(0.1)),
-            *(jnp.int32(1), jnp.bool_(True)),
+            storages,
+            {name: {} for name in storages},
+            routes,
+            gradients,
+            SGD(0.1),
+            jnp.int32(1),
+            jnp.bool_(True),
         )
         return found, updated
 

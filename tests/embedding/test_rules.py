@@ -50,7 +50,9 @@ PLAN = make_plan(
         Placement(TABLES[3], "dp"),
         Placement(TABLES[4], "ub", 3, 1, (1, 2, 4), hot_rows=5),
     ],
-    *(2, 4, 16),
+    2,
+    4,
+    16,
 )
 
 
@@ -82,8 +84,12 @@ def test_each_table_follows_its_own_rule():
         )
         for t in PLAN.tables:
             reference.update(
-                *(expected[t.name], states[t.name][t.name], summed[t.name]),
-                *(touched[t.name], RULES[t.optimizer], number),
+                expected[t.name],
+                states[t.name][t.name],
+                summed[t.name],
+                touched[t.name],
+                RULES[t.optimizer],
+                number,
             )
         batch = ids, weights, gradients
         storages, state = step(storages, state, *batch, jnp.int32(number))

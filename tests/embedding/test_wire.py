@@ -47,8 +47,10 @@ CASES = list(
     itertools.product([("rb", 29), ("ub", 29), ("dp", 29), ("dp", 300)], ROUNDING)
 )
 QUICK = [
-    *((("rb", 29), "float8_e4m3"), (("ub", 29), "bfloat16")),
-    *((("dp", 29), "float16"), (("dp", 300), "float8_e4m3")),
+    (("rb", 29), "float8_e4m3"),
+    (("ub", 29), "bfloat16"),
+    (("dp", 29), "float16"),
+    (("dp", 300), "float8_e4m3"),
 ]
 
 

@@ -136,8 +136,10 @@ def test_plans_of_torchrec_become_placements(scripts):
             "c": {
                 "sharding": "grid_shard",  # rows 0–2 and 3–4, columns 0–3 and 4–7
                 "shards": [
-                    *([1, 0, 0, 3, 4], [0, 3, 0, 2, 4]),
-                    *([3, 0, 4, 3, 4], [2, 3, 4, 2, 4]),
+                    [1, 0, 0, 3, 4],
+                    [0, 3, 0, 2, 4],
+                    [3, 0, 4, 3, 4],
+                    [2, 3, 4, 2, 4],
                 ],
             },
             "d": {

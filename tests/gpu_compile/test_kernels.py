@@ -158,7 +158,7 @@ def test_the_whole_update_uses_no_atomics(on_h100):
     entries = BATCH * HOTNESS
     compiled, kernels = compile_for(
         lambda table, states, ids, gradient: update_from_bags(
-            *(table, states, ids, gradient, optimizer), implementation="mosaic_gpu"
+            table, states, ids, gradient, optimizer, implementation="mosaic_gpu"
         ),
         on_h100((ROWS, width), jnp.float32),
         {"accumulator": on_h100((ROWS, 1), jnp.float32)},
@@ -223,7 +223,9 @@ def test_offsets_of_rows_have_64_bits(on_h100, monkeypatch, capfd):
         lambda table, ids, gradient: update_from_bags(
             table, {}, ids, gradient, rule, **options
         ),
-        *(table, ids, gradient),
+        table,
+        ids,
+        gradient,
     )
     kernels = capfd.readouterr().out.split(".entry ")[1:]
     assert len(kernels) == 3

@@ -115,7 +115,9 @@ def test_ids_are_made_unique_by_a_kernel_on_one_gpu():
         forced={"t0": ForcedPlacement("ub", 1)},
     )
     compiled, _ = compile_step(
-        *(planned, h100_mesh(1, 1), RowwiseAdagrad(0.01)),
+        planned,
+        h100_mesh(1, 1),
+        RowwiseAdagrad(0.01),
         bottom=(64,),
         top=(64, 1),
         rank=16,

@@ -52,11 +52,18 @@ def check_sum_bags(implementation, table, lines, weights=None, config=SMALL):
     actual = run(
         implementation,
         lambda table, rows, bag, weights: sum_bags(
-            *(table, rows, bag, bags, weights),
+            table,
+            rows,
+            bag,
+            bags,
+            weights,
             implementation=implementation,
             config=config,
         ),
-        *(table, rows, bag, weights),
+        table,
+        rows,
+        bag,
+        weights,
     )
     assert actual.dtype == jnp.float32
     assert actual.shape == (len(lines), bags, table.shape[1])
@@ -126,7 +133,9 @@ def test_several_bags_a_line(implementation, pooling, weighted):
             implementation=implementation,
             config=SMALL,
         ),
-        *(table, ids, weights),
+        table,
+        ids,
+        weights,
     )
     factors = np.where(ids >= 0, 1.0 if weights is None else weights, 0.0)
     if pooling == "mean":
@@ -157,7 +166,8 @@ def test_output_in_bfloat16(implementation):
             lambda *args, dtype=dtype: pooled_lookup(
                 *args, out_dtype=dtype, implementation=implementation, config=SMALL
             ),
-            *(table, ids),
+            table,
+            ids,
         )
         for dtype in (jnp.bfloat16, jnp.float32)
     )

@@ -74,7 +74,11 @@ def run_update_rows(implementation, optimizer, *args, **options):
     return run(
         implementation,
         lambda table, states, rows, gradients: update_rows(
-            *(table, states, rows, gradients, optimizer),
+            table,
+            states,
+            rows,
+            gradients,
+            optimizer,
             step=STEP,
             implementation=implementation,
             config=SMALL,
@@ -148,7 +152,12 @@ def test_mean_square_of_rows_that_go_on_elsewhere(implementation):
     gradients = rng.normal(size=(2, 8)).astype(np.float32)
     mean_square = np.array([2.0, 0.25], np.float32)
     actual = run_update_rows(
-        *(implementation, optimizer, table, states, rows, gradients),
+        implementation,
+        optimizer,
+        table,
+        states,
+        rows,
+        gradients,
         mean_square=jnp.asarray(mean_square),
     )
     expected = expected_update(
@@ -202,11 +211,20 @@ def test_from_gradients_of_bags(implementation, weighted):
     actual = run(
         implementation,
         lambda table, states, ids, gradient, weights: update_from_bags(
-            *(table, states, ids, gradient, optimizer, weights),
+            table,
+            states,
+            ids,
+            gradient,
+            optimizer,
+            weights,
             hotness=(1, 2),
             implementation=implementation,
         ),
-        *(table, states, ids, gradient, weights),
+        table,
+        states,
+        ids,
+        gradient,
+        weights,
     )
     gradients = {}
     for line, column in np.argwhere(ids >= 0):
@@ -241,7 +259,13 @@ def test_rows_are_updated_by_the_sums_of_their_gradients(
     def function(table, states, rows, values, source, weights, apply):
         groups = group_rows(rows, ROWS, **options)
         return sum_and_update(
-            *(table, states, groups, values, source, optimizer, weights),
+            table,
+            states,
+            groups,
+            values,
+            source,
+            optimizer,
+            weights,
             apply=apply,
             step=STEP,
             **options,
@@ -266,9 +290,10 @@ def test_sums_into_an_array(implementation):
     actual = run(
         implementation,
         lambda values, target: sum_groups(
-            *(values, group_targets(target, 6, **options), jnp.arange(6)), **options
+            values, group_targets(target, 6, **options), jnp.arange(6), **options
         ),
-        *(values, target),
+        values,
+        target,
     )
     np.testing.assert_array_equal(actual[:, 0], [3, 0, 0, 5, 0, 5])
 

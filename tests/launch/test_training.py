@@ -53,7 +53,8 @@ class Launcher:
         several += ("--processes", str(processes), "--process-id")
         return [
             runs.start(
-                *(*command, *((*several, str(i)) if processes > 1 else ())),
+                *command,
+                *((*several, str(i)) if processes > 1 else ()),
                 env=os.environ | self._environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

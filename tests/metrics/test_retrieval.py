@@ -52,7 +52,7 @@ def test_search_equals_sorting(items):
 def tower(**options) -> models.TwoTower:
     shapes = {"user": (DIM,), "item": (DIM,)}
     return models.TwoTower(
-        *(shapes, 0), items=("item",), tower=(6, 3), rngs=nnx.Rngs(0), **options
+        shapes, 0, items=("item",), tower=(6, 3), rngs=nnx.Rngs(0), **options
     )
 
 

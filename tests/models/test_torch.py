@@ -22,7 +22,8 @@ def test_batch_norm_trains_as_pytorch_s():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(STEPS, BATCH, WIDTHS[0])).astype(np.float32)
     mlp = MLP(
-        *(WIDTHS[0], WIDTHS[1:]),
+        WIDTHS[0],
+        WIDTHS[1:],
         last_relu=True,
         batch_norm=True,
         compute_dtype=jnp.float32,
@@ -69,7 +70,8 @@ def test_batch_norm_trains_as_pytorch_s():
 def test_dropout_keeps_and_scales_as_pytorch_s():
     share, rows, width = 0.3, 1000, 20
     mlp = MLP(
-        *(6, (width,)),
+        6,
+        (width,),
         last_relu=True,
         dropout=share,
         compute_dtype=jnp.float32,

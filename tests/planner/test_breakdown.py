@@ -122,7 +122,10 @@ def test_reasons_say_what_other_clusters_would_take():
     # A hot row shard is told of: rows 0, 4 and 8 of 10 are asked for by
     # (1 + 0.170 + 0.089) / 2.68 = 47 % of ids, which is 1.9 times a quarter.
     skewed = plan(
-        *([TableSpec("t", 10, 128)], features, machines, 80_000),
+        [TableSpec("t", 10, 128)],
+        features,
+        machines,
+        80_000,
         zipf_exponent=1.1,
         forced={"t": ForcedPlacement("rb", 4)},
     )
@@ -131,7 +134,10 @@ def test_reasons_say_what_other_clusters_would_take():
 
 def test_ratios_in_words():
     assert [times(x) for x in (0.913, 1.44, 28.6, 1234.0)] == [
-        *("0.91×", "1.4×", "29×", "1,200×")
+        "0.91×",
+        "1.4×",
+        "29×",
+        "1,200×",
     ]
 
 

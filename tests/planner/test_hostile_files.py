@@ -20,8 +20,20 @@ from embark_jax.report.terminal import as_text
 
 MISSING = object()
 VALUES = [
-    *(MISSING, None, -1, 0, 10**18, 10**400, float("nan"), -float("inf"), 1e308),
-    *("9" * 5000, [], {}, [[]] * 100, "\ud800"),
+    MISSING,
+    None,
+    -1,
+    0,
+    10**18,
+    10**400,
+    float("nan"),
+    -float("inf"),
+    1e308,
+    "9" * 5000,
+    [],
+    {},
+    [[]] * 100,
+    "\ud800",
 ]
 MOST_CHARACTERS = 20_000
 """Of an error: a person reads it."""

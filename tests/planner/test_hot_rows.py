@@ -151,7 +151,10 @@ def test_forced_hot_rows_are_kept_and_the_rest_is_searched(cluster):
     other = TableSpec("other", 50, 8)
     features = [FEATURE, FeatureSpec("other")]
     planned = plan(
-        *([other, TABLE], features, fleet.dgx_h100(1, 4), 400),
+        [other, TABLE],
+        features,
+        fleet.dgx_h100(1, 4),
+        400,
         forced={"t": ForcedPlacement(cluster, hot_rows=30)},
         zipf_exponent=1.1,
     )

@@ -120,7 +120,9 @@ def test_plans_are_near_their_bound(model):
     cold = dict.fromkeys((each.name for each in tables), ForcedPlacement(hot_rows=0))
     without, planned = (
         plan(
-            *(tables, features, fleet.dgx_h100(nodes)),
+            tables,
+            features,
+            fleet.dgx_h100(nodes),
             SMALLER_BATCHES.get((name, nodes), BATCH),
             zipf_exponent=published.ZIPF_EXPONENT,
             forced=forced,

@@ -106,13 +106,19 @@ def test_counts_names_and_shared_tables():
         """
     ).specs()
     assert tables == [
-        *(TableSpec("t0", 1000, 8), TableSpec("t1", 1000, 8)),
-        *(TableSpec("genre", 20, 4), TableSpec("day0", 5, 4), TableSpec("day1", 5, 4)),
+        TableSpec("t0", 1000, 8),
+        TableSpec("t1", 1000, 8),
+        TableSpec("genre", 20, 4),
+        TableSpec("day0", 5, 4),
+        TableSpec("day1", 5, 4),
     ]
     assert features == [
-        *(FeatureSpec("t0", hotness=3), FeatureSpec("t1", hotness=3)),
-        *(FeatureSpec("genre_0", "genre"), FeatureSpec("genre_1", "genre", hotness=10)),
-        *(FeatureSpec("day0"), FeatureSpec("day1")),
+        FeatureSpec("t0", hotness=3),
+        FeatureSpec("t1", hotness=3),
+        FeatureSpec("genre_0", "genre"),
+        FeatureSpec("genre_1", "genre", hotness=10),
+        FeatureSpec("day0"),
+        FeatureSpec("day1"),
     ]
 
 

@@ -80,7 +80,9 @@ def test_a_metric_without_a_value_is_refused():
 
 
 OPTIONS = (
-    *("train.steps=8", "train.eval_every=2", "train.keep_checkpoints=1"),
+    "train.steps=8",
+    "train.eval_every=2",
+    "train.keep_checkpoints=1",
     # No evaluation is better than the first by so much.
     "train.early_stopping={patience: 1, min_change: 1}",
 )
@@ -123,10 +125,14 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
         SyntheticClicks, "validation_batches", SyntheticClicks.test_batches
     )
     options = [
-        *("train.steps=8", "train.eval_every=2", "train.checkpoint_every=2"),
+        "train.steps=8",
+        "train.eval_every=2",
+        "train.checkpoint_every=2",
         "train.plateau={min_change: 1, factor: 0.5, patience: 1}",
-        *("embedding.optimizer.kind=sgd", "dense_optimizer.kind=sgd"),
-        *("mesh.nodes=1", "mesh.gpus_per_node=1"),
+        "embedding.optimizer.kind=sgd",
+        "dense_optimizer.kind=sgd",
+        "mesh.nodes=1",
+        "mesh.gpus_per_node=1",
     ]
     config, whole, cut = runs.write_config(tmp_path), tmp_path / "a", tmp_path / "b"
     done = embark("train", config, *options, "--workdir", whole)
@@ -141,8 +147,11 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
     assert runs.losses(cut) == runs.losses(whole)
     # By hand: three steps more, from step 4, with half the rates.
     half = [
-        *("embedding.optimizer.learning_rate=0.005", "train.plateau=null"),
-        *("dense_optimizer.learning_rate=0.005", "train.steps=6", "--resume"),
+        "embedding.optimizer.learning_rate=0.005",
+        "train.plateau=null",
+        "dense_optimizer.learning_rate=0.005",
+        "train.steps=6",
+        "--resume",
     ]
     by_hand = tmp_path / "c"
     first = [*options, "train.plateau=null", "train.steps=4", "--workdir", by_hand]

@@ -82,10 +82,18 @@ def test_what_changes_is_said(run):
 @pytest.mark.parametrize(
     "override",
     [
-        *("mesh.nodes=1", "train.steps=9", "train.micro_batches=2", "data.path=x"),
-        *("embedding.tables.user.cluster=dp", "embedding.tables.city.devices=[1]"),
-        *("embedding.wire.rows=bfloat16", "embedding.optimizer.eps=0.5", "fleet=f"),
-        *("name=other", "train.overlap=true", "model.compute_dtype=bfloat16"),
+        "mesh.nodes=1",
+        "train.steps=9",
+        "train.micro_batches=2",
+        "data.path=x",
+        "embedding.tables.user.cluster=dp",
+        "embedding.tables.city.devices=[1]",
+        "embedding.wire.rows=bfloat16",
+        "embedding.optimizer.eps=0.5",
+        "fleet=f",
+        "name=other",
+        "train.overlap=true",
+        "model.compute_dtype=bfloat16",
     ],
 )
 def test_what_may_change(tmp_path, override):
@@ -100,10 +108,17 @@ def test_what_may_change(tmp_path, override):
 @pytest.mark.parametrize(
     "override",
     [
-        *("seed=1", "data.seed=1", "data.train_samples=2048", "data.zipf_exponent=1"),
-        *("train.batch_size=32", "embedding.dim=8", "model.top=[4, 1]"),
-        *("embedding.tables.user.rows=9", "embedding.tables.user.init_scale=0.1"),
-        *("embedding.features.items.pooling=sum", "dense_optimizer.kind=sgd"),
+        "seed=1",
+        "data.seed=1",
+        "data.train_samples=2048",
+        "data.zipf_exponent=1",
+        "train.batch_size=32",
+        "embedding.dim=8",
+        "model.top=[4, 1]",
+        "embedding.tables.user.rows=9",
+        "embedding.tables.user.init_scale=0.1",
+        "embedding.features.items.pooling=sum",
+        "dense_optimizer.kind=sgd",
         "embedding.optimizer.initial_accumulator=0.1",
     ],
 )

@@ -70,14 +70,17 @@ def test_each_run_is_a_training_with_its_values(config, tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
     results = rows(workdir)
     assert [(row["seed"], row["model.bottom"]) for row in results] == [
-        *(("3", "[8, 4]"), ("4", "[8, 4]"))
+        ("3", "[8, 4]"),
+        ("4", "[8, 4]"),
     ]
     for row in results:
         folder = workdir / row["folder"]
         expected = reading.load(
             config,
             [
-                *("sweep=null", "train.steps=1", f"seed={row['seed']}"),
+                "sweep=null",
+                "train.steps=1",
+                f"seed={row['seed']}",
                 f"model.bottom={row['model.bottom']}",
             ],
         )
@@ -202,7 +205,13 @@ def test_results_are_whole_at_any_time(config, trained, monkeypatch, tmp_path):
     assert embark("sweep", config, *args).code == 0
     states.append(path.read_text())
     assert [state and len(state.splitlines()) for state in states] == [
-        *(None, None, 2, 2, 3, 3, 4)
+        None,
+        None,
+        2,
+        2,
+        3,
+        3,
+        4,
     ]
 
 

@@ -62,8 +62,13 @@ def test_mlflow_gets_all_numbers_and_a_resumed_run_goes_on(told, tmp_path):
     tracker.close()
     open_tracker("mlflow", tmp_path, CONFIG)
     assert [each[0] for each in told] == [
-        *("set", "start", "config", "log", "end"),
-        *("set", "start"),
+        "set",
+        "start",
+        "config",
+        "log",
+        "end",
+        "set",
+        "start",
     ]
     assert told[3] == ("log", {"test_mrr_at_10": 0.25}, {"step": 2})
     assert told[1][-1] == {"run_id": None, "run_name": "run"}

@@ -124,8 +124,10 @@ def test_rows_are_written_after_all_that_decides_whether_they_may():
 @pytest.mark.parametrize(
     "rate",
     [
-        *("memory_bytes_per_s", "flops_per_s"),
-        *("node_link_bytes_per_s", "network_bytes_per_s"),
+        "memory_bytes_per_s",
+        "flops_per_s",
+        "node_link_bytes_per_s",
+        "network_bytes_per_s",
     ],
 )
 def test_a_faster_machine_is_never_slower_where_nothing_overlaps(rate):
@@ -151,7 +153,9 @@ def test_a_trace_shows_every_task_once_on_each_resource():
     events = json.loads(chrome_trace(timeline))["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     assert {names[3, tid] for tid in range(1, 4)} == {
-        *("tensor cores", "node link", "network")
+        "tensor cores",
+        "node link",
+        "network",
     }
     streams: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in events:

@@ -108,7 +108,11 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
         tables.append(table)
         placements.append(
             Placement(
-                *(table, cluster, *split, tuple(map(int, owners)), exchange),
+                table,
+                cluster,
+                *split,
+                tuple(map(int, owners)),
+                exchange,
                 hot_rows=hot_rows,
             )
         )
@@ -177,8 +181,10 @@ def test_the_plans_need_every_collective(seeds):
         "ub": {"slots", "rows", "row gradients"},
     }
     summed = [
-        *[("all_reduce", "touched rows"), ("all_reduce", "row gradients")],
-        *[("all_to_all", "row gradients"), ("all_gather", "summed gradients")],
+        ("all_reduce", "touched rows"),
+        ("all_reduce", "row gradients"),
+        ("all_to_all", "row gradients"),
+        ("all_gather", "summed gradients"),
     ]
     assert found == {
         *(("dp", *each, "fleet") for each in summed),

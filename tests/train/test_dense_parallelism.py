@@ -24,7 +24,8 @@ TABLES = (TableSpec("a", 300, 8), TableSpec("b", 40, 8))
 FEATURES = (FeatureSpec("fa", "a", hotness=3), FeatureSpec("fb", "b"))
 STEPS, BATCH, DENSE = 20, 64, 5
 DATA = SyntheticClicks(
-    *(TABLES, FEATURES),
+    TABLES,
+    FEATURES,
     dense_features=DENSE,
     train_samples=STEPS * BATCH,
     test_samples=BATCH,
@@ -42,7 +43,8 @@ def make_trainer(dense, micro_batches=1):
     planned = plan(TABLES, FEATURES, fleet.dgx_h100(2, 4), BATCH // micro_batches)
     embeddings = EmbeddingCollection(planned, planned.make_mesh())
     model = models.DLRMDCNv2(
-        *(embeddings.output_shapes, DENSE),
+        embeddings.output_shapes,
+        DENSE,
         bottom=(16, 8),
         top=(16, 8, 1),
         cross_layers=2,
@@ -50,7 +52,8 @@ def make_trainer(dense, micro_batches=1):
         rngs=nnx.Rngs(0),
     )
     return Trainer(
-        *(model, embeddings),
+        model,
+        embeddings,
         dense_optimizer=optax.adamw(0.01, weight_decay=0.01),
         embedding_optimizer=Adagrad(0.1),
         micro_batches=micro_batches,

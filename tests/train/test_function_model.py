@@ -34,7 +34,7 @@ TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale
 FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
 BATCH, RATE = 16, 0.1
 DATA = SyntheticClicks(
-    *(TABLES, FEATURES), dense_features=1, train_samples=160, test_samples=16
+    TABLES, FEATURES, dense_features=1, train_samples=160, test_samples=16
 )
 
 
@@ -127,7 +127,10 @@ def by_hand(loss, tables, steps):
     [
         (models.FunctionModel(params(), apply, in_batch_loss), in_batch_loss, 8, 1),
         pytest.param(
-            *(models.FunctionModel(params(), apply, focal_loss), focal_loss, 4, 2),
+            models.FunctionModel(params(), apply, focal_loss),
+            focal_loss,
+            4,
+            2,
             marks=pytest.mark.slow,
         ),
         pytest.param(FlaxModel(), in_batch_loss, 2, 1, marks=pytest.mark.slow),

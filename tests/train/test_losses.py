@@ -25,7 +25,7 @@ TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale
 FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
 BATCH = 16
 DATA = SyntheticClicks(
-    *(TABLES, FEATURES), dense_features=1, train_samples=160, test_samples=16
+    TABLES, FEATURES, dense_features=1, train_samples=160, test_samples=16
 )
 
 
@@ -40,7 +40,8 @@ def test_log_loss_equals_its_formula(smoothing, l2):
     expected = -target * np.log(p) - (1 - target) * np.log(1 - p)
     expected += l2 / 2 * ((pooled**2).sum(axis=1) + (sequence**2).sum(axis=(1, 2)))
     found = BinaryCrossEntropy(smoothing, l2)(
-        *(jnp.float32(logits), jnp.float32(labels)),
+        jnp.float32(logits),
+        jnp.float32(labels),
         {"pooled": jnp.float32(pooled), "sequence": jnp.float32(sequence)},
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -18,8 +18,10 @@ STEPS, EVERY = 24, 5
 ROWS = 400_000
 """Enough that a checkpoint takes a while to write: 13 MB."""
 OVERRIDES = (
-    *(f"embedding.tables.user.rows={ROWS}", "embedding.optimizer.kind=adagrad"),
-    *(f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}"),
+    f"embedding.tables.user.rows={ROWS}",
+    "embedding.optimizer.kind=adagrad",
+    f"train.steps={STEPS}",
+    f"train.checkpoint_every={EVERY}",
 )
 TEMPORARY = "*.tmp"
 TIMES = ("samples_per_s", "hot_step_ms", "mixed_step_ms")
@@ -149,7 +151,8 @@ def test_it_goes_on_on_another_mesh(runner, whole, killed, tmp_path):
 def test_hot_batches_with_routes_made_ahead_go_on_bit_by_bit(runner, tmp_path):
     """Killed inside a window of samples that are sorted together."""
     options = [
-        *("train.hot_batches=true", "train.overlap=true"),
+        "train.hot_batches=true",
+        "train.overlap=true",
         f"embedding.tables.user={{rows: {ROWS}, cluster: rb, hot_rows: 2000}}",
         "embedding.tables.item={rows: 600, cluster: ub, hot_rows: 200}",
     ]
@@ -232,7 +235,8 @@ def test_tables_that_grow_go_on(runner, tmp_path):
     growing = (
         f"embedding.tables.user={{rows: {ROWS}, cluster: rb, {table}}}",
         f"embedding.scratch={tmp_path / 'scratch'}",
-        *("train.overlap=true", "train.eval_every=10"),
+        "train.overlap=true",
+        "train.eval_every=10",
     )
     runner.finish(tmp_path / "whole", *growing)
     workdir = tmp_path / "run"

@@ -51,11 +51,13 @@ RUNS = {
     "2×4 DP": (2, 4, dict.fromkeys("abc", Force("dp"))),
     "2×4 UB": (2, 4, dict.fromkeys("abc", Force("ub"))),
     "1×8 mixed, 3D": (
-        *(1, 8),
+        1,
+        8,
         {"a": Force("rb", 3, 2), "b": Force("ub", 2, 4), "c": Force("dp")},
     ),
     "2×4 hot rows": (
-        *(2, 4),
+        2,
+        4,
         {"a": Force("rb", 3, 2, hot_rows=20), "b": Force("ub", 2, hot_rows=5)},
     ),
 }

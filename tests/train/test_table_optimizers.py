@@ -38,7 +38,10 @@ def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
     trainer = first.trainer()
     losses = [r.loss for r in trainer.iterate(first.dataset, 3)]
     assert {name.rpartition("_by_")[2] for name in trainer.state.storages} == {
-        *("rb_4", "user", "city", "hour")
+        "rb_4",
+        "user",
+        "city",
+        "hour",
     }
     with Checkpointer(tmp_path / "saved", first.identity, keep=2) as checkpoints:
         checkpoints.save(trainer.state, 3, trainer.embeddings, {})

@@ -25,7 +25,7 @@ TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale
 FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
 BATCH = 16
 DATA = SyntheticClicks(
-    *(TABLES, FEATURES), dense_features=1, train_samples=160, test_samples=16
+    TABLES, FEATURES, dense_features=1, train_samples=160, test_samples=16
 )
 WEIGHTS = 1.0, 0.25
 

@@ -42,8 +42,32 @@ KAGGLE_DAYS = 7
 # MLPerf's, in order of the features:
 # https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm
 MULTI_HOT = (
-    *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3),
-    *(1, 1),
+    3,
+    2,
+    1,
+    2,
+    6,
+    1,
+    1,
+    1,
+    1,
+    7,
+    3,
+    8,
+    1,
+    6,
+    9,
+    5,
+    1,
+    1,
+    1,
+    12,
+    100,
+    27,
+    10,
+    3,
+    1,
+    1,
 )
 
 

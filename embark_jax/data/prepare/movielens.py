@@ -36,9 +36,25 @@ _ABOUT = tuple(map(Column, ("gender", "occupation", "zip_code")))
 _AGE = Column("age", "integer", required=True, bounds=(0, 150))
 _RECBOLE_ITEM = ("title", "release_year", "genres")
 GENRES_100K = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
-    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
-    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
 )
 
 

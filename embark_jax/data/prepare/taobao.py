@@ -50,8 +50,14 @@ USERS = _layout(
     *(
         Column(name, "integer")
         for name in (
-            *("cms_segid", "cms_group_id", "final_gender_code", "age_level"),
-            *("pvalue_level", "shopping_level", "occupation", "new_user_class_level"),
+            "cms_segid",
+            "cms_group_id",
+            "final_gender_code",
+            "age_level",
+            "pvalue_level",
+            "shopping_level",
+            "occupation",
+            "new_user_class_level",
         )
     ),
 )

@@ -27,8 +27,25 @@ from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 
 MISSING = (
-    *("", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "None", "\\N", "<NA>"),
-    *("NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "1.#IND", "1.#QNAN", "-1.#IND"),
+    "",
+    "NULL",
+    "null",
+    "NaN",
+    "nan",
+    "-NaN",
+    "-nan",
+    "None",
+    "\\N",
+    "<NA>",
+    "NA",
+    "N/A",
+    "n/a",
+    "#NA",
+    "#N/A",
+    "#N/A N/A",
+    "1.#IND",
+    "1.#QNAN",
+    "-1.#IND",
     "-1.#QNAN",
 )
 """The texts that stand for a missing value: those of databases, and those that the

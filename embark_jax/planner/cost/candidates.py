@@ -135,7 +135,11 @@ def weigh(
     numbers = {kind: s for s, kind in enumerate(storages)}
     return Candidates(
         uses,
-        *(table, cluster, exchange, row_shards, column_shards),
+        table,
+        cluster,
+        exchange,
+        row_shards,
+        column_shards,
         hot_rows=np.zeros(number, np.int64),
         storages=storages,
         storage=np.array([numbers[kind] for kind in kinds], np.int64),

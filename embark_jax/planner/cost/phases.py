@@ -22,8 +22,14 @@ from embark_jax.plans.storage import Placement, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
 PHASES = (
-    *("sort", "id exchange", "lookup", "row exchange"),
-    *("gradients", "gradient exchange", "square exchange", "update"),
+    "sort",
+    "id exchange",
+    "lookup",
+    "row exchange",
+    "gradients",
+    "gradient exchange",
+    "square exchange",
+    "update",
 )
 """Names of the phases, in the order of the step."""
 
@@ -164,8 +170,12 @@ def _add(one: Phase, other: Phase) -> Phase:
         **{
             name: getattr(one, name) + getattr(other, name)
             for name in (
-                *("buffer_bytes", "memory_bytes", "node_link_bytes"),
-                *("network_bytes", "latency_ms", "device_ms"),
+                "buffer_bytes",
+                "memory_bytes",
+                "node_link_bytes",
+                "network_bytes",
+                "latency_ms",
+                "device_ms",
             )
         },
     )

@@ -214,8 +214,12 @@ def shapes_of(
     uses = uses_of(ranges, features, workload)
     return [
         Shapes.one(
-            *(use, workload, rows.cluster),
-            *(rows.row_shards, rows.column_shards, rows.exchange),
+            use,
+            workload,
+            rows.cluster,
+            rows.row_shards,
+            rows.column_shards,
+            rows.exchange,
         )
         for use, rows in zip(uses, ranges, strict=True)
     ]

@@ -121,7 +121,7 @@ def make_instance(
         (way, *choice)
         for way, (_, use, force, hot_rows) in enumerate(ways)
         for choice in _choices(
-            *(use, force, hot_rows, cached_rows, splits, model, exchanges)
+            use, force, hot_rows, cached_rows, splits, model, exchanges
         )
     ]
     in_dp = [(way, *REPLICATED) for way in range(len(ways))]
@@ -136,7 +136,12 @@ def make_instance(
     )
     objective = Objective(candidates.storages, workload, model, memory)
     return Instance(
-        *(workload, model, memory, objective, tables, group),
+        workload,
+        model,
+        memory,
+        objective,
+        tables,
+        group,
         counts=np.bincount(group),
         uses=[use for use, _ in numbers],
         forced=[force for _, force in numbers],

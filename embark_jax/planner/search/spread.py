@@ -74,7 +74,12 @@ def spread_evenly(instance: Instance) -> Spread:
     whole = np.isin(peak, (PEAK_SUMS, PEAK_NODE, USED))
     touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
-        *(rows + 1, row, mean, largest, ms, whole),
+        rows + 1,
+        row,
+        mean,
+        largest,
+        ms,
+        whole,
         alone_ms=each.everywhere_ms + (ms[row] * mean).sum(axis=0),
         touched_bytes=objective.row_gradient_bytes[each.storage] * touched,
     )
@@ -86,7 +91,8 @@ def undominated(instance: Instance, spread: Spread) -> np.ndarray:
     each = instance.candidates
     measures = np.concatenate(
         [
-            *(spread.mean, spread.largest),
+            spread.mean,
+            spread.largest,
             [each.everywhere_ms, each.everywhere_bytes, spread.touched_bytes],
         ]
     )

@@ -34,9 +34,18 @@ def hashed(text: str, rows: int) -> int:
 
 def test_some_columns_are_hashed_and_others_have_a_vocabulary(raw, tmp_path):
     data, out = prepare(
-        *(raw, tmp_path / "out", "--split", "time", "--max-rows", 50),
-        *("--hash-column", "user=keys", "--hash-column", "item"),
-        *("--hash-column", "shop=1000"),
+        raw,
+        tmp_path / "out",
+        "--split",
+        "time",
+        "--max-rows",
+        50,
+        "--hash-column",
+        "user=keys",
+        "--hash-column",
+        "item",
+        "--hash-column",
+        "shop=1000",
     )
     rows = {"user": KEYS, "item": 50, "city": 2 + 3, "shop": 1000}
     assert data.table_rows == rows

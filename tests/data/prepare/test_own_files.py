@@ -262,10 +262,28 @@ def test_options_and_a_file_say_the_same(rows, tmp_path):
     path.write_text(path.read_text().replace(",", "\t"))
     command = ("data", "prepare", "csv", "--raw", path)
     options = [
-        *("--label", "stars", "--positive-from", "4", "--time", "when"),
-        *("--dense", "price=log", "--dense", "age=quantiles:4", "--missing", "mean"),
-        *("--list", "genres", "--sequence", "seen=;", "--share", "seen=film"),
-        *("--longest", "3", "--ignore", "fold"),
+        "--label",
+        "stars",
+        "--positive-from",
+        "4",
+        "--time",
+        "when",
+        "--dense",
+        "price=log",
+        "--dense",
+        "age=quantiles:4",
+        "--missing",
+        "mean",
+        "--list",
+        "genres",
+        "--sequence",
+        "seen=;",
+        "--share",
+        "seen=film",
+        "--longest",
+        "3",
+        "--ignore",
+        "fold",
     ]
     done = embark(*command, "--out", tmp_path / "a", *options)
     assert (done.code, done.err) == (0, "")
@@ -332,7 +350,13 @@ def test_what_cannot_be(tmp_path, columns, message):
 def test_options_that_are_wrong(tmp_path, options, message):
     write_rows(tmp_path / "a.csv", ["label", "w"], [(1, "a")])
     done = embark(
-        *("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out"),
+        "data",
+        "prepare",
+        "csv",
+        "--raw",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
         *options,
     )
     assert done.code == 1
