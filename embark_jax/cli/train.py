@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 import time
@@ -38,6 +39,13 @@ def train(
     plan: Annotated[
         Path | None,
         typer.Option(help="Train with this plan, which `embark plan --out` wrote."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FROM:TO",
+            help="Trace these steps, both included, into profile/ of the run's folder.",
+        ),
     ] = None,
     distributed: Annotated[
         bool,
@@ -87,6 +95,7 @@ def train(
             else "--distributed and --max-restarts need a --workdir, the same for all "
             "processes"
         )
+    profile_steps = None if profile is None else _steps_of(profile)
     config = reading.load(config_file, overrides or ())
     for name, several in {"sweep": config.sweep, "search": config.search}.items():
         if several:
@@ -117,7 +126,7 @@ def train(
     if workdir is None:
         workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if worker is None:
-        training.train(config, workdir, resume, console, plan)
+        training.train(config, workdir, resume, console, plan, profile_steps)
     else:
         from embark_jax.launch import processes as launched
 
@@ -125,8 +134,24 @@ def train(
             launched.join(worker.options, config)
             console.quiet = worker.options.process_id != 0
             resume = resume or worker.options.resume
-            training.train(config, workdir, resume, console, plan)
+            if worker.options.resume and profile_steps:
+                say(f"--profile {profile}: a run that starts again is not profiled")
+                profile_steps = None
+            training.train(config, workdir, resume, console, plan, profile_steps)
     say(f"everything is in {workdir}")
+
+
+def _steps_of(text: str) -> tuple[int, int]:
+    """Returns the first and the last step of FROM:TO."""
+    numbers = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    if numbers is None:
+        raise ConfigError(f"--profile {text}: must be FROM:TO, such as 20:29")
+    first, last = map(int, numbers.groups())
+    if first < 1:
+        raise ConfigError(f"--profile {text}: FROM is {first}, but steps count from 1")
+    if last < first:
+        raise ConfigError(f"--profile {text}: TO is below FROM; must be FROM or more")
+    return first, last
 
 
 def evaluate(

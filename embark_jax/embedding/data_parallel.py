@@ -187,7 +187,8 @@ class DataParallel:
     def row_gradients(self, gradients, route):
         rows = sum_up(self._summands(gradients, route), self.implementation)
         if self.index.devices > 1:
-            rows = sum_over_devices(rows, self.wire)
+            with jax.named_scope("gradient exchange"):
+                rows = sum_over_devices(rows, self.wire)
         return RowGradients(route.touched, rows)
 
     def mean_square(self, rows, route):

@@ -96,6 +96,7 @@ class ReductionBased:
         )
         return ReductionRoute(received, touched, buckets.entry), buckets.needed
 
+    @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
             return ids
@@ -126,10 +127,13 @@ class ReductionBased:
             implementation=self.implementation,
         )
         sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
-        return self.exchange.sums_to_requesters(sums, self.wire.rows)
+        with jax.named_scope("row exchange"):
+            return self.exchange.sums_to_requesters(sums, self.wire.rows)
 
     def summands(self, gradients, route):
-        received = self.exchange.gradients_to_owners(gradients, self.wire.gradients)
+        with jax.named_scope("gradient exchange"):
+            wire = self.wire.gradients
+            received = self.exchange.gradients_to_owners(gradients, wire)
         _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]

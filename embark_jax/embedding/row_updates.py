@@ -99,7 +99,7 @@ def _full_gradients(
     return rows._replace(gradient=optimizer.full_gradient(old, rows.gradient))
 
 
-@jax.named_scope("row_gradients")
+@jax.named_scope("gradients")
 def _joined(
     cluster: Cluster,
     mean_factors: Mapping[str, jax.Array],

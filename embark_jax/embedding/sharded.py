@@ -22,6 +22,7 @@ def sum_up(summands: Summands, implementation: Implementation) -> jax.Array:
     return sum_groups(values, groups, source, weight, implementation=implementation)
 
 
+@jax.named_scope("gradients")
 def mean_square_over_column_shards(
     index: StorageIndex,
     exchange: Exchange,
@@ -48,13 +49,15 @@ def mean_square_over_column_shards(
       The mean of each row, ``[rows]``.
     """
     part = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_entry.shape)
-    returned = exchange.swap(part).reshape(-1)
+    with jax.named_scope("square exchange"):
+        returned = exchange.swap(part).reshape(-1)
     entry_part = pick(returned, inverse).reshape(-1, index.entries)
     columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
     columns = columns.at[:, index.entry_column].add(entry_part)
     dim = index.output_dim[index.entry_output][None]
     entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
-    mean = exchange.swap(pick(entry_mean, sent_entry)).reshape(-1)
+    with jax.named_scope("square exchange"):
+        mean = exchange.swap(pick(entry_mean, sent_entry)).reshape(-1)
     # Equal for all entries of a row, but zero for those nobody asked about.
     rows = jnp.zeros(gradient.shape[0], mean.dtype)
     return rows.at[touched.group].max(mean, mode="drop")

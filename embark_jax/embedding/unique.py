@@ -95,9 +95,11 @@ class UniqueBased:
             implementation=self.implementation,
         )
         filled = None
-        if self.ragged:
-            filled = announce(jnp.minimum(buckets.count, self.capacity))
-        received_slot = self._swap(buckets.slot, filled, empty=index.slots).reshape(-1)
+        with jax.named_scope("id exchange"):
+            if self.ragged:
+                filled = announce(jnp.minimum(buckets.count, self.capacity))
+            received_slot = self._swap(buckets.slot, filled, empty=index.slots)
+        received_slot = received_slot.reshape(-1)
         implementation, places = self.implementation, buckets.entry.size
         route = UniqueRoute(
             received_slot,
@@ -147,7 +149,8 @@ class UniqueBased:
         owned = pick(block, route.slot).astype(jnp.float32)
         owned = owned.reshape(index.devices, -1, width)
         back = None if route.filled is None else route.filled.back
-        rows = self._swap(owned, back, self.wire.rows)
+        with jax.named_scope("row exchange"):
+            rows = self._swap(owned, back, self.wire.rows)
         return pooled_lookup(
             rows.reshape(-1, width),
             route.inverse,
@@ -167,7 +170,8 @@ class UniqueBased:
             implementation=self.implementation,
         )
         sent = sent.reshape(index.devices, -1, width)
-        received = self._swap(sent, route.filled, self.wire.gradients)
+        with jax.named_scope("gradient exchange"):
+            received = self._swap(sent, route.filled, self.wire.gradients)
         received = received.reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         return Summands(route.touched, received, places, None)

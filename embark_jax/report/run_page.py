@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from embark_jax.report import plan_page
 from embark_jax.report.curves import Records, run_curves
@@ -12,12 +13,17 @@ from embark_jax.report.curves import Records, run_curves
 SPLIT = "test_"
 
 
-def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
+def page(
+    runs: Mapping[str, Records],
+    plans: Mapping[str, str],
+    traces: Sequence[str] = (),
+) -> str:
     """Returns a whole page, which fetches nothing from a network.
 
     Args:
       runs: the records of each run, by its name.
       plans: HTML that shows the plan, for runs that have one.
+      traces: paths of profiles, from the page's folder.
     """
     title = escape(", ".join(runs))
     sections = [f"<h2>{title}</h2>", _results(runs)]
@@ -25,6 +31,10 @@ def page(runs: Mapping[str, Records], plans: Mapping[str, str]) -> str:
         curves = run_curves(runs)
         what = "Loss, AUC, throughput and fill of buffers"
         sections.append(plan_page.image(curves, what))
+    for path in traces:
+        link = f'<a href="{escape(quote(path))}" download>{escape(path)}</a>'
+        viewer = '<a href="https://ui.perfetto.dev">Perfetto</a>'
+        sections.append(f"<p>Profile: {link}; open it in {viewer}.</p>")
     for name, plan in plans.items():
         sections.append(f"<hr><h2>Plan of {escape(name)}</h2>{plan}")
     body = f'<div class="embark-plan">{"".join(sections)}</div>'

@@ -10,19 +10,22 @@ from embark_jax.plans.plan import Plan
 from embark_jax.report import plan_page
 from embark_jax.report.run_page import page
 from embark_jax.run.logs import read_metrics
+from embark_jax.run.profile import traces
 
 REPORT = "report.html"
 
 
 @contextlib.contextmanager
 def reported(workdir: Path, plan: Plan) -> Iterator[None]:
-    """Writes a run's report twice: with its plan when it begins, and with its curves
-    and metrics, too, when it ends or is stopped."""
+    """Writes a run's report twice: with its plan when it begins, and with its curves,
+    metrics and traces, too, when it ends or is stopped."""
     plans = {workdir.name: plan_page.body(plan)}
 
     def write():
         records = read_metrics(workdir)
-        (workdir / REPORT).write_text(page({workdir.name: records}, plans), "utf-8")
+        links = [path.relative_to(workdir).as_posix() for path in traces(workdir)]
+        text = page({workdir.name: records}, plans, links)
+        (workdir / REPORT).write_text(text, "utf-8")
 
     write()
     yield

@@ -1,7 +1,7 @@
 """One training run, from config to last step: this file shows all of it.
 
-Between two *stops* (an evaluation, a checkpoint, the end) the loop only applies batches
-and logs; at a stop all steps have landed.
+Between two *stops* (an evaluation, a checkpoint, either end of a profile, the end) the
+loop only applies batches and logs; at a stop all steps have landed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from embark_jax.run.evaluation import counts, held_out, on_split, on_test_set
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.logs import MetricsLog
 from embark_jax.run.page import REPORT, reported
+from embark_jax.run.profile import StepProfile
 from embark_jax.run.trackers import open_tracker
 from embark_jax.run.window import Window
 from embark_jax.train.optimizers import build_optimizers
@@ -53,6 +54,7 @@ def train(
     resume: bool,
     console: Console,
     plan_file: Path | None = None,
+    profile_steps: tuple[int, int] | None = None,
 ) -> dict[str, Any] | None:
     """Trains, evaluates on the test set, and leaves everything in ``workdir``.
 
@@ -62,10 +64,11 @@ def train(
       config: experiment config.
       workdir: folder that gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
         ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
-        ``checkpoints/``.
+        ``checkpoints/``; ``profile/``, too, if steps are profiled.
       resume: whether to continue from the newest checkpoint there, if there is one.
       console: console that shows an overview of the plan, progress and results.
       plan_file: plan in JSON to train with; None makes a plan.
+      profile_steps: numbers, from 1, of the first and the last step to trace.
 
     Returns:
       The last record of ``metrics.jsonl``: the test metrics. None if it was asked to
@@ -79,7 +82,7 @@ def train(
       NonFiniteLossError: if a loss is not finite.
     """
     try:
-        return _run(config, workdir, resume, console, plan_file)
+        return _run(config, workdir, resume, console, plan_file, profile_steps)
     except KeyboardInterrupt:  # outside training, where ``stopping`` holds it back
         say(console, "no step was under way: nothing is lost")
         raise
@@ -91,6 +94,7 @@ def _run(
     resume: bool,
     console: Console,
     plan_file: Path | None,
+    profile_steps: tuple[int, int] | None,
 ) -> dict[str, Any] | None:
     experiment.make_host_devices(config)
     main = jax.process_index() == 0  # process 0 alone writes what one process can
@@ -99,6 +103,8 @@ def _run(
         if not resume:
             _check_unused(workdir)
     setup = experiment.build(config, plan_file)
+    profile = StepProfile(workdir, profile_steps, functools.partial(say, console))
+    profile.check(0, setup.steps)
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
         setup = dataclasses.replace(setup, plan=plan)
@@ -121,6 +127,7 @@ def _run(
     ) as checkpoints:
         if resume:
             _resume(setup, workdir, trainer, check, checkpoints, console)
+            profile.check(trainer.step, setup.steps)
         if main:
             history.record(workdir, config, trainer.step)
             setup.save_sources(workdir)
@@ -147,9 +154,18 @@ def _run(
             followers = early, plateau
             checkpoints.best_step = early.best_step
             try:
-                _train(
-                    setup, trainer, check, checkpoints, log, console, stop, followers
-                )
+                with profile:
+                    _train(
+                        setup,
+                        trainer,
+                        check,
+                        checkpoints,
+                        log,
+                        console,
+                        stop,
+                        followers,
+                        profile,
+                    )
                 last = trainer.step
                 if early.ended:
                     say(console, f"{early}: training ends at step {last:,}")
@@ -244,6 +260,7 @@ def _train(
     console: Console,
     stop: Stop,
     followers: tuple[EarlyStopping, Plateau],
+    profile: StepProfile,
 ) -> None:
     """Trains to the last step and saves a checkpoint there; or raises ``StoppedError``
     and saves one where it stopped."""
@@ -293,7 +310,8 @@ def _train(
         if _evaluates_at(setup, trainer.step) and trainer.step not in evaluated:
             evaluate()
         while trainer.step < setup.steps and not early.ended:
-            goal = _next_stop(setup, trainer.step)
+            goal = _next_stop(setup, trainer.step, profile.stops)
+            profile.begin(trainer.step, trainer.state)
             try:
                 for result in trainer.iterate(setup.training_data, goal, stop.before):
                     window.add(result)
@@ -306,6 +324,7 @@ def _train(
                     save()
                     say(console, f"a checkpoint holds all {trainer.step:,} good steps")
                 raise
+            profile.end(trainer.step, trainer.state)
             if trainer.step < goal:
                 if not window.empty:
                     report()
@@ -339,8 +358,9 @@ def _evaluates_at(setup: Experiment, step: int) -> bool:
     return bool(step and every and step % every == 0)
 
 
-def _next_stop(setup: Experiment, step: int) -> int:
+def _next_stop(setup: Experiment, step: int, others: tuple[int, ...]) -> int:
     """Returns the next step after ``step`` at which all steps must have landed."""
     options = setup.config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
-    return min([setup.steps, *((step // every + 1) * every for every in intervals)])
+    stops = [setup.steps, *(each for each in others if each > step)]
+    return min([*stops, *((step // every + 1) * every for every in intervals)])

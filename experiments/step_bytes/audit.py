@@ -39,6 +39,8 @@ PHASES = (
     "other",
 )
 """Scopes by which the step names its instructions; some get no name."""
+RENAMED = {"gradients": "row_gradients"}
+"""Scopes whose phase has another name in the figures."""
 LARGEST = 25
 """How many instructions are listed: those that move the most."""
 
@@ -46,6 +48,7 @@ LARGEST = 25
 def phase_of(purpose: str) -> str:
     """The innermost scope in an instruction's name."""
     scopes = re.findall(r"[a-z_]+", purpose.rpartition("/")[0])
+    scopes = [RENAMED.get(each, each) for each in scopes]
     return next((each for each in reversed(scopes) if each in PHASES), "other")
 
 

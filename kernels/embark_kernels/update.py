@@ -153,7 +153,7 @@ def update_rows(
     return lax.platform_dependent(*arguments, cpu=block_by_block, default=all_at_once)
 
 
-@jax.named_scope("row_gradients")
+@jax.named_scope("gradients")
 def sum_groups(
     values: jax.Array,
     groups: RowGroups,

@@ -137,6 +137,9 @@ def test_collectives_read_what_is_sent_and_write_what_arrives():
     [
         ("jit(train_step)/transpose(jvp(dense))/dot_general", "dense"),
         ("jit(train_step)/update/row_gradients/cond/branch_0_fun/add", "row_gradients"),
+        ("jit(train_step)/update/gradients/add", "row_gradients"),
+        ("jit(train_step)/update/gradient exchange/all_to_all", "update"),
+        ("jit(train_step)/route/sort/id exchange/all_to_all", "route"),
         ("jit(train_step)/reshape", "other"),
         ("", "other"),
     ],

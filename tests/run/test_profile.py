@@ -1,0 +1,133 @@
+"""``embark train --profile``: which steps it traces, and what the trace names."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+from embark_jax.launch.stopping import Stop
+from embark_jax.planner.cost.phases import PHASES
+from embark_jax.train.trainer import Trainer
+from tests import runs
+
+LAST = 10
+SPLIT = "embedding.tables.user.column_shards=2"
+"""Columns of a table on several devices, whose squares travel for row-wise rules."""
+OTHER_SCOPES = {"dense", "dense_update", "checks"}
+
+
+def train(folder: Path, *args: str) -> runs.Outcome:
+    config = runs.write_config(folder)
+    args = (*args, f"train.steps={LAST}", "train.checkpoint_every=4")
+    return runs.embark("train", config, "--workdir", folder / "run", *args)
+
+
+def traces(folder: Path, kind: str) -> list[Path]:
+    return sorted((folder / "run" / "profile").rglob(f"*.{kind}"))
+
+
+def scopes(xplane: bytes) -> set[str]:
+    """All scopes in the names of the traced program's instructions."""
+    names = re.findall(rb"jit\(train_step\)/[ -~]*", xplane)
+    return {scope for name in names for scope in name.decode().split("/")[1:-1]}
+
+
+def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkeypatch):
+    events = []
+    begin, end = jax.profiler.start_trace, jax.profiler.stop_trace
+    apply, land = Trainer.apply, Trainer._land
+
+    def noted(event, function):
+        def call(*args, **options):
+            events.append(event)
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(jax.profiler, "start_trace", noted("begin", begin))
+    monkeypatch.setattr(jax.profiler, "stop_trace", noted("end", end))
+    monkeypatch.setattr(Trainer, "apply", noted("dispatch", apply))
+    monkeypatch.setattr(Trainer, "_land", noted("land", land))
+    key = jax.config.jax_compilation_cache_include_metadata_in_key
+    rule = "embedding.optimizer.kind=rowwise_adagrad"
+    outcome = train(tmp_path, "--profile", "4:6", SPLIT, rule)
+    assert outcome.code == 0, outcome.err
+    assert jax.config.jax_compilation_cache_include_metadata_in_key == key
+
+    begun, ended = events.index("begin"), events.index("end")
+    for part, steps in (
+        (events[:begun], 3),
+        (events[begun:ended], 3),
+        (events[ended:], 4),
+    ):
+        assert part.count("dispatch") == part.count("land") == steps
+
+    (trace,) = traces(tmp_path, "trace.json.gz")
+    with gzip.open(trace) as file:
+        traced = json.load(file)["traceEvents"]
+    modules = [each.get("args", {}).get("hlo_module") for each in traced]
+    assert "jit_train_step" in modules
+    assert str(trace) in outcome.out.replace("\n", "")
+    assert "https://ui.perfetto.dev" in outcome.out
+    link = trace.relative_to(tmp_path / "run").as_posix()
+    assert f'href="{link}"' in (tmp_path / "run" / "report.html").read_text()
+
+    # On a CPU events have names of instructions; their scopes are in the program.
+    (xplane,) = traces(tmp_path, "xplane.pb")
+    named = scopes(xplane.read_bytes())
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    planned = plan["prediction"]["breakdown"]["phase_ms"]
+    assert set(planned) == set(PHASES)
+    assert named >= set(PHASES)
+    for other in OTHER_SCOPES:
+        assert any(other in scope for scope in named), other
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("4", "must be FROM:TO"),
+        ("4:", "must be FROM:TO"),
+        ("-1:5", "must be FROM:TO"),
+        ("1.5:2", "must be FROM:TO"),
+        ("٣:٤", "must be FROM:TO"),
+        ("0:3", "count from 1"),
+        ("6:4", "TO is below FROM"),
+        ("8:11", "trains steps 1 to 10"),
+        ("11:12", "trains steps 1 to 10"),
+    ],
+)
+def test_other_steps_are_refused_before_anything_is_written(tmp_path, steps, message):
+    outcome = train(tmp_path, f"--profile={steps}")
+    assert outcome.code == 1
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_trace_is_closed_and_passed_steps_are_refused(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "before", lambda self, step: step >= 5)
+        outcome = train(tmp_path, "--profile", "4:8")
+    assert "stopped at step 5" in outcome.out
+    (trace,) = traces(tmp_path, "trace.json.gz")
+    assert str(trace) in outcome.out.replace("\n", "")
+    log = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+
+    outcome = train(tmp_path, "--resume", "--profile", "5:8")
+    assert outcome.code == 1
+    assert "--profile 5:8: this run trains steps 6 to 10" in outcome.err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "before", lambda self, step: step >= 7)
+        outcome = train(tmp_path, "--resume", "--profile", "9:10")
+    assert "no profile: training ended before step 9" in outcome.out
+    assert traces(tmp_path, "trace.json.gz") == [trace]
