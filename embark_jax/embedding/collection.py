@@ -227,7 +227,6 @@ class EmbeddingCollection:
         check_arrays(self.plan, "ids", ids, features, integers)
         check_arrays(self.plan, "weights", weights, sorted(self._weighted), floats)
 
-        @jax.named_scope("sort")
         def route(ids, weights):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
             ids = {n: each for n, (each, _) in masked.items()}
@@ -248,8 +247,7 @@ class EmbeddingCollection:
             }
             # One collective for all of them; ids may have 64 bits.
             own, restore = ravel_pytree((asked, bad.sum(dtype=jnp.int32)))
-            with jax.named_scope("id exchange"):
-                largest, bad_anywhere = restore(largest_over_devices(own))
+            largest, bad_anywhere = restore(largest_over_devices(own))
             for name, cluster in self.clusters.items():
                 if isinstance(cluster, DataParallel):
                     storages[name] = cluster.finish(storages[name], largest[name])
@@ -362,8 +360,7 @@ class EmbeddingCollection:
 
     def map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Turns a function of one device's blocks into one of the whole arrays."""
-        # Profiles and audits of the program know a phase by its innermost name; those
-        # of a plan's report are in ``planner.cost.phases.PHASES``.
+        # Profiles and audits of the program know a phase by its innermost name.
         # check_vma off: replicated outputs are equal by construction, which the check
         # cannot see.
         return jax.shard_map(

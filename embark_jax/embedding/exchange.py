@@ -165,6 +165,7 @@ def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Arr
     return decode(gather(encode(sums, wire)), wire)
 
 
+@jax.named_scope("id exchange")
 def largest_over_devices(values: jax.Array) -> jax.Array:
     """Returns the maximum of ``values`` over all devices, equal on all."""
     return lax.pmax(values, MESH_AXES)

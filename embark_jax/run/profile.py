@@ -28,7 +28,7 @@ class StepProfile:
         steps: tuple[int, int] | None,
         say: Callable[[str], None],
     ):
-        self.stops = () if steps is None else (steps[0] - 1, steps[1])
+        self.stops: tuple[int, ...] = (steps[0] - 1, steps[1]) if steps else ()
         self._workdir = workdir
         self._say = say
         self._tracing = self._traced = False

@@ -40,6 +40,7 @@ class Gradients(NamedTuple):
     embeddings: dict[str, jax.Array]
 
 
+@jax.named_scope("sort")
 def route(
     collection: EmbeddingCollection, batch: Columns, micro_batches: int
 ) -> Routes:
