@@ -112,7 +112,7 @@ class Manifest(Config):
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
-      checksum: of all the rest, as it was written; None in earlier versions.
+      checksum: of all the rest, as it was written.
     """
 
     version: Literal[4] = VERSION
@@ -134,7 +134,7 @@ class Manifest(Config):
     columns: Columns | None = None
     text_features: tuple[str, ...] = ()
     bayes_auc: float | None = None
-    checksum: str | None = None
+    checksum: str = ""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -202,7 +202,7 @@ class Manifest(Config):
     def save(self, folder: Path) -> None:
         """Writes the manifest: from then on the folder is complete."""
         content = self.model_dump(mode="json", exclude={"checksum"})
-        write_json(folder / FILE_NAME, content | {"checksum": _checksum(content)})
+        write_json(folder / FILE_NAME, content | {"checksum": checksum_of(content)})
 
 
 def load(folder: Path) -> Manifest:
@@ -223,8 +223,9 @@ def load(folder: Path) -> Manifest:
     return manifest
 
 
-def read(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, but no other file.
+def read(folder: Path, mend: str = MEND) -> Manifest:
+    """Reads the manifest of a folder, but no other file; ``mend`` says what to do about
+    one that is damaged.
 
     Raises:
       DataError: if the folder is not, or not wholly, prepared.
@@ -247,14 +248,14 @@ def read(folder: Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         problem = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{path}: {where}: {problem}; {MEND}") from None
-    if manifest.checksum not in (None, _checksum(json.loads(content))):
-        raise DataError(f"{path}: is not as it was written; {MEND}")
+        raise DataError(f"{path}: {where}: {problem}; {mend}") from None
+    if manifest.checksum != checksum_of(json.loads(content)):
+        raise DataError(f"{path}: is not as it was written; {mend}")
     return manifest
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    """XXH3 of the content of a manifest but for this checksum."""
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """Returns XXH3 of the content of a manifest but for this checksum."""
     text = json.dumps({k: v for k, v in content.items() if k != "checksum"})
     return xxhash.xxh3_128_hexdigest(text.encode())
 

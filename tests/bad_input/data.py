@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embark_jax.data.manifest import checksum_of
 from tests.bad_input.case import JUNK, SAMPLES, Case, cutting, editing, writing
 
 CLICKS, PART = "raw/clicks.csv", "prepared/train/000-000000.npy"
@@ -151,8 +152,8 @@ def _prepared(given: str, damage: Callable[[], Any] | None, *says: str) -> Case:
 
 def _manifest(given: str, change: Callable[[Any], Any], *says: str) -> Case:
     def changed(manifest):
-        del manifest["checksum"]
         change(manifest)
+        manifest["checksum"] = checksum_of(manifest)
 
     return _prepared(given, editing("prepared/manifest.json", changed), *says)
 
@@ -162,8 +163,8 @@ def _other_columns() -> None:
     np.save(PART, np.zeros(SAMPLES, [("label", "<f4")]))
 
     def known(manifest):
-        del manifest["checksum"]
         manifest["parts"]["train"][0].update(bytes=Path(PART).stat().st_size)
+        manifest["checksum"] = checksum_of(manifest)
 
     editing("prepared/manifest.json", known)()
 

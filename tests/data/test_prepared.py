@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from embark_jax.data import DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
-from embark_jax.data.manifest import Manifest, PreparedFeature
+from embark_jax.data.manifest import Manifest, PreparedFeature, checksum_of
 from embark_jax.data.verify import verify
 from tests.runs import embark
 
@@ -172,8 +172,9 @@ def test_samples_say_where_they_lie(folder):
 def edit(folder: Path, **changes) -> None:
     """Changes a manifest as a program would that knows of its checksum."""
     path = folder / "manifest.json"
-    changes = {"checksum": None} | changes
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    content = json.loads(path.read_text()) | changes
+    content["checksum"] = changes.get("checksum", checksum_of(content))
+    path.write_text(json.dumps(content))
 
 
 def edit_bag(folder: Path, **changes) -> None:

@@ -103,8 +103,7 @@ def _check_same_names(
         )
     if not all(isinstance(known, Mapping) for known in recorded.values()):
         raise DataError(
-            f"{out}: does not say what its raw files held, as an earlier version made "
-            "it; whether they have changed is not known: take another --out, or "
+            f"{out}: does not say what its raw files held; take another --out, or "
             "delete it"
         )
 

@@ -1,7 +1,7 @@
 """Makes batches from raw rows, as training made them from a user's own files.
 
 The folder ``encoding/`` of a run or an export holds what this needs: the manifest of
-the data, its checksum, and the vocabularies.
+the data, and the vocabularies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embark_jax._base.files import confined, replacing, sha256_of
+from embark_jax._base.files import confined, sha256_of
 from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
@@ -30,8 +30,6 @@ from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.prepare.vocabulary import RARE_ID
 
 FOLDER = "encoding"
-CHECKSUM = "manifest.sha256"
-"""The manifest's checksum, as ``sha256sum -c`` reads it."""
 FEWEST_WARNED = 10
 """A warning needs this many values: a few that training did not have are no sign."""
 
@@ -57,9 +55,6 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
         except OSError:
             shutil.copyfile(source, target)
     manifest.model_copy(update={"parts": dict.fromkeys(SPLITS, ())}).save(out)
-    checksum = sha256_of(out / manifests.FILE_NAME)
-    with replacing(out / CHECKSUM) as scratch:
-        scratch.write_text(f"{checksum}  {manifests.FILE_NAME}\n", "utf-8")
 
 
 def read_encoding(folder: Path) -> Manifest:
@@ -68,20 +63,13 @@ def read_encoding(folder: Path) -> Manifest:
     Raises:
       DataError: if a file is missing or damaged.
     """
-    manifest = manifests.read(folder)
-    path, checksum = folder / manifests.FILE_NAME, folder / CHECKSUM
-    if not checksum.is_file():
-        raise DataError(f"{checksum}: no such file; copy {folder} anew")
-    if (
-        checksum.read_bytes().split()
-        != f"{sha256_of(path)} {path.name}".encode().split()
-    ):
-        raise DataError(f"{path}: is not as it was written; copy {folder} anew")
+    mend = f"copy {folder} anew"
+    manifest = manifests.read(folder, mend)
     for file in manifest.vocabularies:
         path = confined(folder, file.file)
         if not path.is_file() or sha256_of(path) != file.sha256:
             problem = "is not as it was written" if path.is_file() else "is missing"
-            raise DataError(f"{path}: {problem}; copy {folder} anew")
+            raise DataError(f"{path}: {problem}; {mend}")
     known = {file.file for file in manifest.vocabularies}
     for name, feature in manifest.features.items():
         if name in manifest.numbers or feature.table in manifest.hashed_tables:

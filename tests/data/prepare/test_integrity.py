@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax._base.files import sha256_of
 from embark_jax.data import DataError, PreparedData, listed
 from embark_jax.data import manifest as manifests
+from embark_jax.data.manifest import checksum_of
 from embark_jax.data.prepare import raw_rows, run, tables
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.test_recipes import prepared, write_rows
@@ -102,8 +102,11 @@ def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_p
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"manifest\.json: is not as it was written"):
         raw_rows.RowEncoder(out.parent)
-    path.write_text(json.dumps(content | {"checksum": None}))
-    (out / raw_rows.CHECKSUM).write_text(f"{sha256_of(path)}  {path.name}\n")
+    del content["checksum"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"manifest\.json: is not as it was written"):
+        raw_rows.RowEncoder(out.parent)
+    path.write_text(json.dumps(content | {"checksum": checksum_of(content)}))
     with pytest.raises(DataError, match=r"lists no vocabulary of table"):
         raw_rows.RowEncoder(out.parent)
 

@@ -190,7 +190,7 @@ def flip(path: Path, place: int) -> None:
 def test_a_damaged_encoding_is_refused(folder, tmp_path):
     files = sorted(path for path in (folder / "encoding").rglob("*") if path.is_file())
     names = {path.name for path in files}
-    assert {"zip.arrow", "manifest.json", raw_rows.CHECKSUM} <= names
+    assert {"zip.arrow", "manifest.json"} <= names
 
     def assert_refused(damage) -> None:
         copy = shutil.copytree(folder / "encoding", tmp_path / "copy/encoding")
@@ -219,8 +219,6 @@ def resign(encoding: Path, change) -> None:
     """What somebody might write who knows the format."""
     manifest = manifests.read(encoding)
     manifest.model_copy(update=change(manifest)).save(encoding)
-    checksum = raw_rows.sha256_of(encoding / manifests.FILE_NAME)
-    (encoding / raw_rows.CHECKSUM).write_text(f"{checksum}  manifest.json\n")
 
 
 def test_an_encoding_names_files_of_its_folder_alone(folder):
