@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 
-import jax
 import numpy as np
-import optax
 import pytest
 from embark_kernels import FTRL, SGD, Adagrad, RowwiseAdagrad
-from flax import nnx
 
-from embark_jax import models
+import embark_jax as ej
 from embark_jax.cache.row_store import StoreError
 from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.data import Batch
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import export_table
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, lay_out
-from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.trainer import Trainer
-from tests.train.models import check_swap
-from tests.train.trainers import losses
+from embark_jax.plans.storage import Placement
+from tests.builders import (
+    DENSE,
+    assert_equal_states,
+    assert_same_tables,
+    losses,
+    make_plan,
+    make_trainer,
+    tables_and_states,
+)
+from tests.compiled import check_swap
 
-BATCH, DENSE, STEPS = 16, 2, 8
+BATCH, STEPS = 16, 8
 FEATURES = (
-    FeatureSpec("a", hotness=3),
-    FeatureSpec("also_a", "a", pooling="mean", hotness=2, weighted=True),
-    FeatureSpec("b", hotness=2),
-    FeatureSpec("c"),
+    ej.FeatureSpec("a", hotness=3),
+    ej.FeatureSpec("also_a", "a", pooling="mean", hotness=2, weighted=True),
+    ej.FeatureSpec("b", hotness=2),
+    ej.FeatureSpec("c"),
 )
 ROWS = {"a": 300, "b": 200, "c": 20}
 
@@ -42,7 +42,7 @@ class Clicks:
     features = FEATURES
     dense_features = DENSE
 
-    def train_batch(self, step: int, batch_size: int) -> Batch:
+    def train_batch(self, step: int, batch_size: int) -> ej.Batch:
         rng = np.random.default_rng([step])
         ids, weights = {}, {}
         for feature in FEATURES:
@@ -53,7 +53,7 @@ class Clicks:
             ids[feature.name] = drawn.astype(np.int32)
             if feature.weighted:
                 weights[feature.name] = rng.uniform(0.1, 1, shape).astype(np.float32)
-        return Batch(
+        return ej.Batch(
             dense=rng.standard_normal((batch_size, DENSE), np.float32),
             ids=ids,
             weights=weights,
@@ -65,7 +65,7 @@ class Clicks:
         yield self.train_batch(1001, batch_size - 5)
 
 
-def make_trainer(
+def trainer_of(
     tier="device",
     slots=None,
     mesh=(2, 4),
@@ -74,68 +74,28 @@ def make_trainer(
     capacity=200,
     evict="lru",
     **options,
-) -> Trainer:
-    nodes, gpus = mesh
-    devices = nodes * gpus
+) -> ej.Trainer:
+    devices = math.prod(mesh)
     tables = [
-        TableSpec("a", ROWS["a"], 4, tier=tier, slots=slots, evict=evict),
-        TableSpec("b", ROWS["b"], 4, tier=tier, slots=slots),
-        TableSpec("c", ROWS["c"], 4),
+        ej.TableSpec("a", ROWS["a"], 4, tier=tier, slots=slots, evict=evict),
+        ej.TableSpec("b", ROWS["b"], 4, tier=tier, slots=slots),
+        ej.TableSpec("c", ROWS["c"], 4),
     ]
-    owners = tuple(range(devices))
     placed = (
-        Placement(tables[0], cluster, devices, 1, owners, hot_rows=7),
+        Placement(tables[0], cluster, devices, 1, tuple(range(devices)), hot_rows=7),
         # On one device: two row shards and two column shards.
         Placement(tables[1], cluster, 2, 2, (devices - 1,) * 4),
         Placement(tables[2], "ub", 1, 1, (0,)),
     )
-    micro_batches = options.get("micro_batches", 1)
-    names = [s.name for s in lay_out(placed, FEATURES, devices) if not s.replicated]
-    plan = Plan(
-        FEATURES,
-        placed,
-        nodes,
-        gpus,
-        BATCH // micro_batches,
-        dict.fromkeys(names, capacity),
-    )
-    embeddings = EmbeddingCollection(plan, plan.make_mesh())
-    model = models.DLRM(embeddings.output_shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0))
-    return Trainer(
-        model,
-        embeddings,
-        dense_optimizer=optax.sgd(0.1, momentum=0.9),
-        embedding_optimizer=optimizer or Adagrad(0.1),
-        seed=1,
-        **options,
-    )
+    batch = BATCH // options.get("micro_batches", 1)
+    plan = make_plan(FEATURES, placed, *mesh, batch, capacity)
+    return make_trainer(plan, optimizer=optimizer, **options)
 
 
-def tables_of(trainer: Trainer) -> dict[str, np.ndarray]:
-    """All rows and states of all tables."""
-    state = trainer.whole_state()
-    found = {}
-    for table in trainer.embeddings.plan.tables:
-        arrays = {"": dict(state.storages)}
-        for storage, states in state.embedding_state.items():
-            for name, array in states.items():
-                arrays.setdefault(name, {})[storage] = array
-        for name, each in arrays.items():
-            found[f"{table.name} {name}"] = export_table(
-                trainer.embeddings, each, table.name
-            )
-    return found
-
-
-def assert_alike(found: Trainer, expected: Trainer) -> None:
+def assert_alike(trainer: ej.Trainer, expected: ej.Trainer) -> None:
     """Bit by bit."""
-    one, other = tables_of(found), tables_of(expected)
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-    jax.tree.map(
-        np.testing.assert_array_equal, found.state.params, expected.state.params
-    )
+    assert_same_tables(tables_and_states(trainer), tables_and_states(expected))
+    assert_equal_states(trainer.state.params, expected.state.params)
 
 
 # A device has up to 38 of a's rows; of b's one has all 200 twice, in halves of columns.
@@ -152,8 +112,8 @@ def assert_alike(found: Trainer, expected: Trainer) -> None:
 )
 def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, overlap):
     options = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer}
-    expected = make_trainer(**options)
-    cached = make_trainer("host", slots, overlap=overlap, **options)
+    expected = trainer_of(**options)
+    cached = trainer_of("host", slots, overlap=overlap, **options)
     assert losses(cached.iterate(Clicks(), STEPS)) == losses(
         expected.iterate(Clicks(), STEPS)
     )
@@ -172,15 +132,15 @@ def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, overla
 
 
 def test_a_swap_moves_rows_in_place():
-    mesh = make_trainer("host", 40, mesh=(1, 2)).embeddings.mesh
+    mesh = trainer_of("host", 40, mesh=(1, 2)).embeddings.mesh
     check_swap(mesh, 4, slots=200_000)
 
 
 @pytest.mark.slow
 def test_an_overflow_and_micro_batches_change_no_bit():
     """Exchange buffers grow, in steps and in an evaluation, while rows move."""
-    expected = make_trainer(mesh=(2, 2), micro_batches=2)
-    cached = make_trainer(
+    expected = trainer_of(mesh=(2, 2), micro_batches=2)
+    cached = trainer_of(
         "disk",
         90,
         mesh=(2, 2),
@@ -206,9 +166,9 @@ def test_slots_that_barely_hold_every_batch_and_one_too_few():
         cold = np.union1d(ids["a"], ids["also_a"]) - 7
         rows.append(max((each >= 0).sum() for each in (cold, np.unique(ids["b"]))))
     most, worst = max(rows), int(np.argmax(rows))
-    expected = make_trainer(mesh=(1, 1))
-    enough = make_trainer("host", most, mesh=(1, 1), overlap=True)
-    too_few = make_trainer("host", most - 1, mesh=(1, 1), overlap=True)
+    expected = trainer_of(mesh=(1, 1))
+    enough = trainer_of("host", most, mesh=(1, 1), overlap=True)
+    too_few = trainer_of("host", most - 1, mesh=(1, 1), overlap=True)
     list(expected.iterate(Clicks(), worst))
     with pytest.raises(TooFewSlotsError, match=f"asks for {most} rows .* a, which"):
         list(too_few.iterate(Clicks(), STEPS))
@@ -222,9 +182,9 @@ def test_slots_that_barely_hold_every_batch_and_one_too_few():
 def test_directories_grow_until_all_keys_have_room(monkeypatch):
     """From two buckets, which hold 16 keys."""
     mesh = (1, 1)
-    expected = make_trainer(mesh=mesh)
+    expected = trainer_of(mesh=mesh)
     monkeypatch.setattr("embark_jax.cache.key_index.default_buckets", lambda slots: 2)
-    cached = make_trainer("host", 80, mesh=mesh, overlap=True)
+    cached = trainer_of("host", 80, mesh=mesh, overlap=True)
     list(cached.iterate(Clicks(), 4))
     list(expected.iterate(Clicks(), 4))
     assert_alike(cached, expected)
@@ -233,8 +193,8 @@ def test_directories_grow_until_all_keys_have_room(monkeypatch):
 @pytest.mark.slow
 def test_a_loop_that_is_left_early_keeps_rows_and_slots_in_agreement():
     mesh = (1, 2)
-    expected = make_trainer(mesh=mesh)
-    cached = make_trainer("host", 80, mesh=mesh, overlap=True)
+    expected = trainer_of(mesh=mesh)
+    cached = trainer_of("host", 80, mesh=mesh, overlap=True)
     for result in cached.iterate(Clicks(), STEPS):
         if result.step == 2:
             break
@@ -249,11 +209,11 @@ def test_a_checkpoint_goes_with_and_without_a_cache(first, then, tmp_path):
     """To another mesh, with all rows and their state."""
     slots = {"device": None, "host": 70, "disk": 90}
     identity, batches = {"seed": 1}, list(Clicks().test_batches(BATCH))
-    one = make_trainer(first, slots[first], mesh=(2, 2))
+    one = trainer_of(first, slots[first], mesh=(2, 2))
     list(one.iterate(Clicks(), 5))
-    other = make_trainer(then, slots[then], mesh=(1, 2), cluster="rb")
+    other = trainer_of(then, slots[then], mesh=(1, 2), cluster="rb")
     list(other.iterate(Clicks(), 2))  # there are other rows in slots
-    auc, saved = one.evaluate(batches).auc, tables_of(one)
+    auc, saved = one.evaluate(batches).auc, tables_and_states(one)
     with Checkpointer(tmp_path, identity, keep=1) as checkpoints:
         if first != "device":
             with pytest.raises(ValueError, match=r"give Trainer.whole_state\(\)"):
@@ -264,8 +224,7 @@ def test_a_checkpoint_goes_with_and_without_a_cache(first, then, tmp_path):
         state, _ = checkpoints.restore(other.whole_state(), other.embeddings)
     other.restore(state)
     assert other.step == 5
-    for name, rows in tables_of(other).items():
-        np.testing.assert_array_equal(rows, saved[name], err_msg=name)
+    assert_same_tables(tables_and_states(other), saved)
     assert other.evaluate(batches).auc == auc
     last = list(other.iterate(Clicks(), STEPS))[-1]
     assert last.loss == pytest.approx(expected, rel=1e-6)
@@ -277,5 +236,5 @@ def test_a_disk_that_is_full_is_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(StoreError, match=r"0.0 GB of rows of tier disk in .*No space"):
-        make_trainer("disk", 80, scratch=tmp_path / "new")
+        trainer_of("disk", 80, scratch=tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []

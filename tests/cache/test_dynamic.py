@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import zlib
 
@@ -13,26 +14,18 @@ import optax
 import pytest
 from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
+import embark_jax as ej
 from embark_jax.cache.kept_slots import SLOT_VALUES
 from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.data import Batch
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.models import FunctionModel
-from embark_jax.planner import plan
-from embark_jax.plans import fleet as fleets
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, lay_out
-from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.trainer import Trainer
-from tests.train.trainers import losses
+from embark_jax.plans.storage import Placement
+from tests.builders import losses, make_plan, make_trainer
 
 BATCH, DIM, STEPS, SCALE = 16, 4, 8, 0.3
 FEATURES = (
-    FeatureSpec("user", hotness=3),
-    FeatureSpec("friends", "user", pooling="mean", hotness=2),
-    FeatureSpec("item"),
+    ej.FeatureSpec("user", hotness=3),
+    ej.FeatureSpec("friends", "user", pooling="mean", hotness=2),
+    ej.FeatureSpec("item"),
 )
 USERS, ITEMS = 400, 20
 FAR = 2**62 + 2**33 + 5
@@ -48,7 +41,7 @@ def batches(first: int, last: int, far: int = 0):
             drawn = rng.integers(0, 40, (BATCH, feature.hotness)) + step % 5 * 37
             ids[feature.name] = np.where(rng.random(drawn.shape) < 0.2, -1, drawn + far)
         ids["item"] = rng.integers(0, ITEMS, (BATCH, 1))
-        yield Batch(
+        yield ej.Batch(
             dense=np.zeros((BATCH, 1), np.float32),
             ids=ids,
             labels=rng.integers(0, 2, BATCH).astype(np.float32),
@@ -66,50 +59,48 @@ WEIGHTS = {
 }
 
 
-def make_trainer(
-    users: TableSpec,
+def trainer_of(
+    users: ej.TableSpec,
     mesh=(1, 1),
     cluster="ub",
     optimizer=None,
     dense_rate=0.1,
     capacity=200,
     **options,
-) -> Trainer:
-    devices = mesh[0] * mesh[1]
+) -> ej.Trainer:
+    devices = math.prod(mesh)
     placed = (
         Placement(users, cluster, devices, 1, tuple(range(devices))),
-        Placement(TableSpec("item", ITEMS, DIM, SCALE), "ub", 1, 1, (0,)),
+        Placement(ej.TableSpec("item", ITEMS, DIM, SCALE), "ub", 1, 1, (0,)),
     )
-    micro_batches = options.get("micro_batches", 1)
-    names = [s.name for s in lay_out(placed, FEATURES, devices) if not s.replicated]
-    capacities = dict.fromkeys(names, capacity)
-    plan = Plan(FEATURES, placed, *mesh, BATCH // micro_batches, capacities)
-    return Trainer(
-        FunctionModel({n: jnp.asarray(w) for n, w in WEIGHTS.items()}, logits_of),
-        EmbeddingCollection(plan, plan.make_mesh()),
+    batch = BATCH // options.get("micro_batches", 1)
+    return make_trainer(
+        make_plan(FEATURES, placed, *mesh, batch, capacity),
+        ej.FunctionModel({n: jnp.asarray(w) for n, w in WEIGHTS.items()}, logits_of),
+        optimizer or Adagrad(0.5),
         dense_optimizer=optax.sgd(dense_rate),
-        embedding_optimizer=optimizer or Adagrad(0.5),
-        seed=1,
         **options,
     )
 
 
-def fixed() -> TableSpec:
-    return TableSpec("user", USERS, DIM, SCALE)
+def fixed() -> ej.TableSpec:
+    return ej.TableSpec("user", USERS, DIM, SCALE)
 
 
-def dynamic(slots=20, max_slots=1000, **options) -> TableSpec:
-    return TableSpec.dynamic("user", DIM, slots, max_slots, init_scale=SCALE, **options)
+def dynamic(slots=20, max_slots=1000, **options) -> ej.TableSpec:
+    return ej.TableSpec.dynamic(
+        "user", DIM, slots, max_slots, init_scale=SCALE, **options
+    )
 
 
-def first_samples(batch: Batch, trainer: Trainer) -> Batch:
+def first_samples(batch: ej.Batch, trainer: ej.Trainer) -> ej.Batch:
     """As many as a plan takes at once."""
     size = trainer.embeddings.plan.batch_size
     ids = {name: each[:size] for name, each in batch.ids.items()}
-    return Batch(batch.dense[:size], ids, batch.labels[:size])
+    return ej.Batch(batch.dense[:size], ids, batch.labels[:size])
 
 
-def rows_by_key(trainer: Trainer) -> dict[int, np.ndarray]:
+def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
     """Rows and states of the dynamic table, one after the other."""
     state = trainer.whole_state()
     (name,) = (n for n in state.storages if n.endswith("_user"))
@@ -164,8 +155,8 @@ def test_growth_and_rows_that_leave_and_return_change_no_bit(
     mesh, cluster, optimizer, options, trainer_options
 ):
     same = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer, **trainer_options}
-    expected = make_trainer(fixed(), **same)
-    found = make_trainer(dynamic(**options), **same)
+    expected = trainer_of(fixed(), **same)
+    found = trainer_of(dynamic(**options), **same)
     trained, wanted = (
         np.array(losses(each.iterate_batches(batches(0, STEPS))))
         for each in (found, expected)
@@ -202,7 +193,7 @@ def test_rows_beside_a_dictionary(evicted, steps):
     neither rows nor slots; keys without a row have their initial one there."""
     discard = evicted == "discard"
     table = dynamic(50, 50, evicted=evicted)
-    trainer = make_trainer(table, optimizer=SGD(1.0), dense_rate=0.0)
+    trainer = trainer_of(table, optimizer=SGD(1.0), dense_rate=0.0)
     item = np.asarray(trainer.whole_state().storages["ub_4"], np.float64)
     rows: dict[int, np.ndarray] = {}
     lost = 0
@@ -238,7 +229,7 @@ def row_of(rows: dict[int, np.ndarray], key: int) -> np.ndarray:
     return rows[key] if key in rows else initial_row(key).astype(np.float64)
 
 
-def expected_logits(batch: Batch, rows: dict[int, np.ndarray], item: np.ndarray):
+def expected_logits(batch: ej.Batch, rows: dict[int, np.ndarray], item: np.ndarray):
     """The logits, and ``(key, sample, weight)`` of each lookup of a user."""
     logits, pooled = item[batch.ids["item"][:, 0]] @ WEIGHTS["item"], []
     for feature in FEATURES[:2]:
@@ -252,7 +243,7 @@ def expected_logits(batch: Batch, rows: dict[int, np.ndarray], item: np.ndarray)
     return logits, pooled
 
 
-def slot_keys(trainer: Trainer) -> list[int]:
+def slot_keys(trainer: ej.Trainer) -> list[int]:
     """Keys whose rows have a slot, on one device."""
     assert trainer.cached is not None
     ((_, index),) = trainer.cached._indexes.items()
@@ -263,16 +254,16 @@ def slot_keys(trainer: Trainer) -> list[int]:
 @pytest.mark.slow
 def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
     table = dynamic(max_slots=80)
-    one = make_trainer(table, mesh=(2, 2))
+    one = trainer_of(table, mesh=(2, 2))
     whole = losses(one.iterate_batches(batches(0, STEPS)))
-    one = make_trainer(table, mesh=(2, 2))
+    one = trainer_of(table, mesh=(2, 2))
     first = losses(one.iterate_batches(batches(0, 5)))
     with Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
         checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
         saved = rows_by_key(one)
-        again = make_trainer(table, mesh=(2, 2))
+        again = trainer_of(table, mesh=(2, 2))
         again.load(checkpoints)
-        other = make_trainer(dynamic(slots=10, max_slots=100), (1, 2), "rb")
+        other = trainer_of(dynamic(slots=10, max_slots=100), (1, 2), "rb")
         list(other.iterate_batches(batches(3, 8, FAR)))  # there are other keys
         other.load(checkpoints)
     assert again.step == other.step == 5
@@ -290,24 +281,24 @@ def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
 def test_a_run_that_discards_goes_on_as_if_nothing_had_been(tmp_path):
     """Evaluated at every step, in the middle of look-ahead; loaded from checkpoints."""
     table, options = dynamic(45, 45, evicted="discard"), {"mesh": (1, 2)}
-    whole = make_trainer(table, **options)
+    whole = trainer_of(table, **options)
     expected = losses(whole.iterate_batches(batches(0, 12)))
     assert expected != losses(
-        make_trainer(fixed(), **options).iterate_batches(batches(0, 12))
+        trainer_of(fixed(), **options).iterate_batches(batches(0, 12))
     )
-    one = make_trainer(table, overlap=True, **options)
+    one = trainer_of(table, overlap=True, **options)
     found = []
     for result in one.iterate_batches(batches(0, 7)):
         one.evaluate(batches(result.step + 3, result.step + 5, FAR * (result.step % 2)))
         found.append((result.step, result.loss))
     with Checkpointer(tmp_path, {"seed": 1}, keep=2) as checkpoints:
         checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
-        again = make_trainer(table, overlap=True, **options)
+        again = trainer_of(table, overlap=True, **options)
         list(again.iterate_batches(batches(20, 23)))  # there are other rows in slots
         again.load(checkpoints)
         found += losses(again.iterate_batches(batches(7, 10)))
         checkpoints.save(again.whole_state(), again.step, again.embeddings, {})
-        smaller = make_trainer(dynamic(40, 40, evicted="discard"), (1, 1))
+        smaller = trainer_of(dynamic(40, 40, evicted="discard"), (1, 1))
         smaller.load(checkpoints)
         saved = rows_by_key(again)
         for key, row in rows_by_key(smaller).items():
@@ -319,7 +310,7 @@ def test_a_run_that_discards_goes_on_as_if_nothing_had_been(tmp_path):
 
 @pytest.mark.slow
 def test_a_batch_that_needs_more_than_the_most_slots_is_refused():
-    trainer = make_trainer(dynamic(slots=10, max_slots=12))
+    trainer = trainer_of(dynamic(slots=10, max_slots=12))
     with pytest.raises(
         TooFewSlotsError, match=r"tables user, .* raise their max_slots"
     ):
@@ -347,12 +338,12 @@ def test_the_planner_refuses_what_a_dynamic_table_cannot_have(forced):
     ((key, value),) = forced.items()
     message = f"table 'user': {key} is {value!r}, but a dynamic table has"
     with pytest.raises(ValueError, match=re.escape(message)):
-        plan(
-            [dynamic(), TableSpec("item", ITEMS, DIM)],
+        ej.plan(
+            [dynamic(), ej.TableSpec("item", ITEMS, DIM)],
             FEATURES,
-            fleets.this_machine(1, 2),
+            ej.fleets.this_machine(1, 2),
             BATCH,
-            forced={"user": ForcedPlacement(**forced)},
+            forced={"user": ej.ForcedPlacement(**forced)},
         )
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import export_table
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
+from tests.builders import make_plan, tables_of
 
 MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (8, 1), (3, 1)]
 
@@ -46,6 +46,9 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "ftrl, decay": FTRL(0.5, l1=0.1, schedule=halved, weight_decay=0.2),
 }
 STEPS = 2
+# float32 against float64: sums of at most a few hundred terms of order 1, so a few
+# hundred roundings of 6e-8 each.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +92,6 @@ def placements(tables: tuple[TableSpec, ...], devices: int):
         )
 
     return st.tuples(*map(of_table, tables))
-
-
-def make_plan(features, placed, nodes, gpus, batch) -> Plan:
-    """A plan whose capacities hold any batch."""
-    devices = nodes * gpus
-    most = batch * sum(
-        feature.hotness * max(p.column_shards for p in placed) for feature in features
-    )
-    capacities = {
-        s.name: most for s in lay_out(placed, features, devices) if not s.replicated
-    }
-    return Plan(tuple(features), tuple(placed), nodes, gpus, batch, capacities)
 
 
 @st.composite
@@ -188,14 +179,6 @@ def solve(problem: Problem, implementation: str = "xla"):
     return initial, lookups, tables_of(collection, storages), states
 
 
-def tables_of(collection: EmbeddingCollection, arrays) -> dict[str, np.ndarray]:
-    """Logical rows of every table out of storage-like arrays."""
-    return {
-        table.name: export_table(collection, arrays, table.name)
-        for table in collection.plan.tables
-    }
-
-
 def solve_by_oracle(problem: Problem, initial: dict[str, np.ndarray]):
     """What ``solve`` must give, from the same initial tables."""
     plan, optimizer = problem.plan, problem.optimizer
@@ -213,3 +196,22 @@ def solve_by_oracle(problem: Problem, initial: dict[str, np.ndarray]):
                 table, states[name], dense[name], touched[name], optimizer, number
             )
     return lookups, tables, states
+
+
+def check(problem: Problem, implementation: str = "xla") -> None:
+    """Any plan gives what the unsharded reference gives."""
+    initial, lookups, tables, states = solve(problem, implementation)
+    expected_lookups, expected_tables, expected_states = solve_by_oracle(
+        problem, initial
+    )
+    for found, expected in zip(lookups, expected_lookups, strict=True):
+        for name in expected:
+            np.testing.assert_allclose(
+                found[name], expected[name], **TOLERANCE, err_msg=name
+            )
+    for table, expected in expected_tables.items():
+        np.testing.assert_allclose(tables[table], expected, **TOLERANCE, err_msg=table)
+        for state, rows in expected_states[table].items():
+            np.testing.assert_allclose(
+                states[state][table], rows, **TOLERANCE, err_msg=f"{table} {state}"
+            )

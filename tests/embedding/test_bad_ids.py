@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.builders import make_plan
 from tests.embedding import problems
-from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
+from tests.embedding.problems import OPTIMIZERS, Problem
 
 FAR = (-(2**31), -1000, -2, 2**31 - 1)
 """Ids that are rows of no table here."""

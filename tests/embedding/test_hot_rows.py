@@ -14,9 +14,9 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
+from tests.builders import make_plan
 from tests.embedding import problems
-from tests.embedding.problems import Problem, make_plan
-from tests.embedding.test_oracle import TOLERANCE, check
+from tests.embedding.problems import TOLERANCE, Problem, check
 from tests.thorough import thorough
 
 TABLE = TableSpec("t", 29, 8)

@@ -12,31 +12,10 @@ from embark_kernels._mosaic import interpreted
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.builders import make_plan
 from tests.embedding import problems
-from tests.embedding.problems import OPTIMIZERS, Problem, make_plan
+from tests.embedding.problems import OPTIMIZERS, Problem, check
 from tests.thorough import thorough
-
-# float32 against float64: sums of at most a few hundred terms of order 1, so a few
-# hundred roundings of 6e-8 each.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def check(problem: Problem, implementation: str = "xla") -> None:
-    initial, lookups, tables, states = problems.solve(problem, implementation)
-    expected_lookups, expected_tables, expected_states = problems.solve_by_oracle(
-        problem, initial
-    )
-    for found, expected in zip(lookups, expected_lookups, strict=True):
-        for name in expected:
-            np.testing.assert_allclose(
-                found[name], expected[name], **TOLERANCE, err_msg=name
-            )
-    for table, expected in expected_tables.items():
-        np.testing.assert_allclose(tables[table], expected, **TOLERANCE, err_msg=table)
-        for state, rows in expected_states[table].items():
-            np.testing.assert_allclose(
-                states[state][table], rows, **TOLERANCE, err_msg=f"{table} {state}"
-            )
 
 
 @hypothesis.given(problems.problems())

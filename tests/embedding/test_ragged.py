@@ -14,9 +14,9 @@ from jax.sharding import AxisType, PartitionSpec
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
+from tests.builders import make_plan
 from tests.embedding import problems
-from tests.embedding.problems import Problem, make_plan
-from tests.embedding.test_oracle import check
+from tests.embedding.problems import Problem, check
 from tests.thorough import thorough
 
 POISON = 77

@@ -15,7 +15,8 @@ from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.embedding.problems import batches, make_plan, tables_of
+from tests.builders import make_plan, tables_of
+from tests.embedding.problems import batches
 from tests.thorough import thorough
 
 DTYPES = ["bfloat16", "float16"]

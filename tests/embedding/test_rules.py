@@ -17,7 +17,8 @@ from embark_jax.embedding.logical import export_table
 from embark_jax.embedding.rules import RowRules
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.embedding.problems import batches, make_plan
+from tests.builders import make_plan
+from tests.embedding.problems import batches
 
 RULES = {
     "": RowwiseAdagrad(1.0, eps=1.0),

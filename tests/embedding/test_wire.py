@@ -13,8 +13,9 @@ from embark_jax.embedding.wire import decode, encode
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import SCALE_BYTES, Wire, row_bytes
+from tests.builders import make_plan
 from tests.embedding import problems
-from tests.embedding.problems import Problem, make_plan
+from tests.embedding.problems import Problem
 from tests.thorough import thorough
 
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float8_e4m3": 2**-4}

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
-from tests.train.test_accounting import compile_and_predict, request
+from tests.gpu_compile.machines import h100_mesh
+from tests.train.accounting import compile_and_predict, request
 
 
 def total_bytes(collectives: Counter) -> Counter:

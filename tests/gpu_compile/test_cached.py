@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from embark_jax.cache import key_index
-from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
-from tests.train.models import check_swap
+from tests.compiled import check_swap
+from tests.gpu_compile.machines import h100_mesh
 
 WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16
 

@@ -12,9 +12,8 @@ from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Exchange
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.compile_at_scale.program import collectives
-from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
-from tests.train.models import compile_step
-from tests.train.test_accounting import compiled_collectives
+from tests.compiled import compile_step, compiled_collectives
+from tests.gpu_compile.machines import h100_mesh
 
 GPUS_PER_NODE, BATCH_PER_DEVICE, WIDTH = 8, 1024, 128
 FEATURES = (

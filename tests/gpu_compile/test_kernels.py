@@ -23,10 +23,8 @@ from embark_kernels import (
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 from jax.sharding import SingleDeviceSharding
 
-from embark_jax.plans import fleet
-from experiments.step_bytes.absent import absent_mesh
 from experiments.step_bytes.hlo import Program
-from tests.gpu_compile.test_train_step import pytestmark  # noqa: F401
+from tests.gpu_compile.machines import h100_mesh
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
 WIDTHS = [8, 24, 32, 64, 96, 128, 200, 256, 384, 1024]
@@ -36,7 +34,7 @@ KERNEL = 'custom_call_target="mosaic_gpu'
 @pytest.fixture(scope="module")
 def on_h100():
     """Shapes on a GPU that is not there."""
-    device = absent_mesh(fleet.dgx_h100(1, 1)).devices.item()
+    device = h100_mesh(1, 1).devices.item()
     sharding = SingleDeviceSharding(device)
     return lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 

@@ -8,8 +8,8 @@ from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.gpu_compile.test_train_step import h100_mesh, pytestmark  # noqa: F401
-from tests.train.models import DENSE_FEATURES, compile_step
+from tests.compiled import DENSE_FEATURES, compile_step
+from tests.gpu_compile.machines import h100_mesh
 
 BATCH_SIZE = 8 * 1024
 BOTTOM, TOP, CROSS_RANK = (512, 128), (256, 1), 64

@@ -1,40 +1,21 @@
 """The whole train step compiles for H100s, with no GPU present."""
 
-import importlib.util
 import re
 
 import jax
 import pytest
 from embark_kernels import RowwiseAdagrad
-from jax.sharding import Mesh
 
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.planner import plan
+from embark_jax.planner import load_table_list, plan
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from experiments.step_bytes.absent import absent_mesh
-from tests.train.models import (
-    MLPERF_HOTNESS,
-    MLPERF_ROWS,
-    bytes_per_device,
-    compile_step,
-)
+from tests.compiled import bytes_per_device, compile_step
+from tests.gpu_compile.machines import h100_mesh
 
-pytestmark = [
-    pytest.mark.gpu_compile,
-    pytest.mark.skipif(
-        importlib.util.find_spec("jax_cuda13_plugin") is None,
-        reason="needs the CUDA plugin: make test-gpu-compile",
-    ),
-]
 BATCH_PER_DEVICE = 512
 UNIQUE_KERNEL = "number_runs_kernel"
-
-
-def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
-    """A mesh of H100s that are not there."""
-    return absent_mesh(fleet.dgx_h100(nodes, gpus_per_node))
 
 
 def moved_bytes(planned) -> int:
@@ -62,11 +43,7 @@ def placement_of(table: TableSpec, devices: int) -> ForcedPlacement:
 @pytest.mark.parametrize("nodes", [1, 16])
 def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     """97 GiB of tables in all three clusters, one with column shards."""
-    tables = [TableSpec(f"t{i}", rows, 128) for i, rows in enumerate(MLPERF_ROWS)]
-    features = [
-        FeatureSpec(f"f{i}", f"t{i}", hotness)
-        for i, hotness in enumerate(MLPERF_HOTNESS)
-    ]
+    tables, features = load_table_list("dlrm_dcnv2").specs()
     planned = plan(
         tables,
         features,

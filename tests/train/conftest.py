@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 import pytest
 
 from embark_jax.train.state import TrainState
 from embark_jax.train.trainer import Trainer
-from tests.train.trainers import (
-    Clicks,
-    losses,
-    make_trainer,
-    snapshot,
-)
+from tests.builders import losses, snapshot
+from tests.train.trainers import Clicks, clicks_trainer
 
 
 @pytest.fixture(scope="module")
 def compiled() -> tuple[Trainer, TrainState]:
     """A trainer for many tests, and its initial state."""
-    trainer = make_trainer()
-    return trainer, jax.tree.map(np.array, trainer.state)
+    trainer = clicks_trainer()
+    return trainer, snapshot(trainer)
 
 
 def at_the_start(compiled: tuple[Trainer, TrainState]) -> Trainer:

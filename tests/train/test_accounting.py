@@ -8,159 +8,31 @@ of these the compiled program must have as many, of the same sizes, and no other
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import re
-from collections import Counter
-
-import jax
-import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
-from flax import nnx
-from jax.sharding import Mesh
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.models import DLRMDCNv2
-from embark_jax.planner import Phase, ProgramModel, Workload, phases
+from embark_jax.planner import Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans import fleet
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, lay_out
-from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.plans.wire import Wire
-from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.state import abstract_state
-from embark_jax.train.step import make_train_step
+from tests.compiled import bytes_per_device
 from tests.thorough import thorough
-from tests.train.models import DENSE_FEATURES, bytes_per_device
+from tests.train.accounting import (
+    FORMATS,
+    OPTIMIZERS,
+    Flat,
+    compile_and_predict,
+    predicted,
+    request,
+)
 
 PLANS = range(32)
 QUICK = (11, 14, 18, 28, 29, 30)
 """Plans that need every collective, format and optimizer, as all of them do."""
-OPTIMIZERS = {
-    "sgd": SGD(0.1),
-    "adagrad": Adagrad(0.1),
-    "rowwise_adagrad": RowwiseAdagrad(0.1),
-    "adam": LazyAdam(0.1),
-}
-MESHES = [(2, 4), (4, 2), (1, 8), (2, 4), (8, 1)]
-FORMATS = ("float32", "float32", "bfloat16", "float16", "float8_e4m3")
 # What becomes of the collectives after they are chosen does not matter here.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-COLLECTIVE = re.compile(
-    r" = (?P<shapes>.+?) (?P<kind>all-to-all|all-reduce|all-gather|reduce-scatter"
-    r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
-)
-SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "u16": 2, "u8": 1, "s64": 8, "u64": 8}
-
-
-class Flat(nnx.Module):
-    """A small DLRM-DCNv2 that takes a sequence as one long embedding."""
-
-    def __init__(self, shapes):
-        flat = {name: (math.prod(shape),) for name, shape in shapes.items()}
-        self.inner = DLRMDCNv2(
-            flat, DENSE_FEATURES, (4,), (3, 1), 1, 2, rngs=nnx.Rngs(0)
-        )
-
-    def __call__(self, dense, embeddings):
-        batch = dense.shape[0]
-        return self.inner(
-            dense, {name: each.reshape(batch, -1) for name, each in embeddings.items()}
-        )
-
-
-def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
-    """Of few tables, in any placement, with capacities that no batch was asked for."""
-    devices = nodes * gpus
-    (hot,) = rng.spawn(1)
-    tables, features, placements = [], [], []
-    for i in range(rng.integers(2, 4)):
-        rows = rng.integers(1, rng.choice([20, 200]))
-        table = TableSpec(f"t{i}", int(rows), int(rng.choice([4, 8])))
-        for j in range(rng.integers(1, 3)):
-            features.append(
-                FeatureSpec(
-                    f"f{i}_{j}",
-                    table.name,
-                    int(rng.integers(1, 5)),
-                    str(rng.choice(["sum", "mean", "none"])),
-                    bool(rng.random() < 0.3),
-                )
-            )
-        cluster = str(rng.choice(["dp", "rb", "ub"]))
-        split = (1, 1)
-        if cluster != "dp":
-            row_shards = rng.integers(1, min(table.rows, devices) + 1)
-            split = (int(row_shards), int(rng.choice([1, 2])))
-        owners = rng.integers(0, devices, math.prod(split)) if cluster != "dp" else ()
-        exchange = "flat"
-        if cluster != "dp":
-            exchange = str(rng.choice(["flat", "hierarchical"]))
-        hot_rows = 0
-        if cluster != "dp" and hot.random() < 0.5:
-            hot_rows = int(hot.integers(0, table.rows - split[0] + 1))
-        tables.append(table)
-        placements.append(
-            Placement(
-                table,
-                cluster,
-                *split,
-                tuple(map(int, owners)),
-                exchange,
-                hot_rows=hot_rows,
-            )
-        )
-    capacities = {
-        storage.name: int(rng.integers(1, 20))
-        for storage in lay_out(placements, features, devices)
-        if not storage.replicated
-    }
-    batch = devices * int(rng.choice([1, 2, 3, 300]))
-    return Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)
-
-
-def compiled_collectives(hlo: str) -> Counter:
-    """How many of each ``(kind, bytes)`` there are in a compiled program."""
-    found = Counter()
-    for match in COLLECTIVE.finditer(hlo):
-        kind = match["kind"].replace("-", "_")
-        operands = [
-            BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
-            for dtype, dims in SHAPE.findall(match["shapes"])
-        ]
-        if kind == "ragged_all_to_all":  # operands, sizes, offsets, then the result
-            operands = operands[-1:]
-        elif match["start"] and kind != "all_reduce":  # operands, then results
-            operands = operands[len(operands) // 2 :]
-        if kind == "all_to_all":
-            operands = [sum(operands)]
-        found.update((kind, each) for each in operands)
-    return found
-
-
-def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[Phase]:
-    """The collectives of the cost model, for what the embeddings move."""
-    machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
-    workload = Workload(machines, plan.batch_size, optimizer=optimizer, wire=wire)
-    model = ProgramModel(workload)
-    parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
-    return [part for part in parts if part.buffer_bytes]
-
-
-def request(seed: int) -> tuple[Plan, str, Wire, set[str]]:
-    """A plan, the name of an optimizer, the formats of what travels, and the features
-    with 64-bit ids."""
-    rng = np.random.default_rng(seed)
-    plan = random_plan(rng, *MESHES[seed % len(MESHES)])
-    wide = {feature.name for feature in plan.features if rng.random() < 0.2}
-    wire = Wire(*map(str, rng.choice(FORMATS, 2)))
-    return plan, list(OPTIMIZERS)[seed % len(OPTIMIZERS)], wire, wide
 
 
 @pytest.mark.parametrize("seeds", [PLANS, QUICK], ids=["all", "quick"])
@@ -195,44 +67,6 @@ def test_the_plans_need_every_collective(seeds):
             for reach in ("fleet", "node", "rail")
         ),
     }
-
-
-def compile_and_predict(
-    seed: int,
-    mesh: Mesh | None = None,
-    compiler_options: dict | None = None,
-    micro_batches: int = 1,
-) -> tuple[Counter, Counter]:
-    """How many of each ``(kind, bytes)`` there are, and should be."""
-    plan, name, wire, wide = request(seed)
-    mesh = mesh or plan.make_mesh()
-    collection = EmbeddingCollection(plan, mesh, wire=wire)
-    model = FlaxModel(Flat(collection.output_shapes))
-    dense_optimizer = optax.sgd(0.1)
-    settings = (model, collection, dense_optimizer, OPTIMIZERS[name])
-    state = abstract_state(*settings)
-    step = make_train_step(*settings, state, micro_batches)
-    whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
-    with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(whole, mesh, DENSE_FEATURES, wide)
-        lowered = step.lower(state, batch)
-    compiled = lowered.compile(compiler_options=compiler_options)
-
-    # The gradients of the dense layers are one operand an array, the checks one a
-    # feature.
-    parameters = [leaf.size for leaf in jax.tree.leaves(state.params)]
-    arrays = len(plan.features)
-    needed = 4 * (len(plan.capacities) + 1)
-    expected = Counter()
-    for part in predicted(plan, name, wire):
-        if (part.collective, part.what) == ("all_reduce", "touched rows"):
-            needed += int(part.buffer_bytes)  # in one buffer with the capacities
-        else:
-            expected.update([(part.collective, int(part.buffer_bytes))])
-    expected.update(("all_reduce", 4 * size) for size in parameters)
-    expected.update([("all_reduce", 4)] + [("all_reduce", 1)] * arrays)
-    expected.update([("all_reduce", needed)])
-    return compiled_collectives(compiled.as_text()), expected
 
 
 @pytest.mark.parametrize("seed", thorough(PLANS, QUICK))

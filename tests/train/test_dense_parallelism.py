@@ -6,24 +6,18 @@ import jax
 import numpy as np
 import optax
 import pytest
-from embark_kernels import Adagrad
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from embark_jax import models
+import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.data import SyntheticClicks
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.trainer import Trainer
-from tests.train.models import bytes_per_device
+from tests.builders import dlrm_dcnv2, losses, make_trainer
+from tests.compiled import bytes_per_device
 
-TABLES = (TableSpec("a", 300, 8), TableSpec("b", 40, 8))
-FEATURES = (FeatureSpec("fa", "a", hotness=3), FeatureSpec("fb", "b"))
+TABLES = (ej.TableSpec("a", 300, 8), ej.TableSpec("b", 40, 8))
+FEATURES = (ej.FeatureSpec("fa", "a", hotness=3), ej.FeatureSpec("fb", "b"))
 STEPS, BATCH, DENSE = 20, 64, 5
-DATA = SyntheticClicks(
+DATA = ej.SyntheticClicks(
     TABLES,
     FEATURES,
     dense_features=DENSE,
@@ -39,41 +33,26 @@ def standard_promotion():
         yield
 
 
-def make_trainer(dense, micro_batches=1):
-    planned = plan(TABLES, FEATURES, fleet.dgx_h100(2, 4), BATCH // micro_batches)
-    embeddings = EmbeddingCollection(planned, planned.make_mesh())
-    model = models.DLRMDCNv2(
-        embeddings.output_shapes,
-        DENSE,
-        bottom=(16, 8),
-        top=(16, 8, 1),
-        cross_layers=2,
-        cross_rank=8,
-        rngs=nnx.Rngs(0),
-    )
-    return Trainer(
-        model,
-        embeddings,
+def trainer_of(dense, micro_batches=1):
+    machines, batch = ej.fleets.dgx_h100(2, 4), BATCH // micro_batches
+    return make_trainer(
+        ej.plan(TABLES, FEATURES, machines, batch),
+        dlrm_dcnv2(DENSE, (16, 8), (16, 8, 1), rank=8, layers=2),
         dense_optimizer=optax.adamw(0.01, weight_decay=0.01),
-        embedding_optimizer=Adagrad(0.1),
         micro_batches=micro_batches,
         dense=dense,
     )
 
 
-def losses(trainer, steps=STEPS):
-    return [result.loss for result in trainer.iterate(DATA, steps)]
-
-
 @pytest.fixture(scope="module")
 def expected():
-    return losses(make_trainer("replicated"))
+    return losses(trainer_of("replicated").iterate(DATA, STEPS))
 
 
 @functools.cache
 def trained(dense, parts=1):
-    trainer = make_trainer(dense, parts)
-    return trainer, losses(trainer)
+    trainer = trainer_of(dense, parts)
+    return trainer, losses(trainer.iterate(DATA, STEPS))
 
 
 @pytest.mark.parametrize(
@@ -119,12 +98,14 @@ def test_tensor_shards_layers_inside_a_node():
 @pytest.mark.slow
 def test_checkpoints_load_into_another_layout(tmp_path, expected):
     with Checkpointer(tmp_path, {}, keep=None) as checkpoints:
-        first = make_trainer("zero1")
-        losses(first, 10)
+        first = trainer_of("zero1")
+        losses(first.iterate(DATA, 10))
         checkpoints.save(first.state, 10, first.embeddings, {})
         for dense in ("replicated", "tensor"):
-            second = make_trainer(dense)
+            second = trainer_of(dense)
             layout = jax.tree.map(lambda each: each.sharding, second.state)
             second.restore(checkpoints.restore(second.state, second.embeddings)[0])
             assert jax.tree.map(lambda each: each.sharding, second.state) == layout
-            np.testing.assert_allclose(losses(second), expected[10:], rtol=1e-4)
+            np.testing.assert_allclose(
+                losses(second.iterate(DATA, STEPS)), expected[10:], rtol=1e-4
+            )

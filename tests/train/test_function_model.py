@@ -11,31 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD
 from flax import nnx
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
+import embark_jax as ej
 from embark_jax import models
 from embark_jax.config import reading
-from embark_jax.data import SyntheticClicks
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.metrics.pointwise import evaluate
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run import experiment
-from embark_jax.train.trainer import Trainer
 from tests import runs
+from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
 from tests.runs import embark
 
-TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale=1.0))
-FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
-BATCH, RATE = 16, 0.1
-DATA = SyntheticClicks(
-    TABLES, FEATURES, dense_features=1, train_samples=160, test_samples=16
-)
+RATE = 0.1
 
 
 def apply(params, dense, embeddings):
@@ -84,25 +73,13 @@ class FlaxModel(models.ModelWithLoss):
         return in_batch_loss(values, embeddings, batch)
 
 
-def make_trainer(model, devices=1, micro_batches=1):
-    forced = {"a": ForcedPlacement("rb" if devices > 1 else "dp")}
-    machines = fleet.load("this-machine", 1, devices)
-    planned = plan(TABLES, FEATURES, machines, BATCH // micro_batches, forced=forced)
-    return Trainer(
-        model,
-        EmbeddingCollection(planned, planned.make_mesh()),
-        dense_optimizer=optax.sgd(RATE),
-        embedding_optimizer=SGD(RATE),
-        micro_batches=micro_batches,
-        seed=3,
-    )
+def trainer_of(model, *mesh):
+    rates = {"optimizer": ej.SGD(RATE), "dense_optimizer": optax.sgd(RATE)}
+    return small_trainer(model, *mesh, **rates)
 
 
 def tables_of(trainer) -> dict[str, np.ndarray]:
-    from embark_jax.embedding.logical import export_table
-
-    state = trainer.state.storages
-    return {t.name: export_table(trainer.embeddings, state, t.name) for t in TABLES}
+    return {name: trainer.table(name).rows for name in "ab"}
 
 
 def by_hand(loss, tables, steps):
@@ -116,7 +93,9 @@ def by_hand(loss, tables, steps):
 
     inputs, found = (params(), tables), []
     for step in range(steps):
-        value, gradient = jax.value_and_grad(of)(inputs, DATA.train_batch(step, BATCH))
+        value, gradient = jax.value_and_grad(of)(
+            inputs, SMALL_DATA.train_batch(step, SMALL_BATCH)
+        )
         inputs = jax.tree.map(lambda p, g: p - RATE * g, inputs, gradient)
         found.append(float(value))
     return inputs, found
@@ -137,11 +116,10 @@ def by_hand(loss, tables, steps):
     ],
 )
 def test_training_equals_a_loop_in_plain_jax(model, loss, devices, micro_batches):
-    trainer = make_trainer(model, devices, micro_batches)
+    trainer = trainer_of(model, devices, micro_batches)
     (trained, tables), expected = by_hand(loss, tables_of(trainer), 3)
-    found = []
-    trainer.fit(DATA, 3, callback=lambda result: found.append(result.loss))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    found = losses(trainer.iterate(SMALL_DATA, 3))
+    np.testing.assert_allclose(found, [*enumerate(expected, 1)], rtol=1e-5)
     for name, rows in tables_of(trainer).items():
         np.testing.assert_allclose(rows, tables[name], rtol=1e-4, atol=1e-6)
     for leaf, after in zip(
@@ -154,9 +132,9 @@ def test_training_equals_a_loop_in_plain_jax(model, loss, devices, micro_batches
 def test_a_pytree_of_another_library_trains_by_the_trainers_loss():
     model = Module(params())
     function = models.FunctionModel(model, lambda m, *inputs: m(*inputs))
-    trainer = make_trainer(function, devices=2)
-    assert trainer.fit(DATA, 2).step == 2
-    ((batch, logits),) = trainer.predict(DATA.test_batches(BATCH))
+    trainer = trainer_of(function, devices=2)
+    assert trainer.fit(SMALL_DATA, 2).step == 2
+    ((batch, logits),) = trainer.predict(SMALL_DATA.test_batches(SMALL_BATCH))
     trained = trainer.model.params
     assert isinstance(trained, Module)
     rows = {n: table[batch.ids[n][:, 0]] for n, table in tables_of(trainer).items()}
@@ -166,7 +144,7 @@ def test_a_pytree_of_another_library_trains_by_the_trainers_loss():
 def test_logits_must_be_one_a_sample():
     wrong = models.FunctionModel(params(), lambda p, dense, e: dense)
     with pytest.raises(ValueError, match=r"logits of shape \(16, 1\), must be \(16,\)"):
-        make_trainer(wrong).fit(DATA, 1)
+        trainer_of(wrong).fit(SMALL_DATA, 1)
 
 
 @pytest.mark.slow

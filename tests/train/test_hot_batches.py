@@ -24,9 +24,9 @@ from embark_jax.train.device_batch import abstract_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
-from embark_jax.train.trainer import Trainer
 from tests import runs
-from tests.train.test_accounting import compiled_collectives
+from tests.builders import make_trainer
+from tests.compiled import compiled_collectives
 
 BATCH, DENSE, HOT = 32, 2, 20
 TABLES = (TableSpec("a", 71, 4), TableSpec("b", 64, 8), TableSpec("c", 7, 4))
@@ -44,18 +44,7 @@ CAPACITIES = {"rb_2_split_weighted": 64, "ub_8": 64}
 PLAN = Plan(FEATURES, PLACED, 2, 2, BATCH, CAPACITIES)
 
 
-def make_trainer(overlap: bool = False) -> Trainer:
-    embeddings = EmbeddingCollection(PLAN, PLAN.make_mesh())
-    return Trainer(
-        _Sum(),
-        embeddings,
-        dense_optimizer=optax.sgd(0.1),
-        embedding_optimizer=RowwiseAdagrad(0.5, eps=1.0),
-        overlap=overlap,
-    )
-
-
-class _Sum(nnx.Module):
+class WeightedSum(nnx.Module):
     """Logits that are linear in all embeddings."""
 
     def __init__(self):
@@ -83,7 +72,13 @@ def batches(count, hot):
 
 
 def run(given, overlap=False):
-    trainer = make_trainer(overlap)
+    trainer = make_trainer(
+        PLAN,
+        WeightedSum(),
+        RowwiseAdagrad(0.5, eps=1.0),
+        dense_optimizer=optax.sgd(0.1),
+        overlap=overlap,
+    )
     results = list(trainer.iterate_batches(given))
     losses = [result.loss for result in results]
     used = [any(result.used.values()) for result in results]
@@ -154,7 +149,12 @@ def test_no_sharded_table_is_in_the_program():
     mesh, texts = PLAN.make_mesh(), {}
     for hot in (False, True):
         collection = EmbeddingCollection(PLAN, mesh, hot_only=hot)
-        settings = FlaxModel(_Sum()), collection, optax.sgd(0.1), RowwiseAdagrad(0.5)
+        settings = (
+            FlaxModel(WeightedSum()),
+            collection,
+            optax.sgd(0.1),
+            RowwiseAdagrad(0.5),
+        )
         state = abstract_state(*settings)
         step = make_train_step(*settings, state)
         lowered = step.lower(state, abstract_batch(PLAN, mesh, DENSE))

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from embark_kernels import SGD
-from flax import nnx
 
 from embark_jax.config import reading
-from embark_jax.data import SyntheticClicks
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run import experiment
 from embark_jax.train.losses import LOG_LOSS, BinaryCrossEntropy
-from embark_jax.train.trainer import Trainer
 from tests import runs
-
-TABLES = (TableSpec("a", 40, 4, init_scale=1.0), TableSpec("b", 9, 4, init_scale=1.0))
-FEATURES = (FeatureSpec("a"), FeatureSpec("b"))
-BATCH = 16
-DATA = SyntheticClicks(
-    TABLES, FEATURES, dense_features=1, train_samples=160, test_samples=16
-)
+from tests.builders import SMALL_BATCH, SMALL_DATA, Sum, small_trainer
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -60,26 +44,6 @@ def test_losses_of_tasks_are_summed_by_weight():
     )
 
 
-class Sum(nnx.Module):
-    """The sum of all embeddings."""
-
-    def __call__(self, dense, embeddings):
-        return sum(each.sum(axis=1) for each in embeddings.values())
-
-
-def make_trainer(loss, devices=1):
-    forced = {"a": ForcedPlacement("rb" if devices > 1 else "dp")}
-    machines = fleet.load("this-machine", 1, devices)
-    planned = plan(TABLES, FEATURES, machines, BATCH, forced=forced)
-    return Trainer(
-        Sum(),
-        EmbeddingCollection(planned, planned.make_mesh()),
-        dense_optimizer=optax.sgd(0.1),
-        embedding_optimizer=SGD(0.5),
-        loss=loss,
-    )
-
-
 def squared(logits, labels, embeddings):
     """A loss of one's own."""
     return jnp.square(logits - labels)
@@ -87,17 +51,17 @@ def squared(logits, labels, embeddings):
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_loss_of_one_s_own_is_what_is_made_small(devices):
-    trainer = make_trainer(squared, devices)
-    batch = DATA.train_batch(0, BATCH)
+    trainer = small_trainer(Sum(), devices, loss=squared)
+    batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
     ((_, before),) = trainer.predict([batch])
     residual = np.asarray(before, np.float64) - batch.labels
     result = trainer.train([batch])
     assert result is not None
     np.testing.assert_allclose(result.loss, np.mean(residual**2), rtol=1e-5)
     # One step of SGD on both rows of a sample, of all samples that share them.
-    gradient = 2 * residual / BATCH
+    gradient = 2 * residual / SMALL_BATCH
     ((_, after),) = trainer.predict([batch])
-    change = np.zeros(BATCH)
+    change = np.zeros(SMALL_BATCH)
     for name in "ab":
         same = batch.ids[name] == batch.ids[name].T
         change -= 0.5 * 4 * same @ gradient

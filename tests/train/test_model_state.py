@@ -15,8 +15,9 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.plans.storage import Placement
 from embark_jax.train.results import NonFiniteLossError
+from tests.builders import make_plan, make_trainer, tables_of
 
 BATCH, DENSE, STEPS = 32, 3, 50
 TABLES = (ej.TableSpec("user", 60, 4), ej.TableSpec("item", 20, 4))
@@ -49,26 +50,19 @@ class Stateful(nnx.Module):
         return logits / (1 + jnp.sqrt(self.seen[...]) / 10)
 
 
-def make_trainer(nodes=1, gpus=1, *, capacity=None, micro_batches=1) -> ej.Trainer:
+def trainer_of(nodes=1, gpus=1, *, capacity=None, micro_batches=1) -> ej.Trainer:
     devices = nodes * gpus
-    force = {"user": ej.ForcedPlacement("rb"), "item": ej.ForcedPlacement("ub")}
-    plan = ej.plan(
-        TABLES,
-        FEATURES,
-        ej.fleets.this_machine(nodes, gpus),
-        BATCH // micro_batches,
-        forced=force,
-        capacity_slack=devices,
+    placed = (
+        Placement(TABLES[0], "rb", devices, 1, tuple(range(devices))),
+        Placement(TABLES[1], "ub", 1, 1, (0,)),
     )
-    if capacity is not None:
-        tight = dict.fromkeys(plan.capacities, capacity)
-        plan = dataclasses.replace(plan, capacities=tight)
-    embeddings = EmbeddingCollection(plan, plan.make_mesh())
-    return ej.Trainer(
+    batch = BATCH // micro_batches
+    plan = make_plan(FEATURES, placed, nodes, gpus, batch, capacity)
+    return make_trainer(
+        plan,
         Stateful(),
-        embeddings,
+        RowwiseAdagrad(0.1),
         dense_optimizer=optax.sgd(0.05, momentum=0.9),
-        embedding_optimizer=RowwiseAdagrad(0.1),
         micro_batches=micro_batches,
         seed=3,
     )
@@ -93,14 +87,14 @@ def state_of(trainer: ej.Trainer) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def expected():
-    trainer = make_trainer()
+    trainer = trainer_of()
     return losses(trainer), state_of(trainer), trainer
 
 
 @pytest.fixture(scope="module")
 def compiled():
     """A trainer on eight devices, and its initial state."""
-    trainer = make_trainer(2, 4)
+    trainer = trainer_of(2, 4)
     return trainer, jax.tree.map(jnp.copy, trainer.state)
 
 
@@ -125,7 +119,7 @@ def test_losses_agree_between_meshes(expected, on_eight):
 def test_a_resumed_run_draws_the_same_masks(expected, on_eight, tmp_path):
     """Checkpointed on one device and resumed on eight, in a trainer of its own."""
     expected_losses, *_ = expected
-    before, after = make_trainer(), on_eight
+    before, after = trainer_of(), on_eight
     found = losses(before, 20)
     with Checkpointer(tmp_path / "checkpoints", {}, keep=1) as checkpoints:
         checkpoints.save(before.state, 20, before.embeddings, {})
@@ -140,12 +134,7 @@ def test_statistics_are_those_of_the_whole_batch(on_eight):
     trainer = on_eight
     start = trainer.model
     batch = DATA.train_batch(0, BATCH)
-    tables = {
-        t.name: np.asarray(
-            ej.export_table(trainer.embeddings, trainer.state.storages, t.name)
-        )
-        for t in TABLES
-    }
+    tables = tables_of(trainer.embeddings, trainer.state.storages)
     pooled = {
         f.name: jnp.asarray(
             np.where(
@@ -181,7 +170,7 @@ def test_masks_are_new_each_step_and_none_in_evaluation(expected):
 
 def test_a_refused_batch_changes_no_state(on_eight):
     """Replayed batches see the state and the masks that they would have seen."""
-    tight, ample = make_trainer(2, 4, capacity=1), on_eight
+    tight, ample = trainer_of(2, 4, capacity=1), on_eight
     assert losses(tight, 6) == losses(ample, 6)
     assert tight.recompilations > 0
     found, expected = state_of(tight), state_of(ample)
@@ -195,7 +184,7 @@ def test_a_refused_batch_changes_no_state(on_eight):
 
 
 def test_micro_batches_carry_the_state_from_one_to_the_next():
-    trainer = make_trainer(1, 2, micro_batches=2)
+    trainer = trainer_of(1, 2, micro_batches=2)
     losses(trainer, 3)
     assert state_of(trainer)["dropout.rngs.count"] == 6
 
@@ -219,12 +208,7 @@ def test_a_model_that_makes_variables_in_a_call_is_refused(expected):
             self.late = Seen(jnp.zeros(()))
             return super().__call__(dense, embeddings)
 
-    trainer = ej.Trainer(
-        Growing(),
-        expected[2].embeddings,
-        dense_optimizer=optax.sgd(0.1),
-        embedding_optimizer=RowwiseAdagrad(0.1),
-    )
+    trainer = make_trainer(expected[2].embeddings.plan, Growing())
     with pytest.raises(ValueError, match="Growing changes which variables it has"):
         trainer.fit(DATA, 1)
 
@@ -234,11 +218,6 @@ def test_logits_of_another_shape_are_refused(expected):
         def __call__(self, dense, embeddings):
             return super().__call__(dense, embeddings)[:, None]
 
-    trainer = ej.Trainer(
-        Column(),
-        expected[2].embeddings,
-        dense_optimizer=optax.sgd(0.1),
-        embedding_optimizer=RowwiseAdagrad(0.1),
-    )
+    trainer = make_trainer(expected[2].embeddings.plan, Column())
     with pytest.raises(ValueError, match=r"shape \(32, 1\), must be \(32,\)"):
         trainer.fit(DATA, 1)

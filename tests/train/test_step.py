@@ -12,27 +12,20 @@ import numpy as np
 import optax
 import pytest
 from embark_kernels import FTRL, SGD, Adagrad, LazyAdam, RowwiseAdagrad
-from flax import nnx
 from hypothesis import strategies as st
 
-from embark_jax import models
-from embark_jax.data import SyntheticClicks
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.trainer import Trainer
+import embark_jax as ej
+from tests.builders import dlrm_dcnv2, make_trainer
+from tests.compiled import bytes_per_device, compile_step
 from tests.thorough import thorough
-from tests.train.models import bytes_per_device, compile_step
 
 STEPS, BATCH, DENSE = 50, 64, 4
-TABLES = (TableSpec("a", 300, 8), TableSpec("b", 40, 8), TableSpec("c", 7, 8))
+TABLES = (ej.TableSpec("a", 300, 8), ej.TableSpec("b", 40, 8), ej.TableSpec("c", 7, 8))
 FEATURES = (
-    FeatureSpec("fa", "a", hotness=3),
-    FeatureSpec("fa2", "a", hotness=2, pooling="mean"),
-    FeatureSpec("fb", "b", hotness=4, pooling="mean"),
-    FeatureSpec("fc", "c"),
+    ej.FeatureSpec("fa", "a", hotness=3),
+    ej.FeatureSpec("fa2", "a", hotness=2, pooling="mean"),
+    ej.FeatureSpec("fb", "b", hotness=4, pooling="mean"),
+    ej.FeatureSpec("fc", "c"),
 )
 OPTIMIZERS = {
     "sgd": SGD(1.0),
@@ -44,7 +37,7 @@ OPTIMIZERS = {
     "l2": RowwiseAdagrad(1.0, 1.0, weight_decay=0.5, weight_decay_mode="l2"),
     "ftrl": FTRL(0.5, l1=1e-4),
 }
-Force = ForcedPlacement
+Force = ej.ForcedPlacement
 RUNS = {
     "1×1 automatic": (1, 1, {}),
     "1×4 RB": (1, 4, dict.fromkeys("abc", Force("rb"))),
@@ -63,43 +56,23 @@ RUNS = {
 }
 
 
+DATA = ej.SyntheticClicks(
+    TABLES, FEATURES, dense_features=DENSE, train_samples=STEPS * BATCH, seed=7
+)
+
+
 def losses(nodes, gpus, forced, optimizer, micro_batches=1):
-    planned = plan(
-        TABLES,
-        FEATURES,
-        fleet.dgx_h100(nodes, gpus),
-        BATCH // micro_batches,
-        forced=forced,
-        capacity_slack=4.0,
-    )
-    embeddings = EmbeddingCollection(planned, planned.make_mesh())
-    model = models.DLRMDCNv2(
-        embeddings.output_shapes,
-        DENSE,
-        bottom=(8, 8),
-        top=(8, 1),
-        cross_layers=1,
-        cross_rank=4,
-        compute_dtype="float32",
-        rngs=nnx.Rngs(0),
-    )
-    trainer = Trainer(
-        model,
-        embeddings,
+    batch, options = BATCH // micro_batches, {"capacity_slack": 4.0, "forced": forced}
+    machines = ej.fleets.dgx_h100(nodes, gpus)
+    trainer = make_trainer(
+        ej.plan(TABLES, FEATURES, machines, batch, **options),
+        dlrm_dcnv2(DENSE, (8, 8), (8, 1), rank=4),
+        optimizer,
         dense_optimizer=optax.sgd(0.05),
-        embedding_optimizer=optimizer,
         micro_batches=micro_batches,
         seed=3,
     )
-    data = SyntheticClicks(
-        TABLES,
-        FEATURES,
-        dense_features=DENSE,
-        train_samples=STEPS * BATCH,
-        test_samples=BATCH,
-        seed=7,
-    )
-    return [result.loss for result in trainer.iterate(data, STEPS)]
+    return [result.loss for result in trainer.iterate(DATA, STEPS)]
 
 
 @functools.cache
@@ -131,27 +104,26 @@ def test_losses_agree_between_meshes_and_plans(case):
 def test_micro_batches_change_no_loss(run, name):
     """Its large eps and its squares would show a row that is updated more than once, or
     with a part of its gradient."""
-    optimizer = OPTIMIZERS["rowwise_adagrad, large eps"]
-    expected = losses(*RUNS[run], optimizer)
-    found = losses(*RUNS[run], optimizer, micro_batches=4)
+    expected = losses(*RUNS[run], OPTIMIZERS[name])
+    found = losses(*RUNS[run], OPTIMIZERS[name], micro_batches=4)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 # 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.
-LARGE_TABLES = (TableSpec("a", 3_000_000, 128), TableSpec("b", 1_000_000, 128))
-LARGE_FEATURES = (FeatureSpec("fa", "a", hotness=3), FeatureSpec("fb", "b"))
+LARGE_TABLES = (ej.TableSpec("a", 3_000_000, 128), ej.TableSpec("b", 1_000_000, 128))
+LARGE_FEATURES = (ej.FeatureSpec("fa", "a", hotness=3), ej.FeatureSpec("fb", "b"))
 
 
 @functools.cache
 def compile_large(cluster, batch, optimizer):
     """The step for ``LARGE_TABLES``, all in one cluster, and its abstract state."""
     row_shards = None if cluster == "dp" else 8
-    planned = plan(
+    planned = ej.plan(
         LARGE_TABLES,
         LARGE_FEATURES,
-        fleet.dgx_h100(),
+        ej.fleets.dgx_h100(),
         batch,
-        forced=dict.fromkeys("ab", ForcedPlacement(cluster, row_shards)),
+        forced=dict.fromkeys("ab", ej.ForcedPlacement(cluster, row_shards)),
     )
     return compile_step(
         planned, planned.make_mesh(), optimizer, bottom=(8,), top=(8, 1), rank=8
@@ -193,18 +165,18 @@ def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
 
 def test_nothing_is_applied_when_a_capacity_overflows():
     """A step that cannot take all ids leaves every array as it was, bit by bit."""
-    planned = plan(
+    planned = ej.plan(
         TABLES,
         FEATURES,
-        fleet.dgx_h100(2, 4),
+        ej.fleets.dgx_h100(2, 4),
         BATCH,
-        forced=dict.fromkeys("abc", ForcedPlacement("ub")),
+        forced=dict.fromkeys("abc", ej.ForcedPlacement("ub")),
         capacity_slack=0.01,
     )
     planned = dataclasses.replace(
         planned, capacities=dict.fromkeys(planned.capacities, 1)
     )
-    embeddings = EmbeddingCollection(planned, planned.make_mesh())
+    embeddings = ej.EmbeddingCollection(planned, planned.make_mesh())
     storages = embeddings.init(jax.random.key(0))
     optimizer = LazyAdam(0.1)
     state = embeddings.init_optimizer(optimizer)
@@ -232,27 +204,25 @@ def test_nothing_is_applied_when_a_capacity_overflows():
 @hypothesis.example(8, "rb", 3000)  # has a row shard of cold rows
 @hypothesis.settings(max_examples=2)
 def test_initial_tables_do_not_depend_on_the_plan(row_shards, cluster, rows):
-    from embark_jax.embedding.logical import export_table
-
     table = dataclasses.replace(TABLES[0], rows=rows)
 
     def initial(nodes, gpus, forced):
-        planned = plan(
+        planned = ej.plan(
             [table],
             FEATURES[:1],
-            fleet.dgx_h100(nodes, gpus),
+            ej.fleets.dgx_h100(nodes, gpus),
             BATCH,
             forced=forced,
         )
-        embeddings = EmbeddingCollection(planned, planned.make_mesh())
-        return export_table(embeddings, embeddings.init(jax.random.key(4)), "a")
+        embeddings = ej.EmbeddingCollection(planned, planned.make_mesh())
+        return ej.export_table(embeddings, embeddings.init(jax.random.key(4)), "a")
 
     expected = initial(1, 1, {})
     scale = rows**-0.5
     assert np.abs(expected).max() <= scale
     assert np.abs(expected).mean() == pytest.approx(scale / 2, rel=0.1)
     assert len(np.unique(expected)) > 0.99 * expected.size
-    found = initial(2, 4, {"a": ForcedPlacement(cluster, row_shards, 2)})
+    found = initial(2, 4, {"a": ej.ForcedPlacement(cluster, row_shards, 2)})
     np.testing.assert_array_equal(found, expected)
 
 

@@ -15,9 +15,8 @@ import pytest
 from embark_kernels import SGD
 
 import embark_jax as ej
-from embark_jax.models import FunctionModel
-from embark_jax.plans.storage import Placement, lay_out
-from embark_jax.train.trainer import Trainer
+from embark_jax.plans.storage import Placement
+from tests.builders import make_plan, make_trainer
 
 BATCH, DIM, ROWS, RATE = 8, 2, 40, 0.5
 FAR = 2**60 + 7
@@ -34,21 +33,17 @@ def is_dynamic(kind: str) -> bool:
     return kind.startswith("dynamic")
 
 
-def make_trainer(kind: str, mesh: tuple[int, int]) -> Trainer:
+def trainer_of(kind: str, mesh: tuple[int, int]) -> ej.Trainer:
     devices = mesh[0] * mesh[1]
-    features = (ej.FeatureSpec("item"),)
-    owners = tuple(range(devices))
-    placed = (Placement(ITEMS[kind], "ub", devices, 1, owners),)
-    capacities = {each.name: BATCH for each in lay_out(placed, features, devices)}
-    plan = ej.Plan(features, placed, *mesh, BATCH, capacities)
-    return Trainer(
+    placed = [Placement(ITEMS[kind], "ub", devices, 1, tuple(range(devices)))]
+    return make_trainer(
+        make_plan([ej.FeatureSpec("item")], placed, *mesh, BATCH),
         # The row itself, so that predictions are rows.
-        FunctionModel(
+        ej.FunctionModel(
             {"w": jnp.ones((1, DIM))}, lambda p, dense, e: e["item"] * p["w"]
         ),
-        ej.EmbeddingCollection(plan, plan.make_mesh()),
+        SGD(RATE),
         dense_optimizer=optax.sgd(0.0),
-        embedding_optimizer=SGD(RATE),
         loss=lambda logits, labels, embeddings: (logits * labels).sum(axis=1),
     )
 
@@ -61,7 +56,7 @@ def make_batch(ids, labels=None) -> ej.Batch:
     )
 
 
-def looked_up(trainer: Trainer, ids: np.ndarray) -> np.ndarray:
+def looked_up(trainer: ej.Trainer, ids: np.ndarray) -> np.ndarray:
     """The rows of some ids, as the model gets them."""
     batches = map(make_batch, np.split(ids, len(ids) // BATCH))
     return np.concatenate([np.asarray(rows) for _, rows in trainer.predict(batches)])
@@ -70,7 +65,7 @@ def looked_up(trainer: Trainer, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("kind", ITEMS)
 def test_a_table_has_the_rows_that_lookups_see(kind, mesh):
-    trainer = make_trainer(kind, mesh)
+    trainer = trainer_of(kind, mesh)
     ids = np.arange(ROWS) + FAR * is_dynamic(kind)
     expected = looked_up(trainer, ids)
     rng, met = np.random.default_rng(0), []
@@ -91,14 +86,14 @@ def test_a_table_has_the_rows_that_lookups_see(kind, mesh):
 
 @pytest.mark.parametrize("kind", [kind for kind in ITEMS if kind != "in memory"])
 def test_slots_are_not_taken_for_rows(kind):
-    trainer = make_trainer(kind, (1, 1))
+    trainer = trainer_of(kind, (1, 1))
     trainer.train([make_batch(np.arange(BATCH))])
     with pytest.raises(ValueError, match=r"are in slots, not all; trainer\.table\("):
         ej.export_table(trainer.embeddings, trainer.state.storages, "item")
 
 
 def test_a_collection_of_before_a_table_grew_is_refused():
-    trainer = make_trainer("dynamic", (2, 2))
+    trainer = trainer_of("dynamic", (2, 2))
     before = trainer.embeddings
     for first in range(0, 64, BATCH):
         trainer.train([make_batch(np.arange(first, first + BATCH))])
@@ -108,11 +103,11 @@ def test_a_collection_of_before_a_table_grew_is_refused():
 
 def test_a_table_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no table 'iten'; there are item"):
-        make_trainer("in memory", (1, 1)).table("iten")
+        trainer_of("in memory", (1, 1)).table("iten")
 
 
 def test_fit_says_that_nothing_is_left_to_train():
-    trainer = make_trainer("in memory", (1, 1))
+    trainer = trainer_of("in memory", (1, 1))
 
     class Data:
         def train_batch(self, step, batch_size):

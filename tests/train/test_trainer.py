@@ -13,6 +13,7 @@ from embark_jax.plans.wire import Wire
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.results import NonFiniteLossError
+from tests.builders import assert_equal_states, losses, snapshot
 from tests.thorough import thorough
 from tests.train.trainers import (
     AMPLE,
@@ -21,10 +22,7 @@ from tests.train.trainers import (
     PLACED,
     ROWS,
     Clicks,
-    assert_equal_states,
-    losses,
-    make_trainer,
-    snapshot,
+    clicks_trainer,
     spoil_at,
 )
 
@@ -39,7 +37,7 @@ def test_steps_in_flight_change_nothing(trainer, undisturbed):
 def test_an_overflow_changes_no_bit(trainer, wide_from):
     """Few rows need few places; from step ``wide_from`` on, batches need more."""
     data = Clicks(spread=lambda step: 1 if step < wide_from else ROWS)
-    tight = make_trainer({"rb_2_split": 16, "ub_4": 1})
+    tight = clicks_trainer({"rb_2_split": 16, "ub_4": 1})
     assert losses(tight.iterate(data, 8)) == losses(trainer.iterate(data, 8))
     assert 1 <= tight.recompilations <= 3
     assert_equal_states(snapshot(tight), snapshot(trainer))
@@ -56,7 +54,7 @@ def test_an_overflow_changes_no_bit(trainer, wide_from):
 def test_overlap_changes_no_bit(trainer, capacities):
     """Nor with stops, steps that are replayed, or a loop that is left early."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    overlapped = make_trainer(capacities, overlap=True)
+    overlapped = clicks_trainer(capacities, overlap=True)
     list(overlapped.iterate(data, 2))
     for result in overlapped.iterate(data, 8):
         if result.step == 3:
@@ -77,7 +75,7 @@ def test_overlap_changes_no_bit_beside_all_else():
         for each in PLACED
     ]
     trainer, overlapped = (
-        make_trainer(
+        clicks_trainer(
             {f"{name}_hierarchical": places for name, places in AMPLE.items()},
             overlap=overlap,
             placed=tuple(placed),
@@ -107,7 +105,7 @@ def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
 
 def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
     _, states = undisturbed
-    overlapped = make_trainer(overlap=True)
+    overlapped = clicks_trainer(overlap=True)
     with pytest.raises(NonFiniteLossError, match="at step 6, "):
         list(overlapped.iterate(Clicks(spoil=spoil_at(6, dense=HUGE)), 10))
     assert_equal_states(snapshot(overlapped), states[5])
@@ -116,7 +114,7 @@ def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
 
 
 def test_capacities_grow_no_more_than_needed():
-    tight = make_trainer({"rb_2_split": 64, "ub_4": 2})
+    tight = clicks_trainer({"rb_2_split": 64, "ub_4": 2})
     results = list(tight.iterate(Clicks(), 8))
     capacities = tight.embeddings.plan.capacities
     assert capacities["rb_2_split"] == 64
@@ -125,7 +123,7 @@ def test_capacities_grow_no_more_than_needed():
 
 
 def test_an_overflow_in_evaluation_changes_no_bit(trainer):
-    tight = make_trainer({"rb_2_split": 1, "ub_4": 1})
+    tight = clicks_trainer({"rb_2_split": 1, "ub_4": 1})
     batches = list(Clicks().test_batches(BATCH))
     found, expected = (
         [np.asarray(logits) for _, logits in each.predict(batches)]
@@ -140,7 +138,7 @@ def test_an_overflow_in_evaluation_changes_no_bit(trainer):
 def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
     """What was refused before is replayed, not mistaken for a bad loss."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    tight = make_trainer({"rb_2_split": 16, "ub_4": 1})
+    tight = clicks_trainer({"rb_2_split": 16, "ub_4": 1})
     found = []
     for result in tight.iterate(data, 8):
         found.append((result.step, result.loss))
@@ -155,7 +153,7 @@ def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
 def test_each_step_compiles_once(caplog):
     data = Clicks()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
-        trainer = make_trainer()
+        trainer = clicks_trainer()
         for stop in (2, 3, 6):
             list(trainer.iterate(data, stop))
             trainer.evaluate(data.test_batches(BATCH))

@@ -18,18 +18,8 @@ from embark_jax.train.device_batch import put_batch
 from embark_jax.train.report import Numbers
 from embark_jax.train.results import BadIdError, NonFiniteLossError
 from embark_jax.train.trainer import Trainer
-from tests.train.trainers import (
-    BATCH,
-    DENSE,
-    HUGE,
-    ROWS,
-    Clicks,
-    assert_equal_states,
-    losses,
-    make_trainer,
-    snapshot,
-    spoil_at,
-)
+from tests.builders import DENSE, assert_equal_states, losses, snapshot
+from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
 
 @pytest.mark.parametrize("bad_step", [1, 6])
@@ -67,7 +57,7 @@ class Norm(nnx.Module):
 
 
 def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
-    trainer = make_trainer(model=Norm())
+    trainer = clicks_trainer(model=Norm())
     list(trainer.iterate(Clicks(), 2))
     before = snapshot(trainer)
     zeros = np.zeros((BATCH, DENSE), np.float32)
@@ -77,7 +67,7 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
 
 
 def test_a_learning_rate_too_high_is_found():
-    trainer = make_trainer(dense_optimizer=optax.sgd(1e30))
+    trainer = clicks_trainer(dense_optimizer=optax.sgd(1e30))
     with pytest.raises(NonFiniteLossError, match=r"loss is (nan|inf) at step 2, "):
         list(trainer.iterate(Clicks(), 10))
     assert trainer.step == 1
@@ -217,7 +207,7 @@ def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
 
 @pytest.mark.parametrize("on_bad_id", ["drop", "hash"])
 def test_bad_ids_are_counted_where_asked(on_bad_id):
-    trainer = make_trainer(on_bad_id=on_bad_id)
+    trainer = clicks_trainer(on_bad_id=on_bad_id)
     ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
     ids["b"][5:8, 1] = ROWS + 3
     trainer.fit(Clicks(spoil=spoil_at(2, ids=ids)), 3)
@@ -273,7 +263,7 @@ def test_an_error_of_the_model_says_what_it_was_called_with():
         Clicks().train_batch(0, BATCH), dense=np.zeros((BATCH, DENSE + 1), np.float32)
     )
     with pytest.raises(TypeError) as caught:
-        make_trainer().train([batch])
+        clicks_trainer().train([batch])
     assert caught.value.__notes__[0] == (
         "in DLRM, called with dense values (32, 3) and embeddings a (32, 4), b (32, 4)"
     )

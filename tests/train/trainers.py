@@ -1,25 +1,18 @@
-"""A small trainer, its data, and what tests ask of both."""
+"""A small trainer and its data, which may be spoilt."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import jax
 import numpy as np
-import optax
-from embark_kernels import Adagrad
-from flax import nnx
 
-from embark_jax import models
 from embark_jax.data import Batch
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.plans.wire import FLOAT32
-from embark_jax.train.trainer import Trainer
+from tests import builders
+from tests.builders import DENSE
 
-BATCH, DENSE, ROWS = 32, 2, 64
+BATCH, ROWS = 32, 64
 TABLES = (TableSpec("a", ROWS, 4), TableSpec("b", ROWS, 4))
 FEATURES = (FeatureSpec("a", hotness=2), FeatureSpec("b", hotness=2, pooling="mean"))
 PLACED = (
@@ -54,42 +47,11 @@ class Clicks:
         yield self.train_batch(1001, batch_size - 5)
 
 
-def make_trainer(
-    capacities=AMPLE,
-    model=None,
-    dense_optimizer=None,
-    overlap=False,
-    placed=PLACED,
-    micro_batches=1,
-    wire=FLOAT32,
-    on_bad_id="error",
-) -> Trainer:
-    plan = Plan(FEATURES, placed, 2, 2, BATCH // micro_batches, capacities)
-    embeddings = EmbeddingCollection(plan, plan.make_mesh(), wire=wire)
-    shapes = embeddings.output_shapes
-    return Trainer(
-        model or models.DLRM(shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0)),
-        embeddings,
-        dense_optimizer=dense_optimizer or optax.sgd(0.1, momentum=0.9),
-        embedding_optimizer=Adagrad(0.1),
-        micro_batches=micro_batches,
-        overlap=overlap,
-        seed=1,
-        on_bad_id=on_bad_id,
-    )
-
-
-def snapshot(trainer: Trainer):
-    """All of the state, copied to the host."""
-    return jax.tree.map(np.array, trainer.state)
-
-
-def assert_equal_states(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def losses(results):
-    return [(result.step, result.loss) for result in results]
+def clicks_trainer(capacities=AMPLE, placed=PLACED, micro_batches=1, **options):
+    """A trainer of ``Clicks`` on 2 × 2 devices."""
+    batch = BATCH // micro_batches
+    plan = builders.make_plan(FEATURES, placed, 2, 2, batch, capacities)
+    return builders.make_trainer(plan, micro_batches=micro_batches, **options)
 
 
 def spoil_at(bad_step, **change):

@@ -1,21 +1,21 @@
-"""Models and abstract batches for tests that compile steps."""
+"""Steps that are compiled from shapes alone, and what is in compiled programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections import Counter
 
 import jax
 import numpy as np
 import optax
 from embark_kernels import RowOptimizer, RowwiseAdagrad
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
-from embark_jax.models import DLRMDCNv2
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
@@ -26,66 +26,16 @@ from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.gradients import route
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
+from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
 
-# MLPerf DLRM-DCNv2: https://github.com/mlcommons/training, recommendation_v2
-MLPERF_ROWS = (
-    40_000_000,
-    39060,
-    17295,
-    7424,
-    20265,
-    3,
-    7122,
-    1543,
-    63,
-    40_000_000,
-    3067956,
-    405282,
-    10,
-    2209,
-    11938,
-    155,
-    4,
-    976,
-    14,
-    40_000_000,
-    40_000_000,
-    40_000_000,
-    590152,
-    12973,
-    108,
-    36,
+COLLECTIVE = re.compile(
+    r" = (?P<shapes>.+?) (?P<kind>all-to-all|all-reduce|all-gather|reduce-scatter"
+    r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
 )
-MLPERF_HOTNESS = (
-    3,
-    2,
-    1,
-    2,
-    6,
-    1,
-    1,
-    1,
-    1,
-    7,
-    3,
-    8,
-    1,
-    6,
-    9,
-    5,
-    1,
-    1,
-    1,
-    12,
-    100,
-    27,
-    10,
-    3,
-    1,
-    1,
-)
+SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "u16": 2, "u8": 1, "s64": 8, "u64": 8}
 
 
 def compile_step(
@@ -106,17 +56,11 @@ def compile_step(
     collection = EmbeddingCollection(
         plan, mesh, ragged=ragged, implementation=implementation
     )
-    model = DLRMDCNv2(
-        collection.output_shapes,
-        DENSE_FEATURES,
-        bottom=bottom,
-        top=top,
-        cross_layers=3,
-        cross_rank=rank,
-        compute_dtype="float32",
-        rngs=nnx.Rngs(0),
+    model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
+    model, dense_optimizer = (
+        FlaxModel(model(collection.output_shapes)),
+        optax.adagrad(0.01),
     )
-    model, dense_optimizer = FlaxModel(model), optax.adagrad(0.01)
     state = abstract_state(model, collection, dense_optimizer, optimizer)
     step = make_train_step(
         model,
@@ -193,3 +137,22 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
         < 8 * moved * (values * 4)
         < slots // devices * values * 4 / 4
     )
+
+
+def compiled_collectives(hlo: str) -> Counter:
+    """How many of each ``(kind, bytes)`` there are in a compiled program."""
+    found = Counter()
+    for match in COLLECTIVE.finditer(hlo):
+        kind = match["kind"].replace("-", "_")
+        operands = [
+            BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
+            for dtype, dims in SHAPE.findall(match["shapes"])
+        ]
+        if kind == "ragged_all_to_all":  # operands, sizes, offsets, then the result
+            operands = operands[-1:]
+        elif match["start"] and kind != "all_reduce":  # operands, then results
+            operands = operands[len(operands) // 2 :]
+        if kind == "all_to_all":
+            operands = [sum(operands)]
+        found.update((kind, each) for each in operands)
+    return found
