@@ -20,6 +20,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 from embark_jax import cli
 
+OWN = Path(__file__).parent.parent / "experiments" / "own"
+"""A folder with a model and data of a user's own, and a config."""
 CONFIG = """\
 name: tiny
 data: {kind: synthetic, dense_features: 3, train_samples: 4096, test_samples: 1000}

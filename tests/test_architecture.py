@@ -18,6 +18,8 @@ import embark_jax
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "embark_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
@@ -230,6 +232,27 @@ def test_names_are_made_of_no_retired_words(room):
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_kernels_know_nothing_of_the_rest(path):
     assert not [name for name, _ in imports(path) if name.startswith("embark_jax")]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_helpers_are_not_imported_from_tests(path):
+    """Nor by programs that a test starts: what is shared has a module of its own."""
+    modules = re.findall(r"(?:from|import) (tests\.[\w.]+)", path.read_text())
+    imported = {f"{name}." for name, _ in imports(path)} | {f"{m}." for m in modules}
+    assert not [name for name in imported if re.match(r"tests\.(.*\.)?test_", name)]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+def test_experiments_know_nothing_of_tests(path):
+    assert not [name for name, _ in imports(path) if name.split(".")[0] == "tests"]
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in TESTS}), ids=name_of)
+def test_tests_lie_as_the_package_does(folder):
+    """Beside those of the kernels, of the experiments and of bad input."""
+    room = folder.relative_to(ROOT / "tests").as_posix()
+    others = {"kernels", "experiments", "bad_input", "gpu_compile"}
+    assert room in others or (PACKAGE / room).is_dir()
 
 
 def test_public_names_are_there():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import code_of, import_named, reading
 from embark_jax.run import experiment
 from tests import runs
-from tests.runs import embark
-
-OWN = Path(__file__).parent.parent / "experiments" / "own"
+from tests.runs import OWN, embark
 
 
 @pytest.fixture(autouse=True)

@@ -13,20 +13,18 @@ from embark_jax.config import ExperimentConfig, MovieLens100KConfig
 from embark_jax.config.reading import load
 from embark_jax.planner import read_table_list
 from embark_jax.run import experiment
-from tests.planner.test_search import GAPS
+from tests.config_files import CONFIGS, YAML
+from tests.planner.published import GAPS
 from tests.runs import embark
 from tests.thorough import thorough
 
-ROOT = Path(__file__).parent.parent
-CONFIGS = ROOT / "configs"
+ROOT = CONFIGS.parent
 TABLE_LISTS = sorted((CONFIGS / "models").glob("*.yaml"))
-EXPERIMENTS = sorted(
+GIN = [
     path
-    for pattern in ("*.yaml", "*.gin", "experiments/*/*.yaml", "experiments/*/*.gin")
-    for path in CONFIGS.glob(pattern)
-)
-YAML = [path for path in EXPERIMENTS if path.suffix == ".yaml"]
-GIN = [path for path in EXPERIMENTS if path.suffix == ".gin"]
+    for pattern in ("*.gin", "experiments/*/*.gin")
+    for path in sorted(CONFIGS.glob(pattern))
+]
 TRAINED_QUICKLY = [
     CONFIGS / "quickstart.yaml",
     CONFIGS / "models" / "rmc1.yaml",
@@ -113,7 +111,7 @@ def train(config: ExperimentConfig) -> None:
     assert all(map(math.isfinite, losses))
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+@pytest.mark.parametrize("path", [*YAML, *GIN], ids=name_of)
 def test_every_experiment_says_what_it_is_and_how_to_run_it(path):
     load(path)
     said = header(path)

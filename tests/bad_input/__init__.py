@@ -1,6 +1,7 @@
 """A hundred kinds of bad input, by the entrance through which they come.
 
-``tests/test_bad_input.py`` tries each; ``experiments/bad_input`` shows what is said.
+``test_bad_input.py`` tries each; ``docs/pages/reference/bad_input.md``, which
+``__main__.py`` makes, shows the messages.
 """
 
 from tests.bad_input import api, batches, configs, data, plans, runs

@@ -19,34 +19,12 @@ from embark_jax import checkpoint
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.checkpoint.files import write_file
 from embark_jax.checkpoint.manifest import NAME
-from embark_jax.config import reading
-from embark_jax.embedding.logical import export_table
-from embark_jax.run import experiment
 from embark_jax.run.saved import SavedModel
 from tests import runs
+from tests.builders import assert_same_tables, tables_and_states
+from tests.checkpoint.states import BAD_IDS, build
 
 README = Path(checkpoint.__file__).with_name("README.md")
-BAD_IDS = {"user": 3, "items": 0, "city": 0}
-
-
-def build(folder, *overrides):
-    path = runs.write_config(folder)
-    setup = experiment.build(reading.load(path, overrides))
-    return setup, setup.trainer()
-
-
-def tables(trainer):
-    """Logical rows of all tables and of their optimizer states."""
-    state, embeddings = trainer.state, trainer.embeddings
-    kinds = {"weights": state.storages} | {
-        kind: {name: each[kind] for name, each in state.embedding_state.items()}
-        for kind in next(iter(state.embedding_state.values()))
-    }
-    return {
-        (table.name, kind): export_table(embeddings, arrays, table.name)
-        for table in embeddings.plan.tables
-        for kind, arrays in kinds.items()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +37,10 @@ def saved(tmp_path_factory):
     with Checkpointer(folder / "run", setup.identity, keep=2) as checkpoints:
         for step in (1, 3, 4):
             trainer.fit(setup.dataset, step)
-            steps[step] = jax.tree.map(np.array, trainer.state), tables(trainer)
+            steps[step] = (
+                jax.tree.map(np.array, trainer.state),
+                tables_and_states(trainer),
+            )
             checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
         trainer.fit(setup.dataset, 7)
         assert checkpoints.steps == [3, 4]
@@ -90,10 +71,7 @@ def test_another_plan_reads_the_same_rows(saved, tmp_path):
     with Checkpointer(folder, identity, keep=None) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings, 3)
     trainer.restore(state)
-    found = tables(trainer)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=str(name))
+    assert_same_tables(tables_and_states(trainer), expected)
 
 
 def change(identity, path, value):

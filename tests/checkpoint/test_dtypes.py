@@ -8,7 +8,8 @@ import pytest
 
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.run.saved import SavedModel
-from tests.checkpoint.test_checkpoint import BAD_IDS, build, tables
+from tests.builders import assert_same_tables, tables_and_states
+from tests.checkpoint.states import BAD_IDS, build
 
 
 @pytest.mark.slow
@@ -19,7 +20,7 @@ def test_sixteen_bits_are_kept_and_go_on_alike(tmp_path):
     setup, trainer = build(tmp_path, narrow)
     with Checkpointer(tmp_path / "run", setup.identity, keep=2) as checkpoints:
         trainer.fit(setup.dataset, 2)
-        expected = tables(trainer)
+        expected = tables_and_states(trainer)
         checkpoints.save(trainer.state, 2, trainer.embeddings, BAD_IDS)
         trainer.fit(setup.dataset, 4)
     assert expected["user", "weights"].dtype == np.dtype("bfloat16")
@@ -28,10 +29,7 @@ def test_sixteen_bits_are_kept_and_go_on_alike(tmp_path):
         with Checkpointer(tmp_path / "run", setup.identity, keep=None) as checkpoints:
             state, _ = checkpoints.restore(again.state, again.embeddings, 2)
         again.restore(state)
-        found = tables(again)
-        for name in expected:
-            assert found[name].dtype == expected[name].dtype
-            np.testing.assert_array_equal(found[name], expected[name], str(name))
+        assert_same_tables(tables_and_states(again), expected)
         if not overrides:
             again.fit(setup.dataset, 4)
             jax.tree.map(np.testing.assert_array_equal, again.state, trainer.state)

@@ -12,93 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.state import TrainState
+from tests.checkpoint.states import logical_tables, state_of
 from tests.embedding import problems
-
-WIDE, NARROW = "momentum", "accumulator"
-"""Optimizer states as wide as a row, and with one value a row."""
-
-
-def logical_tables(tables, seed):
-    """Random rows of each table and of its optimizer states."""
-    rng = np.random.default_rng(seed)
-    return {
-        (table.name, kind): rng.normal(
-            size=(table.rows, 1 if kind == NARROW else table.dim)
-        ).astype(np.float32)
-        for table in tables
-        for kind in ("", WIDE, NARROW)
-    }
-
-
-def lay_out(plan, storage, kind, logical):
-    """The array of a storage, or of a state of it, as the plan says; row by row."""
-    copies = 1 if storage.replicated else plan.devices
-    width = 1 if kind == NARROW else storage.width
-    array = np.zeros((copies, storage.slots_per_device, width), np.float32)
-    for held in storage.ranges:
-        name, rows = held.table.name, np.arange(held.rows)
-        row_shard, place = rows % held.row_shards, rows // held.row_shards
-        for k in range(held.column_shards):
-            owner = storage.owners(name)[row_shard, k]
-            slot = storage.first_slots[name][row_shard, k] + place
-            columns = slice(None) if kind == NARROW else slice(k * width, None)
-            hot = np.array(held.hot_ids, int)
-            others = np.delete(np.arange(held.table.rows), hot)
-            order = np.concatenate([hot, others])
-            mine = logical[name, kind][order][held.begin : held.end]
-            array[owner, slot] = mine[:, columns][:, :width]
-    return array.reshape(-1, width)
-
-
-def build(plan, logical):
-    """A state that holds the tables; zeros where there are none to hold."""
-    embeddings = EmbeddingCollection(plan, plan.make_mesh())
-    replicated = NamedSharding(embeddings.mesh, PartitionSpec())
-
-    def put(value, sharding=replicated):
-        # A copy: JAX may not overwrite what NumPy holds.
-        return jax.jit(jnp.copy, out_shardings=sharding)(value)
-
-    def arrays(kind):
-        return {
-            s.name: put(lay_out(plan, s, kind, logical), embeddings.shardings[s.name])
-            for s in plan.storages
-        }
-
-    of_states = {kind: arrays(kind) for kind in (WIDE, NARROW)}
-    seed = int(abs(next(iter(logical.values()))[0, 0]) * 1e6)
-    key = jax.jit(lambda: jax.random.key(seed), out_shardings=replicated)()
-    state = TrainState(
-        step=put(np.int32(7)),
-        halted=put(np.bool_(False)),
-        params={"w": put(next(iter(logical.values()))[:1])},
-        dense_state=(),
-        model_state={"key": key},
-        storages=arrays(""),
-        embedding_state={
-            s.name: {kind: of_states[kind][s.name] for kind in of_states}
-            for s in plan.storages
-        },
-    )
-    return state, embeddings
 
 
 def assert_moves(source, target, seed, memory=None):
     tables = logical_tables(source.plan.tables, seed)
     zeros = {name: np.zeros_like(rows) for name, rows in tables.items()}
     with tempfile.TemporaryDirectory() as folder:
-        state, embeddings = build(source.plan, tables)
+        state, embeddings = state_of(source.plan, tables)
         with Checkpointer(Path(folder), {}, 1, memory) as checkpoints:
             checkpoints.save(state, 7, embeddings, {})
-        expected, embeddings = build(target.plan, tables)
-        blank, _ = build(target.plan, zeros)
+        expected, embeddings = state_of(target.plan, tables)
+        blank, _ = state_of(target.plan, zeros)
         with Checkpointer(Path(folder), {}, None, memory) as checkpoints:
             found, _ = checkpoints.restore(blank, embeddings)
     assert jax.tree.structure(found) == jax.tree.structure(expected)

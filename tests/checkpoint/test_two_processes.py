@@ -20,7 +20,7 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.launch.agreement import tell_all
 from tests.embedding import problems
-from tests.checkpoint.test_plans import build, logical_tables
+from tests.checkpoint.states import logical_tables, state_of
 
 tables = TableSpec("a", 400_000, 4), TableSpec("b", 300_000, 4)
 features = [FeatureSpec(table.name, table.name) for table in tables]
@@ -41,9 +41,9 @@ other = make_plan(
 )
 rows = logical_tables(tables, 0)
 zeros = {name: np.zeros_like(each) for name, each in rows.items()}
-state, embeddings = build(plan, rows)
-blank, _ = build(plan, zeros)
-moved, other_embeddings = build(other, zeros)
+state, embeddings = state_of(plan, rows)
+blank, _ = state_of(plan, zeros)
+moved, other_embeddings = state_of(other, zeros)
 said = []
 
 (folder / "9.tmp").mkdir(parents=True, exist_ok=True)  # a killed write left it
@@ -70,7 +70,7 @@ RESTORE = """
     assert any("left out" in line and "/2: is damaged" in line for line in said), said
     assert_equal(found._replace(step=state.step), state)
     found, _ = checkpoints.restore(moved, other_embeddings, 1)
-    expected, _ = build(other, rows)
+    expected, _ = state_of(other, rows)
     assert_equal(found._replace(step=expected.step), expected)
 print("good")
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from embark_jax.config import reading
+from tests.config_files import CONFIGS, YAML
 from tests.runs import assert_refused, embark
-from tests.test_shipped_configs import CONFIGS, YAML
 
 
 def test_a_new_config_is_the_shipped_one(tmp_path):

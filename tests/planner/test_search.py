@@ -20,16 +20,6 @@ from tests.planner import published
 from tests.thorough import thorough
 
 BATCH = 65_536
-# name, nodes: the gap that was reached when prices last changed, rounded up.
-GAPS = {
-    ("DLRM-DCNv2", 1): 0.14,
-    ("T180", 1): 0.03,
-    ("T200", 2): 0.09,
-    ("T510", 1): 0.02,
-    ("T510", 8): 0.10,
-    ("T7", 8): 0.20,
-    ("T7", 16): 0.10,
-}
 SMALLER_BATCHES = {("T510", 1): 16_384}
 """Of what hardly fits otherwise."""
 
@@ -112,7 +102,9 @@ def test_the_same_request_gives_the_same_plan():
     assert one == two
 
 
-@pytest.mark.parametrize("model", thorough(GAPS, [("DLRM-DCNv2", 1)]), ids=str)
+@pytest.mark.parametrize(
+    "model", thorough(published.GAPS, [("DLRM-DCNv2", 1)]), ids=str
+)
 def test_plans_are_near_their_bound(model):
     """Without hot rows; with them the bound is lower, and no plan is longer."""
     name, nodes = model
@@ -129,7 +121,7 @@ def test_plans_are_near_their_bound(model):
         )
         for forced in (cold, {})
     )
-    assert without.prediction.gap <= GAPS[name, nodes]
+    assert without.prediction.gap <= published.GAPS[name, nodes]
     lower_ms = planned.prediction.lower_bound_ms
     assert lower_ms <= without.prediction.lower_bound_ms * (1 + 1e-9)
     assert planned.prediction.step_ms <= without.prediction.step_ms * (1 + 1e-9)

@@ -150,9 +150,7 @@ def test_logits_must_be_one_a_sample():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["my_function:focal", "my_model:Bilinear"])
 def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
-    from tests.test_own import OWN
-
-    monkeypatch.syspath_prepend(str(OWN))
+    monkeypatch.syspath_prepend(str(runs.OWN))
     of_model = "model: {kind: " + kind + "}"
     if kind == "my_model:Bilinear":
         of_model = "model: {kind: " + kind + ", left: user, right: item}"

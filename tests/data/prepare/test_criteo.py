@@ -15,20 +15,9 @@ from embark_jax.data import BatchChecker, DataError, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import chunks, criteo
 from embark_jax.data.prepare.run import Options, prepare
+from tests.data.prepare.raw_files import criteo_lines
 
 SAMPLE = Path(__file__).parents[4] / "shared" / "data" / "criteo_kaggle_sample.csv"
-
-
-def made_up_lines(count: int, seed: int = 0) -> list[str]:
-    """Criteo's lines with missing values, negative counts, rare and hot categories."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for _ in range(count):
-        counts = [str(n) if n < 30 else "" for n in rng.integers(-3, 35, 13)]
-        keys = (rng.random(26) ** 3 * 40).astype(int) * 107374182
-        keys = [f"{k:08x}" if rng.random() < 0.9 else "" for k in keys]
-        lines.append("\t".join([str(rng.integers(2)), *counts, *keys]))
-    return lines
 
 
 def oracle(lines: list[str], train: range, min_count: int):
@@ -69,7 +58,7 @@ def assert_holds(data: PreparedData, split: str, expected, lines) -> None:
 @pytest.mark.parametrize("min_count", [1, 3])
 def test_kaggle_by_days(tmp_path, monkeypatch, compressed, min_count):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 20_000)
-    lines = made_up_lines(500)
+    lines = criteo_lines(500)
     text = "".join(f"{line}\n" for line in lines).encode()
     if compressed:
         (tmp_path / "train.txt.gz").write_bytes(gzip.compress(text))
@@ -88,7 +77,7 @@ def test_kaggle_by_days(tmp_path, monkeypatch, compressed, min_count):
 
 
 def test_hashing(tmp_path):
-    lines = made_up_lines(300)
+    lines = criteo_lines(300)
     (tmp_path / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     options = Options(split="time", hashed=True, max_rows=11)
     prepare(criteo.kaggle(tmp_path), tmp_path / "out", options, {})
@@ -106,7 +95,7 @@ def test_hashing(tmp_path):
 
 
 def test_a_table_with_too_many_values_is_hashed(tmp_path):
-    lines = [line.split("\t") for line in made_up_lines(300)]
+    lines = [line.split("\t") for line in criteo_lines(300)]
     for number, line in enumerate(lines):
         line[14] = f"{number:08x}"
     text = "".join("\t".join(line) + "\n" for line in lines)
@@ -121,7 +110,7 @@ def test_a_table_with_too_many_values_is_hashed(tmp_path):
 
 
 def test_terabyte_by_files_and_its_bags(tmp_path):
-    lines = made_up_lines(300)
+    lines = criteo_lines(300)
     for day, (start, stop) in enumerate([(0, 100), (100, 180), (180, 300)]):
         text = "".join(f"{line}\n" for line in lines[start:stop]).encode()
         name = f"day_{day}.gz" if day else "day_0"

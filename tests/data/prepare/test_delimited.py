@@ -16,7 +16,7 @@ from embark_jax.data.prepare import tables
 from embark_jax.data.prepare.chunks import Chunk
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.delimited import Column, Layout, describe, parse
-from tests.data.prepare.test_recipes import prepared
+from tests.data.prepare.raw_files import prepared
 from tests.runs import embark
 
 LAYOUT = Layout(

@@ -21,7 +21,7 @@ from embark_jax.data.prepare.parsing import SamplePart
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment
 from tests import runs
-from tests.data.prepare.test_recipes import samples, write_rows
+from tests.data.prepare.raw_files import samples, write_rows
 
 CONFIGS = sorted(
     Path(__file__).parents[3].glob("configs/experiments/taobao_ads/*.yaml")

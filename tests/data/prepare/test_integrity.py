@@ -13,7 +13,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import checksum_of
 from embark_jax.data.prepare import raw_rows, run, tables
 from embark_jax.data.prepare.columns import Columns
-from tests.data.prepare.test_recipes import prepared, write_rows
+from tests.data.prepare.raw_files import prepared, write_rows
 from tests.runs import embark, snapshot
 
 

@@ -15,7 +15,7 @@ from embark_jax.data import DataError, PreparedData
 from embark_jax.data.prepare import raw_rows, tables
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.vocabulary import FIRST_ID
-from tests.data.prepare.test_recipes import prepared
+from tests.data.prepare.raw_files import prepared
 from tests.runs import embark
 
 ROWS = 60

@@ -17,7 +17,7 @@ from embark_jax.data import DataError
 from embark_jax.data.prepare import chunks, numbers, raw_rows, tables
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import Moments, NumberFit
-from tests.data.prepare.test_recipes import everything, prepared, samples, write_rows
+from tests.data.prepare.raw_files import everything, prepared, samples, write_rows
 from tests.runs import embark
 
 

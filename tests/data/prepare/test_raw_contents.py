@@ -12,7 +12,7 @@ from embark_jax.data import DataError, PreparedData
 from embark_jax.data.manifest import checksum_of
 from embark_jax.data.prepare import raw_contents
 from embark_jax.data.prepare.raw_contents import Stamp
-from tests.data.prepare.test_recipes import prepared
+from tests.data.prepare.raw_files import prepared
 from tests.runs import Outcome, embark
 
 

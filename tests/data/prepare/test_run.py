@@ -20,7 +20,7 @@ from embark_jax.data.prepare import chunks, criteo, encoding, parsing
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment
 from tests import runs
-from tests.data.prepare.test_criteo import made_up_lines
+from tests.data.prepare.raw_files import criteo_lines
 from tests.runs import embark
 
 OPTIONS = Options(split="time", min_count=2)
@@ -31,7 +31,7 @@ def raw(tmp_path, monkeypatch) -> Path:
     """A folder with Criteo's file, gzip, of ten pieces."""
     folder = tmp_path / "raw"
     folder.mkdir()
-    text = "".join(f"{line}\n" for line in made_up_lines(200)).encode()
+    text = "".join(f"{line}\n" for line in criteo_lines(200)).encode()
     (folder / "train.txt.gz").write_bytes(gzip.compress(text))
     monkeypatch.setattr(chunks, "CHUNK_BYTES", len(text) // 10)
     return folder
@@ -145,7 +145,7 @@ def test_an_empty_and_a_missing_file(raw, tmp_path):
 
 
 def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
-    lines = made_up_lines(200)
+    lines = criteo_lines(200)
     lines[17] = lines[17].rpartition("\t")[0]
     lines[150] = lines[150][:-8] + "zzzzzzzz"
     (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -281,7 +281,7 @@ def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
     """A folder's digest, in the identity of checkpoints, is of what it holds."""
     first = prepare_in(raw, tmp_path / "a").manifest
     again = prepare_in(raw, tmp_path / "b").manifest
-    lines = made_up_lines(200)[::-1]
+    lines = criteo_lines(200)[::-1]
     (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     other = prepare_in(raw, tmp_path / "c").manifest
     assert first.digest() == again.digest() != other.digest()
@@ -320,6 +320,6 @@ def test_a_run_does_not_go_on_with_other_data_and_says_what_to_do(tmp_path):
 
 
 def test_missing_counts_of_criteo(raw, tmp_path):
-    empty = [line.split("\t")[1:14].count("") for line in made_up_lines(200)]
+    empty = [line.split("\t")[1:14].count("") for line in criteo_lines(200)]
     manifest = prepare_in(raw, tmp_path / "out").manifest
     assert sum(manifest.missing_dense.values()) == sum(empty) > 0

@@ -1,6 +1,6 @@
-"""Makes each mistake of ``tests/bad_input`` and prints the messages as Markdown.
+"""Makes each mistake and prints the messages as a page of the documentation.
 
-python -m experiments.bad_input.run > experiments/bad_input/README.md
+python -m tests.bad_input > docs/pages/reference/bad_input.md
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ it. None is silently accepted, none ends in a traceback, and none changes an exi
 file. The tests try each (`tests/bad_input`):
 
 ```
-make test                                          # or: pytest tests/test_bad_input.py
-python -m experiments.bad_input.run > experiments/bad_input/README.md    # this page
+pytest tests/bad_input
+python -m tests.bad_input > docs/pages/reference/bad_input.md    # this page
 ```
 
 This page cuts messages to {most} characters. Some show the memory of the machine on

@@ -1,0 +1,58 @@
+"""Raw files as users have them, and what is prepared of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from embark_jax._base.files import read_arrow
+from embark_jax.data import BatchChecker, PreparedData
+from embark_jax.data.prepare.run import Options, prepare
+
+
+def prepared(recipe, out: Path, split: str = "random", **options) -> PreparedData:
+    prepare(recipe, out, Options(split=split, **options), {})
+    return PreparedData(out)
+
+
+def samples(data: PreparedData, split: str) -> list[dict]:
+    """Samples in the order of the files, with values in the place of ids."""
+    keys = {}
+    for table in data.table_rows:
+        known = read_arrow(data.folder / "vocabulary" / f"{table}.arrow")
+        keys[table] = [None, "rare", *known["key"].to_pylist()]
+    found = []
+    check = BatchChecker(data.features, data.table_rows, data.dense_features)
+    for batch in map(check, data.in_file_order(split, 7)):
+        for i in range(len(batch)):
+            sample = {"label": float(batch.labels[i])}
+            for name, value in zip(data.manifest.dense, batch.dense[i], strict=True):
+                sample[f"dense {name}"] = float(value)
+            for f in data.features:
+                bag = [keys[f.table][k] for k in batch.ids[f.name][i] if k >= 0]
+                sample[f.name] = bag[0] if f.hotness == 1 and bag else bag
+            found.append(sample)
+    return found
+
+
+def everything(data: PreparedData) -> list[dict]:
+    return [s for split in data.manifest.parts for s in samples(data, split)]
+
+
+def write_rows(path: Path, header, rows, separator=",", encoding="utf-8") -> None:
+    lines = [header, *rows] if header else rows
+    text = "".join(separator.join(map(str, line)) + "\n" for line in lines)
+    path.write_text(text, encoding)
+
+
+def criteo_lines(count: int, seed: int = 0) -> list[str]:
+    """Criteo's lines with missing values, negative counts, rare and hot categories."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        counts = [str(n) if n < 30 else "" for n in rng.integers(-3, 35, 13)]
+        keys = (rng.random(26) ** 3 * 40).astype(int) * 107374182
+        keys = [f"{k:08x}" if rng.random() < 0.9 else "" for k in keys]
+        lines.append("\t".join([str(rng.integers(2)), *counts, *keys]))
+    return lines
