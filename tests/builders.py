@@ -1,7 +1,5 @@
 """Small plans, models, data and trainers, for all tests that train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import jax

@@ -1,7 +1,5 @@
 """Steps that are compiled from shapes alone, and what is in compiled programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -10,17 +8,13 @@ from collections import Counter
 import jax
 import numpy as np
 import optax
-from embark_kernels import RowOptimizer, RowwiseAdagrad
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import embark_jax as ej
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.collection import BATCH
 from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import DeviceBatch, abstract_batch
 from embark_jax.train.flax_model import FlaxModel
 from embark_jax.train.gradients import route
@@ -39,9 +33,9 @@ BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "u16": 2, "u8": 1, "s64": 8, "
 
 
 def compile_step(
-    plan: Plan,
+    plan: ej.Plan,
     mesh: Mesh,
-    optimizer: RowOptimizer,
+    optimizer: ej.RowOptimizer,
     *,
     bottom,
     top,
@@ -53,7 +47,7 @@ def compile_step(
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone; the plan is for one of
     its micro-batches."""
-    collection = EmbeddingCollection(
+    collection = ej.EmbeddingCollection(
         plan, mesh, ragged=ragged, implementation=implementation
     )
     model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
@@ -79,7 +73,7 @@ def compile_step(
     return step.lower(state, *batches).compile(), state
 
 
-def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch):
+def abstract_routes(collection: ej.EmbeddingCollection, batch: DeviceBatch):
     """Shapes and shardings of the routes of a batch."""
     make = jax.jit(lambda batch: route(collection, batch.columns(), 1))
     lowered = make.lower(batch)
@@ -103,12 +97,12 @@ def bytes_per_device(arrays) -> int:
 def check_swap(mesh: Mesh, width: int, slots: int) -> None:
     """Compiles what moves rows of a cached table, from shapes alone: results must be in
     the arguments' memory, and temporaries must follow the rows that move."""
-    optimizer, devices, asked, moved = RowwiseAdagrad(0.1), mesh.size, 4096, 2048
-    table = TableSpec("t", 10 * slots, width, tier="host", slots=slots)
-    force = ForcedPlacement("ub", row_shards=devices)
-    features, machines = [FeatureSpec("t")], fleet.dgx_h100(*mesh.devices.shape)
+    optimizer, devices, asked, moved = ej.RowwiseAdagrad(0.1), mesh.size, 4096, 2048
+    table = ej.TableSpec("t", 10 * slots, width, tier="host", slots=slots)
+    force = ej.ForcedPlacement("ub", row_shards=devices)
+    features, machines = [ej.FeatureSpec("t")], ej.fleets.dgx_h100(*mesh.devices.shape)
     planned = plan([table], features, machines, devices * 1024, forced={"t": force})
-    collection = EmbeddingCollection(planned, mesh)
+    collection = ej.EmbeddingCollection(planned, mesh)
     (name,) = collection.cached
 
     def array(rows, *others, dtype=np.float32, spec=BATCH):

@@ -1,7 +1,5 @@
 """Eight CPU devices, strict numerics, cheap compilation, hypothesis without a clock."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os

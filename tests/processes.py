@@ -1,7 +1,5 @@
 """Programs that two processes of one machine run together."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

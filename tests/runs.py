@@ -1,7 +1,5 @@
 """Runs of the ``embark`` command, in this process or in one of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

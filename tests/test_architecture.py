@@ -1,7 +1,5 @@
 """The shape of the repository: which way imports point, and what lies where."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The documentation: its code runs, its links lead somewhere, nothing is left out."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

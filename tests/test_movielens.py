@@ -1,7 +1,5 @@
 """Accuracy on real data, by the shipped config: above a linear model, on any mesh."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 from pathlib import Path

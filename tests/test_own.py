@@ -1,7 +1,5 @@
 """Models and data of one's own, by the name of their module."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """From a raw CSV to scored raw rows: three commands, and ten lines of config."""
 
-from __future__ import annotations
-
 import csv
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The configs that users start from: each says what it is, plans, and trains."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Paths that no file system holds are refused before anything is written."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

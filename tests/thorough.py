@@ -1,7 +1,5 @@
 """Cases of which ``make test`` tries some, and ``make test-all`` the others too."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 
 import pytest

@@ -1,17 +1,17 @@
-"""A hundred kinds of bad input, by the entrance through which they come.
+"""Hundreds of kinds of bad input, by the entrance through which they come.
 
 ``test_bad_input.py`` tries each; ``docs/pages/reference/bad_input.md``, which
 ``__main__.py`` makes, shows the messages.
 """
 
-from tests.bad_input import api, batches, configs, data, plans, runs
+from tests.bad_input import api, batches, exports
 from tests.bad_input.case import Case
+from tests.bad_input.commands import read_cases
 
+COMMANDS = read_cases()
+COMMANDS["exports and score.py"] += exports.CASES
 ENTRANCES: dict[str, list[Case]] = {
-    **configs.ENTRANCES,
-    **plans.ENTRANCES,
-    **data.ENTRANCES,
-    **runs.ENTRANCES,
+    **COMMANDS,
     **api.ENTRANCES,
     **batches.ENTRANCES,
 }

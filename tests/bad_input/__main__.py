@@ -3,8 +3,6 @@
 python -m tests.bad_input > docs/pages/reference/bad_input.md
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

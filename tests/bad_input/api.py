@@ -1,7 +1,5 @@
 """The package's functions and classes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

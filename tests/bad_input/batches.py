@@ -1,7 +1,5 @@
 """One's own batches, through every method that takes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

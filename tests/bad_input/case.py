@@ -1,8 +1,5 @@
 """A kind of bad input, and what comes of it."""
 
-from __future__ import annotations
-
-import json
 import os
 import re
 import runpy
@@ -150,38 +147,6 @@ def write(path: str, content: str | bytes) -> None:
     """Writes a file, and the folder that it is in."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def writing(path: str, content: str | bytes) -> Callable[[], None]:
-    """A damage: a file with this content."""
-    return lambda: write(path, content)
-
-
-def cutting(path: str, size: int) -> Callable[[], None]:
-    """A damage: a file of which only the first bytes are left."""
-    return lambda: write(path, Path(path).read_bytes()[:size])
-
-
-def replacing(path: str, old: str, new: str) -> Callable[[], None]:
-    """A damage: a file with another text in one place."""
-
-    def replace():
-        text = Path(path).read_text()
-        assert text.count(old) == 1
-        write(path, text.replace(old, new))
-
-    return replace
-
-
-def editing(path: str, change: Callable[[Any], Any]) -> Callable[[], None]:
-    """A damage: JSON that is changed in place."""
-
-    def edit():
-        data = json.loads(Path(path).read_text())
-        change(data)
-        write(path, json.dumps(data))
-
-    return edit
 
 
 JUNK = bytes(range(128, 256)) + b"\x1b[31m\x07,\t" + bytes(range(200, 250))

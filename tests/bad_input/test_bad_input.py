@@ -1,7 +1,5 @@
 """A hundred kinds of bad input: each is told of, and nothing is lost."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,19 +1,15 @@
 """Cached tables train as those whose rows all lie in device memory."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os
 
 import numpy as np
 import pytest
-from embark_kernels import FTRL, SGD, Adagrad, RowwiseAdagrad
 
 import embark_jax as ej
 from embark_jax.cache.row_store import StoreError
 from embark_jax.cache.slots_needed import TooFewSlotsError
-from embark_jax.checkpoint import Checkpointer
 from embark_jax.plans.storage import Placement
 from tests.builders import (
     DENSE,
@@ -102,11 +98,11 @@ def assert_alike(trainer: ej.Trainer, expected: ej.Trainer) -> None:
 @pytest.mark.parametrize(
     ("mesh", "cluster", "optimizer", "slots", "overlap"),
     [
-        pytest.param((1, 1), "ub", SGD(0.5), 80, False, marks=pytest.mark.slow),
-        pytest.param((2, 4), "rb", Adagrad(0.5), 200, True, marks=pytest.mark.slow),
-        ((2, 2), "ub", RowwiseAdagrad(0.5), 80, True),
+        pytest.param((1, 1), "ub", ej.SGD(0.5), 80, False, marks=pytest.mark.slow),
+        pytest.param((2, 4), "rb", ej.Adagrad(0.5), 200, True, marks=pytest.mark.slow),
+        ((2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, True),
         pytest.param(
-            (2, 2), "rb", FTRL(0.5, l1=0.01), 80, True, marks=pytest.mark.slow
+            (2, 2), "rb", ej.FTRL(0.5, l1=0.01), 80, True, marks=pytest.mark.slow
         ),
     ],
 )
@@ -214,7 +210,7 @@ def test_a_checkpoint_goes_with_and_without_a_cache(first, then, tmp_path):
     other = trainer_of(then, slots[then], mesh=(1, 2), cluster="rb")
     list(other.iterate(Clicks(), 2))  # there are other rows in slots
     auc, saved = one.evaluate(batches).auc, tables_and_states(one)
-    with Checkpointer(tmp_path, identity, keep=1) as checkpoints:
+    with ej.Checkpointer(tmp_path, identity, keep=1) as checkpoints:
         if first != "device":
             with pytest.raises(ValueError, match=r"give Trainer.whole_state\(\)"):
                 checkpoints.save(one.state, one.step, one.embeddings, {})

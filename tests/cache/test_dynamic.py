@@ -1,7 +1,5 @@
 """Dynamic tables train as tables that had all their rows from the start."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -12,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 import embark_jax as ej
 from embark_jax.cache.kept_slots import SLOT_VALUES
 from embark_jax.cache.slots_needed import TooFewSlotsError
-from embark_jax.checkpoint import Checkpointer
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
 
@@ -77,7 +73,7 @@ def trainer_of(
     return make_trainer(
         make_plan(FEATURES, placed, *mesh, batch, capacity),
         ej.FunctionModel({n: jnp.asarray(w) for n, w in WEIGHTS.items()}, logits_of),
-        optimizer or Adagrad(0.5),
+        optimizer or ej.Adagrad(0.5),
         dense_optimizer=optax.sgd(dense_rate),
         **options,
     )
@@ -136,15 +132,15 @@ def initial_row(key: int) -> np.ndarray:
         (
             (1, 2),
             "ub",
-            LazyAdam(0.05, weight_decay=0.1),
+            ej.LazyAdam(0.05, weight_decay=0.1),
             {"max_slots": 60},
             {"overlap": True},
         ),
-        ((2, 4), "rb", RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
+        ((2, 4), "rb", ej.RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
         (
             (2, 4),
             "ub",
-            Adagrad(0.5),
+            ej.Adagrad(0.5),
             {"max_slots": 70, "evict": "lfu", "evicted": "disk"},
             {"overlap": True, "micro_batches": 2, "capacity": 2},
         ),
@@ -193,7 +189,7 @@ def test_rows_beside_a_dictionary(evicted, steps):
     neither rows nor slots; keys without a row have their initial one there."""
     discard = evicted == "discard"
     table = dynamic(50, 50, evicted=evicted)
-    trainer = trainer_of(table, optimizer=SGD(1.0), dense_rate=0.0)
+    trainer = trainer_of(table, optimizer=ej.SGD(1.0), dense_rate=0.0)
     item = np.asarray(trainer.whole_state().storages["ub_4"], np.float64)
     rows: dict[int, np.ndarray] = {}
     lost = 0
@@ -258,7 +254,7 @@ def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
     whole = losses(one.iterate_batches(batches(0, STEPS)))
     one = trainer_of(table, mesh=(2, 2))
     first = losses(one.iterate_batches(batches(0, 5)))
-    with Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
+    with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
         checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
         saved = rows_by_key(one)
         again = trainer_of(table, mesh=(2, 2))
@@ -291,7 +287,7 @@ def test_a_run_that_discards_goes_on_as_if_nothing_had_been(tmp_path):
     for result in one.iterate_batches(batches(0, 7)):
         one.evaluate(batches(result.step + 3, result.step + 5, FAR * (result.step % 2)))
         found.append((result.step, result.loss))
-    with Checkpointer(tmp_path, {"seed": 1}, keep=2) as checkpoints:
+    with ej.Checkpointer(tmp_path, {"seed": 1}, keep=2) as checkpoints:
         checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
         again = trainer_of(table, overlap=True, **options)
         list(again.iterate_batches(batches(20, 23)))  # there are other rows in slots

@@ -1,7 +1,5 @@
 """How far dynamic tables grow, and what is said of it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

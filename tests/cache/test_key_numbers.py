@@ -1,7 +1,5 @@
 """Numbers of keys, beside a dictionary."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers

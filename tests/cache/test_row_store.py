@@ -1,7 +1,5 @@
 """Rows in host memory and on disk are those that were last written."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What is wrong with a config file is said, all at once."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """YAML and gin to one config and back, and what each mistake is told."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

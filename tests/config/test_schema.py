@@ -1,7 +1,5 @@
 """The schema: closed, frozen, and with rules across keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pydantic

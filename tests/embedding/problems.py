@@ -1,7 +1,5 @@
 """Random embedding problems, and their solution by the oracle."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -7,23 +7,20 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from embark_kernels import LazyAdam, RowwiseAdagrad
 from embark_kernels._mosaic import interpreted
 
-from embark_jax.embedding.collection import EmbeddingCollection
+import embark_jax as ej
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.plans.wire import Wire
 from tests.builders import make_plan
 from tests.embedding import problems
 from tests.embedding.problems import TOLERANCE, Problem, check
 from tests.thorough import thorough
 
-TABLE = TableSpec("t", 29, 8)
+TABLE = ej.TableSpec("t", 29, 8)
 FEATURES = [
-    FeatureSpec("bag", "t", 4, "mean", weighted=True),
-    FeatureSpec("sequence", "t", 3, "none"),
-    FeatureSpec("sum", "t", 2),
+    ej.FeatureSpec("bag", "t", 4, "mean", weighted=True),
+    ej.FeatureSpec("sequence", "t", 3, "none"),
+    ej.FeatureSpec("sum", "t", 2),
 ]
 
 
@@ -55,18 +52,18 @@ def placed(cluster, hot_rows, exchange="flat") -> Placement:
 def test_a_bag_is_the_sum_of_its_hot_and_cold_rows(cluster, hot_rows, exchange):
     """Means, weights and sequences; a state of one value a row on both sides. Beside a
     table that has no hot rows, in the same storage."""
-    other = Placement(TableSpec("other", 9, 4), cluster, 2, 1, (1, 6), exchange)
-    features = [*FEATURES, FeatureSpec("other", hotness=2)]
+    other = Placement(ej.TableSpec("other", 9, 4), cluster, 2, 1, (1, 6), exchange)
+    features = [*FEATURES, ej.FeatureSpec("other", hotness=2)]
     both = placed(cluster, hot_rows, exchange), other
     planned = make_plan(features, both, 2, 4, 16)
     assert {s.name for s in planned.storages if s.replicated} == {"dp_8"}
-    check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=6))
+    check(Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=6))
 
 
 @functools.cache
 def by_adam(placement: Placement):
     return problems.solve(
-        Problem(make_plan(FEATURES, [placement], 2, 4, 16), LazyAdam(0.1), seed=3)
+        Problem(make_plan(FEATURES, [placement], 2, 4, 16), ej.LazyAdam(0.1), seed=3)
     )
 
 
@@ -93,14 +90,14 @@ def test_kernels_take_hot_rows(cluster):
         3,
     )
     with interpreted():
-        check(Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
+        check(Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
 
 
 def test_gradients_of_hot_rows_are_compressed_as_others():
     """Rounded to the format's 8 bits of precision, on their way to each sum."""
     planned = make_plan(FEATURES, [placed("rb", 5)], 2, 4, 16)
-    exact = Problem(planned, RowwiseAdagrad(1.0, eps=1.0), seed=4)
-    rounded = dataclasses.replace(exact, wire=Wire("bfloat16", "bfloat16"))
+    exact = Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=4)
+    rounded = dataclasses.replace(exact, wire=ej.Wire("bfloat16", "bfloat16"))
     (_, _, rows, _), (_, _, near, _) = map(problems.solve, (exact, rounded))
     assert np.abs(rows["t"][:5] - near["t"][:5]).max() > 0
     np.testing.assert_allclose(near["t"], rows["t"], atol=0.05)
@@ -109,7 +106,7 @@ def test_gradients_of_hot_rows_are_compressed_as_others():
 def test_capacities_hold_cold_ids_alone():
     """A batch of hot ids needs no place in any bucket."""
     planned = make_plan(FEATURES, [placed("rb", 5)], 2, 4, 16)
-    collection = EmbeddingCollection(planned, planned.make_mesh())
+    collection = ej.EmbeddingCollection(planned, planned.make_mesh())
     rng = np.random.default_rng(0)
     ids = {
         f.name: rng.integers(0, 5, (16, f.hotness)).astype(np.int32) for f in FEATURES

@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import EmbeddingCollection
+import embark_jax as ej
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.row_shards import ids_of
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.storage import Placement, lay_out
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 BILLIONS = 5_000_000_000
 
@@ -22,14 +18,14 @@ BILLIONS = 5_000_000_000
 @pytest.mark.parametrize("rows", [50, BILLIONS // 2])
 def test_each_id_finds_its_row(rows):
     """Row r of a table is row r // n of row shard r % n, behind what lies before it."""
-    before = TableSpec("before", 10, 8)
-    table = TableSpec("t", rows, 8)
+    before = ej.TableSpec("before", 10, 8)
+    table = ej.TableSpec("t", rows, 8)
     owners = (2, 0, 1, 3, 4, 2)
     placements = [
         Placement(before, "ub", 1, 2, (3, 3)),
         Placement(table, "ub", 3, 2, owners),
     ]
-    features = [FeatureSpec("f", "t", hotness=4)]
+    features = [ej.FeatureSpec("f", "t", hotness=4)]
     (storage,) = lay_out(placements, features, 5)
     index = index_storage(storage, features, 5)
     ids = np.array([[0, 1, rows - 1, -1], [rows - 2, rows // 2, -1, 3]], np.int64)
@@ -55,10 +51,10 @@ def test_each_id_finds_its_row(rows):
 def test_rows_that_samples_can_touch_on_a_device():
     """Device 2 has two of six shards, of 17 rows each; nobody asks for the others."""
     placements = [
-        Placement(TableSpec("unread", 10, 8), "ub", 1, 2, (3, 3)),
-        Placement(TableSpec("t", 50, 8), "ub", 3, 2, (2, 0, 1, 3, 4, 2)),
+        Placement(ej.TableSpec("unread", 10, 8), "ub", 1, 2, (3, 3)),
+        Placement(ej.TableSpec("t", 50, 8), "ub", 3, 2, (2, 0, 1, 3, 4, 2)),
     ]
-    features = [FeatureSpec("f", "t", hotness=4), FeatureSpec("g", "t")]
+    features = [ej.FeatureSpec("f", "t", hotness=4), ej.FeatureSpec("g", "t")]
     (storage,) = lay_out(placements, features, 5)
     index = index_storage(storage, features, 5)
     assert index.most_rows(1) == 2 * (4 + 1)
@@ -68,9 +64,9 @@ def test_rows_that_samples_can_touch_on_a_device():
 @pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])
 def test_rows_go_in_turn(rows):
     """Each on one device, where its slot leads back to its id: first and last ones."""
-    table = TableSpec("t", rows, 8)
+    table = ej.TableSpec("t", rows, 8)
     placement = Placement(table, "rb", 8, devices=tuple(range(8)))
-    features = [FeatureSpec("f", "t", hotness=64)]
+    features = [ej.FeatureSpec("f", "t", hotness=64)]
     (storage,) = lay_out([placement], features, 8)
     index = index_storage(storage, features, 8)
     rng = np.random.default_rng(0)
@@ -87,14 +83,14 @@ def test_rows_go_in_turn(rows):
 
 def billions_of_rows(cluster):
     """A table on 8 devices, read by one feature."""
-    planned = plan(
-        [TableSpec("t", BILLIONS, 4)],
-        [FeatureSpec("f", "t", hotness=2)],
-        fleet.dgx_h100(),
+    planned = ej.plan(
+        [ej.TableSpec("t", BILLIONS, 4)],
+        [ej.FeatureSpec("f", "t", hotness=2)],
+        ej.fleets.dgx_h100(),
         16,
-        forced={"t": ForcedPlacement(cluster, 8, devices=tuple(range(8)))},
+        forced={"t": ej.ForcedPlacement(cluster, 8, devices=tuple(range(8)))},
     )
-    return EmbeddingCollection(planned, planned.make_mesh())
+    return ej.EmbeddingCollection(planned, planned.make_mesh())
 
 
 @pytest.mark.parametrize("cluster", ["rb", "ub"])
@@ -137,7 +133,7 @@ def test_32_bit_ids_of_a_table_of_billions_of_rows():
 
 
 def test_a_block_beyond_32_bit_slots_is_refused():
-    table, feature = TableSpec("t", BILLIONS, 4), FeatureSpec("f", "t")
-    huge = fleet.Fleet(fleet.DeviceSpec("huge", 1e15, 1e12, 1e12, 1e12, 1e12))
+    table, feature = ej.TableSpec("t", BILLIONS, 4), ej.FeatureSpec("f", "t")
+    huge = ej.fleets.Fleet(ej.fleets.DeviceSpec("huge", 1e15, 1e12, 1e12, 1e12, 1e12))
     with pytest.raises(ValueError, match=r"storage 'dp_4' needs 5,000,000,000 slots"):
-        plan([table], [feature], huge, 16)
+        ej.plan([table], [feature], huge, 16)

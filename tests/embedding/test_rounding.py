@@ -1,7 +1,5 @@
 """Tables in 16 bits, whose updates are rounded stochastically."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes

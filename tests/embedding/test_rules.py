@@ -1,7 +1,5 @@
 """Tables with rules and initial values of their own, on 2 × 4 devices."""
 
-from __future__ import annotations
-
 import zlib
 
 import jax

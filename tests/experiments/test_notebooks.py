@@ -1,7 +1,5 @@
 """Each notebook runs from a fresh kernel, and says what it should."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """All tests of this folder need the compiler for GPUs."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

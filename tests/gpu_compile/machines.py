@@ -1,7 +1,5 @@
 """GPUs that are not there."""
 
-from __future__ import annotations
-
 from jax.sharding import Mesh
 
 from embark_jax.plans import fleet

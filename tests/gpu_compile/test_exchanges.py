@@ -4,22 +4,18 @@ import functools
 from collections import Counter
 
 import pytest
-from embark_kernels import RowwiseAdagrad
 
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
+import embark_jax as ej
 from embark_jax.plans.options import Exchange
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.compile_at_scale.program import collectives
 from tests.compiled import compile_step, compiled_collectives
 from tests.gpu_compile.machines import h100_mesh
 
 GPUS_PER_NODE, BATCH_PER_DEVICE, WIDTH = 8, 1024, 128
 FEATURES = (
-    FeatureSpec("reduced", hotness=3),
-    FeatureSpec("unique", hotness=2),
-    FeatureSpec("replicated", hotness=2),
+    ej.FeatureSpec("reduced", hotness=3),
+    ej.FeatureSpec("unique", hotness=2),
+    ej.FeatureSpec("replicated", hotness=2),
 )
 
 
@@ -31,27 +27,27 @@ def compiled(
     overlap: bool = False,
 ):
     """A step with a table of each cluster, two of them with a row shard a device."""
-    machines = fleet.dgx_h100(nodes)
+    machines = ej.fleets.dgx_h100(nodes)
     devices = machines.devices
-    planned = plan(
+    planned = ej.plan(
         [
-            TableSpec("reduced", 3_000_000, WIDTH),
-            TableSpec("unique", 1_000_000, WIDTH),
-            TableSpec("replicated", 100, WIDTH),
+            ej.TableSpec("reduced", 3_000_000, WIDTH),
+            ej.TableSpec("unique", 1_000_000, WIDTH),
+            ej.TableSpec("replicated", 100, WIDTH),
         ],
         FEATURES,
         machines,
         BATCH_PER_DEVICE * devices,
         forced={
-            "reduced": ForcedPlacement("rb", devices, exchange=exchange),
-            "unique": ForcedPlacement("ub", devices, exchange=exchange),
-            "replicated": ForcedPlacement("dp"),
+            "reduced": ej.ForcedPlacement("rb", devices, exchange=exchange),
+            "unique": ej.ForcedPlacement("ub", devices, exchange=exchange),
+            "replicated": ej.ForcedPlacement("dp"),
         },
     )
     return compile_step(
         planned,
         h100_mesh(nodes),
-        RowwiseAdagrad(0.1),
+        ej.RowwiseAdagrad(0.1),
         bottom=(512, 256, 128),
         top=(1024, 512, 1),
         rank=64,

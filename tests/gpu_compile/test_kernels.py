@@ -7,9 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import (
-    SGD,
-    LazyAdam,
-    RowwiseAdagrad,
     begins_run,
     check_cases,
     group_rows,
@@ -23,6 +20,7 @@ from embark_kernels import (
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 from jax.sharding import SingleDeviceSharding
 
+import embark_jax as ej
 from experiments.step_bytes.hlo import Program
 from tests.gpu_compile.machines import h100_mesh
 
@@ -90,7 +88,7 @@ def test_plain_xla_writes_no_gathered_rows(on_h100):
     "optimizer",
     [
         *(rule(0.1) for rule in ROW_OPTIMIZERS.values()),
-        LazyAdam(0.1, weight_decay=0.3, weight_decay_mode="l2"),
+        ej.LazyAdam(0.1, weight_decay=0.3, weight_decay_mode="l2"),
     ],
     ids=check_cases.name_of,
 )
@@ -118,7 +116,7 @@ def test_update_rows_is_in_place(on_h100, optimizer, width):
 
 @pytest.mark.parametrize("width", [32, 128])
 def test_rows_of_16_bits_are_rounded_where_they_are_written(on_h100, width):
-    optimizer, options = RowwiseAdagrad(0.1), {"implementation": "mosaic_gpu"}
+    optimizer, options = ej.RowwiseAdagrad(0.1), {"implementation": "mosaic_gpu"}
 
     def update(table, states, rows, gradients, noise):
         groups = group_rows(rows, ROWS, **options)
@@ -152,7 +150,7 @@ def test_unique_moves_at_most_four_times_the_ids_beside_the_sort(on_h100):
 
 
 def test_the_whole_update_uses_no_atomics(on_h100):
-    width, optimizer = 128, RowwiseAdagrad(0.1)
+    width, optimizer = 128, ej.RowwiseAdagrad(0.1)
     entries = BATCH * HOTNESS
     compiled, kernels = compile_for(
         lambda table, states, ids, gradient: update_from_bags(
@@ -183,7 +181,7 @@ def test_programs_of_narrow_rows_wait_for_no_other(on_h100, monkeypatch, capfd):
     gradient = on_h100((BATCH, width), jnp.float32)
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     compile_for(lambda *args: pooled_lookup(*args, **options), table, ids, weights)
-    for rule in RowwiseAdagrad(0.1), LazyAdam(0.1):
+    for rule in ej.RowwiseAdagrad(0.1), ej.LazyAdam(0.1):
         states = {
             name: on_h100((ROWS, state_width), jnp.float32)
             for name, state_width in rule.state_widths(width).items()
@@ -211,7 +209,7 @@ def test_offsets_of_rows_have_64_bits(on_h100, monkeypatch, capfd):
     """A table may have more than 2**31 values. A row's offset is its number times the
     width, in values or bytes; the code has no such product of 32 bits."""
     width = 1024
-    table, rule = on_h100((ROWS, width), jnp.float32), SGD(0.1)
+    table, rule = on_h100((ROWS, width), jnp.float32), ej.SGD(0.1)
     ids = on_h100((BATCH, HOTNESS), jnp.int32)
     gradient = on_h100((BATCH, width), jnp.float32)
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")

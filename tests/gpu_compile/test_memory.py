@@ -1,13 +1,10 @@
 """Steps that are compiled for H100s hold at once what the plan says."""
 
 import pytest
-from embark_kernels import RowwiseAdagrad
 
+import embark_jax as ej
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.compiled import DENSE_FEATURES, compile_step
 from tests.gpu_compile.machines import h100_mesh
 
@@ -18,8 +15,8 @@ BOTTOM, TOP, CROSS_RANK = (512, 128), (256, 1), 64
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_row_gradients_are_not_there_beside_activations(micro_batches):
     """Nor the zeros that they are added to; each takes about as much as the other."""
-    owned = [TableSpec(f"t{i}", 1_000_000, 64) for i in range(12)]
-    replicated = [TableSpec(f"d{i}", 1000, 128) for i in range(4)]
+    owned = [ej.TableSpec(f"t{i}", 1_000_000, 64) for i in range(12)]
+    replicated = [ej.TableSpec(f"d{i}", 1000, 128) for i in range(4)]
     network = dlrm_dcnv2(
         sum(table.dim for table in [*owned, *replicated]),
         DENSE_FEATURES,
@@ -29,7 +26,7 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches):
         cross_rank=CROSS_RANK,
     )
     workload = Workload(
-        fleet.dgx_h100(1),
+        ej.fleets.dgx_h100(1),
         BATCH_SIZE,
         dense=DenseLoad(network.parameters, 1, network.activation_bytes),
         micro_batches=micro_batches,
@@ -37,14 +34,14 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches):
     planned = plan_for(
         workload,
         [*owned, *replicated],
-        [FeatureSpec(table.name, hotness=12) for table in [*owned, *replicated]],
-        forced={table.name: ForcedPlacement("rb", 1, 4) for table in owned}
-        | {table.name: ForcedPlacement("dp") for table in replicated},
+        [ej.FeatureSpec(table.name, hotness=12) for table in [*owned, *replicated]],
+        forced={table.name: ej.ForcedPlacement("rb", 1, 4) for table in owned}
+        | {table.name: ej.ForcedPlacement("dp") for table in replicated},
     )
     compiled, _ = compile_step(
         planned,
         h100_mesh(1),
-        RowwiseAdagrad(0.1),
+        ej.RowwiseAdagrad(0.1),
         bottom=BOTTOM,
         top=TOP,
         rank=CROSS_RANK,

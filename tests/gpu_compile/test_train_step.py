@@ -4,13 +4,9 @@ import re
 
 import jax
 import pytest
-from embark_kernels import RowwiseAdagrad
 
+import embark_jax as ej
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.planner import load_table_list, plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.compiled import bytes_per_device, compile_step
 from tests.gpu_compile.machines import h100_mesh
 
@@ -32,25 +28,25 @@ def moved_bytes(planned) -> int:
     return total
 
 
-def placement_of(table: TableSpec, devices: int) -> ForcedPlacement:
+def placement_of(table: ej.TableSpec, devices: int) -> ej.ForcedPlacement:
     """By size alone, so that what is compiled does not change with the planner."""
     if table.rows < 2_000:
-        return ForcedPlacement("dp")
-    return ForcedPlacement("rb", devices if table.rows > 1_000_000 else 1)
+        return ej.ForcedPlacement("dp")
+    return ej.ForcedPlacement("rb", devices if table.rows > 1_000_000 else 1)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "mosaic_gpu"])
 @pytest.mark.parametrize("nodes", [1, 16])
 def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     """97 GiB of tables in all three clusters, one with column shards."""
-    tables, features = load_table_list("dlrm_dcnv2").specs()
-    planned = plan(
+    tables, features = ej.load_table_list("dlrm_dcnv2").specs()
+    planned = ej.plan(
         tables,
         features,
-        fleet.dgx_h100(nodes),
+        ej.fleets.dgx_h100(nodes),
         BATCH_PER_DEVICE * 8 * nodes,
         forced={t.name: placement_of(t, 8 * nodes) for t in tables}
-        | {"t0": ForcedPlacement("ub", 8), "t9": ForcedPlacement("rb", 4, 2)},
+        | {"t0": ej.ForcedPlacement("ub", 8), "t9": ej.ForcedPlacement("rb", 4, 2)},
         zipf_exponent=1.1,
     )
     clusters = {storage.cluster for storage in planned.storages}
@@ -58,7 +54,7 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     compiled, state = compile_step(
         planned,
         h100_mesh(nodes),
-        RowwiseAdagrad(0.01),
+        ej.RowwiseAdagrad(0.01),
         bottom=(512, 256, 128),
         top=(1024, 1024, 512, 256, 1),
         rank=512,
@@ -68,7 +64,7 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     tables_bytes = bytes_per_device(state.storages)
     updated = tables_bytes + bytes_per_device(state.embedding_state)
     assert memory.alias_size_in_bytes >= updated
-    assert memory.argument_size_in_bytes < fleet.dgx_h100().device.memory_bytes
+    assert memory.argument_size_in_bytes < ej.fleets.dgx_h100().device.memory_bytes
     # Temporaries follow what the batch moves, not the size of the tables.
     assert memory.temp_size_in_bytes < 3 * moved_bytes(planned) < tables_bytes
     hlo = compiled.as_text()
@@ -83,18 +79,18 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
 
 
 def test_ids_are_made_unique_by_a_kernel_on_one_gpu():
-    table = TableSpec("t0", 10_000_000, 64)
-    planned = plan(
+    table = ej.TableSpec("t0", 10_000_000, 64)
+    planned = ej.plan(
         [table],
-        [FeatureSpec("f0", "t0", 20)],
-        fleet.dgx_h100(1, 1),
+        [ej.FeatureSpec("f0", "t0", 20)],
+        ej.fleets.dgx_h100(1, 1),
         BATCH_PER_DEVICE,
-        forced={"t0": ForcedPlacement("ub", 1)},
+        forced={"t0": ej.ForcedPlacement("ub", 1)},
     )
     compiled, _ = compile_step(
         planned,
         h100_mesh(1, 1),
-        RowwiseAdagrad(0.01),
+        ej.RowwiseAdagrad(0.01),
         bottom=(64,),
         top=(64, 1),
         rank=16,

@@ -1,7 +1,5 @@
 """The launch files start what they say, as far as a machine without a cluster shows."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

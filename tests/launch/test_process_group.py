@@ -1,7 +1,5 @@
 """Which process of how many this is: given, found, or missing."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

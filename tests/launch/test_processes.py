@@ -1,7 +1,5 @@
 """What two processes agree on before they compile."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

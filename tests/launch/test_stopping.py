@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: nothing that was trained is lost, and it is said."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Strangers at the rendezvous: a run hears nobody without its token, and goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Supervisors of small programs: all end together, know why, and start again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

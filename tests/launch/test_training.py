@@ -1,7 +1,5 @@
 """Several processes train to what one process does, also if killed and resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Metrics against hand-worked values and a brute-force AUC."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Metrics within groups, against loops in plain Python and scikit-learn."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

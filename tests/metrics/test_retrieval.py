@@ -1,29 +1,19 @@
 """Two towers: their loss against NumPy, and search on a mesh against sorting."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import SGD
 from flax import nnx
 
-from embark_jax import models
-from embark_jax.data import Batch
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.metrics.retrieval import ItemIndex, items_of
-from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+import embark_jax as ej
+from embark_jax.metrics.retrieval import items_of
 from embark_jax.train.device_batch import Columns
-from embark_jax.train.trainer import Trainer
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
-TABLES = (TableSpec("user", USERS, DIM), TableSpec("item", ITEMS, DIM))
-FEATURES = (FeatureSpec("user"), FeatureSpec("item"))
+TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))
+FEATURES = (ej.FeatureSpec("user"), ej.FeatureSpec("item"))
 
 
 def mesh(shape=(2, 4)):
@@ -39,7 +29,7 @@ def test_search_equals_sorting(items):
     ids = rng.permutation(1000)[:items]
     scores = users @ vectors.T
     order = np.argsort(-scores, axis=1, kind="stable")
-    index = ItemIndex(ids, vectors, mesh())
+    index = ej.ItemIndex(ids, vectors, mesh())
     for k in (1, 7, items):  # the last is more than a device has
         found, products = index.search(users, k)
         np.testing.assert_array_equal(found, ids[order[:, :k]])
@@ -49,9 +39,9 @@ def test_search_equals_sorting(items):
         index.search(users, 44)
 
 
-def tower(**options) -> models.TwoTower:
+def tower(**options) -> ej.models.TwoTower:
     shapes = {"user": (DIM,), "item": (DIM,)}
-    return models.TwoTower(
+    return ej.models.TwoTower(
         shapes, 0, items=("item",), tower=(6, 3), rngs=nnx.Rngs(0), **options
     )
 
@@ -104,20 +94,20 @@ class Likes:
         user = rng.integers(0, USERS, batch_size).astype(np.int32)[:, None]
         ids = {"user": user, "item": (user % ITEMS).astype(np.int32)}
         dense = np.zeros((batch_size, 0), np.float32)
-        return Batch(dense, ids, np.ones(batch_size, np.float32))
+        return ej.Batch(dense, ids, np.ones(batch_size, np.float32))
 
 
 @pytest.mark.slow
 def test_logits_vectors_and_search_of_a_trainer_agree():
     """On a 2 × 4 mesh, with a sharded item table."""
-    machines = fleet.load("this-machine", 2, 4)
-    forced = {"item": ForcedPlacement("ub")}
-    planned = plan(TABLES, FEATURES, machines, BATCH, forced=forced)
-    trainer = Trainer(
+    machines = ej.fleets.load("this-machine", 2, 4)
+    forced = {"item": ej.ForcedPlacement("ub")}
+    planned = ej.plan(TABLES, FEATURES, machines, BATCH, forced=forced)
+    trainer = ej.Trainer(
         tower(temperature=0.2),
-        EmbeddingCollection(planned, planned.make_mesh()),
+        ej.EmbeddingCollection(planned, planned.make_mesh()),
         dense_optimizer=optax.sgd(0.3),
-        embedding_optimizer=SGD(3.0),
+        embedding_optimizer=ej.SGD(3.0),
     )
     data = Likes()
     trainer.fit(data, 5, progress=False)
@@ -134,7 +124,7 @@ def test_logits_vectors_and_search_of_a_trainer_agree():
     ((_, users),) = trainer.predict([batch], method="users")
     ((_, logits),) = trainer.predict([batch])
     users = np.asarray(users)
-    _, products = ItemIndex(ids, vectors, planned.make_mesh()).search(users, 3)
+    _, products = ej.ItemIndex(ids, vectors, planned.make_mesh()).search(users, 3)
     best = -np.sort(-users @ vectors.T, axis=1)[:, :3]
     np.testing.assert_allclose(products, best, rtol=1e-5, atol=1e-6)
     own = vectors[[list(ids).index(item) for item in batch.ids["item"][:, 0]]]

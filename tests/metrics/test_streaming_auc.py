@@ -1,7 +1,5 @@
 """AUC of training, held to the exact one."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Evaluation over batches whose samples lie on devices of two processes."""
 
-from __future__ import annotations
-
 from tests.processes import outputs_of_two
 
 PROCESS = """

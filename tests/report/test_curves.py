@@ -1,7 +1,5 @@
 """What the plots of runs show, read off their axes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import embark_jax as ej
 from embark_jax.planner import plan
-from embark_jax.plans import fleet
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report import advice, summary
 from embark_jax.report.plan_page import page
 from embark_jax.report.records import plan_record
@@ -23,20 +21,20 @@ NAMES = ("[bold]a", "<script>b", "c&d", 'e"f')
 
 
 def many(count, machines):
-    tables = [TableSpec(f"t{i}", 10_000, 16) for i in range(count)]
-    return plan(tables, [FeatureSpec(t.name) for t in tables], machines, 1280)
+    tables = [ej.TableSpec(f"t{i}", 10_000, 16) for i in range(count)]
+    return plan(tables, [ej.FeatureSpec(t.name) for t in tables], machines, 1280)
 
 
 @pytest.fixture(scope="module")
 def planned():
-    return plan(*published.model("DLRM-DCNv2"), fleet.dgx_h100(), 65_536)
+    return plan(*published.model("DLRM-DCNv2"), ej.fleets.dgx_h100(), 65_536)
 
 
 @pytest.fixture(scope="module")
 def oddly_named():
-    tables = [TableSpec(name, 1000, 16) for name in NAMES]
-    features = [FeatureSpec(t.name, hotness=3) for t in tables]
-    return plan(tables, features, fleet.dgx_h100(), 640)
+    tables = [ej.TableSpec(name, 1000, 16) for name in NAMES]
+    features = [ej.FeatureSpec(t.name, hotness=3) for t in tables]
+    return plan(tables, features, ej.fleets.dgx_h100(), 640)
 
 
 def shown(plan, each=False, columns=120):
@@ -62,7 +60,7 @@ def test_an_overview_is_a_few_lines(planned):
 
 @pytest.mark.parametrize(
     "machines",
-    [fleet.this_machine(), fleet.dgx_h100(16)],
+    [ej.fleets.this_machine(), ej.fleets.dgx_h100(16)],
     ids=lambda machines: str(machines.devices),
 )
 def test_many_tables_fit_a_screen_on_any_fleet(machines):
@@ -120,8 +118,8 @@ def test_a_poor_plan_says_so(planned):
 
 
 def test_a_plan_without_prediction_is_shown():
-    placements = (Placement(TableSpec("a", 10, 4), "rb", 2, 1, (1, 0)),)
-    given = Plan((FeatureSpec("a"),), placements, 1, 2, 4, {"rb_4": 3})
+    placements = (Placement(ej.TableSpec("a", 10, 4), "rb", 2, 1, (1, 0)),)
+    given = ej.Plan((ej.FeatureSpec("a"),), placements, 1, 2, 4, {"rb_4": 3})
     text = shown(given)
     assert "no prediction" in text
     assert "RB 2 × 1" in text
@@ -130,12 +128,12 @@ def test_a_plan_without_prediction_is_shown():
 
 def test_rows_by_hand():
     placements = (
-        Placement(TableSpec("a", 10, 4), "rb", 2, 1, (1, 0)),
-        Placement(TableSpec("b", 3, 4), "dp"),
-        Placement(TableSpec("c", 5, 4), "rb", 1, 1, (1,)),
+        Placement(ej.TableSpec("a", 10, 4), "rb", 2, 1, (1, 0)),
+        Placement(ej.TableSpec("b", 3, 4), "dp"),
+        Placement(ej.TableSpec("c", 5, 4), "rb", 1, 1, (1,)),
     )
-    features = tuple(FeatureSpec(name, hotness=4) for name in "abc")
-    given = Plan(features, placements, 1, 2, 4, {"rb_4": 9})
+    features = tuple(ej.FeatureSpec(name, hotness=4) for name in "abc")
+    given = ej.Plan(features, placements, 1, 2, 4, {"rb_4": 9})
     # Half of a, and b; device 1 has c too. Rows of 16 bytes.
     np.testing.assert_allclose(summary.row_bytes(given), [16 * 8, 16 * 13])
 
@@ -169,7 +167,7 @@ class Tags(html.parser.HTMLParser):
         self.text += data + "\n"
 
 
-@pytest.mark.parametrize("write", [page, Plan._repr_html_], ids=["page", "notebook"])
+@pytest.mark.parametrize("write", [page, ej.Plan._repr_html_], ids=["page", "notebook"])
 def test_a_page_needs_nothing_else_and_escapes_names(write, oddly_named):
     tags = Tags(write(oddly_named))
     assert tags.open == []

@@ -1,7 +1,5 @@
 """When training stops early: on made-up curves, and in a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which config trained which steps, and what may change when a run is resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

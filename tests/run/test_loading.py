@@ -1,7 +1,5 @@
 """A run is loaded as its own trainer left it, and goes on from there."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 

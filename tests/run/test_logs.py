@@ -1,7 +1,5 @@
 """The metrics log: what is on disk after writes, kills and resumes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """``embark train --profile``: which steps it traces, and what the trace names."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Searches: what is tried, which trial counts as best, and that they can be resumed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

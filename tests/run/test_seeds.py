@@ -1,7 +1,5 @@
 """The seed of a run is not that of synthetic data: seeds of a sweep compare."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

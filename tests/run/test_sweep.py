@@ -1,7 +1,5 @@
 """Sweeps: which runs they are made of, what is kept, and what the table says."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import json

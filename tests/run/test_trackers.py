@@ -1,7 +1,5 @@
 """What Weights & Biases and MLflow are told, by stand-ins of their packages."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Throughput is that of steps which landed one after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Random plans, and the collectives that a step has and should have for them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

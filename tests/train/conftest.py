@@ -1,7 +1,5 @@
 """One compiled trainer for many tests."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

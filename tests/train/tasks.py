@@ -1,7 +1,5 @@
 """A model of two tasks, its batches and its trainer."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

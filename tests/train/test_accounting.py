@@ -6,8 +6,6 @@ the cost model is an operand of an all-reduce or an all-gather, or a whole all-t
 of these the compiled program must have as many, of the same sizes, and no other.
 """
 
-from __future__ import annotations
-
 import optax
 import pytest
 

@@ -1,7 +1,5 @@
 """Dense optimizers against NumPy float64, step by step."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """A batch goes to the devices in one array, and its columns come out of it."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 """Models of plain functions, of pytrees, and with a loss of their own: on a mesh, in
 micro-batches, saved and restored, equal to a training loop in plain JAX."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -16,9 +14,7 @@ from jax import export as jax_export
 from safetensors.numpy import load_file
 
 import embark_jax as ej
-from embark_jax import models
 from embark_jax.config import reading
-from embark_jax.metrics.pointwise import evaluate
 from embark_jax.run import experiment
 from tests import runs
 from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
@@ -61,7 +57,7 @@ class Module:
         return apply(self.params, dense, embeddings)
 
 
-class FlaxModel(models.ModelWithLoss):
+class FlaxModel(ej.models.ModelWithLoss):
     def __init__(self):
         self.d, self.w = map(nnx.Param, params().values())
 
@@ -104,9 +100,9 @@ def by_hand(loss, tables, steps):
 @pytest.mark.parametrize(
     ("model", "loss", "devices", "micro_batches"),
     [
-        (models.FunctionModel(params(), apply, in_batch_loss), in_batch_loss, 8, 1),
+        (ej.models.FunctionModel(params(), apply, in_batch_loss), in_batch_loss, 8, 1),
         pytest.param(
-            models.FunctionModel(params(), apply, focal_loss),
+            ej.models.FunctionModel(params(), apply, focal_loss),
             focal_loss,
             4,
             2,
@@ -131,8 +127,8 @@ def test_training_equals_a_loop_in_plain_jax(model, loss, devices, micro_batches
 @pytest.mark.slow
 def test_a_pytree_of_another_library_trains_by_the_trainers_loss():
     model = Module(params())
-    function = models.FunctionModel(model, lambda m, *inputs: m(*inputs))
-    trainer = trainer_of(function, devices=2)
+    function = ej.models.FunctionModel(model, lambda m, *inputs: m(*inputs))
+    trainer = trainer_of(function, 2)
     assert trainer.fit(SMALL_DATA, 2).step == 2
     ((batch, logits),) = trainer.predict(SMALL_DATA.test_batches(SMALL_BATCH))
     trained = trainer.model.params
@@ -142,7 +138,7 @@ def test_a_pytree_of_another_library_trains_by_the_trainers_loss():
 
 
 def test_logits_must_be_one_a_sample():
-    wrong = models.FunctionModel(params(), lambda p, dense, e: dense)
+    wrong = ej.models.FunctionModel(params(), lambda p, dense, e: dense)
     with pytest.raises(ValueError, match=r"logits of shape \(16, 1\), must be \(16,\)"):
         trainer_of(wrong).fit(SMALL_DATA, 1)
 
@@ -165,7 +161,7 @@ def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
     for options in (("train.steps=20",), ("--resume",)):
         assert embark("train", config, "--workdir", cut, *options).code == 0
     assert runs.losses(cut) == runs.losses(whole)
-    done = embark("export", cut, "--out", tmp_path / "export")
+    done = embark("export", cut, "--out", tmp_path / "export", "--trust-code")
     assert (done.code, done.err) == (0, "")
     setup = experiment.build(reading.load(config))
     scoring = jax_export.deserialize((tmp_path / "export/scoring.jax").read_bytes())
@@ -176,5 +172,5 @@ def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
     }
     (batch,) = setup.dataset.test_batches(2_000)
     logits = scoring.call(dense, tables, batch.dense, dict(batch.ids), {})
-    found, final = evaluate(batch.labels, np.asarray(logits)), runs.final(cut)
+    found, final = ej.evaluate(batch.labels, np.asarray(logits)), runs.final(cut)
     assert found.log_loss == pytest.approx(final["test_log_loss"], rel=1e-5)

@@ -8,16 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import RowwiseAdagrad
 from flax import nnx
 
+import embark_jax as ej
 from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
-from embark_jax.data import Batch
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run import experiment
 from embark_jax.train import programs
 from embark_jax.train.device_batch import abstract_batch
@@ -29,11 +25,11 @@ from tests.builders import make_trainer
 from tests.compiled import compiled_collectives
 
 BATCH, DENSE, HOT = 32, 2, 20
-TABLES = (TableSpec("a", 71, 4), TableSpec("b", 64, 8), TableSpec("c", 7, 4))
+TABLES = (ej.TableSpec("a", 71, 4), ej.TableSpec("b", 64, 8), ej.TableSpec("c", 7, 4))
 FEATURES = (
-    FeatureSpec("a", hotness=2, weighted=True),
-    FeatureSpec("b", hotness=2, pooling="mean"),
-    FeatureSpec("c"),
+    ej.FeatureSpec("a", hotness=2, weighted=True),
+    ej.FeatureSpec("b", hotness=2, pooling="mean"),
+    ej.FeatureSpec("c"),
 )
 PLACED = (
     Placement(TABLES[0], "rb", 2, 2, (0, 1, 2, 3), hot_rows=HOT),
@@ -41,7 +37,7 @@ PLACED = (
     Placement(TABLES[2], "dp"),
 )
 CAPACITIES = {"rb_2_split_weighted": 64, "ub_8": 64}
-PLAN = Plan(FEATURES, PLACED, 2, 2, BATCH, CAPACITIES)
+PLAN = ej.Plan(FEATURES, PLACED, 2, 2, BATCH, CAPACITIES)
 
 
 class WeightedSum(nnx.Module):
@@ -62,7 +58,7 @@ def batches(count, hot):
         ids = rng.integers(0, 7, (3, BATCH, 2)).astype(np.int32)
         ids[:2, :, 0] = rng.integers(0, HOT, (2, BATCH))
         ids[:, 3:9, 1] = -1
-        yield Batch(
+        yield ej.Batch(
             rng.standard_normal((BATCH, DENSE), np.float32),
             {"a": ids[0], "b": ids[1], "c": ids[2][:, :1]},
             rng.integers(0, 2, BATCH).astype(np.float32),
@@ -75,7 +71,7 @@ def run(given, overlap=False):
     trainer = make_trainer(
         PLAN,
         WeightedSum(),
-        RowwiseAdagrad(0.5, eps=1.0),
+        ej.RowwiseAdagrad(0.5, eps=1.0),
         dense_optimizer=optax.sgd(0.1),
         overlap=overlap,
     )
@@ -148,12 +144,12 @@ def test_no_sharded_table_is_in_the_program():
     """No exchange, and nothing that reads or writes a sharded storage or its state."""
     mesh, texts = PLAN.make_mesh(), {}
     for hot in (False, True):
-        collection = EmbeddingCollection(PLAN, mesh, hot_only=hot)
+        collection = ej.EmbeddingCollection(PLAN, mesh, hot_only=hot)
         settings = (
             FlaxModel(WeightedSum()),
             collection,
             optax.sgd(0.1),
-            RowwiseAdagrad(0.5),
+            ej.RowwiseAdagrad(0.5),
         )
         state = abstract_state(*settings)
         step = make_train_step(*settings, state)

@@ -1,7 +1,5 @@
 """Losses, against their formulas; and one of a user's own."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 """Dropout, BatchNorm and a variable of one's own: all of a model's state is trained,
 replayed, evaluated and resumed with it, and no mesh changes it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax
@@ -10,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import RowwiseAdagrad
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.checkpoint import Checkpointer
 from embark_jax.plans.storage import Placement
 from embark_jax.train.results import NonFiniteLossError
 from tests.builders import make_plan, make_trainer, tables_of
@@ -61,7 +57,7 @@ def trainer_of(nodes=1, gpus=1, *, capacity=None, micro_batches=1) -> ej.Trainer
     return make_trainer(
         plan,
         Stateful(),
-        RowwiseAdagrad(0.1),
+        ej.RowwiseAdagrad(0.1),
         dense_optimizer=optax.sgd(0.05, momentum=0.9),
         micro_batches=micro_batches,
         seed=3,
@@ -121,7 +117,7 @@ def test_a_resumed_run_draws_the_same_masks(expected, on_eight, tmp_path):
     expected_losses, *_ = expected
     before, after = trainer_of(), on_eight
     found = losses(before, 20)
-    with Checkpointer(tmp_path / "checkpoints", {}, keep=1) as checkpoints:
+    with ej.Checkpointer(tmp_path / "checkpoints", {}, keep=1) as checkpoints:
         checkpoints.save(before.state, 20, before.embeddings, {})
         state, _ = checkpoints.restore(after.state, after.embeddings)
     after.restore(state)

@@ -1,8 +1,6 @@
 """A new row optimizer needs one file of the code, which configs, plans, help and public
 names read; and its formula in the oracle, which is code of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A run that is killed and resumed goes on as if it had never been killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Learning rates over the steps, against their formulas."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

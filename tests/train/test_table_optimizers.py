@@ -1,7 +1,5 @@
 """Tables with optimizers of their own, from config to checkpoint, on any mesh."""
 
-from __future__ import annotations
-
 import pytest
 
 from embark_jax.checkpoint import Checkpointer

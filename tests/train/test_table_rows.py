@@ -4,8 +4,6 @@ The oracle is NumPy: the loss is linear in the rows, so each step adds a known a
 each row, and the first rows are read through lookups, before training.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

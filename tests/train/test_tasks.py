@@ -1,7 +1,5 @@
 """Several labels a sample, and samples with weights: one loss, on every mesh."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

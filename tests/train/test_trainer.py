@@ -1,7 +1,5 @@
 """The trainer: no batch is lost or applied twice."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 

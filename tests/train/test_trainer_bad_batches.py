@@ -1,7 +1,5 @@
 """The trainer: a bad batch is refused, and changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """A small trainer and its data, which may be spoilt."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
