@@ -13,13 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
-from embark_jax.embedding.collection import BATCH
+from embark_jax.embedding.arrays import BATCH
+from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch
+from embark_jax.embedding.micro_batches import route_batch
 from embark_jax.planner import plan
-from embark_jax.train.device_batch import DeviceBatch, abstract_batch
-from embark_jax.train.flax_model import FlaxModel
-from embark_jax.train.gradients import route
+from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
-from embark_jax.train.step import make_train_step
+from embark_jax.train.step import StepOptions, make_train_step
+from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
@@ -55,27 +56,21 @@ def compile_step(
         FlaxModel(model(collection.output_shapes)),
         optax.adagrad(0.01),
     )
-    state = abstract_state(model, collection, dense_optimizer, optimizer)
-    step = make_train_step(
-        model,
-        collection,
-        dense_optimizer,
-        optimizer,
-        state,
-        micro_batches=micro_batches,
-        next_collection=collection if overlap else None,
-    )
+    optimizers = Optimizers(dense_optimizer, optimizer)
+    state = abstract_state(model, collection, optimizers)
+    options = StepOptions(micro_batches)
+    step = make_train_step(model, collection, optimizers, state, options)
     whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     batch = abstract_batch(whole, mesh, DENSE_FEATURES)
-    batches = (batch,)
+    routes, following = None, None
     if overlap:
-        batches = (batch, abstract_routes(collection, batch), batch)
-    return step.lower(state, *batches).compile(), state
+        routes, following = abstract_routes(collection, batch), batch
+    return step.lower(state, batch, routes, following).compile(), state
 
 
 def abstract_routes(collection: ej.EmbeddingCollection, batch: DeviceBatch):
     """Shapes and shardings of the routes of a batch."""
-    make = jax.jit(lambda batch: route(collection, batch.columns(), 1))
+    make = jax.jit(lambda batch: route_batch(collection, batch))
     lowered = make.lower(batch)
     return jax.tree.map(
         lambda each, sharding: jax.ShapeDtypeStruct(

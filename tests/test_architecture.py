@@ -28,9 +28,9 @@ LAYERS = (
     "report",
     "config",
     "simulator",
+    "data",
     "embedding",
     "models",
-    "data",
     "launch",
     "cache",
     "metrics",
@@ -50,7 +50,7 @@ MAX_PLANNER_LINES = 350
 ONLY = {room: {"_base", "plans", "config"} for room in ("models", "data")}
 """Rooms that may import fewer than all below."""
 
-WITHOUT_JAX = {*LAYERS[: LAYERS.index("embedding")], "data"}
+WITHOUT_JAX = set(LAYERS[: LAYERS.index("embedding")])
 JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 MAY_IMPORT_JAX = {("plans/plan.py", name) for name in ("partition_specs", "make_mesh")}
 """Functions that turn a plan into JAX's objects."""

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch
+from embark_jax.embedding.device_batch import put_batch
 from embark_jax.run.experiment import Experiment
-from embark_jax.train.device_batch import put_batch
-from embark_jax.train.report import Numbers
+from embark_jax.train.outcome import Outcome
 from embark_jax.train.trainer import Trainer
 
 BATCHES = 8
@@ -75,7 +75,7 @@ def measure_step(
     losses: list[float] = []
 
     def step(batch):
-        return trainer.apply(batch).numbers
+        return trainer.apply(batch)
 
     def timed(name: str, function: Callable) -> float:
         say(f"timing {name}")
@@ -86,8 +86,8 @@ def measure_step(
             jax.block_until_ready(outputs)
             times.append((time.perf_counter() - start) / len(batches))
             if function is step:
-                numbers = Numbers.of(outputs[0], trainer.embeddings.plan.capacities)
-                losses.append(numbers.loss)
+                outcome = Outcome.of(outputs[0], trainer.embeddings.plan.capacities)
+                losses.append(outcome.loss)
         return 1e3 * statistics.median(times[1:])
 
     step_ms = timed("the step", step)
@@ -113,7 +113,7 @@ def measure_step(
 
 def _embedding_parts(trainer: Trainer) -> dict[str, Callable]:
     """Functions that take a batch on the devices; the last one trains the tables."""
-    collection, optimizer = trainer.embeddings, trainer.embedding_optimizer
+    collection, optimizer = trainer.embeddings, trainer.optimizers.rows
 
     @jax.jit
     def route(batch):

@@ -1,8 +1,7 @@
-"""Cached and dynamic tables: more rows than slots on the devices.
+"""Tables with fewer slots than rows: cached ones and dynamic ones.
 
-- **key index** (``key_index``): says in which slot a row lies; part of the train state.
-- **programs** (``programs``): look up the rows of a batch, swap rows in and out.
-- **row store** (``row_store``): host memory or a scratch file with room for all rows.
-- **stored rows** (``stored_rows``): moves rows between devices and their store.
-- **key numbers** (``key_numbers``): the row of each key of a dynamic table.
+- ``cached_rows``: the router of such tables: slots, indexes and stores in agreement.
+- ``key_index``, ``programs``: on the devices, which key lies in which slot, and swaps.
+- ``table_stores``, ``stored_rows``, ``row_store``: on the host, all rows.
+- ``numbering``, ``key_numbers``, ``sharing``, ``growth``: keys of dynamic tables.
 """

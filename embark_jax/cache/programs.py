@@ -27,15 +27,15 @@ from embark_jax.cache.key_index import (
     rehash,
     resolve,
 )
-from embark_jax.embedding.cluster import Route, ShardedCluster
-from embark_jax.embedding.collection import (
+from embark_jax.embedding.arrays import (
     BATCH,
     MICRO_BATCHES,
-    EmbeddingCollection,
     OptimizerState,
     Routes,
     Storages,
 )
+from embark_jax.embedding.cluster import Route, ShardedCluster
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
 from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.rules import AnyRule, rule_of

@@ -31,7 +31,8 @@ from embark_jax.cache.key_index import EMPTY, KeyIndex, Moves
 from embark_jax.cache.programs import Demand, Incoming, initial_values
 from embark_jax.cache.row_store import RowStore, StoreError
 from embark_jax.cache.stored_array import StoredArray
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.arrays import BATCH
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.plans.storage import Storage
 

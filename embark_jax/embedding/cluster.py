@@ -46,7 +46,16 @@ class Summands(NamedTuple):
 
 
 class Cluster(Protocol):
-    """A way to move rows: DataParallel, ReductionBased or UniqueBased."""
+    """A way to move rows: DataParallel, ReductionBased or UniqueBased.
+
+    Args:
+      index: index of the storage.
+      exchange: exchange of ids, rows and gradients; DP needs none.
+      batch: samples of a device.
+      capacity: number of ids that a device can send to one other; DP sends none.
+      wire: formats in which rows and gradients travel.
+      implementation: kernels of lookups and sums.
+    """
 
     index: StorageIndex
     implementation: Implementation
@@ -55,12 +64,21 @@ class Cluster(Protocol):
         self, ids: jax.Array, weights: jax.Array | None
     ) -> tuple[Route, jax.Array]:
         """Finds where each id goes, and int32 values of which the step needs the
-        largest over all devices: the ``[]`` capacity that the route needs here. A route
-        of DP is finished with them.
+        largest over all devices: the ``[]`` capacity that the route needs here, or in
+        DP what ``finish`` takes.
 
         Args:
           ids: ``[batch, columns]``, -1 where padded.
           weights: ``[batch, columns]`` float32, or None if no feature has weights.
+        """
+        ...
+
+    def finish(self, route: Route, largest: jax.Array) -> Route:
+        """Returns the route once the values of all devices are known.
+
+        Args:
+          route: first result of ``route``.
+          largest: maximum over all devices of the second result of ``route``.
         """
         ...
 

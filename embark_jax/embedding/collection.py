@@ -2,71 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import Implementation, choose
+from embark_kernels import choose
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from embark_jax.embedding.arrays import (
+    BATCH,
+    MICRO_BATCHES,
+    OptimizerState,
+    Routes,
+    Storages,
+)
 from embark_jax.embedding.bags import (
     check_arrays,
     mask_bad,
     mean_factor,
     storage_columns,
 )
-from embark_jax.embedding.cluster import Cluster, Route
-from embark_jax.embedding.data_parallel import DataParallel
-from embark_jax.embedding.exchange import (
-    FlatExchange,
-    HierarchicalExchange,
-    largest_over_devices,
-)
+from embark_jax.embedding.cluster import Cluster
+from embark_jax.embedding.clusters import make_cluster
+from embark_jax.embedding.exchange import largest_over_devices
 from embark_jax.embedding.hot_keys import index_hot_rows
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.mesh import check_mesh
-from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
-from embark_jax.embedding.unique import UniqueBased
-from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.tables import embedding_shapes
 from embark_jax.plans.wire import FLOAT32, Wire
-
-Storages = dict[str, jax.Array]
-"""``[devices * slots_per_device, width]`` arrays by storage name, of their tables'
-dtype; a replicated one is ``[slots_per_device, width]``."""
-OptimizerState = dict[str, dict[str, jax.Array]]
-"""Arrays by storage name and state name, shaped like the storage or ``[…, 1]``."""
-
-
-class Routes(NamedTuple):
-    """The routes of a batch's ids; they depend on no parameter.
-
-    Attributes:
-      storages: route of each storage's cluster, by storage name.
-      mean_factors: for each feature with mean pooling ``[batch]``: one over the total
-        weight of a bag.
-      needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
-      bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
-        number of ids in each device's samples that are neither a row of their table nor
-        padding. They are treated as padding.
-      any_bad: ``[]`` bool: whether any device has a bad id.
-    """
-
-    storages: dict[str, Route]
-    mean_factors: dict[str, jax.Array]
-    needed: dict[str, jax.Array]
-    bad_ids: jax.Array
-    any_bad: jax.Array
-
-
-BATCH = PartitionSpec(MESH_AXES)
-MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
 
 
 class EmbeddingCollection:
@@ -117,7 +88,7 @@ class EmbeddingCollection:
         self._storages = {storage.name: storage for storage in plan.storages}
         self._specs = plan.partition_specs()
         self.clusters: dict[str, Cluster] = {
-            name: _make_cluster(
+            name: make_cluster(
                 plan,
                 storage,
                 wire,
@@ -149,6 +120,14 @@ class EmbeddingCollection:
             implementation=self.implementation,
             hot_only=hot_only,
         )
+
+    def for_batch(self, hot: bool) -> EmbeddingCollection:
+        """Returns the tables for a batch of hot rows alone, or for any other."""
+        return self._for_hot_batches if hot else self
+
+    @functools.cached_property
+    def _for_hot_batches(self) -> EmbeddingCollection:
+        return self.with_plan(self.plan, hot_only=True)
 
     @property
     def cached(self) -> dict[str, Storage]:
@@ -249,8 +228,7 @@ class EmbeddingCollection:
             own, restore = ravel_pytree((asked, bad.sum(dtype=jnp.int32)))
             largest, bad_anywhere = restore(largest_over_devices(own))
             for name, cluster in self.clusters.items():
-                if isinstance(cluster, DataParallel):
-                    storages[name] = cluster.finish(storages[name], largest[name])
+                storages[name] = cluster.finish(storages[name], largest[name])
             needed = {name: largest[name] for name in self.plan.capacities}
             return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 
@@ -375,26 +353,3 @@ class EmbeddingCollection:
         storages = dict.fromkeys(self.clusters, batch)
         replicated = PartitionSpec()
         return Routes._make([storages, batch, replicated, batch, replicated])
-
-
-def _make_cluster(
-    plan: Plan,
-    storage: Storage,
-    wire: Wire,
-    ragged: bool,
-    implementation: Implementation,
-) -> Cluster:
-    index = index_storage(storage, plan.features, plan.devices)
-    batch = plan.batch_size // plan.devices
-    if storage.cluster == "dp":
-        return DataParallel(index, batch, wire.gradients, implementation)
-    capacity = plan.capacities[storage.name]
-    exchange = FlatExchange(index.partial_sums)
-    if storage.kind.hierarchical:
-        exchange = HierarchicalExchange(
-            index.partial_sums, plan.nodes, plan.gpus_per_node
-        )
-    if storage.cluster == "ub":
-        ragged = ragged and plan.devices > 1 and not storage.kind.hierarchical
-        return UniqueBased(index, exchange, ragged, capacity, wire, implementation)
-    return ReductionBased(index, exchange, capacity, batch, wire, implementation)

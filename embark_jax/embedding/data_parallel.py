@@ -25,6 +25,7 @@ from embark_kernels import (
 
 from embark_jax.embedding.cluster import RowGradients, Summands
 from embark_jax.embedding.exchange import (
+    Exchange,
     own_part,
     own_part_alone,
     sum_over_devices,
@@ -33,6 +34,7 @@ from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.sharded import sum_up
 from embark_jax.plans.collectives import summed_rows, summed_whole
 from embark_jax.plans.options import WireFormat
+from embark_jax.plans.wire import Wire
 
 
 class DataParallelRoute(NamedTuple):
@@ -57,12 +59,14 @@ class DataParallel:
     def __init__(
         self,
         index: StorageIndex,
+        exchange: Exchange,
         batch: int,
-        wire: WireFormat,
+        capacity: int,
+        wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
-        self.wire: WireFormat = wire
+        self.wire: WireFormat = wire.gradients
         self.implementation: Implementation = implementation
         batch_ids: dict[str, int] = {}
         for each in index.features:
@@ -81,7 +85,7 @@ class DataParallel:
             first_place.append(self._places)
             behind.append(index.storage.first_slots[table][0, 0] - self._places)
             self._places += summed_rows(
-                rows.rows, batch_ids[table], index.devices, wire
+                rows.rows, batch_ids[table], index.devices, self.wire
             )
             for each in index.features:
                 if each.feature.table == table:
@@ -94,8 +98,8 @@ class DataParallel:
         self._column_behind = column_behind[self._whole]
 
     def route(self, ids, weights):
-        """Returns the ``begun`` of ``finish``, and ``[places + …]``: the places of
-        tables summed whole that this device uses, and its slots in the other tables."""
+        """Returns slots and weights, and ``[places + …]``: the places of tables summed
+        whole that this device uses, and its slots in the other tables."""
         _, _, slot = self.index.expand(ids)
         weight = None if weights is None else weights[:, self.index.entry_column]
         asked = jnp.zeros(self._places, jnp.int32)
@@ -106,16 +110,8 @@ class DataParallel:
             asked = jnp.concatenate([asked, listed])
         return (slot, weight), asked
 
-    def finish(
-        self, begun: tuple[jax.Array, jax.Array | None], largest: jax.Array
-    ) -> DataParallelRoute:
-        """Returns the route, once the requests of all devices are known.
-
-        Args:
-          begun: first result of ``route``.
-          largest: maximum over all devices of the second result of ``route``.
-        """
-        slot, weight = begun
+    def finish(self, route, largest) -> DataParallelRoute:
+        slot, weight = route
         groups, touched = self._group(slot, largest)
         return DataParallelRoute(slot, weight, groups, touched)
 

@@ -10,7 +10,7 @@ https://doi.org/10.1145/3640457.3688111).
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,47 @@ from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
 
 
+class Filled(NamedTuple):
+    """The number of filled places at the front of each block; the rest is padding.
+
+    Attributes:
+      sent, received: ``[devices]`` int32, for and from each device.
+    """
+
+    sent: jax.Array
+    received: jax.Array
+
+    @property
+    def back(self) -> Filled:
+        """Counts for the answers, which travel the other way."""
+        return Filled(self.received, self.sent)
+
+
 class Exchange(Protocol):
     """The way that ids, rows, sums and gradients of one storage travel. ``devices`` are
     all of the mesh, in its order; ``wire`` is the format in which float32 rows travel,
     if there is another device."""
 
-    def swap(self, values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
+    def announce(self, counts: jax.Array) -> Filled | None:
+        """Tells each device how many places it receives from this one, ``[devices]``
+        int32; returns None where all places travel."""
+        ...
+
+    def swap(
+        self,
+        values: jax.Array,
+        wire: WireFormat = "float32",
+        filled: Filled | None = None,
+        empty: int = 0,
+    ) -> jax.Array:
         """Sends ``values[d]`` to device d; row s of the result came from device s.
 
         Args:
-          values: array ``[devices, ...]``, local to each device of the mesh.
+          values: array ``[devices, ...]``, local to each device of the mesh; with
+            ``filled``, ``[devices, capacity, ...]``.
           wire: format of the values; float32 takes any values as they are.
+          filled: result of ``announce``; None sends all places.
+          empty: value of places that did not travel; 0 if the wire is compressed.
         """
         ...
 
@@ -55,7 +85,10 @@ class FlatExchange:
     def __init__(self, partial_sums: PartialSums):
         self.partial_sums = partial_sums
 
-    def swap(self, values, wire: WireFormat = "float32"):
+    def announce(self, counts) -> Filled | None:
+        return None
+
+    def swap(self, values, wire: WireFormat = "float32", filled=None, empty=0):
         return _all_to_all(values, MESH_AXES, 0, wire)
 
     def sums_to_requesters(self, sums, wire):
@@ -78,7 +111,10 @@ class HierarchicalExchange:
         self.places = partial_sums.places
         self.merging = merge_in_nodes(partial_sums, gpus_per_node)
 
-    def swap(self, values, wire: WireFormat = "float32"):
+    def announce(self, counts) -> Filled | None:
+        return None
+
+    def swap(self, values, wire: WireFormat = "float32", filled=None, empty=0):
         staged = values.reshape(*self.shape, *values.shape[1:])
         staged = _inside_node(staged, wire)
         return _along_rail(staged, wire).reshape(values.shape)

@@ -8,49 +8,43 @@ jax 0.10.2 schedules a program that has it without overlap, unless it is asked t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from embark_jax.embedding.exchange import Filled, FlatExchange
+from embark_jax.embedding.partial_sums import PartialSums
 from embark_jax.embedding.wire import decode, encode
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
 
 
-class Filled(NamedTuple):
-    """The number of filled places at the front of each block; the rest is padding.
+class RaggedExchange:
+    """Sends filled places alone where it knows them, else all; see ``Exchange``."""
 
-    Attributes:
-      sent, received: ``[devices]`` int32, for and from each device.
-    """
+    def __init__(self, partial_sums: PartialSums):
+        self._flat = FlatExchange(partial_sums)
 
-    sent: jax.Array
-    received: jax.Array
+    def announce(self, counts) -> Filled | None:
+        received = lax.all_to_all(counts, MESH_AXES, 0, 0, tiled=True)
+        return Filled(counts, received)
 
-    @property
-    def back(self) -> Filled:
-        """Counts for the answers, which travel the other way."""
-        return Filled(self.received, self.sent)
+    def swap(self, values, wire: WireFormat = "float32", filled=None, empty=0):
+        if filled is None:
+            return self._flat.swap(values, wire)
+        return swap_filled(values, filled, wire, empty)
 
+    def sums_to_requesters(self, sums, wire):
+        return self._flat.sums_to_requesters(sums, wire)
 
-def announce(sent: jax.Array) -> Filled:
-    """Tells each device how many places it receives from this one."""
-    return Filled(sent, lax.all_to_all(sent, MESH_AXES, 0, 0, tiled=True))
+    def gradients_to_owners(self, gradients, wire):
+        return self._flat.gradients_to_owners(gradients, wire)
 
 
 def swap_filled(
-    values: jax.Array, filled: Filled, wire: WireFormat = "float32", empty: int = 0
+    values: jax.Array, filled: Filled, wire: WireFormat, empty: int
 ) -> jax.Array:
-    """Does what ``Exchange.swap`` does, for the filled places alone.
-
-    Args:
-      values: array ``[devices, capacity, ...]``.
-      filled: result of ``announce``.
-      wire: format as in ``Exchange.swap``.
-      empty: value of the other places of the result; 0 if the wire is compressed.
-    """
+    """Does what ``Exchange.swap`` does, for the filled places alone."""
     coded = encode(values, wire)
     devices, capacity = coded.shape[:2]
     places = coded.reshape(devices * capacity, *coded.shape[2:])

@@ -51,8 +51,8 @@ class ReductionBased:
         self,
         index: StorageIndex,
         exchange: Exchange,
-        capacity: int,
         batch: int,
+        capacity: int,
         wire: Wire,
         implementation: Implementation,
     ):
@@ -95,6 +95,9 @@ class ReductionBased:
             implementation=self.implementation,
         )
         return ReductionRoute(received, touched, buckets.entry), buckets.needed
+
+    def finish(self, route, largest):
+        return route
 
     @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:

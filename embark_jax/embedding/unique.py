@@ -21,15 +21,13 @@ from embark_kernels import (
 )
 
 from embark_jax.embedding.cluster import RowGradients, Summands
-from embark_jax.embedding.exchange import Exchange
+from embark_jax.embedding.exchange import Exchange, Filled
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.ragged import Filled, announce, swap_filled
 from embark_jax.embedding.sharded import (
     mean_square_over_column_shards,
     pick,
     sum_up,
 )
-from embark_jax.plans.options import WireFormat
 from embark_jax.plans.wire import Wire
 
 
@@ -56,29 +54,19 @@ class UniqueRoute(NamedTuple):
 
 
 class UniqueBased:
-    """The UB cluster of one storage; see ``cluster.Cluster``.
-
-    Args:
-      index: index of the storage.
-      exchange: exchange of all places, padded.
-      ragged: whether ids, rows and gradients travel in filled places alone instead.
-      capacity: number of places in which a device sends ids to one other.
-      wire: formats in which rows and gradients travel.
-      implementation: kernels of lookups and sums.
-    """
+    """The UB cluster of one storage; see ``cluster.Cluster``."""
 
     def __init__(
         self,
         index: StorageIndex,
         exchange: Exchange,
-        ragged: bool,
+        batch: int,
         capacity: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
         self.exchange = exchange
-        self.ragged = ragged
         self.capacity = capacity
         self.wire = wire
         self.implementation: Implementation = implementation
@@ -94,11 +82,12 @@ class UniqueBased:
             self.capacity,
             implementation=self.implementation,
         )
-        filled = None
         with jax.named_scope("id exchange"):
-            if self.ragged:
-                filled = announce(jnp.minimum(buckets.count, self.capacity))
-            received_slot = self._swap(buckets.slot, filled, empty=index.slots)
+            count = jnp.minimum(buckets.count, self.capacity)
+            filled = self.exchange.announce(count)
+            received_slot = self.exchange.swap(
+                buckets.slot, filled=filled, empty=index.slots
+            )
         received_slot = received_slot.reshape(-1)
         implementation, places = self.implementation, buckets.entry.size
         route = UniqueRoute(
@@ -122,16 +111,8 @@ class UniqueBased:
         )
         return route, buckets.count.max()
 
-    def _swap(
-        self,
-        values: jax.Array,
-        filled: Filled | None,
-        wire: WireFormat = "float32",
-        empty: int = 0,
-    ) -> jax.Array:
-        if filled is None:
-            return self.exchange.swap(values, wire)
-        return swap_filled(values, filled, wire, empty)
+    def finish(self, route, largest):
+        return route
 
     def touched(self, route):
         return route.touched.row
@@ -150,7 +131,7 @@ class UniqueBased:
         owned = owned.reshape(index.devices, -1, width)
         back = None if route.filled is None else route.filled.back
         with jax.named_scope("row exchange"):
-            rows = self._swap(owned, back, self.wire.rows)
+            rows = self.exchange.swap(owned, self.wire.rows, back)
         return pooled_lookup(
             rows.reshape(-1, width),
             route.inverse,
@@ -171,7 +152,7 @@ class UniqueBased:
         )
         sent = sent.reshape(index.devices, -1, width)
         with jax.named_scope("gradient exchange"):
-            received = self._swap(sent, route.filled, self.wire.gradients)
+            received = self.exchange.swap(sent, self.wire.gradients, route.filled)
         received = received.reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         return Summands(route.touched, received, places, None)

@@ -196,12 +196,12 @@ class Experiment:
                 self.dataset.dense_features,
                 nnx.Rngs(config.seed),
             )
-        dense_optimizer, embedding_optimizer = build_optimizers(config, self.steps)
+        optimizers = build_optimizers(config, self.steps)
         return Trainer(
             model,
             embeddings,
-            dense_optimizer=dense_optimizer,
-            embedding_optimizer=embedding_optimizer,
+            dense_optimizer=optimizers.dense,
+            embedding_optimizer=optimizers.rows,
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
             overlap=config.train.overlap,

@@ -104,5 +104,5 @@ def load_run(
         plateau = Plateau(config.train.plateau, checkpoints.evaluations)
     if plateau.factor < 1:  # the rates that the run had at this step
         optimizers = build_optimizers(config, setup.steps, plateau.factor)
-        trainer.use_optimizers(*optimizers)
+        trainer.use_optimizers(optimizers)
     return LoadedRun(folder, setup, trainer)

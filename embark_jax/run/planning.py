@@ -30,7 +30,7 @@ from embark_jax.plans.traffic import VALUE_BYTES
 from embark_jax.plans.wire import Wire
 from embark_jax.run.dataset import check_tasks, declared_model, merged_model
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
-from embark_jax.train.dense_optimizers import state_values
+from embark_jax.train.optimizers import state_values
 
 
 def describe_absent(

@@ -44,7 +44,7 @@ from embark_jax.run.profile import StepProfile
 from embark_jax.run.trackers import open_tracker
 from embark_jax.run.window import Window
 from embark_jax.train.optimizers import build_optimizers
-from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.outcome import NonFiniteLossError
 from embark_jax.train.trainer import Trainer
 
 
@@ -350,7 +350,7 @@ def unused_kernels(config: ExperimentConfig) -> str:
 
 def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
     factor = plateau.factor
-    trainer.use_optimizers(*build_optimizers(setup.config, setup.steps, factor))
+    trainer.use_optimizers(build_optimizers(setup.config, setup.steps, factor))
 
 
 def _evaluates_at(setup: Experiment, step: int) -> bool:

@@ -31,7 +31,7 @@ from embark_jax.config import ExperimentConfig, reading
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.run import experiment, history, training
 from embark_jax.run.logs import LogError, read_metrics
-from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.outcome import NonFiniteLossError
 
 RESULTS = "results.csv"
 Kind = Literal["sweep", "search"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from embark_jax.metrics.streaming_auc import TrainingAuc
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
-from embark_jax.train.results import StepResult
+from embark_jax.train.outcome import StepResult
 
 MIN_TIMED_STEPS = 10
 """Fewer steps give no throughput: the time of one of them varies."""

@@ -1,11 +1,10 @@
 """Training: batches change the state, in order, each as a whole or not at all.
 
-- ``trainer``: applies batches, replays those that overflow a buffer.
-- ``step``, ``gradients``, ``state``: one step as one program, and what it changes.
-- ``programs``, ``overlap``, ``cached``: the programs of a trainer, with the route of
-  the next batch, and with tables in slots.
-- ``placing``, ``feeding``, ``in_flight``: batches to devices, and steps under way.
-- ``flax_model``, ``function_model``, ``losses``: models and losses as the step sees
-  them.
-- ``optimizers``, ``dense_optimizers``, ``row_optimizers``, ``schedules``: by config.
+- ``trainer``: the interface; ``placing`` brings batches, ``in_flight`` applies them in
+  order and replays those that overflow a buffer, ``scoring`` scores.
+- ``engine``: the state, and the programs that change it.
+- ``step``, ``state``: one step as one program, and what it changes.
+- ``router``: who makes the routes of a batch, and when.
+- ``outcome``: what became of a step.
+- ``step_model``, ``losses``, ``optimizers``: models, losses and optimizers of a step.
 """

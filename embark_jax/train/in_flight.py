@@ -1,81 +1,124 @@
-"""Steps that are dispatched before the result of the oldest is looked at.
+"""Steps that are started before the result of the oldest is looked at.
 
 The host stays ahead of the devices. A refused step and those behind it, which then did
-nothing, are dispatched again before any other.
+nothing, are started again before any other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from embark_jax.cache.row_store import StoreError
-from embark_jax.train.device_batch import PlacedBatch
-from embark_jax.train.report import Flight, Numbers
-from embark_jax.train.results import BadIdError, NonFiniteLossError, StepResult
+from embark_jax.data import BatchChecker
+from embark_jax.train.engine import Engine
+from embark_jax.train.outcome import (
+    BadIdError,
+    NonFiniteLossError,
+    Outcome,
+    StepReport,
+    StepResult,
+    refuse_bad_ids,
+    refuse_non_finite,
+)
+from embark_jax.train.placing import PlacedBatch, Placing
 
 STEPS_IN_FLIGHT = 2
 """Steps behind the one that is looked at."""
 
 
-class StepsInFlight(NamedTuple):
-    """The way in which a trainer applies batches.
+class Flight(NamedTuple):
+    """A step that was started."""
 
-    Attributes:
-      dispatch: starts the step of a batch, given the next batch if that is known; waits
-        for nothing.
-      mend: takes refused steps, the first of which has these numbers, and gives the
-        batches to dispatch again; or raises why that would not help.
-      land: gives the result of a step that was applied.
-      waiting: number of batches that are kept back, so that ``dispatch`` can be given
-        them.
+    placed: PlacedBatch
+    report: StepReport
+
+
+class StepsInFlight:
+    """The batches on their way through an engine.
+
+    Args:
+      engine: engine that applies them.
+      placing: places batches that were refused.
+      check: checker that knows the features and their tables.
     """
 
-    dispatch: Callable[[PlacedBatch, PlacedBatch | None], Flight]
-    mend: Callable[[Sequence[Flight], Numbers], Iterable[PlacedBatch]]
-    land: Callable[[Flight, Numbers], StepResult]
-    waiting: int
+    def __init__(self, engine: Engine, placing: Placing, check: BatchChecker):
+        self._engine, self._placing, self._check = engine, placing, check
+        self._waiting: deque[PlacedBatch] = deque()
+        self._flying: deque[Flight] = deque()
 
     def apply(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
         """Applies batches in order, and yields each step once it is certain. When this
         ends, early or not, all batches taken have been applied, unless an error says
         that they cannot be."""
-        waiting: deque[PlacedBatch] = deque()
-        flying: deque[Flight] = deque()
+        waiting, flying = self._waiting, self._flying
+        kept_back = 1 if self._engine.look_ahead else 0
         try:
             for batch in batches:
                 waiting.append(batch)
-                if len(waiting) > self.waiting:
-                    flying.append(self._start(waiting))
+                if len(waiting) > kept_back:
+                    self._start()
                 if len(flying) > STEPS_IN_FLIGHT:
-                    yield self._land(flying)
+                    yield self._land()
             while waiting:
-                flying.append(self._start(waiting))
+                self._start()
             while flying:
-                yield self._land(flying)
+                yield self._land()
         except (NonFiniteLossError, BadIdError, StoreError):
             waiting.clear()
             raise
         finally:
             while waiting:
-                flying.append(self._start(waiting))
+                self._start()
             while flying:
-                self._land(flying)
+                self._land()
 
-    def _start(self, waiting: deque[PlacedBatch]) -> Flight:
-        batch = waiting.popleft()
+    def _start(self) -> None:
+        """Starts the step of the first batch that waits."""
+        waiting = self._waiting
+        placed = waiting.popleft()
+        following = waiting[0] if waiting else None
         try:
-            return self.dispatch(batch, waiting[0] if waiting else None)
+            report = self._engine.start(
+                placed.on_devices,
+                following.on_devices if following else None,
+                (following or placed).keys,
+            )
         except BaseException:  # the next would fail as well, or find no state
             waiting.clear()
             raise
+        self._flying.append(Flight(placed, report))
 
-    def _land(self, flying: deque[Flight]) -> StepResult:
-        while not (numbers := flying[0].numbers()).applied:
-            flights = list(flying)
-            flying.clear()
-            again = deque(self.mend(flights, numbers))
-            while again:
-                flying.append(self._start(again))
-        return self.land(flying.popleft(), numbers)
+    def _land(self) -> StepResult:
+        """Waits for the first step; while it is refused, starts it again."""
+        engine = self._engine
+        while not (outcome := engine.outcome(self._flying[0].report)).applied:
+            self._replay(outcome)
+        placed, report = self._flying.popleft()
+        return engine.land(placed.on_devices, report, outcome)
+
+    def _replay(self, outcome: Outcome) -> None:
+        """Makes room for the first step, and starts all that are in flight again.
+
+        Raises:
+          BadIdError, NonFiniteLossError: if more room would not help.
+        """
+        engine, refused = self._engine, list(self._flying)
+        self._flying.clear()
+        engine.state = engine.state.without_halt()
+        first = refused[0].placed.batch
+        if outcome.any_bad:
+            refuse_bad_ids(first, refused[0].report.bad_ids, self._check)
+        if not outcome.overflow:
+            refuse_non_finite(first, outcome.loss, engine.step + 1)
+        engine.make_room(outcome.needed)
+        batches = [flight.placed.batch for flight in refused]
+        # A batch announced as hot that is not takes the ordinary step.
+        batches[0] = dataclasses.replace(first, hot=False)
+        again = [self._placing.place_again(batch) for batch in batches]
+        self._waiting.extendleft(reversed(again))
+        for _ in again:
+            self._start()

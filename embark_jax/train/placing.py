@@ -1,19 +1,46 @@
-"""Brings batches to the devices, with the keys of dynamic tables numbered."""
+"""Brings batches to the devices, while these work on earlier ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
+from embark_jax._base.memory import host_memory_bytes
+from embark_jax.cache.numbering import Numbering
 from embark_jax.data import Batch, prefetch
-from embark_jax.train.device_batch import PlacedBatch, own_part, put_batch
-from embark_jax.train.feeding import feed
-from embark_jax.train.numbering import Numbering
+from embark_jax.embedding.device_batch import DeviceBatch, own_samples, put_batch
 
 S = TypeVar("S")
+T = TypeVar("T")
+
+MAX_AHEAD = 4
+"""Batches on the host; more would only make a run end later when it is asked to."""
+MEMORY_SHARE = 1 / 32
+"""Share of the host's memory that batches may take; several processes may share a
+host."""
+PLACED_AHEAD = 1
+"""Batches on the devices, which have no memory to spare."""
+
+
+class PlacedBatch(NamedTuple):
+    """A batch on the host and on the devices.
+
+    Attributes:
+      batch: batch on the host.
+      on_devices: its copy on the devices.
+      keys: for each dynamic table the number of keys that have a number by then.
+      unseen: for each dynamic table the last of these keys, which have their number in
+        this batch alone; none in training.
+    """
+
+    batch: Batch
+    on_devices: DeviceBatch
+    keys: Mapping[str, int]
+    unseen: Mapping[str, np.ndarray] = {}
 
 
 class Placing:
@@ -24,44 +51,89 @@ class Placing:
       mesh: mesh of the devices.
       training_size: number of samples of a step, over all devices.
       scoring_size: number of samples that are scored at once.
+      hot_steps: whether batches that are hot on the host are so on the devices.
     """
 
     def __init__(
-        self, numbering: Numbering, mesh: Mesh, training_size: int, scoring_size: int
+        self,
+        numbering: Numbering,
+        mesh: Mesh,
+        training_size: int,
+        scoring_size: int,
+        hot_steps: bool,
     ):
         self._numbering, self._mesh = numbering, mesh
         self._training_size, self._scoring_size = training_size, scoring_size
+        self._hot_steps = hot_steps
 
     def feed(
-        self, make: Callable[[S], Batch], items: Iterable[S], depth: int
+        self, make: Callable[[S], Batch], items: Iterable[S], batch_bytes: int
     ) -> Iterator[PlacedBatch]:
-        """Yields ``place(make(item))`` as ``feeding.feed`` does.
+        """Yields ``place(make(item))`` for the items, in order.
 
-        Processes that number keys together must place the same batches, in the same
-        order: no thread is ahead, which might be stopped here and not there.
+        A thread makes batches ahead, another one places them. Items are taken, and
+        exceptions raised, in the thread of the consumer. Processes that number keys
+        together must place the same batches, in the same order: there no thread places
+        ahead, which might be stopped here and not there.
+
+        Args:
+          make: makes the batch of an item.
+          items: such as numbers of steps.
+          batch_bytes: size of a batch on the host.
         """
+        made = prefetch(make, items, _batches_ahead(batch_bytes))
         if self._numbering.is_needed and jax.process_count() > 1:
-            return map(self.place, prefetch(make, items, depth))
-        return feed(make, items, self.place, depth)
+            return map(self.place, made)
+        return prefetch(self.place, made, PLACED_AHEAD)
+
+    def feed_to_score(
+        self, batches: Iterable[Batch], batch_bytes: int
+    ) -> Iterator[PlacedBatch]:
+        """Yields ``place_to_score(batch)`` in order; a thread takes the batches, so
+        many ahead as ``feed`` makes."""
+        taken = _take_ahead(batches, _batches_ahead(batch_bytes))
+        return prefetch(self.place_to_score, taken, PLACED_AHEAD)
 
     def place(self, batch: Batch) -> PlacedBatch:
-        """Places this process's part of a batch of training; new keys get numbers."""
+        """Places this process's share of a batch of training; new keys get numbers."""
         numbered, keys = self._numbering.number(batch)
-        on_devices = put_batch(numbered, self._mesh, self._training_size)
-        return PlacedBatch(batch, on_devices, keys)
+        return PlacedBatch(batch, self._put(numbered), keys)
 
     def place_again(self, batch: Batch) -> PlacedBatch:
         """Places a batch of training that was placed before, and refused."""
         numbered, _ = self._numbering.find(batch)
-        on_devices = put_batch(numbered, self._mesh, self._training_size)
-        return PlacedBatch(batch, on_devices, {})
+        return PlacedBatch(batch, self._put(numbered), {})
 
     def place_to_score(self, batch: Batch) -> PlacedBatch:
-        """Places this process's part of a whole batch that is scored; new keys have
+        """Places this process's share of a whole batch that is scored; new keys have
         numbers in it alone."""
         numbered, unseen = self._numbering.find(batch)
-        part = own_part(numbered, self._scoring_size)
-        on_devices = put_batch(part, self._mesh, self._scoring_size)
+        share = own_samples(numbered, self._scoring_size)
+        on_devices = put_batch(share, self._mesh, self._scoring_size)
         used = {name: len(self._numbering.keys(name)) for name in unseen}
-        keys = {name: used[name] + len(each) for name, each in unseen.items()}
+        keys = {name: used[name] + len(new) for name, new in unseen.items()}
         return PlacedBatch(batch, on_devices, keys, unseen)
+
+    def _put(self, numbered: Batch) -> DeviceBatch:
+        hot = numbered.hot and self._hot_steps
+        return put_batch(numbered, self._mesh, self._training_size, hot)
+
+
+def _batches_ahead(batch_bytes: int) -> int:
+    """Returns how many batches of this size to make ahead of the one waited for."""
+    fitting = int(host_memory_bytes() * MEMORY_SHARE / batch_bytes)
+    return max(1, min(MAX_AHEAD, fitting))
+
+
+def _take_ahead(batches: Iterable[T], depth: int) -> Iterator[T]:
+    """Yields the batches in order; a thread takes them, up to ``depth`` ahead."""
+    source, end = iter(batches), object()
+
+    def forever() -> Iterator[None]:
+        while True:
+            yield None
+
+    for batch in prefetch(lambda _: next(source, end), forever(), depth):
+        if batch is end:
+            return
+        yield batch  # pyright: ignore[reportReturnType]

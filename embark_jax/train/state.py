@@ -1,28 +1,26 @@
-"""The state of a training: everything that a step changes."""
+"""The state of a training: everything that a step changes, and how it lies on devices.
+
+Each kind of dense parallelism consists of shardings alone: the step constrains its
+arrays to them, and XLA finds the collectives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import (
-    EmbeddingCollection,
-    OptimizerState,
-    Storages,
-)
-from embark_jax.embedding.rules import AnyRule
+from embark_jax.embedding.arrays import OptimizerState, Storages, TableState
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.options import DenseParallelism
-from embark_jax.train.dense_parallelism import (
-    optimizer_shardings,
-    param_shardings,
-    update_shardings,
-)
-from embark_jax.train.function_model import StepModel
+from embark_jax.plans.plan import MESH_AXES
+from embark_jax.train.optimizers import Optimizers
+from embark_jax.train.step_model import StepModel
 
 
 class TrainState(NamedTuple):
@@ -48,12 +46,25 @@ class TrainState(NamedTuple):
     storages: Storages
     embedding_state: OptimizerState
 
+    @property
+    def tables(self) -> TableState:
+        """Returns the embedding tables."""
+        return TableState(self.storages, self.embedding_state)
+
+    def with_tables(self, tables: TableState) -> TrainState:
+        """Returns the state with other embedding tables."""
+        return self._replace(storages=tables.storages, embedding_state=tables.optimizer)
+
+    def without_halt(self) -> TrainState:
+        """Returns the state without the halt, so that steps change something again."""
+        halted = jax.device_put(jnp.zeros((), bool), self.halted.sharding)
+        return self._replace(halted=halted)
+
 
 def init_state(
     model: StepModel,
     collection: EmbeddingCollection,
-    dense_optimizer: optax.GradientTransformation,
-    embedding_optimizer: AnyRule,
+    optimizers: Optimizers,
     key: jax.Array,
     dense: DenseParallelism = "replicated",
 ) -> TrainState:
@@ -62,40 +73,35 @@ def init_state(
     Args:
       model: model whose variables are copied.
       collection: the embedding tables.
-      dense_optimizer, embedding_optimizer: optimizers that the step will use.
+      optimizers: optimizers that the step will use.
       key: a JAX random key for the tables.
       dense: how the dense model lies on the devices.
     """
     replicated = NamedSharding(collection.mesh, PartitionSpec())
-    lie, state_lies = _dense_shardings(model.params, collection, dense_optimizer, dense)
+    shardings = _dense_shardings(model.params, collection, optimizers.dense, dense)
+    param_sharding, dense_state_sharding = shardings
 
     def placed(arrays, shardings):
         # device_put would gather them from all processes, to compare them.
         return jax.jit(lambda arrays: arrays, out_shardings=shardings)(arrays)
 
-    params = placed(model.params, lie)
+    params = placed(model.params, param_sharding)
+    init_dense = jax.jit(optimizers.dense.init, out_shardings=dense_state_sharding)
     return TrainState(
         step=jax.device_put(jnp.zeros((), jnp.int32), replicated),
         halted=jax.device_put(jnp.zeros((), bool), replicated),
         params=params,
-        dense_state=jax.jit(dense_optimizer.init, out_shardings=state_lies)(params),
+        dense_state=init_dense(params),
         model_state=placed(model.state, replicated),
         storages=collection.init(key),
-        embedding_state=collection.init_optimizer(embedding_optimizer),
+        embedding_state=collection.init_optimizer(optimizers.rows),
     )
-
-
-def clear_halt(state: TrainState) -> TrainState:
-    """Returns the state without the halt, so that steps change something again."""
-    halted = jax.device_put(jnp.zeros((), bool), state.halted.sharding)
-    return state._replace(halted=halted)
 
 
 def abstract_state(
     model: StepModel,
     collection: EmbeddingCollection,
-    dense_optimizer: optax.GradientTransformation,
-    embedding_optimizer: AnyRule,
+    optimizers: Optimizers,
     dense: DenseParallelism = "replicated",
 ) -> TrainState:
     """Returns shapes and shardings of ``init_state``'s result; nothing is allocated.
@@ -104,8 +110,7 @@ def abstract_state(
     """
 
     def create():
-        key = jax.random.key(0)
-        return init_state(model, collection, dense_optimizer, embedding_optimizer, key)
+        return init_state(model, collection, optimizers, jax.random.key(0))
 
     shapes = jax.eval_shape(create)
     replicated = NamedSharding(collection.mesh, PartitionSpec())
@@ -113,10 +118,10 @@ def abstract_state(
         [
             replicated,
             replicated,
-            *_dense_shardings(shapes.params, collection, dense_optimizer, dense),
+            *_dense_shardings(shapes.params, collection, optimizers.dense, dense),
             jax.tree.map(lambda _: replicated, shapes.model_state),
             collection.shardings,
-            collection.state_shardings(embedding_optimizer),
+            collection.state_shardings(optimizers.rows),
         ]
     )
     return jax.tree.map(
@@ -142,6 +147,92 @@ def _dense_shardings(
         param_shardings(dense, params, mesh),
         optimizer_shardings(optimizer, state, updated, mesh),
     )
+
+
+def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
+    """Returns the sharding of each parameter, as it lies between steps.
+
+    Args:
+      kind: kind of parallelism.
+      params: ``nnx.state(model, nnx.Param)``, arrays or shapes.
+      mesh: mesh of the devices.
+
+    Raises:
+      ValueError: if there is no such kind.
+    """
+    if kind not in get_args(DenseParallelism):
+        kinds = ", ".join(get_args(DenseParallelism))
+        raise ValueError(f"dense is {kind!r}, must be one of {kinds}")
+    if kind != "tensor":
+        return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
+    variables, structure = _variables(params)
+    devices = mesh.shape["gpu"]
+    return structure.unflatten(
+        NamedSharding(
+            mesh,
+            PartitionSpec(*[None] * split, "gpu")
+            if split is not None and variable[...].shape[split] % devices == 0
+            else PartitionSpec(),
+        )
+        for variable in variables
+        for split in [_split(variable)]
+    )
+
+
+def update_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
+    """Returns the sharding in which each parameter is updated, and in which its
+    optimizer state lies; arguments as in ``param_shardings``."""
+    if kind != "zero1":
+        return param_shardings(kind, params, mesh)
+
+    def of(param):
+        divisible = [n if n % mesh.size == 0 else 0 for n in param.shape]
+        if not any(divisible):
+            return NamedSharding(mesh, PartitionSpec())
+        axis = divisible.index(max(divisible))
+        return NamedSharding(mesh, PartitionSpec(*[None] * axis, MESH_AXES))
+
+    return jax.tree.map(of, params)
+
+
+def optimizer_shardings(
+    optimizer: optax.GradientTransformation, state: Any, updated: Any, mesh: Mesh
+) -> Any:
+    """Returns the sharding of each array of an optimizer's state: its parameter's.
+
+    Args:
+      optimizer: optimizer of the parameters.
+      state: state of this optimizer, arrays or shapes.
+      updated: result of ``update_shardings``.
+      mesh: mesh of the devices.
+    """
+    return optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        state,
+        updated,
+        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+    )
+
+
+def sample_sharding(kind: DenseParallelism, mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of the model's inputs: over the devices that have samples of
+    their own."""
+    return NamedSharding(mesh, PartitionSpec("node" if kind == "tensor" else MESH_AXES))
+
+
+def _split(variable: Any) -> int | None:
+    """Returns the axis along which a parameter may be split, if its model names one."""
+    is_flax = isinstance(variable, nnx.Variable)
+    return variable.get_metadata().get("split") if is_flax else None
+
+
+def _variables(params: Any) -> tuple[list[nnx.Variable], Any]:
+    """Returns variables of one array each, and the structure with an array for each."""
+    variables = jax.tree.leaves(
+        params, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    return variables, jax.tree.structure(params)
 
 
 class Checkpoints(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +12,16 @@ import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import MICRO_BATCHES, EmbeddingCollection
-from embark_jax.embedding.rules import AnyRule
+from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes, Storages
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import Columns, check_batch
+from embark_jax.embedding.micro_batches import cut_batch, join_batch, route_batch
 from embark_jax.plans.options import DenseParallelism
-from embark_jax.train.dense_parallelism import sample_sharding, update_shardings
-from embark_jax.train.device_batch import check_batch
-from embark_jax.train.flax_model import CALL, check_logits
-from embark_jax.train.function_model import StepModel
-from embark_jax.train.gradients import gradients, route
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.report import StepReport, join_numbers
-from embark_jax.train.state import TrainState
+from embark_jax.train.optimizers import Optimizers
+from embark_jax.train.outcome import StepReport, join_numbers
+from embark_jax.train.state import TrainState, sample_sharding, update_shardings
+from embark_jax.train.step_model import CALL, StepModel, check_logits
 
 MATMUL_PRECISION = "highest"
 """Precision of products of float32 operands. By default XLA lets newer GPUs round them
@@ -29,19 +29,66 @@ to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Mod
 want speed ask for bfloat16, or for another precision in a product of their own."""
 
 
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """How a step works.
+
+    Attributes:
+      micro_batches: number of equal cuts of a batch that go through the model one after
+        the other; the collection's plan is for one of them.
+      dense: how the dense model lies on the devices.
+      loss: loss of a sample, for models that have none of their own. Minimized is the
+        mean over the batch, of losses times sample weights, if there are any.
+
+    Raises:
+      ValueError: if ``micro_batches`` is below 1.
+    """
+
+    micro_batches: int = 1
+    dense: DenseParallelism = "replicated"
+    loss: Loss = LOG_LOSS
+
+    def __post_init__(self):
+        if self.micro_batches < 1:
+            raise ValueError(
+                f"micro_batches is {self.micro_batches}, must be at least 1"
+            )
+
+
+class Gradients(NamedTuple):
+    """The result of backward.
+
+    Attributes:
+      loss: ``[]`` mean log loss of the batch.
+      logits: ``[batch]`` or ``[batch, tasks]``, in the order of the batch's samples.
+      model_state: state after the batch; each micro-batch starts from that of the one
+        before.
+      dense: gradients of the loss by the model's parameters.
+      embeddings: gradients by each array that ``lookup`` returned; several
+        micro-batches lie along a first axis.
+    """
+
+    loss: jax.Array
+    logits: jax.Array
+    model_state: Any
+    dense: Any
+    embeddings: dict[str, jax.Array]
+
+
 def make_train_step(
     model: StepModel,
     collection: EmbeddingCollection,
-    dense_optimizer: optax.GradientTransformation,
-    embedding_optimizer: AnyRule,
+    optimizers: Optimizers,
     state: TrainState,
-    micro_batches: int = 1,
-    dense: DenseParallelism = "replicated",
-    next_collection: EmbeddingCollection | None = None,
-    loss: Loss = LOG_LOSS,
-    routed: bool = False,
+    options: StepOptions = StepOptions(),
 ) -> Callable:
-    """Makes a jitted step ``(state, batch) -> (state, report)``; it donates its state.
+    """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
+    it donates its state.
+
+    ``routes`` are those of the batch; where they are None, the step makes them.
+    ``following`` is the batch after it, whose routes the step makes beside the dense
+    layers and returns; None makes and returns none. Each combination is a program of
+    its own, compiled when it is first called, and so is each of hot and other batches.
 
     A step is applied as a whole or not at all. It is refused if the batch overflows a
     capacity (ids would be missing) or has an id that is no row of its table, if the
@@ -50,60 +97,30 @@ def make_train_step(
     Args:
       model: model of the dense layers.
       collection: the embedding tables.
-      dense_optimizer: optax optimizer of the dense parameters.
-      embedding_optimizer: the rule for touched rows.
+      optimizers: optimizers of dense parameters and rows.
       state: result of ``init_state`` or ``abstract_state``.
-      micro_batches: parts of a batch that go through the model one after the other;
-        the collection's plan is for one of them.
-      dense: how the dense model lies on the devices, as in ``state``.
-      next_collection: if given, the step is ``(state, batch, routes, following) ->
-        (state, report, routes of following)``: this collection makes the routes of the
-        batch after this one. The given routes are donated, too.
-      loss: loss of a sample, for models that have none of their own. Minimized is the
-        mean over the batch, of losses times sample weights, if there are any.
-      routed: makes the step ``(state, batch, routes) -> (state, report)``.
-
-    Raises:
-      ValueError: if ``micro_batches`` is below 1.
+      options: how the step works.
     """
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches is {micro_batches}, must be at least 1")
-    updated = update_shardings(dense, state.params, collection.mesh)
-    by_sample = sample_sharding(dense, collection.mesh)
-    capacities = collection.capacities
+    micro_batches = options.micro_batches
+    updated = update_shardings(options.dense, state.params, collection.mesh)
+    losses_of = _losses_of(model, collection, options)
 
-    @jax.named_scope("dense")
-    def losses_of(params, model_state, embeddings, batch):
-        given = embeddings, batch.dense, batch.labels, batch.sample_weights
-        embeddings, dense, labels, weights = lax.with_sharding_constraint(
-            given, by_sample
-        )
-        batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
-        losses, logits, model_state = model.train(
-            params, model_state, embeddings, batch, loss
-        )
-        if weights is not None and losses.ndim == 1:
-            losses = losses * weights
-        return losses, lax.with_sharding_constraint(logits, by_sample), model_state
-
-    def apply_batch(state, batch, routes):
+    def apply_batch(
+        collection: EmbeddingCollection,
+        state: TrainState,
+        batch: Columns,
+        routes: Routes,
+    ) -> tuple[TrainState, StepReport]:
         with jax.default_matmul_precision(MATMUL_PRECISION):
-            found = gradients(
-                losses_of,
-                collection,
-                state.params,
-                state.model_state,
-                state.storages,
-                routes,
-                batch,
-                micro_batches,
+            gradients = _gradients(
+                losses_of, collection, state, routes, batch, micro_batches
             )
-        gradient, params = lax.with_sharding_constraint(
-            (found.dense, state.params), (updated, updated)
+        dense_gradient, params = lax.with_sharding_constraint(
+            (gradients.dense, state.params), (updated, updated)
         )
         with jax.named_scope("dense_update"):
-            updates, dense_state = dense_optimizer.update(
-                gradient, state.dense_state, params
+            updates, dense_state = optimizers.dense.update(
+                dense_gradient, state.dense_state, params
             )
             params = optax.apply_updates(params, updates)
 
@@ -114,12 +131,13 @@ def make_train_step(
         # T180, T200), and cost another pass over the touched rows.
         # Optimizers of rows accumulate squares.
         with jax.named_scope("checks"):
-            squares = jax.tree.map(jnp.square, found.embeddings)
+            squares = jax.tree.map(jnp.square, gradients.embeddings)
             finite = _all_finite(
-                (found.loss, squares, params, dense_state, found.model_state)
+                (gradients.loss, squares, params, dense_state, gradients.model_state)
             )
         any_bad = routes.any_bad.any()  # of any micro-batch
-        applied = collection.fits(routes) & ~any_bad & finite & ~state.halted
+        fits = collection.fits(routes)
+        applied = fits & ~any_bad & finite & ~state.halted
 
         def choose(new, old):
             return jnp.where(applied, new, old)
@@ -129,8 +147,8 @@ def make_train_step(
             state.storages,
             state.embedding_state,
             routes,
-            found.embeddings,
-            embedding_optimizer,
+            gradients.embeddings,
+            optimizers.rows,
             step,
             applied,
             micro_batches,
@@ -140,94 +158,153 @@ def make_train_step(
             halted=~applied,
             params=jax.tree.map(choose, params, state.params),
             dense_state=jax.tree.map(choose, dense_state, state.dense_state),
-            model_state=jax.tree.map(choose, found.model_state, state.model_state),
+            model_state=jax.tree.map(choose, gradients.model_state, state.model_state),
             storages=storages,
             embedding_state=embedding_state,
         )
         numbers = join_numbers(
-            applied, any_bad, found.loss, collection.needed(routes), capacities
+            applied, any_bad, ~fits, gradients.loss, collection.needed(routes)
         )
         return new_state, StepReport(
-            numbers, routes.bad_ids, found.logits, batch.labels
+            numbers, routes.bad_ids, gradients.logits, batch.labels
         )
 
-    def train_step(state, batch):
+    def train_step(state, batch, routes=None, following=None):
         check_batch(collection.plan, batch, micro_batches)
-        batch = batch.columns()
-        routes = route(collection, batch, micro_batches)
-        # As opaque as routes made a step ahead, so that both ways compile to the same
-        # arithmetic.
-        return apply_batch(state, batch, lax.optimization_barrier(routes))
+        tables = collection.for_batch(batch.hot)
+        if routes is None:
+            # As opaque as routes made a step ahead, so that both ways compile to the
+            # same arithmetic.
+            routes = lax.optimization_barrier(route_batch(tables, batch, micro_batches))
+        state, report = apply_batch(tables, state, batch.columns(), routes)
+        if following is None:
+            return state, report, None
+        next_tables = collection.for_batch(following.hot)
+        return state, report, route_batch(next_tables, following, micro_batches)
 
-    def routed_step(state, batch, routes):
-        check_batch(collection.plan, batch, micro_batches)
-        return apply_batch(state, batch.columns(), routes)
-
-    def overlapped_step(state, batch, routes, following):
-        check_batch(collection.plan, batch, micro_batches)
-        state, report = apply_batch(state, batch.columns(), routes)
-        assert next_collection is not None
-        routes = route(next_collection, following.columns(), micro_batches)
-        return state, report, routes
-
-    by_batch = NamedSharding(collection.mesh, PartitionSpec(collection.mesh.axis_names))
-    replicated = NamedSharding(collection.mesh, PartitionSpec())
+    by_batch = NamedSharding(collection.mesh, BATCH)
     by_micro_batch = NamedSharding(collection.mesh, MICRO_BATCHES)
-    bad_ids = by_batch if micro_batches == 1 else by_micro_batch
-    report = StepReport._make([replicated, bad_ids, by_batch, by_batch])
-    out_shardings = jax.tree.map(lambda each: each.sharding, state), report
-    if next_collection is not None:
-        # Routes of hot batches and of others do not fit into each other's place.
-        alike = next_collection.hot_only == collection.hot_only
-        return jax.jit(
-            overlapped_step,
-            out_shardings=(*out_shardings, None),
-            donate_argnums=(0, 2) if alike else 0,
+    report_shardings = StepReport(
+        numbers=NamedSharding(collection.mesh, PartitionSpec()),  # pyright: ignore
+        bad_ids=by_batch if micro_batches == 1 else by_micro_batch,  # pyright: ignore
+        logits=by_batch,  # pyright: ignore
+        labels=by_batch,  # pyright: ignore
+    )
+    state_shardings = jax.tree.map(lambda array: array.sharding, state)
+    return jax.jit(
+        train_step,
+        out_shardings=(state_shardings, report_shardings, None),
+        donate_argnums=0,
+    )
+
+
+def make_score_step(
+    model: StepModel, collection: EmbeddingCollection, method: str = CALL
+) -> Callable:
+    """Makes a jitted ``(params, model_state, storages, batch, routes) -> report``.
+
+    Where routes are None, it makes them. Its numbers have no loss, and ``applied`` says
+    whether the logits are good. With another ``method`` of the model the logits are its
+    results."""
+
+    def score_step(params, model_state, storages, batch, routes=None):
+        check_batch(collection.plan, batch, micro_batches=1)
+        columns = batch.columns()
+        if routes is None:
+            routes = route_batch(collection, batch)
+        embeddings = collection.lookup(storages, routes)
+        with jax.default_matmul_precision(MATMUL_PRECISION):
+            logits = model.score(params, model_state, columns.dense, embeddings, method)
+        if method == CALL:
+            check_logits(logits, columns.labels)
+        fits = collection.fits(routes)
+        numbers = join_numbers(
+            fits & ~routes.any_bad,
+            routes.any_bad,
+            ~fits,
+            jnp.zeros(()),
+            collection.needed(routes),
         )
-    step = routed_step if routed else train_step
-    return jax.jit(step, out_shardings=out_shardings, donate_argnums=0)
+        return StepReport(numbers, routes.bad_ids, logits, columns.labels)
+
+    return jax.jit(score_step)
+
+
+def _losses_of(
+    model: StepModel, collection: EmbeddingCollection, options: StepOptions
+) -> Callable[..., tuple[jax.Array, jax.Array, Any]]:
+    """Returns ``(params, model_state, embeddings, batch) -> (losses, logits,
+    model_state)``; losses are ``[batch]`` or their mean ``[]``."""
+    by_sample = sample_sharding(options.dense, collection.mesh)
+
+    @jax.named_scope("dense")
+    def losses_of(params, model_state, embeddings, batch):
+        inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
+        embeddings, dense, labels, weights = lax.with_sharding_constraint(
+            inputs, by_sample
+        )
+        batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
+        losses, logits, model_state = model.train(
+            params, model_state, embeddings, batch, options.loss
+        )
+        if weights is not None and losses.ndim == 1:
+            losses = losses * weights
+        return losses, lax.with_sharding_constraint(logits, by_sample), model_state
+
+    return losses_of
+
+
+def _gradients(
+    losses_of: Callable[..., tuple[jax.Array, jax.Array, Any]],
+    collection: EmbeddingCollection,
+    state: TrainState,
+    routes: Routes,
+    batch: Columns,
+    micro_batches: int,
+) -> Gradients:
+    """Computes gradients of the mean loss: at once, or in micro-batches one after the
+    other. Losses of micro-batches are shares of the batch's mean, so their gradients
+    add up to the batch's."""
+    samples = len(batch.labels)
+    storages: Storages = state.storages
+
+    def share_of(params, embeddings, model_state, cut):
+        losses, logits, model_state = losses_of(params, model_state, embeddings, cut)
+        # A mean is over the micro-batch, which is as large as all others.
+        loss = losses / micro_batches if losses.ndim == 0 else losses.sum() / samples
+        return loss, (logits, model_state)
+
+    def of_cut(model_state, cut, routes):
+        embeddings = collection.lookup(storages, routes)
+        gradient_of = jax.value_and_grad(share_of, argnums=(0, 1), has_aux=True)
+        (loss, (logits, model_state)), (dense, embedding) = gradient_of(
+            state.params, embeddings, model_state, cut
+        )
+        return Gradients(loss, logits, model_state, dense, embedding)
+
+    if micro_batches == 1:
+        return of_cut(state.model_state, batch, routes)
+
+    def add(carried, cut):
+        sums, model_state = carried
+        gradients = of_cut(model_state, *cut)
+        sums = jax.tree.map(jnp.add, sums, (gradients.loss, gradients.dense))
+        return (sums, gradients.model_state), (gradients.logits, gradients.embeddings)
+
+    zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params)
+    cuts = cut_batch(collection, batch, micro_batches), routes
+    ((loss, dense), model_state), (logits, embeddings) = lax.scan(
+        add, (zeros, state.model_state), cuts
+    )
+    logits = join_batch(collection, logits)
+    return Gradients(loss, logits, model_state, dense, embeddings)
 
 
 def _all_finite(arrays: Any) -> jax.Array:
     """Whether all floating-point numbers are; a random key, say, has none."""
-    found = [
+    finite = [
         jnp.isfinite(leaf).all()
         for leaf in jax.tree.leaves(arrays)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
-    return jnp.all(jnp.stack(found))
-
-
-def make_predict_step(
-    model: StepModel,
-    collection: EmbeddingCollection,
-    routed: bool = False,
-    method: str = CALL,
-) -> Callable:
-    """Makes a jitted ``(params, model_state, storages, batch) -> report``; its numbers
-    have no loss, and ``applied`` says whether the logits are good. If ``routed``, it
-    takes routes, too. With another ``method`` of the model the logits are its
-    results."""
-    capacities = collection.capacities
-
-    def predict(params, model_state, storages, batch):
-        check_batch(collection.plan, batch, micro_batches=1)
-        columns = batch.columns()
-        routes = collection.route(columns.ids, columns.weights)
-        return score(params, model_state, storages, batch, routes)
-
-    def score(params, model_state, storages, batch, routes):
-        batch = batch.columns()
-        embeddings = collection.lookup(storages, routes)
-        with jax.default_matmul_precision(MATMUL_PRECISION):
-            inputs = batch.dense, embeddings
-            logits = model.score(params, model_state, *inputs, method)
-        if method == CALL:
-            check_logits(logits, batch.labels)
-        any_bad = routes.any_bad
-        fine = collection.fits(routes) & ~any_bad
-        needed, no_loss = collection.needed(routes), jnp.zeros(())
-        numbers = join_numbers(fine, any_bad, no_loss, needed, capacities)
-        return StepReport(numbers, routes.bad_ids, logits, batch.labels)
-
-    return jax.jit(score if routed else predict)
+    return jnp.all(jnp.stack(finite))

@@ -7,41 +7,33 @@ result is the same as if the buffers had been large from the start.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import chex
 import jax
 import optax
 
 from embark_jax.data import Batch, BatchChecker, Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import DeviceBatch
 from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.metrics.pointwise import Metrics
 from embark_jax.models.function import Model
-from embark_jax.plans.capacities import grow
 from embark_jax.plans.options import DenseParallelism, OnBadId
 from embark_jax.report.progress import step_progress
-from embark_jax.train.cached import CachedRows
-from embark_jax.train.device_batch import DeviceBatch, PlacedBatch
-from embark_jax.train.feeding import batches_ahead, read_ahead
-from embark_jax.train.flax_model import CALL
-from embark_jax.train.function_model import step_model
-from embark_jax.train.growth import TableGrowth
+from embark_jax.train.engine import Engine
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.numbering import Numbering
-from embark_jax.train.placing import Placing
-from embark_jax.train.programs import Programs
-from embark_jax.train.report import Flight, Numbers, StepReport
-from embark_jax.train.results import StepResult, refuse_beyond_help, warn_if_done
-from embark_jax.train.scoring import evaluate_scored, score_all
-from embark_jax.train.state import Checkpoints, TrainState, clear_halt, init_state
+from embark_jax.train.optimizers import Optimizers
+from embark_jax.train.outcome import StepReport, StepResult, warn_if_done
+from embark_jax.train.placing import PlacedBatch, Placing
+from embark_jax.train.scoring import metrics_of, score_batches
+from embark_jax.train.state import Checkpoints, TrainState
+from embark_jax.train.step import StepOptions
+from embark_jax.train.step_model import CALL, step_model
 
 
 class Trainer:
@@ -54,9 +46,9 @@ class Trainer:
       embeddings: the embedding tables.
       dense_optimizer: an optax optimizer of the model's parameters.
       embedding_optimizer: the rule for touched rows, or ``RowRules`` of several.
-      micro_batches: parts of a batch that go through the model one after the other,
-        for batches beyond memory. The plan is for one part; rows and parameters are
-        updated once a batch.
+      micro_batches: number of equal cuts of a batch that go through the model one
+        after the other, for batches beyond memory. The plan is for one of them; rows
+        and parameters are updated once a batch.
       dense: how the dense model lies on the devices.
       overlap: whether the route of a batch is made during the step before it.
       loss: loss of a sample, whose mean is minimized, unless the model has its own.
@@ -65,13 +57,8 @@ class Trainer:
       scratch: folder for rows of tier "disk"; None takes the one for temporary files.
 
     Attributes:
-      state: the current ``TrainState``.
       check: brings training batches into the form that a step takes; counts bad ids.
-      step: number of steps that were applied for certain.
-      embeddings: the collection in use; replaced when capacities grow.
-      embedding_optimizer: the rule for touched rows.
       batch_size: number of samples in a step, over all devices.
-      recompilations: number of times a capacity had to grow.
       cached: rows of cached tables, None if there are none.
       growth: growth of dynamic tables, which is logged unless ``report`` is replaced.
     """
@@ -92,63 +79,62 @@ class Trainer:
         scratch: Path | None = None,
     ):
         self._model = step_model(model)
-        self._dense_optimizer = dense_optimizer
-        self.embedding_optimizer = embedding_optimizer
-        self.batch_size = embeddings.plan.batch_size * micro_batches
-        self._overlap = overlap
         self._on_bad_id: OnBadId = on_bad_id
-        self.recompilations = 0
-        self.step = 0
-        optimizers, key = (dense_optimizer, embedding_optimizer), jax.random.key(seed)
-        self.state = init_state(self._model, embeddings, *optimizers, key, dense)
-        self._numbering = Numbering(embeddings.plan)
-        self.growth = TableGrowth()
-        sizes = self.batch_size, embeddings.plan.batch_size
-        self._placing = Placing(self._numbering, embeddings.mesh, *sizes)
-        rows = embedding_optimizer, key, self._numbering, scratch
-        self.cached = CachedRows(embeddings, *rows) if embeddings.cached else None
-        self._make_programs = functools.partial(
-            Programs,
+        self._engine = Engine(
             self._model,
-            micro_batches=micro_batches,
-            dense=dense,
-            overlap=overlap,
-            loss=loss,
-            cached=self.cached,
+            embeddings,
+            Optimizers(dense_optimizer, embedding_optimizer),
+            StepOptions(micro_batches, dense, loss),
+            look_ahead=overlap,
+            key=jax.random.key(seed),
+            scratch=scratch,
         )
-        self._use(embeddings)
+        self.batch_size = embeddings.plan.batch_size * micro_batches
+        self.cached = self._engine.cached
+        self.growth = self._engine.growth
         self.check = self._checker()
+        # The look-ahead of cached tables brings the rows of every batch.
+        hot_steps = self.cached is None or not overlap
+        self._placing = Placing(
+            self._engine.numbering,
+            embeddings.mesh,
+            self.batch_size,
+            embeddings.plan.batch_size,
+            hot_steps,
+        )
 
-    def _use(self, embeddings: EmbeddingCollection) -> None:
-        self.embeddings = embeddings
-        optimizers = self._dense_optimizer, self.embedding_optimizer
-        self._programs = self._make_programs(embeddings, *optimizers, self.state)
+    @property
+    def state(self) -> TrainState:
+        """The current state."""
+        return self._engine.state
 
-    def use_optimizers(
-        self, dense: optax.GradientTransformation, rows: AnyRule
-    ) -> None:
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._engine.state = state
+
+    @property
+    def step(self) -> int:
+        """Number of steps that were applied for certain."""
+        return self._engine.step
+
+    @property
+    def embeddings(self) -> EmbeddingCollection:
+        """The collection in use; replaced when capacities grow."""
+        return self._engine.embeddings
+
+    @property
+    def recompilations(self) -> int:
+        """Number of times that a capacity or a table had to grow."""
+        return self._engine.recompilations
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """The optimizers in use."""
+        return self._engine.optimizers
+
+    def use_optimizers(self, optimizers: Optimizers) -> None:
         """Changes to optimizers of the same state, such as with other rates."""
-        self._dense_optimizer, self.embedding_optimizer = dense, rows
-        self._use(self.embeddings)
-
-    def _make_room(self, needed: Mapping[str, int]) -> None:
-        """Grows the capacities where a batch needs more."""
-        plan = self.embeddings.plan
-        capacities = grow(plan.capacities, needed)
-        if capacities != plan.capacities:
-            plan = dataclasses.replace(plan, capacities=capacities)
-            self._use(self.embeddings.with_plan(plan))
-            self.recompilations += 1
-
-    def _grow_tables(self, keys: Mapping[str, int]) -> None:
-        """Makes room for these numbers of keys of dynamic tables."""
-        plan = self.growth.larger(self.embeddings.plan, keys)
-        if self.cached is not None and plan is not self.embeddings.plan:
-            larger = self.embeddings.with_plan(plan)
-            self.state = self.cached.settle(self.state)
-            self.state = self.cached.grow(self.state, larger)
-            self._use(larger)
-            self.recompilations += 1
+        self._engine.use(self.embeddings, optimizers)
 
     def fit(
         self,
@@ -224,17 +210,16 @@ class Trainer:
         Raises:
           DataError, NonFiniteLossError: as ``iterate_batches`` does.
         """
-        parts, part = jax.process_count(), jax.process_index()
-        size = self.batch_size // parts
+        processes, process = jax.process_count(), jax.process_index()
+        size = self.batch_size // processes
 
         def make_batch(step):
-            return self.check(dataset.train_batch(step * parts + part, size))
+            return self.check(dataset.train_batch(step * processes + process, size))
 
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
-        depth = batches_ahead(size * self._checker().sample_bytes)
-        batches = self._placing.feed(make_batch, wanted, depth)
-        return self._in_flight().apply(batches)
+        batch_bytes = size * self._checker().sample_bytes
+        return self._apply(self._placing.feed(make_batch, wanted, batch_bytes))
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Trains like ``train``, and yields each step once it is certain.
@@ -253,52 +238,20 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is the one
             before it.
         """
-        return self._in_flight().apply(
-            map(self._placing.place, map(self.check, batches))
-        )
+        return self._apply(map(self._placing.place, map(self.check, batches)))
 
-    def _in_flight(self) -> StepsInFlight:
-        return StepsInFlight(self._dispatch, self._mend, self._land, int(self._overlap))
+    def _apply(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
+        steps = StepsInFlight(self._engine, self._placing, self._checker())
+        return steps.apply(batches)
 
-    def _dispatch(self, placed: PlacedBatch, following: PlacedBatch | None) -> Flight:
-        batch, on_devices, *_ = placed
-        self._numbering.use(keys := (following or placed).keys)
-        self.growth.expect(keys)
-        self._grow_tables(keys)
-        report = self.apply(on_devices, batch.hot, following)
-        self.growth.end(self.step)
-        return Flight.of(batch, report, self._programs.capacities(batch.hot))
-
-    def apply(
-        self,
-        batch: DeviceBatch,
-        hot: bool = False,
-        following: PlacedBatch | None = None,
-    ) -> StepReport:
-        """Dispatches one step and waits for nothing; a refused batch is not replayed,
-        nor does ``step`` count. Training is done by ``fit`` and ``train``.
+    def apply(self, batch: DeviceBatch) -> StepReport:
+        """Starts one step and waits for nothing; a refused batch is not replayed, nor
+        does ``step`` count. Training is done by ``fit`` and ``train``.
 
         Raises:
           ValueError: if an array has another shape or type than the plan says.
         """
-        self.state, report = self._programs.train(self.state, batch, hot, following)
-        return report
-
-    def _mend(
-        self, flights: Sequence[Flight], numbers: Numbers
-    ) -> Iterable[PlacedBatch]:
-        """Makes room for the first of the refused steps; returns the batches of all."""
-        self.state = clear_halt(self.state)
-        refuse_beyond_help(flights[0], numbers, self._checker(), self.step + 1)
-        batches = [flight.batch for flight in flights]
-        # A batch announced as hot that is not takes the ordinary step.
-        batches[0] = dataclasses.replace(batches[0], hot=False)
-        self._make_room(numbers.needed)
-        return map(self._placing.place_again, batches)
-
-    def _land(self, flight: Flight, numbers: Numbers) -> StepResult:
-        self.step += 1
-        return StepResult.of(self.step, flight, numbers)
+        return self._engine.start(batch)
 
     @property
     def model(self) -> Any:
@@ -314,7 +267,7 @@ class Trainer:
           ValueError: if there is no such table.
         """
         rows = export_table(self.embeddings, self.whole_state().storages, name)
-        return self._numbering.with_keys(name, rows)
+        return self._engine.numbering.with_keys(name, rows)
 
     def predict(
         self,
@@ -337,7 +290,8 @@ class Trainer:
         """
         check = check or self._checker()
         placed = map(self._placing.place_to_score, map(check, batches))
-        for batch, logits in self._score_all(placed, 0, method):
+        scored = score_batches(self._engine, placed, check, 0, method)
+        for batch, logits in scored:
             yield batch, logits[: len(batch)]
 
     def evaluate(
@@ -348,20 +302,9 @@ class Trainer:
         Batches are taken ahead of time, by another thread.
         """
         check = check or self._checker()
-        depth = batches_ahead(self.embeddings.plan.batch_size * check.sample_bytes)
-        placed = read_ahead(map(check, batches), self._placing.place_to_score, depth)
-        return evaluate_scored(self._score_all(placed, STEPS_IN_FLIGHT))
-
-    def _score_all(
-        self, placed: Iterable[PlacedBatch], in_flight: int, method: str = CALL
-    ) -> Iterator[tuple[Batch, jax.Array]]:
-        def start(placed: PlacedBatch) -> Flight:
-            self._grow_tables(placed.keys)
-            self.state, report = self._programs.predict(self.state, placed, method)
-            self.growth.end(self.step)
-            return Flight.of(placed.batch, report, self.embeddings.plan.capacities)
-
-        return score_all(placed, start, self._make_room, self._checker(), in_flight)
+        batch_bytes = self.embeddings.plan.batch_size * check.sample_bytes
+        placed = self._placing.feed_to_score(map(check, batches), batch_bytes)
+        return metrics_of(score_batches(self._engine, placed, check, STEPS_IN_FLIGHT))
 
     def _checker(self) -> BatchChecker:
         plan = self.embeddings.plan
@@ -371,21 +314,15 @@ class Trainer:
     def whole_state(self) -> TrainState:
         """Returns the state as a checkpoint has it, with all rows of cached tables:
         good until the next batch."""
-        if self.cached is None:
-            return self.state
-        self.state = self.cached.settle(self.state)
-        return self.cached.stored(self.state)
+        return self._engine.whole_state()
 
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
         of ``checkpoint.Checkpointer.restore``."""
 
         def make_room(rows: Mapping[str, int]):
-            self._grow_tables(rows)
-            if self.cached is None:
-                return self.state, self.embeddings
-            self.state = self.cached.settle(self.state)
-            return self.cached.unfilled(self.state), self.embeddings
+            self._engine.grow_tables(rows)
+            return self._engine.blank_state(), self.embeddings
 
         state, bad_ids = checkpoints.restore(*make_room({}), step, make_room)
         self.restore(state)
@@ -393,8 +330,4 @@ class Trainer:
 
     def restore(self, state: TrainState) -> None:
         """Takes over a state, such as a checkpoint's, shaped like ``whole_state``."""
-        if self.cached is not None:
-            state = self.cached.restore(state, self.state)
-        chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
-        self.state = state
-        self.step = int(state.step)
+        self._engine.restore(state)

@@ -34,13 +34,15 @@ from embark_jax.cache.programs import (
 )
 from embark_jax.config import ModelConfig
 from embark_jax.config.table_lists import experiment_of
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.arrays import BATCH
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.micro_batches import route_batch
 from embark_jax.plans import fleet
-from embark_jax.train.device_batch import abstract_batch
-from embark_jax.train.function_model import step_model
-from embark_jax.train.gradients import route
+from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
+from embark_jax.train.step_model import step_model
 from experiments.step_bytes.absent import LARGEST_INT32, absent_mesh
 
 HERE = Path(__file__).parent
@@ -104,20 +106,18 @@ def main() -> None:
 
     described = experiment_of(listed)["model"]
     config = pydantic.TypeAdapter(ModelConfig).validate_python(described)
-    dense, dense_optimizer = listed.dense.features, optax.sgd(0.01)
+    dense, optimizers = listed.dense.features, Optimizers(optax.sgd(0.01), rule)
     model = step_model(
         models.build(config, collection.output_shapes, dense, nnx.Rngs(0))
     )
-    state = abstract_state(model, collection, dense_optimizer, rule)
+    state = abstract_state(model, collection, optimizers)
     wide = {t.name for t in tables if t.rows > LARGEST_INT32}
     wide_features = {f.name for f in features if f.table in wide}
     batch = abstract_batch(plan, mesh, dense, wide_features)
     by_device = NamedSharding(mesh, BATCH)
 
     def find_routes(indexes, batch):
-        return resolve_routes(
-            collection, indexes, route(collection, batch.columns(), 1)
-        )
+        return resolve_routes(collection, indexes, route_batch(collection, batch))
 
     indexes = shaped(
         jax.eval_shape(
@@ -171,10 +171,9 @@ def main() -> None:
     found["put"] = figures(put, began)
     with jax.enable_x64(True):
         began = time.perf_counter()
-        step = make_train_step(
-            model, collection, dense_optimizer, rule, state, routed=True
-        )
-        found["step"] = figures(step.lower(state, batch, routes).compile(), began)
+        step = make_train_step(model, collection, optimizers, state)
+        lowered = step.lower(state, batch, routes, None)
+        found["step"] = figures(lowered.compile(), began)
     (HERE / "t7.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -21,9 +21,9 @@ import jax
 
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import Batch
+from embark_jax.embedding.device_batch import put_batch
 from embark_jax.run import experiment
 from embark_jax.run.window import Window
-from embark_jax.train.device_batch import put_batch
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.trainer import Trainer
 

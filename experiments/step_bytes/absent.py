@@ -24,16 +24,19 @@ from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import TableList
 from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.plan import MESH_AXES, Plan
-from embark_jax.train.dense_optimizers import build_dense_optimizer
-from embark_jax.train.device_batch import abstract_batch
-from embark_jax.train.function_model import step_model
-from embark_jax.train.row_optimizers import build_embedding_optimizer
+from embark_jax.train.optimizers import (
+    Optimizers,
+    build_dense_optimizer,
+    build_embedding_optimizer,
+)
 from embark_jax.train.state import TrainState, abstract_state
 from embark_jax.train.step import make_train_step
+from embark_jax.train.step_model import step_model
 
 TARGET = Path(__file__).parent / "h100.textproto"
 """Describes an H100 to XLA, and, but for its memory, an H200."""
@@ -98,14 +101,14 @@ def compile_step(
     )
     dense = DenseOptimizerConfig(kind=dense_optimizer_of(optimizer))
     rows = EmbeddingOptimizerConfig(kind=optimizer)
-    optimizers = (
+    optimizers = Optimizers(
         build_dense_optimizer(dense, steps=1),
         build_embedding_optimizer(rows, steps=1),
     )
-    state = abstract_state(model, collection, *optimizers)
-    step = make_train_step(model, collection, *optimizers, state)
+    state = abstract_state(model, collection, optimizers)
+    step = make_train_step(model, collection, optimizers, state)
     large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
     wide = {f.name for f in plan.features if f.table in large}
     batch = abstract_batch(plan, mesh, features, wide)
     with jax.enable_x64(bool(wide)):
-        return step.lower(state, batch).compile(), state
+        return step.lower(state, batch, None, None).compile(), state

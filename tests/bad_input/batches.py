@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.train.device_batch import put_batch
+from embark_jax.embedding.device_batch import put_batch
 from tests.bad_input.case import Case
 
 SIZE = 8

@@ -244,7 +244,7 @@ def slot_keys(trainer: ej.Trainer) -> list[int]:
     assert trainer.cached is not None
     ((_, index),) = trainer.cached._indexes.items()
     numbers = np.asarray(index.slot_keys)[: int(index.filled[0]), 0]
-    return trainer._numbering.keys("user")[numbers].tolist()
+    return trainer._engine.numbering.keys("user")[numbers].tolist()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 import embark_jax as ej
-from embark_jax.train.growth import Growth, TableGrowth
+from embark_jax.cache.growth import Growth, TableGrowth
 
 
 def plan_of(table: ej.TableSpec) -> ej.Plan:

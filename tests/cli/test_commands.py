@@ -21,7 +21,7 @@ from embark_jax.plans.plan import Plan
 from embark_jax.run import evaluation, training
 from embark_jax.run.history import MAY_CHANGE
 from embark_jax.run.training import unused_kernels
-from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.outcome import NonFiniteLossError
 from tests import runs
 from tests.runs import assert_refused, embark
 

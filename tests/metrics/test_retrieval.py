@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
+from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics.retrieval import items_of
-from embark_jax.train.device_batch import Columns
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
 TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))

@@ -15,7 +15,7 @@ import pytest
 
 from embark_jax.config import reading
 from embark_jax.run import training, trials
-from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.outcome import NonFiniteLossError
 from tests import runs
 from tests.runs import embark
 

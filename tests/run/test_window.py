@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax.run.window import MIN_TIMED_STEPS, Window
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
-from embark_jax.train.results import StepResult
+from embark_jax.train.outcome import StepResult
 
 BATCH = 4
 

@@ -12,16 +12,17 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import Phase, ProgramModel, Workload, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement, lay_out
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
-from embark_jax.train.device_batch import abstract_batch
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
-from embark_jax.train.step import make_train_step
+from embark_jax.train.step import StepOptions, make_train_step
+from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
 from tests.compiled import DENSE_FEATURES, compiled_collectives
 
@@ -129,13 +130,13 @@ def compile_and_predict(
     collection = EmbeddingCollection(plan, mesh, wire=wire)
     model = FlaxModel(Flat(collection.output_shapes))
     dense_optimizer = optax.sgd(0.1)
-    settings = (model, collection, dense_optimizer, OPTIMIZERS[name])
+    settings = (model, collection, Optimizers(dense_optimizer, OPTIMIZERS[name]))
     state = abstract_state(*settings)
-    step = make_train_step(*settings, state, micro_batches)
+    step = make_train_step(*settings, state, StepOptions(micro_batches))
     whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     with jax.enable_x64(bool(wide)):
         batch = abstract_batch(whole, mesh, DENSE_FEATURES, wide)
-        lowered = step.lower(state, batch)
+        lowered = step.lower(state, batch, None, None)
     compiled = lowered.compile(compiler_options=compiler_options)
 
     # The gradients of the dense layers are one operand an array, the checks one a

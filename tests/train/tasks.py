@@ -8,7 +8,7 @@ from flax import nnx
 from embark_jax import models
 from embark_jax.config.models import MMoEConfig
 from embark_jax.data import Batch
-from embark_jax.train.device_batch import own_part
+from embark_jax.embedding.device_batch import own_samples
 from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
 
@@ -44,7 +44,7 @@ def trained() -> list[float]:
     samples of this process's devices."""
     trainer = tasks_trainer(mmoe(), gpus=2)
     batches = [batch_of(step) for step in range(3)]
-    own = [own_part(batch, SMALL_BATCH) for batch in batches]
+    own = [own_samples(batch, SMALL_BATCH) for batch in batches]
     values = [loss for _, loss in losses(trainer.iterate_batches(own))]
     for task in trainer.evaluate(batches).tasks:
         values += task.auc, task.log_loss

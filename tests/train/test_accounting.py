@@ -13,8 +13,9 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans import fleet
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
+from embark_jax.train.step_model import FlaxModel
 from tests.compiled import bytes_per_device
 from tests.thorough import thorough
 from tests.train.accounting import (
@@ -85,7 +86,8 @@ def test_tables_and_states_are_as_large_as_predicted(seed):
     plan, name, *_ = request(seed)
     collection = EmbeddingCollection(plan, plan.make_mesh())
     model = FlaxModel(Flat(collection.output_shapes))
-    state = abstract_state(model, collection, optax.sgd(0.1), OPTIMIZERS[name])
+    optimizers = Optimizers(optax.sgd(0.1), OPTIMIZERS[name])
+    state = abstract_state(model, collection, optimizers)
     machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
     memory = Memory(Workload(machines, plan.batch_size, optimizer=name))
     rows_bytes = sum(

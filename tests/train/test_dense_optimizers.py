@@ -8,7 +8,7 @@ import pytest
 
 from embark_jax._base.config import ConfigError
 from embark_jax.config import DenseOptimizerConfig, StepScheduleConfig
-from embark_jax.train.dense_optimizers import build_dense_optimizer, state_values
+from embark_jax.train.optimizers import build_dense_optimizer, state_values
 
 STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3
 

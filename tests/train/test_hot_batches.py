@@ -13,13 +13,13 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
+from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
-from embark_jax.train import programs
-from embark_jax.train.device_batch import abstract_batch
-from embark_jax.train.flax_model import FlaxModel
+from embark_jax.train import engine
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
+from embark_jax.train.step_model import FlaxModel
 from tests import runs
 from tests.builders import make_trainer
 from tests.compiled import compiled_collectives
@@ -95,13 +95,15 @@ def assert_near(found, expected):
 
 def test_both_programs_give_the_same(ordinary, monkeypatch):
     steps = []
-    make = programs.make_train_step
+    make = engine.make_train_step
 
-    def noting(model, collection, *args):
-        step = make(model, collection, *args)
-        return lambda *given: steps.append(collection.hot_only) or step(*given)
+    def noting(*args):
+        step = make(*args)
+        return lambda state, batch, *rest: (
+            steps.append(batch.hot) or step(state, batch, *rest)
+        )
 
-    monkeypatch.setattr(programs, "make_train_step", noting)
+    monkeypatch.setattr(engine, "make_train_step", noting)
     losses, state, _ = run(batches(4, hot=True))
     assert steps == [True, False, True, False]
     assert_near((losses, state), ordinary)
@@ -153,7 +155,7 @@ def test_no_sharded_table_is_in_the_program():
         )
         state = abstract_state(*settings)
         step = make_train_step(*settings, state)
-        lowered = step.lower(state, abstract_batch(PLAN, mesh, DENSE))
+        lowered = step.lower(state, abstract_batch(PLAN, mesh, DENSE), None, None)
         texts[hot] = lowered.compile().as_text()
     kinds = {
         hot: {kind for kind, _ in compiled_collectives(text)}

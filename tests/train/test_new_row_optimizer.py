@@ -55,7 +55,7 @@ from embark_jax.run import experiment
 
 run = experiment.build(reading.load("sign.yaml"))
 trainer = run.trainer()
-assert trainer.embedding_optimizer.named == {"user": ej.Sign(0.5, least=0.0)}
+assert trainer.optimizers.rows.named == {"user": ej.Sign(0.5, least=0.0)}
 before = jax.tree.map(np.asarray, trainer.state.storages)
 next(iter(trainer.iterate(run.dataset, 1)))
 for name, rows in trainer.state.storages.items():

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from embark_jax.embedding.device_batch import put_batch
 from embark_jax.plans.wire import Wire
-from embark_jax.train.device_batch import put_batch
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
-from embark_jax.train.results import NonFiniteLossError
+from embark_jax.train.outcome import NonFiniteLossError
 from tests.builders import assert_equal_states, losses, snapshot
 from tests.thorough import thorough
 from tests.train.trainers import (
@@ -161,4 +161,4 @@ def test_each_step_compiles_once(caplog):
             if record.getMessage().startswith("Finished XLA compilation of")
         ]
     assert compiled.count("jit(train_step)") == 1
-    assert compiled.count("jit(predict)") == 1
+    assert compiled.count("jit(score_step)") == 1

@@ -23,8 +23,12 @@ def tell_all_keys(keys: Sequence[np.ndarray]) -> list[np.ndarray]:
     if jax.process_count() == 1 or not keys:
         return [np.unique(each) for each in keys]
     sizes = np.array([len(each) for each in keys], np.int64)
-    told = []
+    keys_by_process = []
     for message in tell_all_bytes(np.concatenate([sizes, *keys]).tobytes(), "keys"):
         words = np.frombuffer(message, np.int64)
-        told.append(np.split(words, np.cumsum([len(keys), *words[: len(keys)]]))[1:-1])
-    return [np.unique(np.concatenate(each)) for each in zip(*told, strict=True)]
+        ends = np.cumsum([len(keys), *words[: len(keys)]])
+        keys_by_process.append(np.split(words, ends)[1:-1])
+    return [
+        np.unique(np.concatenate(arrays))
+        for arrays in zip(*keys_by_process, strict=True)
+    ]

@@ -6,10 +6,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from embark_jax.data import Batch, DataError
+from embark_jax.embedding.device_batch import abstract_batch, own_samples, put_batch
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.device_batch import abstract_batch, own_part, put_batch
 
 SAMPLES, DENSE = 8, 3
 TABLES = {"small": TableSpec("small", 50, 4), "huge": TableSpec("huge", 5 * 10**9, 4)}
@@ -70,7 +70,7 @@ def test_columns_are_those_of_the_batch():
 
 def test_a_short_batch_is_filled_up_with_empty_samples():
     batch = draw(5)
-    filled = own_part(batch, SAMPLES)
+    filled = own_samples(batch, SAMPLES)
     assert len(filled) == SAMPLES
     equal_columns(Batch.of(filled.to_records()[:5]), batch)
     rest = Batch.of(filled.to_records()[5:])
@@ -78,6 +78,6 @@ def test_a_short_batch_is_filled_up_with_empty_samples():
     for zeros in (rest.dense, rest.labels, rest.weights["bag"]):
         assert not zeros.any()
     with pytest.raises(DataError, match="has 9 samples, must have at most 8"):
-        own_part(draw(9), SAMPLES)
+        own_samples(draw(9), SAMPLES)
     with pytest.raises(DataError, match="has 5 samples, must have 8"):
         put_batch(batch, PLAN.make_mesh(), SAMPLES)

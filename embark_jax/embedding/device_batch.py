@@ -36,20 +36,23 @@ class DeviceBatch:
     Attributes:
       words: ``[batch, words]`` int32, sharded by samples.
       layout: layout of a record, as in ``data.records.layout``.
+      hot: whether all of its ids are said to be of hot rows: it takes the step that
+        exchanges no embeddings, which refuses it if that is wrong.
     """
 
     words: jax.Array
     layout: np.dtype = dataclasses.field(metadata={"static": True})
+    hot: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def columns(self) -> Columns:
         """Returns its columns, which are slices; call it inside a compiled program."""
-        found = {name: self._column(name) for name in self.layout.names or ()}
+        columns = {name: self._column(name) for name in self.layout.names or ()}
         return Columns(
-            found["dense"],
-            found["ids"],
-            found.get("weights", {}),
-            found["label"],
-            found.get("sample_weight"),
+            columns["dense"],
+            columns["ids"],
+            columns.get("weights", {}),
+            columns["label"],
+            columns.get("sample_weight"),
         )
 
     def _column(self, name: str) -> Any:
@@ -78,23 +81,6 @@ def _field(group: np.dtype, name: str) -> tuple[Any, int]:
     """Returns type and offset of a field; NumPy says more about some."""
     type_, offset_bytes, *_ = cast(Any, group.fields)[name]
     return type_, offset_bytes
-
-
-class PlacedBatch(NamedTuple):
-    """A batch on the host and on the devices.
-
-    Attributes:
-      batch: batch on the host.
-      on_devices: its copy on the devices.
-      keys: for each dynamic table the number of keys that have a number by then.
-      unseen: for each dynamic table the last of these keys, which have their number in
-        this batch alone; none in training.
-    """
-
-    batch: Batch
-    on_devices: DeviceBatch
-    keys: Mapping[str, int]
-    unseen: Mapping[str, np.ndarray] = {}
 
 
 def abstract_batch(
@@ -143,39 +129,42 @@ def check_batch(plan: Plan, batch: DeviceBatch, micro_batches: int) -> None:
         )
 
 
-def put_batch(batch: Batch, mesh: Mesh, samples: int) -> DeviceBatch:
+def put_batch(batch: Batch, mesh: Mesh, samples: int, hot: bool = False) -> DeviceBatch:
     """Copies a checked batch to the devices, sharded by samples.
 
-    In a run of several processes each gives its own part, and all get the whole batch.
+    In a run of several processes each gives its own samples, and all get the whole
+    batch.
 
     Args:
-      batch: this process's part.
+      batch: this process's samples.
       mesh: mesh of the plan.
       samples: number of samples of the whole batch.
+      hot: as in ``DeviceBatch``.
 
     Raises:
-      DataError: if the part has another size.
+      DataError: if the number of samples is another.
       ValueError: if an array has another shape or type than a checked batch has.
     """
-    part = samples // jax.process_count()
-    if len(batch) != part:
+    share = samples // jax.process_count()
+    if len(batch) != share:
         raise DataError(
-            f"batch has {len(batch)} samples, must have {part}: the plan is made for "
+            f"batch has {len(batch)} samples, must have {share}: the plan is made for "
             "so many in each process"
         )
     records = batch.to_records()
     words = records.view(np.int32).reshape(len(records), -1)
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return DeviceBatch(
-        jax.make_array_from_process_local_data(sharding, words), records.dtype
+        jax.make_array_from_process_local_data(sharding, words), records.dtype, hot
     )
 
 
-def own_part(batch: Batch, size: int) -> Batch:
-    """Returns this process's part of a batch, filled up to ``size`` with empty samples.
+def own_samples(batch: Batch, size: int) -> Batch:
+    """Returns this process's samples of a batch, which is filled up to ``size`` with
+    empty ones.
 
     Raises:
-      DataError: if the part has more samples.
+      DataError: if the batch has more samples.
     """
     missing = size - len(batch)
     if missing < 0:
@@ -189,6 +178,6 @@ def own_part(batch: Batch, size: int) -> Batch:
         for name in batch.ids:
             empty["ids"][name] = PADDING_ID
         records = np.concatenate([records, empty])
-    part = size // jax.process_count()
-    first = part * jax.process_index()
-    return Batch.of(records[first : first + part], batch.locate)
+    share = size // jax.process_count()
+    first = share * jax.process_index()
+    return Batch.of(records[first : first + share], batch.locate)

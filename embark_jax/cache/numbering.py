@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers
+from embark_jax.cache.sharing import tell_all_keys
 from embark_jax.data import Batch
 from embark_jax.embedding.logical import TableRows
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import PADDING_ID
-from embark_jax.train.sharing import tell_all_keys
 
 
 class Numbering:
@@ -85,8 +85,10 @@ class Numbering:
                 for table, numbers in self._numbers.items()
                 for keys in [self._keys_in(batch, table)]
             ]
-            told = tell_all_keys(new)
-            for numbers, keys in zip(self._numbers.values(), told, strict=True):
+            new_everywhere = tell_all_keys(new)
+            for numbers, keys in zip(
+                self._numbers.values(), new_everywhere, strict=True
+            ):
                 numbers.add(keys)
             numbered = self._replaced(
                 batch, lambda table, keys: self._numbers[table].find(keys)
@@ -118,9 +120,9 @@ class Numbering:
             numbers = numbers_of(table, self._keys_in(batch, table))
             for name in names:
                 held = batch.ids[name] != PADDING_ID
-                mine, numbers = np.split(numbers, [np.count_nonzero(held)])
+                of_feature, numbers = np.split(numbers, [np.count_nonzero(held)])
                 ids[name] = np.full(held.shape, PADDING_ID, np.int32)
-                ids[name][held] = mine
+                ids[name][held] = of_feature
         return dataclasses.replace(batch, ids=ids)
 
     def _keys_in(self, batch: Batch, table: str) -> np.ndarray:

@@ -1,0 +1,339 @@
+"""The rows of cached tables: slots, key indexes and row stores, kept in agreement.
+
+The devices get, in this order: the route of a batch, which changes the indexes and says
+which rows move; the swap that moves them; the step. Routes and swaps come in pairs and
+in the order of batches, so that whatever becomes of a step, a row is where the indexes
+say, or else in the store. One thread works on the store: it first writes the rows that
+a swap put out, then reads those that the next swap takes in. It reads no stale row.
+
+With look-ahead, the devices get the route of a batch before the step ahead of it: its
+rows are read while that step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embark_jax.cache.figures import CacheFigures
+from embark_jax.cache.kept_slots import Kept
+from embark_jax.cache.key_index import Moves
+from embark_jax.cache.numbering import Numbering
+from embark_jax.cache.programs import (
+    Demand,
+    Incoming,
+    grow_directories,
+    grow_slots,
+    init_indexes,
+    make_put,
+    make_take,
+    resolve_routes,
+)
+from embark_jax.cache.slots_needed import check_slots
+from embark_jax.cache.stored_rows import ROWS_AT_ONCE
+from embark_jax.cache.table_stores import Keys, TableStores
+from embark_jax.embedding.arrays import Routes, TableState
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import DeviceBatch
+from embark_jax.embedding.micro_batches import route_batch
+from embark_jax.embedding.rules import AnyRule
+
+NO_UNSEEN_KEYS: Keys = MappingProxyType({})
+
+
+class PendingBatch(NamedTuple):
+    """A batch whose route was made, and whose rows are being read.
+
+    Attributes:
+      batch: the batch as the devices have it.
+      routes: routes to slots.
+      demands: demand on each storage.
+      rows: rows that come, by storage, once they are read.
+    """
+
+    batch: DeviceBatch
+    routes: Routes
+    demands: dict[str, Demand]
+    rows: Future[dict[str, Incoming]]
+
+    @property
+    def moves(self) -> dict[str, Moves]:
+        return {name: demand.moves for name, demand in self.demands.items()}
+
+
+class Loan(NamedTuple):
+    """Slots that a scored batch has borrowed: the moves that give them back."""
+
+    moves: dict[str, Moves]
+    rows: dict[str, Incoming]
+
+
+class CachedRows:
+    """The rows of cached tables, as described above; a ``Router``.
+
+    Args:
+      collection: the embedding tables.
+      optimizer: optimizer of their rows.
+      key: JAX random key of the initial rows.
+      numbering: numbers of the keys of dynamic tables.
+      micro_batches: number of micro-batches of a batch of training.
+      look_ahead: whether rows of the batch after are read during a step.
+      scratch: folder for stores on disk; None takes the system's for temporary files.
+
+    Raises:
+      StoreError: if there is no room for a store.
+    """
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        optimizer: AnyRule,
+        key: jax.Array,
+        numbering: Numbering,
+        micro_batches: int = 1,
+        look_ahead: bool = False,
+        scratch: Path | None = None,
+    ):
+        self._optimizer, self._key, self._numbering = optimizer, key, numbering
+        self._micro_batches, self._look_ahead = micro_batches, look_ahead
+        self._worker = ThreadPoolExecutor(1, "row-store")
+        self._pending: PendingBatch | None = None
+        # A batch whose rows are in slots, and whose step was not taken yet; whether its
+        # routes are for an earlier plan.
+        self._present: PendingBatch | None = None
+        self._present_is_stale = False
+        self._written: Future | None = None
+        self._stores = TableStores(collection, optimizer, key, numbering, scratch)
+        self.use(collection)
+        self._figures = CacheFigures()
+        self._indexes = init_indexes(collection)
+
+    def use(self, collection: EmbeddingCollection) -> None:
+        """Changes to a plan of other capacities."""
+        self._collection, self._storages = collection, collection.cached
+        self._present_is_stale = True
+        self._take = make_take(collection, self._optimizer)
+        self._put = make_put(collection, self._optimizer)
+
+        def resolve(indexes, batch, micro_batches):
+            routes = route_batch(collection, batch, micro_batches)
+            return resolve_routes(collection, indexes, routes, micro_batches)
+
+        self._resolve = jax.jit(resolve, donate_argnums=0, static_argnums=2)
+        self._try_to_resolve = jax.jit(
+            lambda indexes, batch, micro_batches: resolve(
+                indexes, batch, micro_batches
+            )[1:],
+            static_argnums=2,
+        )
+
+    def prepare(
+        self, tables: TableState, batch: DeviceBatch, following: DeviceBatch | None
+    ) -> tuple[TableState, Routes | None, DeviceBatch | None]:
+        """Brings the rows of a batch into slots; see ``Router``.
+
+        Raises:
+          TooFewSlotsError: if the slots cannot hold the rows; the tables are as before.
+        """
+        if not self._look_ahead:
+            following = None
+            if batch.hot:  # needs no row in a slot
+                return tables, None, None
+        if self._pending is not None and self._pending.batch is not batch:
+            tables = self.bring_pending(tables)
+        if self._present is not None and self._present.batch is batch:
+            check_slots(self._present.demands, self._storages)
+            present, self._present = self._present, None
+            self._count(present, tables)
+            routes = present.routes
+            if self._present_is_stale:  # its rows are there, and were counted
+                routes, _ = self._try_to_resolve(
+                    self._indexes, batch, self._micro_batches
+                )
+            if following is not None:
+                self._pending = self._route(following)
+                self._start_reading(self._pending)
+            return tables, routes, None
+        self._present = None  # others' rows may take its slots
+        if self._pending is None:
+            self._pending = self._route(batch)
+            self._start_reading(self._pending)
+        self._pending.rows.result()  # or it stays pending
+        check_slots(self._pending.demands, self._storages)
+        pending, self._pending = self._pending, None
+        self._count(pending, tables)
+        return self._bring(tables, pending, following), pending.routes, None
+
+    def keep(self, following: DeviceBatch | None, routes: Routes | None) -> None:
+        """Keeps nothing: routes of cached tables are made outside of steps."""
+
+    def bring_pending(self, tables: TableState) -> TableState:
+        """Brings the rows of the pending batch, if there is one."""
+        if self._pending is None:
+            return tables
+        pending, self._pending = self._pending, None
+        tables = self._bring(tables, pending, None)
+        self._present, self._present_is_stale = pending, False
+        return tables
+
+    def lend(
+        self, tables: TableState, batch: DeviceBatch, unseen: Keys = NO_UNSEEN_KEYS
+    ) -> tuple[TableState, Routes | None, Loan]:
+        """Lends slots to the rows of a batch that is scored: indexes and stores do not
+        change; see ``Router``.
+
+        Raises:
+          TooFewSlotsError: if the slots cannot hold the rows; the tables are as before.
+        """
+        tables = self.bring_pending(tables)
+        routes, demands = self._try_to_resolve(self._indexes, batch, 1)
+        borrower = PendingBatch(batch, routes, demands, Future())
+        self._start_reading(borrower, unseen)
+        rows = borrower.rows.result()
+        check_slots(demands, self._storages)
+        tables, outgoing = self._swap(tables, borrower.moves, rows)
+        back = {
+            name: incoming._replace(
+                rows=outgoing[name], fresh=jnp.zeros_like(incoming.fresh)
+            )
+            for name, incoming in rows.items()
+        }
+        return tables, routes, Loan(borrower.moves, back)
+
+    def give_back(self, tables: TableState, loan: Loan) -> TableState:
+        """Returns the tables as they were before ``lend``."""
+        return self._swap(tables, loan.moves, loan.rows)[0]
+
+    def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
+        """Returns the tables, which ``bring_pending`` gave, with more slots for a plan
+        with more room for dynamic tables; ``use`` must take that plan next.
+
+        Raises:
+          StoreError: if there is no more room; nothing has changed.
+        """
+        self._wait_for_writes()
+        self._stores.grow(collection)
+        self._indexes, storages, states = grow_slots(
+            collection, self._indexes, tables.storages, tables.optimizer
+        )
+        return TableState(storages, states)
+
+    def stored(self, tables: TableState) -> TableState:
+        """Returns the tables with all rows of cached ones as they lie in the stores,
+        which are brought up to date. It takes tables that ``bring_pending`` gave; the
+        result is good until the next batch."""
+        self._wait_for_writes()
+        return self._stores.filled(self._collection, tables, self._indexes)
+
+    def unfilled(self, tables: TableState) -> TableState:
+        """Returns tables like ``stored``, but with any values and no keys: a checkpoint
+        is restored into them."""
+        self._wait_for_writes()
+        return self._stores.arrays(tables, None)
+
+    def figures(self) -> dict[str, float]:
+        """Returns what ``CacheFigures.take`` does, and the number of keys of each
+        dynamic table."""
+        return self._figures.take() | self._numbering.figures()
+
+    def restore(self, tables: TableState, slots: TableState) -> TableState:
+        """Takes over the values that were written into the arrays of ``unfilled``.
+
+        Args:
+          tables: tables with those arrays.
+          slots: tables that give the slots, whatever is in them.
+        """
+        self._pending = self._present = None
+        self._indexes = init_indexes(self._collection)
+        tables, kept = self._stores.restore(tables, slots)
+        return self._with_kept(tables, kept) if kept else tables
+
+    def _with_kept(
+        self, tables: TableState, kept: Mapping[str, Mapping[Any, Kept]]
+    ) -> TableState:
+        """Gives rows of dynamic tables the slots that they had."""
+        for name, kept_by_device in kept.items():
+            fields = self._stores[name].kept_index(kept_by_device)
+            self._indexes[name] = self._indexes[name]._replace(**fields)
+        self._indexes = grow_directories(self._collection, self._indexes, 1)
+        slots = max(self._storages[name].slots_per_device for name in kept)
+        for first in range(0, slots, ROWS_AT_ONCE):
+            moves, rows = {}, {}
+            for name in self._storages:
+                kept_by_device = kept.get(name, {})
+                moves[name], rows[name] = self._stores[name].kept_rows(
+                    kept_by_device, first
+                )
+            tables, _ = self._swap(tables, moves, rows)
+        return tables
+
+    def _route(self, batch: DeviceBatch) -> PendingBatch:
+        """Starts the route of a batch, and waits for nothing."""
+        self._indexes, routes, demands = self._resolve(
+            self._indexes, batch, self._micro_batches
+        )
+        return PendingBatch(batch, routes, demands, Future())
+
+    def _start_reading(
+        self, pending: PendingBatch, unseen: Keys = NO_UNSEEN_KEYS
+    ) -> None:
+        """Starts reading the rows that a batch needs, once other rows are written."""
+        written = self._written
+
+        def read():
+            try:
+                if written is not None:
+                    written.result()  # or raises why not
+                rows = self._stores.read(pending.demands, unseen)
+                pending.rows.set_result(rows)
+            except BaseException as error:
+                pending.rows.set_exception(error)
+
+        self._worker.submit(read)
+
+    def _bring(
+        self, tables: TableState, pending: PendingBatch, following: DeviceBatch | None
+    ) -> TableState:
+        """Brings rows into slots and starts to write those that leave, then to read
+        those of the batch after, if it is given."""
+        rows = pending.rows.result()
+        homeless = [np.asarray(demand.most)[2] for demand in pending.demands.values()]
+        if any(homeless):
+            self._indexes = grow_directories(self._collection, self._indexes)
+        if following is not None:
+            self._pending = self._route(following)
+        tables, outgoing = self._swap(tables, pending.moves, rows)
+        self._written = self._worker.submit(
+            self._stores.write, pending.demands, outgoing
+        )
+        if self._pending is not None:
+            self._start_reading(self._pending)
+        return tables
+
+    def _swap(
+        self,
+        tables: TableState,
+        moves: Mapping[str, Moves],
+        rows: Mapping[str, Incoming],
+    ) -> tuple[TableState, dict[str, jax.Array]]:
+        """Puts rows into slots; returns those that leave, too."""
+        outgoing = self._take(*tables, moves, rows)
+        storages, states = self._put(*tables, self._key, moves, rows)
+        return TableState(storages, states), outgoing
+
+    def _count(self, pending: PendingBatch, tables: TableState) -> None:
+        """Counts a batch once its rows are there. The devices waited for them if the
+        tables, as the step before leaves them, are ready."""
+        array: Any = next(iter(tables.storages.values()))
+        self._figures.count(pending.demands, late=array.is_ready())
+
+    def _wait_for_writes(self) -> None:
+        if self._written is not None:
+            self._written.result()
