@@ -10,7 +10,7 @@ import pytest
 
 from embark_jax.launch.stopping import Stop
 from embark_jax.planner.cost.phases import PHASES
-from embark_jax.train.trainer import Trainer
+from embark_jax.train.engine import Engine
 from tests import runs
 
 LAST = 10
@@ -39,7 +39,7 @@ def scopes(xplane: bytes) -> set[str]:
 def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkeypatch):
     events = []
     begin, end = jax.profiler.start_trace, jax.profiler.stop_trace
-    apply, land = Trainer.apply, Trainer._land
+    start, land = Engine.start, Engine.land
 
     def noted(event, function):
         def call(*args, **options):
@@ -50,8 +50,8 @@ def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkey
 
     monkeypatch.setattr(jax.profiler, "start_trace", noted("begin", begin))
     monkeypatch.setattr(jax.profiler, "stop_trace", noted("end", end))
-    monkeypatch.setattr(Trainer, "apply", noted("dispatch", apply))
-    monkeypatch.setattr(Trainer, "_land", noted("land", land))
+    monkeypatch.setattr(Engine, "start", noted("dispatch", start))
+    monkeypatch.setattr(Engine, "land", noted("land", land))
     key = getattr(jax.config, KEY)
     rule = "embedding.optimizer.kind=rowwise_adagrad"
     outcome = train(tmp_path, "--profile", "4:6", SPLIT, rule)

@@ -17,6 +17,7 @@ from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
 from embark_jax.train import engine
+from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
@@ -150,8 +151,7 @@ def test_no_sharded_table_is_in_the_program():
         settings = (
             FlaxModel(WeightedSum()),
             collection,
-            optax.sgd(0.1),
-            ej.RowwiseAdagrad(0.5),
+            Optimizers(optax.sgd(0.1), ej.RowwiseAdagrad(0.5)),
         )
         state = abstract_state(*settings)
         step = make_train_step(*settings, state)
