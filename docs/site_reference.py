@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from embark_jax._base.config import Config, kind_of, sections
 from embark_jax.cli import app
 from embark_jax.config import ExperimentConfig
+from embark_jax.data.prepare.columns import Columns
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,7 +82,22 @@ def config_keys() -> str:
         "it on the command line as `section.key=value`; an unknown key is an error "
         "that names the nearest known key. `NAME` stands for a name of your choice.",
     ]
-    for prefix, section in each_section():
+    lines += _sections(each_section())
+    lines += [
+        "",
+        "## Columns of your own files",
+        "",
+        "`embark data prepare csv` and `parquet` take these keys, from the YAML file "
+        "of `--columns` or as `KEY=VALUE`.",
+    ]
+    lines += _sections(each_section(Columns))
+    return "\n".join([*lines, ""])
+
+
+def _sections(sections_: Iterator[tuple[str, type[Config]]]) -> list[str]:
+    """The lines of a table for each section."""
+    lines = []
+    for prefix, section in sections_:
         kind, fields = "", section.model_fields
         # One section may have several kinds, or each of several sections one.
         chosen_inside = (
@@ -106,7 +122,7 @@ def config_keys() -> str:
                 shown = f"`{_plain(default)}`"
             text = _cell(_prose(field.description or ""))
             lines.append(f"| `{name}` | {_cell(_type(field))} | {shown} | {text} |")
-    return "\n".join([*lines, ""])
+    return lines
 
 
 def each_section(

@@ -69,6 +69,8 @@ CLEAN_ROOMS = (
     "config",
     "cache",
     "simulator",
+    "data",
+    "cli",
 )
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {
@@ -94,6 +96,10 @@ RETIRED_WORDS = {
 """Words of which no name is made. Words that are retired in one sense, and have another
 in the field, are left out: the output of a model, a position in a sequence, a training
 run, a level of compression, lines of text."""
+NOUN_ROOMS = ("statistics", "metrics", "report", "config", "data")
+"""Rooms in which no variable is one of ``PRONOUNS``."""
+PRONOUNS = {"each", "given", "known", "most"}
+"""Pronouns and participles, which do not say what a variable holds."""
 NAMES_IN_CHECKPOINTS = {"asked_at", "times_asked"}
 """Fields of a key index by whose names checkpoints know them."""
 
@@ -223,6 +229,18 @@ def test_names_are_made_of_no_retired_words(room):
         for line, name in identifiers(path)
         if name not in NAMES_IN_CHECKPOINTS
         and retired & set(WORDS.sub("_", name).lower().split("_"))
+    ]
+    assert not offenders
+
+
+@pytest.mark.parametrize("room", NOUN_ROOMS)
+def test_variables_are_nouns(room):
+    offenders = [
+        f"{name_of(path)}:{line}: {name}"
+        for path in MODULES
+        if layer_of(path) == room
+        for line, name in identifiers(path)
+        if name in PRONOUNS
     ]
     assert not offenders
 

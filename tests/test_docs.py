@@ -19,6 +19,7 @@ import embark_jax
 from docs import pictures, site_reference
 from embark_jax import cli
 from embark_jax.config import ExperimentConfig, reading
+from embark_jax.data.prepare.columns import Columns
 from embark_jax.planner import read_table_list
 from embark_jax.plans import fleet
 from tests import runs
@@ -136,6 +137,8 @@ def test_yaml_is_understood(page, tmp_path):
             fleet.load(str(path))
         elif "tables" in data:
             read_table_list(block.code)
+        elif "label" in data:
+            Columns.model_validate(data)
         else:
             if "data" not in data:
                 path.write_text("data: {kind: synthetic}\n" + block.code)
@@ -255,7 +258,8 @@ def test_every_command_and_option_is_explained():
 
 def test_every_config_key_is_explained():
     page = site_reference.config_keys()
-    for prefix, section in site_reference.each_section(ExperimentConfig):
+    configs = site_reference.each_section(ExperimentConfig)
+    for prefix, section in (*configs, *site_reference.each_section(Columns)):
         assert f"`{prefix}`" in page or not prefix
         for name, field in section.model_fields.items():
             assert name == "kind" or field.description, f"{prefix}.{name}"

@@ -63,18 +63,12 @@ class Trained:
                 self.raw,
                 "--out",
                 self.data,
-                "--label",
-                "stars",
-                "--positive-from",
-                3,
-                "--time",
-                "when",
-                "--list",
-                "genres",
-                "--dense",
-                "price=log",
-                "--dense",
-                "age=quantiles:6",
+                "label=stars",
+                "positive_from=3",
+                "time=when",
+                'features.genres={separator: "|"}',
+                "dense.price=log",
+                "dense.age={transform: quantiles, quantiles: 6}",
             ),
             ("train", config, "--workdir", self.workdir),
         ):
@@ -197,8 +191,8 @@ def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
         text[text.index("{kind: dcn") : text.index("\nembedding")], model
     )
     config, run, out = runs.write_config(tmp_path, text), tmp_path / "run", "scores.csv"
-    labels = "--label", "like", "--label", "love"
-    done = embark("data", "prepare", "csv", "--raw", raw, "--out", data, *labels)
+    labels = "labels=[like, love]"
+    done = embark("data", "prepare", "csv", labels, "--raw", raw, "--out", data)
     assert (done.code, done.err) == (0, "")
     done = embark("train", config, "train.task_weights={love: 0.5}", "--workdir", run)
     assert (done.code, done.err) == (0, "")

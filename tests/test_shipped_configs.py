@@ -150,7 +150,7 @@ def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
     assert [model.without_data for model in plans] == [False, True]
     assert plans[0].plan == plans[1].plan
     assert plans[0].features == plans[1].features
-    assert plans[0].dense_features == plans[1].dense_features
+    assert plans[0].description.dense_features == plans[1].description.dense_features
 
 
 @pytest.mark.parametrize(

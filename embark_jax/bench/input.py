@@ -38,7 +38,7 @@ def measure_input(
       The medians ``samples_per_s``, ``batch_ms`` and ``bytes_per_s``; the latter also
       for a copy and a gather of a batch's rows; and what was measured.
     """
-    dataset, tables, features = read_dataset(config)
+    dataset, _, tables, features = read_dataset(config)
     check = batch_checker(config, dataset, tables, features)
     size = config.train.batch_size
     batches = max(1, samples // size)

@@ -35,9 +35,9 @@ app = Commands(
 )
 
 
-def show_version(asked: bool) -> None:
-    """Prints the version and ends the command, if the user asked for it."""
-    if asked:
+def show_version(is_set: bool) -> None:
+    """Prints the version and ends the command, if the option is set."""
+    if is_set:
         print("embark_jax", importlib.metadata.version("embark_jax"))
         raise typer.Exit
 

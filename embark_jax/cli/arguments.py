@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
 
 from embark_jax.cli.errors import printable
 from embark_jax.planner.request.workload import STATE_VALUES
@@ -42,6 +53,9 @@ TrustCode = Annotated[
         "--trust-code",
         help="Let a model of your own run the code that the folder brings along.",
     ),
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Rounds to time; the median is shown.")
 ]
 Jobs = Annotated[
     int,
@@ -111,6 +125,49 @@ WireGradients = Annotated[
 def load_fleet(name: str | None, nodes: int | None) -> Fleet:
     """Loads the fleet that ``--fleet`` and ``--nodes`` name."""
     return fleets.load(name or DEFAULT_FLEET, 1 if nodes is None else nodes)
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows a bar for each stage of some work on a terminal. The function that it gives
+    takes the stage, how far it is, and where it ends."""
+    columns = (
+        TextColumn("{task.description:6}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks = {}
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield update
+
+
+def show_table(
+    title: str | None, formats: Mapping[str, str], rows: Iterable[Iterable[Any]]
+) -> None:
+    """Prints a table of names and, right of them, numbers.
+
+    Args:
+      title: title of the table.
+      formats: heading of each column, and the format of its numbers, such as ",".
+      rows: values of each row; texts are shown as they are.
+    """
+    first, *others = formats
+    table = Table(Column(first, overflow="fold"), title=title)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = zip(row, formats.values(), strict=True)
+        table.add_row(
+            *(escape(x) if isinstance(x, str) else format(x, spec) for x, spec in cells)
+        )
+    console.print(table)
 
 
 def say(text: str) -> None:

@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.cli.arguments import (
     ConfigFile,
     Overrides,
+    Rounds,
     console,
     say,
+    show_table,
 )
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.paths import Commands
@@ -28,6 +28,8 @@ app = Commands(
     help="Measure this machine. Figures are medians after a warm-up.",
     no_args_is_help=True,
 )
+CASE_KEYS = ("op", "width", "dtype", "about")
+"""What tells a case of the kernels' check from others."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -35,9 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 def step(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds to time; the median is shown.")
-    ] = 7,
+    rounds: Rounds = 7,
     as_json: AsJson = False,
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
@@ -63,9 +63,7 @@ def input_pipeline(
     samples: Annotated[
         int, typer.Option(min=1, help="Samples to read in a round.")
     ] = 1_000_000,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds to time; the median is shown.")
-    ] = 3,
+    rounds: Rounds = 3,
     as_json: AsJson = False,
 ) -> None:
     """Time the input pipeline alone, to compare with the train step."""
@@ -132,9 +130,7 @@ def kernels(
     ids: Annotated[
         int, typer.Option(min=1, help="Largest number of ids in a batch.")
     ] = 2**20,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds to time; the median is shown.")
-    ] = 7,
+    rounds: Rounds = 7,
     tune: Annotated[
         bool,
         typer.Option(
@@ -195,10 +191,10 @@ def _check_kernels(as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
     else:
-        console.print(_check_table(rows))
+        _show_checks(rows)
         for row in failed:
-            what = (row.get(name) for name in ("op", "width", "dtype", "about"))
-            say(f"{' '.join(str(each) for each in what if each)}: {row['problem']}")
+            case = " ".join(str(row[key]) for key in CASE_KEYS if row.get(key))
+            say(f"{case}: {row['problem']}")
         say(f"{len(rows) - len(failed)} of {len(rows)} cases passed")
         why = why_plain_xla()
         say(f"embedding.kernels=auto takes {f'xla: {why}' if why else 'mosaic_gpu'}")
@@ -206,20 +202,17 @@ def _check_kernels(as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _check_table(rows: list[dict]) -> Table:
-    """Errors are relative to what a result would be if nothing in it cancelled."""
-    table = Table(title="Check of the GPU kernels")
-    for column in ("op", "case", "width", "dtype", "largest error", "limit", "verdict"):
-        table.add_column(column)
+def _show_checks(rows: list[dict]) -> None:
+    """Prints the cases; errors are relative to what a result would be if nothing in it
+    cancelled."""
+    formats = {"op": "", "width": "", "dtype": "", "case": ""}
+    formats |= {"largest error": ".1e", "limit": ".1e", "verdict": ""}
+    cells = []
     for row in rows:
-        what = (row.get(name) for name in ("op", "about", "width", "dtype"))
-        figures = (row["error"], row["limit"])
-        table.add_row(
-            *(escape(str(each or "")) for each in what),
-            *("" if each is None else f"{each:.1e}" for each in figures),
-            "no" if row["problem"] else "yes",
-        )
-    return table
+        case = (str(row.get(key) or "") for key in CASE_KEYS)
+        figures = ("" if row[key] is None else row[key] for key in ("error", "limit"))
+        cells.append((*case, *figures, "no" if row["problem"] else "yes"))
+    show_table("Check of the GPU kernels", formats, cells)
 
 
 def _show(result: dict, as_json: bool) -> None:

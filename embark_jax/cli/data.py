@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, track
-from rich.table import Column, Table
+from rich.progress import track
 
 from embark_jax.cli import prepare
-from embark_jax.cli.arguments import Overrides, console, say
+from embark_jax.cli.arguments import Overrides, console, progress_bars, say, show_table
 from embark_jax.cli.paths import Commands
 from embark_jax.config import ExperimentConfig, PreparedConfig, reading
 from embark_jax.statistics.accesses import Statistics
@@ -51,15 +51,12 @@ def verify(
     ],
 ) -> None:
     """Read all files of prepared data and compare their hashes with the manifest."""
-    from embark_jax.data.verify import verify
+    from embark_jax.data import manifest
 
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("verify")
-        found = verify(
-            folder,
-            lambda done, total: progress.update(task, completed=done, total=total),
-        )
-    say(f"{found.files:,} files, {found.bytes:,} bytes: all match the manifest")
+    with progress_bars() as progress:
+        files = manifest.verify(folder, functools.partial(progress, "verify"))
+    total = sum(file.bytes for file in files)
+    say(f"{len(files):,} files, {total:,} bytes: all match the manifest")
 
 
 @app.command("stats")
@@ -98,70 +95,48 @@ def stats(
         config = reading.load(config_file, overrides or ())
     from embark_jax.run.dataset import sample_accesses
 
-    found = sample_accesses(
+    statistics = sample_accesses(
         config,
         samples,
         lambda steps: track(
             steps, "reading", console=console, transient=True, disable=len(steps) < 2
         ),
     )
-    _show(found)
+    _show(statistics)
     if out is not None:
-        out.write_text(found.to_json())
+        out.write_text(statistics.to_json())
         say(f"statistics written to {out}")
     if plot is not None:
         from embark_jax.report.figures import accesses
 
-        accesses(found).savefig(plot)
+        accesses(statistics).savefig(plot)
         say(f"plot written to {plot}")
 
 
-def _show(found: Statistics) -> None:
-    title = f"Bags of {found.samples:,} samples"
-    features = Table(Column("feature", overflow="fold"), title=title)
-    for heading in ("ids per bag, mean", "largest", "unique ids"):
-        features.add_column(heading, justify="right")
-    for name, bags in found.features.items():
-        features.add_row(
-            name,
-            f"{bags.mean_hotness:.2f}",
-            str(bags.max_hotness),
-            f"{bags.ids_seen:,}",
-        )
-    console.print(features)
-    tables = Table(Column("table", overflow="fold"), title="Accesses of rows")
-    for heading in (
-        "rows",
-        "seen",
-        "accesses",
-        "share of hottest 1 %",
-        "Zipf exponent",
-    ):
-        tables.add_column(heading, justify="right")
-    for name, table in found.tables.items():
+def _show(statistics: Statistics) -> None:
+    show_table(
+        f"Bags of {statistics.samples:,} samples",
+        {"feature": "", "ids per bag, mean": ".2f", "largest": "", "unique ids": ","},
+        (
+            (name, bags.mean_hotness, bags.max_hotness, bags.ids_seen)
+            for name, bags in statistics.features.items()
+        ),
+    )
+    formats = {"table": "", "rows": ",", "seen": ",", "accesses": ","}
+    formats |= {"share of hottest 1 %": ".1%", "Zipf exponent": ".2f"}
+    rows = []
+    for name, table in statistics.tables.items():
         histogram = table.histogram
         hottest = histogram.share_of_hottest(math.ceil(table.rows / 100))
-        tables.add_row(
-            name,
-            f"{table.rows:,}",
-            f"{histogram.rows_seen:,}",
-            f"{histogram.accesses:,}",
-            f"{hottest:.1%}",
-            f"{table.zipf_exponent:.2f}",
-        )
-    console.print(tables)
-    sureness = Table(
-        Column("table", overflow="fold"),
-        title="Hottest rows of one half of the samples, in the other half",
+        accesses = (histogram.rows_seen, histogram.accesses, hottest)
+        rows.append((name, table.rows, *accesses, table.zipf_exponent))
+    show_table("Accesses of rows", formats, rows)
+    show_table(
+        "Hottest rows of one half of the samples, in the other half",
+        {"table": "", "rows": ",", "hottest there too": ",", "share of accesses": ""},
+        (
+            (name, h.listed, h.agreed, f"{h.share:.2%} ± {h.share_error:.2%}")
+            for name, table in statistics.tables.items()
+            if (h := table.halves) is not None
+        ),
     )
-    for heading in ("rows", "hottest there too", "share of accesses"):
-        sureness.add_column(heading, justify="right")
-    for name, table in found.tables.items():
-        if (halves := table.halves) is not None:
-            sureness.add_row(
-                name,
-                f"{halves.listed:,}",
-                f"{halves.agreed:,}",
-                f"{halves.share:.2%} ± {halves.share_error:.2%}",
-            )
-    console.print(sureness)

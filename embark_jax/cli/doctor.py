@@ -55,9 +55,9 @@ def doctor() -> None:
 
 
 def _flag(name: str) -> str:
-    """The value of a flag of GPU_FLAGS: the user's, else ours."""
+    """Returns the value of a flag of GPU_FLAGS: the user's, else ours."""
     for flag in xla_flags().split():
-        given, _, value = flag.partition("=")
-        if given == name:
+        key, _, value = flag.partition("=")
+        if key == name:
             return value or "true"
     raise KeyError(name)

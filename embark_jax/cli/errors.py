@@ -48,8 +48,8 @@ def end_at_ctrl_c() -> NoReturn:
 def printable(text: str) -> str:
     """Escapes all characters that could control a terminal; line ends stay."""
     return "".join(
-        each
-        if each.isprintable() or each in "\n\t"
-        else each.encode("unicode_escape").decode()
-        for each in text
+        char
+        if char.isprintable() or char in "\n\t"
+        else char.encode("unicode_escape").decode()
+        for char in text
     )

@@ -8,7 +8,9 @@ import platform
 from pathlib import Path
 
 # From glibc's malloc.h: https://sourceware.org/glibc/manual/latest/html_node/
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
 NEVER = 2**31 - 1
 DEVICES = Path("/dev")
 
@@ -32,7 +34,7 @@ def keep_freed_memory() -> None:
 
 
 def has_gpu() -> bool:
-    """Whether JAX would use a GPU, as far as one can know before it starts."""
+    """Says whether JAX would use a GPU, as far as one can know before it starts."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] != "cpu"
     names = ("nvidia[0-9]*", "kfd", "dxg")  # NVIDIA, AMD, and WSL

@@ -22,10 +22,11 @@ class Commands(typer.Typer):
         def registered(function: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(function)
             def with_local_paths(**arguments: Any) -> Any:
-                for value in arguments.values():
-                    for each in value if isinstance(value, list) else [value]:
-                        if isinstance(each, Path):
-                            local(each)
+                for argument in arguments.values():
+                    values = argument if isinstance(argument, list) else [argument]
+                    for path in values:
+                        if isinstance(path, Path):
+                            local(path)
                 return function(**arguments)
 
             register(with_local_paths)

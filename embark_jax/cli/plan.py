@@ -29,7 +29,7 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.config import reading
 from embark_jax.plans.wire import Wire
-from embark_jax.report.records import plan_record
+from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import Report
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 

@@ -49,14 +49,14 @@ def plot(
 
 
 def _plans(workdirs: list[Path]) -> dict[str, str]:
-    """HTML of the runs' plans, folded, where a run has one."""
+    """Returns HTML of the runs' plans, folded, where a run has one."""
     from embark_jax.report.plan_page import fragment
 
-    found = {}
+    plans = {}
     for workdir in workdirs:
         if (path := workdir / "plan.json").exists():
             try:
-                found[str(workdir)] = fragment(Plan.from_json(read_text(path)))
+                plans[str(workdir)] = fragment(Plan.from_json(read_text(path)))
             except ValueError as error:
                 raise ConfigError(f"{path}: {error}") from None
-    return found
+    return plans

@@ -72,12 +72,12 @@ def predict(
             )
     if out is not None:
         say(f"probabilities of {len(columns):,} rows written to {out}")
-        each = (metrics.tasks or (metrics,)) if metrics else ()
-        for name, found in zip(scorer.tasks or ["their labels"], each, strict=False):
-            if found.auc is not None:
+        tasks = (metrics.tasks or (metrics,)) if metrics else ()
+        for name, task in zip(scorer.tasks or ["their labels"], tasks, strict=False):
+            if task.auc is not None:
                 say(
-                    f"compared with {name}: AUC {found.auc:.5f}, "
-                    f"loss {found.log_loss:.5f}"
+                    f"compared with {name}: AUC {task.auc:.5f}, "
+                    f"loss {task.log_loss:.5f}"
                 )
 
 

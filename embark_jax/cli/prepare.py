@@ -4,62 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from enum import StrEnum
+import pkgutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
-from embark_jax._base.config import ConfigError, nearest
-from embark_jax.cli import own_files
-from embark_jax.cli.arguments import ZipfExponent, console, say
-from embark_jax.config import ExperimentConfig, reading
+from embark_jax._base import yaml_text
+from embark_jax._base.config import ConfigError, nearest, read_text
+from embark_jax.cli.arguments import ZipfExponent, progress_bars, say, show_table
+from embark_jax.config import OWN_FILES, RECIPES, ExperimentConfig, reading
 from embark_jax.config.table_lists import experiment_of
+from embark_jax.config.validation import validated
+from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import DYNAMIC_KEYS
 
 if TYPE_CHECKING:
     from embark_jax.data.manifest import Manifest
+    from embark_jax.data.prepare.column_report import Report
+    from embark_jax.data.prepare.columns import Columns
     from embark_jax.planner import TableList
 
 TRAINING = "train.yaml"
 """The config that ``synth`` writes to train on its data."""
 
-Workers = Annotated[
+KEYS = "keys"
+"""Number of rows of a column that is hashed to keys of a dynamic table."""
+MAX_COLUMNS = 60
+"""A report shows at most this many columns."""
+
+WorkerCount = Annotated[
     int | None,
-    typer.Option(min=1, help="Worker processes; one per core by default."),
+    typer.Option(min=1, help="Worker threads; one per core by default."),
 ]
-
-
-class Split(StrEnum):
-    time = "time"
-    random = "random"
-
-
-class OnBadLine(StrEnum):
-    error = "error"
-    skip = "skip"
-
-
-class Missing(StrEnum):
-    zero = "zero"
-    mean = "mean"
 
 
 def prepare(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="One of criteo-kaggle, criteo-1tb, avazu, taobao, movielens-100k, "
-            "movielens-1m, csv or parquet."
+            metavar="DATASET",
+            help=f"One of {', '.join(RECIPES)}; or {' or '.join(OWN_FILES)}, for "
+            "files of your own.",
         ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="For csv and parquet: keys of --columns, such as label=clicked or "
+            "dense.price=log.",
+        ),
+    ] = None,
+    *,
     raw: Annotated[
         Path,
         typer.Option(
@@ -70,8 +68,16 @@ def prepare(
         Path,
         typer.Option(help="Folder to write; if it is incomplete, the command resumes."),
     ],
+    columns: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="For csv and parquet: says which column is the label, which are "
+            "numbers, which hold lists. All other columns are categories.",
+        ),
+    ] = None,
     split: Annotated[
-        Split | None,
+        SplitBy | None,
         typer.Option(
             help="How to split: time holds out the latest samples, random splits "
             "8:1:1; by default what is usual for the data set."
@@ -103,169 +109,55 @@ def prepare(
         typer.Option(
             help="Stop at the first bad line, or skip bad lines and count them."
         ),
-    ] = OnBadLine.error,
-    workers: Workers = None,
-    multi_hot: Annotated[
-        bool,
-        typer.Option("--multi-hot", help="For criteo-1tb: make the bags of MLPerf."),
-    ] = False,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="For csv and parquet: column of the label, label by default; given "
-            "several times, of several labels."
-        ),
-    ] = None,
-    positive_from: Annotated[
-        float | None,
-        typer.Option(
-            help="For csv and parquet: labels, such as stars, count as 1 from this "
-            "value on."
-        ),
-    ] = None,
-    weight: Annotated[
-        str | None,
-        typer.Option(help="For csv and parquet: column of the weight of a sample."),
-    ] = None,
-    dense: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=TRANSFORM]",
-            help="For csv and parquet: a column of numbers; TRANSFORM is log, "
-            "standardize or quantiles:N.",
-        ),
-    ] = None,
-    feature: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="For csv and parquet: a column of categories; by default all other "
-            "columns are."
-        ),
-    ] = None,
-    list_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--list",
-            metavar="NAME[=SEPARATOR]",
-            help="For csv and parquet: a column of lists in text.",
-        ),
-    ] = None,
-    sequence: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=SEPARATOR]",
-            help="For csv and parquet: lists whose order counts, the latest last.",
-        ),
-    ] = None,
-    share: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=OTHER",
-            help="For csv and parquet: a column that reads the table of another.",
-        ),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(help="For csv and parquet: a column to leave out."),
-    ] = None,
-    longest: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="For csv and parquet: largest number of values of a list to keep.",
-        ),
-    ] = None,
-    missing: Annotated[
-        Missing, typer.Option(help="For csv and parquet: what missing numbers become.")
-    ] = Missing.zero,
-    time: Annotated[
-        str | None,
-        typer.Option(
-            help="For csv and parquet: a column of times; the latest samples are held "
-            "out."
-        ),
-    ] = None,
-    split_column: Annotated[
-        str | None,
-        typer.Option(
-            help="For csv and parquet: a column that says train, validation or test."
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(
-            help="For csv and parquet: separator between columns of text; a comma by "
-            "default."
-        ),
-    ] = None,
-    columns: Annotated[
-        Path | None,
-        typer.Option(
-            help="For csv and parquet: a YAML file with all of these instead."
-        ),
-    ] = None,
+    ] = "error",
+    workers: WorkerCount = None,
 ) -> None:
-    """Prepare a data set for training: ids, numbers, splits, memory-mapped files."""
-    from embark_jax.data.prepare import run
-    from embark_jax.data.prepare.datasets import DATASETS, Request
+    """Prepare a data set for training: ids, numbers, splits, memory-mapped files.
 
-    if dataset not in DATASETS:
-        raise ConfigError(f"dataset is {dataset!r}; {nearest(dataset, DATASETS)}")
-    known = DATASETS[dataset]
-    made_from: dict[str, Any] = {"dataset": dataset, "multi_hot": multi_hot}
-    asked = own_files.columns_of(
-        columns,
-        label=label or (),
-        positive_from=positive_from,
-        weight=weight,
-        dense=dense or (),
-        missing=missing.value,
-        feature=feature or (),
-        list_=list_ or (),
-        sequence=sequence or (),
-        share=share or (),
-        longest=longest,
-        ignore=tuple(ignore or ()),
-        time=time,
-        split=split_column,
-        separator=separator,
-    )
-    if dataset in ("csv", "parquet"):
-        made_from["columns"] = asked.model_dump(mode="json")
-    recipe = known.recipe(Request(raw, asked, multi_hot))
-    usual = "time" if recipe.says_split else known.split
+    For files of your own: embark data prepare csv label=clicked dense.price=log
+    --raw clicks.csv --out prepared
+    """
+    from embark_jax.data.pipeline import Workers, cores
+    from embark_jax.data.prepare import run
+
+    made_from: dict[str, Any] = {"dataset": dataset}
+    if dataset in OWN_FILES:
+        described = _columns(columns, overrides or ())
+        made_from["columns"] = described.model_dump(mode="json")
+        recipe = pkgutil.resolve_name(OWN_FILES[dataset])(raw, described)
+    elif dataset not in RECIPES:
+        hint = nearest(dataset, (*RECIPES, *OWN_FILES))
+        raise ConfigError(f"dataset is {dataset!r}; {hint}")
+    elif columns or overrides:
+        raise typer.BadParameter(
+            f"the columns of {dataset} are known: --columns and KEY=VALUE are for "
+            f"{' and '.join(OWN_FILES)}"
+        )
+    else:
+        recipe = pkgutil.resolve_name(RECIPES[dataset])(raw)
     options = run.Options(
-        split=usual if split is None else split.value,
+        split=split or recipe.usual_split,
         min_count=min_count,
         max_rows=max_rows,
         hashed=hashed,
-        hash_columns=own_files.hashed_of(hash_column or ()),
-        on_bad_line=on_bad_line.value,
+        hash_columns=_hashed(hash_column or ()),
+        on_bad_line=on_bad_line,
     )
-    with _Stages() as stages:
-        prepared = run.prepare(
-            recipe,
-            out,
-            options,
-            made_from,
-            workers=workers,
-            progress=stages.update,
-        )
+    with progress_bars() as progress:
+        threads = Workers(workers or cores(), progress)
+        prepared = run.prepare(recipe, out, options, made_from, threads)
     manifest = prepared.manifest
     if prepared.already:
         say("already prepared, nothing was read: raw files and options are the same")
-    if prepared.report is not None:
-        own_files.show(prepared.report)
+    _show(prepared.report)
     _say_what(manifest, out)
-    if manifest.raw_rows is not None:
-        kept = sum(map(manifest.rows, manifest.parts))
-        say(
-            f"of {manifest.raw_rows:,} lines or rows of the raw files {kept:,} are "
-            f"samples, {manifest.skipped_lines:,} are left out"
-        )
+    samples = sum(map(manifest.rows, manifest.files))
+    say(
+        f"of {manifest.raw_rows:,} lines or rows of the raw files {samples:,} are "
+        f"samples, {manifest.skipped_lines:,} are left out"
+    )
     for name, count in manifest.missing_dense.items():
-        share_missing = count / sum(map(manifest.rows, manifest.parts))
-        say(f"column {name!r}: {count:,} missing values ({share_missing:.1%}) are 0")
+        say(f"column {name!r}: {count:,} missing values ({count / samples:.1%}) are 0")
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
         for line in prepared.skipped[:5]:
@@ -298,13 +190,14 @@ def synth(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the samples and of the teacher.")
     ] = 0,
-    workers: Workers = None,
+    workers: WorkerCount = None,
 ) -> None:
     """Make synthetic data for a model: power-law ids, labels from a teacher model."""
     from embark_jax.data import SyntheticClicks
-    from embark_jax.data.prepare import synthetic
+    from embark_jax.data.pipeline import Workers, cores
+    from embark_jax.data.prepare import synthetic_files
+    from embark_jax.data.synthetic import check_drawing_memory
     from embark_jax.planner import load_table_list
-    from embark_jax.run.dataset import check_drawing_memory
 
     listed = load_table_list(model)
     tables, features = listed.specs()
@@ -326,10 +219,9 @@ def synth(
     options = {k: v for k, v in made_from.items() if k not in ("tables", "features")}
     check_drawing_memory(features)
     data = SyntheticClicks(tables, features, **options)
-    with _Stages() as stages:
-        manifest = synthetic.write(
-            data, out, made_from, workers=workers, progress=stages.update
-        )
+    with progress_bars() as progress:
+        threads = Workers(workers or cores(), progress)
+        manifest = synthetic_files.write(data, out, made_from, threads)
     _say_what(manifest, out)
     config = _training(listed, Path(model).stem, rows, out)
     reading.save(config, out / TRAINING)
@@ -337,19 +229,19 @@ def synth(
 
 
 def _training(listed: TableList, name: str, rows: int, out: Path) -> ExperimentConfig:
-    """The config that trains a list's model. It leaves table sizes to the data, and its
-    batch gives an epoch at least a hundred steps."""
-    found = experiment_of(listed)
-    for table in found["embedding"]["tables"].values():
+    """Returns the config that trains a list's model. It leaves table sizes to the data,
+    and its batch gives an epoch at least a hundred steps."""
+    experiment = experiment_of(listed)
+    for table in experiment["embedding"]["tables"].values():
         del table["rows"]
     if listed.batch is not None:
-        found["train"]["batch_size"] = min(listed.batch, math.ceil(rows / 100))
+        experiment["train"]["batch_size"] = min(listed.batch, math.ceil(rows / 100))
     data = {"kind": "prepared", "path": out.resolve()}
-    return ExperimentConfig.model_validate(found | {"name": name, "data": data})
+    return ExperimentConfig.model_validate(experiment | {"name": name, "data": data})
 
 
 def _say_what(manifest: Manifest, out: Path) -> None:
-    samples = [f"{manifest.rows(split):,} {split}" for split in manifest.parts]
+    samples = [f"{manifest.rows(split):,} {split}" for split in manifest.files]
     counts = [rows for rows in manifest.table_rows.values() if rows != DYNAMIC_KEYS]
     tables = f"{sum(counts):,} rows of {len(counts)} tables"
     if by_key := len(manifest.table_rows) - len(counts):
@@ -357,28 +249,78 @@ def _say_what(manifest: Manifest, out: Path) -> None:
     say(f"{', '.join(samples)} samples, {tables}: {out}")
 
 
-class _Stages:
-    """Shows a progress bar for each stage."""
+def _hashed(options: Iterable[str]) -> dict[str, int | None]:
+    """Returns the rows to which columns are hashed, as ``--hash-column`` says; None is
+    ``--max-rows``.
 
-    def __init__(self):
-        self._progress = Progress(
-            TextColumn("{task.description:6}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._tasks = {}
+    Raises:
+      ConfigError: if a number of rows is none.
+    """
+    hashed: dict[str, int | None] = {}
+    for name, rows in map(_halves, options):
+        if rows is None:
+            hashed[name] = None
+        elif rows == KEYS:
+            hashed[name] = DYNAMIC_KEYS
+        elif rows.isdecimal() and 2 <= int(rows) <= DYNAMIC_KEYS:
+            hashed[name] = int(rows)
+        else:
+            raise ConfigError(
+                f"--hash-column {name}={rows}: {rows!r} is no number of rows, must be "
+                f"a whole number from 2 on, or {KEYS}, for a dynamic table"
+            )
+    return hashed
 
-    def __enter__(self) -> _Stages:
-        self._progress.start()
-        return self
 
-    def __exit__(self, *_) -> None:
-        self._progress.stop()
+def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
+    """Reads what a user says of the columns.
 
-    def update(self, stage: str, done: int, total: int) -> None:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage)
-        self._progress.update(self._tasks[stage], completed=done, total=total)
+    Args:
+      file: YAML with the keys of ``Columns``.
+      overrides: further keys, each ``key=value``.
+
+    Raises:
+      ConfigError: if the file cannot be read, or a key or value breaks a rule.
+    """
+    from embark_jax.data.prepare.columns import Columns
+
+    text = "" if file is None else read_text(file)
+    try:
+        described = yaml_text.parse(text) or {}
+    except ConfigError as error:
+        raise ConfigError(f"{file}, {error}") from None
+    changes = {override: f"argument {override!r}" for override in overrides}
+    return validated(Columns, described, changes, str(file or "columns"))
+
+
+def _show(report: Report) -> None:
+    """Prints what the columns hold, and warnings."""
+    positive = f"{report.positive:.2%}"
+    if report.labels:
+        positive = ", ".join(f"{n} {share:.2%}" for n, share in report.labels.items())
+    formats = {"column": "", "values": ",", "share of hottest 1 %": ".1%", "once": ","}
+    formats |= {"per sample": ".2f", "largest": ",", "missing": ".1%"}
+    rows = []
+    for name, bags in list(report.features.items())[:MAX_COLUMNS]:
+        values, samples = report.tables.get(bags.table), max(bags.samples, 1)
+        of_values = ("hashed", "", "")
+        if values:
+            of_values = (values.values, values.hottest, values.once)
+        of_bags = (bags.ids / samples, bags.longest, bags.empty / samples)
+        rows.append((name, *of_values, *of_bags))
+    show_table(f"positive training samples: {positive}", formats, rows)
+    if report.numbers:
+        headings = ("minimum", "median", "maximum", "mean", "deviation")
+        formats = {"column": "", **dict.fromkeys(headings, ".4g"), "missing": ".1%"}
+        rows = [
+            (name, *(getattr(n, key) for key in headings), n.missing_share)
+            for name, n in list(report.numbers.items())[:MAX_COLUMNS]
+        ]
+        show_table(None, formats, rows)
+    for warning in report.warnings():
+        say(f"warning: {warning}")
+
+
+def _halves(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    return name, value if equals else None

@@ -99,10 +99,10 @@ def simulate(
 
 
 def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
-    """The job that a config describes."""
+    """Returns the job that a config describes."""
     from embark_jax.run import planning
 
-    dense_features = model.dense_features
+    dense_features = model.description.dense_features
     width = embedding_width(model.tables, model.features)
     layers = config.model
     match layers:
@@ -133,7 +133,7 @@ def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
     return Job(
         model.tables,
         model.features,
-        planning.workload(config, dense_features, model.tables, model.features),
+        planning.workload(config, model.description, model.tables, model.features),
         network,
         layers.compute_dtype,
         config.dense_optimizer.kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import ConfigFile, Jobs, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.config import reading
+from embark_jax.plans.options import Metric, Sampler
 
 if TYPE_CHECKING:
     from embark_jax.run.trials import Study
@@ -58,11 +59,11 @@ def search(
         int, typer.Option(min=1, help="Number of runs, with those that are finished.")
     ] = 20,
     metric: Annotated[
-        Literal["auc", "log_loss"],
+        Metric,
         typer.Option(help="Metric of the validation set that the best trial has."),
     ] = "auc",
     sampler: Annotated[
-        Literal["tpe", "random"],
+        Sampler,
         typer.Option(help="tpe prefers what did well before; random does not look."),
     ] = "tpe",
     workdir: Workdir = None,

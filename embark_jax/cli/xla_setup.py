@@ -46,23 +46,24 @@ def set_up_xla(say: Callable[[str], None]) -> None:
 
 
 def xla_flags() -> str:
-    """The user's XLA_FLAGS, and those of ours that the user does not set."""
-    given = os.environ.get("XLA_FLAGS", "")
-    named = {flag.partition("=")[0] for flag in given.split()}
+    """Returns the user's XLA_FLAGS, and those of ours that the user does not set."""
+    theirs = os.environ.get("XLA_FLAGS", "").split()
+    named = {flag.partition("=")[0] for flag in theirs}
     ours = [f"{name}={value}" for name, value in GPU_FLAGS.items() if name not in named]
-    return " ".join([*given.split(), *ours])
+    return " ".join([*theirs, *ours])
 
 
 def program_folder() -> Path:
-    """The folder of the cache of compiled programs, unless the user names another.
+    """Returns the folder of the cache of compiled programs, unless the user names
+    another.
 
     JAX tells programs apart by version, flags and kind of GPU, but not by the features
     of a CPU. So hosts with different CPUs that share a home use different folders.
     """
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
     able = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    known = f"{platform.system()} {platform.machine()} {able}"
-    name = hashlib.sha256(known.encode()).hexdigest()[:16]
+    cpu = f"{platform.system()} {platform.machine()} {able}"
+    name = hashlib.sha256(cpu.encode()).hexdigest()[:16]
     return Path.home() / ".cache" / "embark_jax" / "programs" / name
 
 
@@ -73,6 +74,6 @@ def _make_private(folder: Path) -> None:
       OSError: if it cannot be created, belongs to others, or others can write to it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError("others can write to it")

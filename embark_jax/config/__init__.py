@@ -6,6 +6,13 @@ from embark_jax._base.config import kind_of as kind_of
 from embark_jax._base.config import nearest as nearest
 from embark_jax._base.config import read_text as read_text
 from embark_jax._base.config import sections as sections
+from embark_jax.config.data import OWN_FILES as OWN_FILES
+from embark_jax.config.data import RECIPES as RECIPES
+from embark_jax.config.data import SOURCES as SOURCES
+from embark_jax.config.data import MovieLens100KConfig as MovieLens100KConfig
+from embark_jax.config.data import OwnDataConfig as OwnDataConfig
+from embark_jax.config.data import PreparedConfig as PreparedConfig
+from embark_jax.config.data import SyntheticConfig as SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig
@@ -40,10 +47,6 @@ from embark_jax.config.own import trusted as trusted
 from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
 from embark_jax.config.schema import ExperimentConfig as ExperimentConfig
 from embark_jax.config.schema import MeshConfig as MeshConfig
-from embark_jax.config.schema import MovieLens100KConfig as MovieLens100KConfig
-from embark_jax.config.schema import OwnDataConfig as OwnDataConfig
 from embark_jax.config.schema import PlateauConfig as PlateauConfig
-from embark_jax.config.schema import PreparedConfig as PreparedConfig
 from embark_jax.config.schema import SearchedConfig as SearchedConfig
-from embark_jax.config.schema import SyntheticConfig as SyntheticConfig
 from embark_jax.config.schema import TrainConfig as TrainConfig

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from embark_jax._base.config import Config, config_error_at
+from embark_jax._base.config import Config, ConfigError, config_error_at
 from embark_jax._base.storage import LocalPath
 from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
@@ -32,7 +32,7 @@ from embark_jax.plans.options import (
     Tier,
     WireFormat,
 )
-from embark_jax.plans.tables import DYNAMIC_KEYS, TableSpec
+from embark_jax.plans.tables import DYNAMIC_KEYS, FeatureSpec, TableSpec
 
 
 class TableConfig(Config):
@@ -191,6 +191,40 @@ class EmbeddingConfig(Config):
             optimizer=self.rule_of(name),
             dtype=config.dtype or self.dtype,
         )
+
+    def declared(self, need: str) -> tuple[dict[str, int], tuple[FeatureSpec, ...]]:
+        """Returns the rows of each table, and the features, that this section declares.
+
+        A section without features gets one feature for each table.
+
+        Args:
+          need: says in errors why it must declare them.
+
+        Raises:
+          ConfigError: if it has no tables, a table has no rows, or a feature is wrong.
+        """
+        missing = [
+            f"embedding.tables.{name}.rows: {need}"
+            for name, table in self.tables.items()
+            if table.rows is None
+        ]
+        if not self.tables:
+            missing = [f"embedding.tables: has none; {need}"]
+        if missing:
+            raise ConfigError("\n".join(missing))
+        table_rows = {name: table.rows or 0 for name, table in self.tables.items()}
+        features = self.features or dict.fromkeys(self.tables, FeatureConfig())
+        with config_error_at("embedding"):
+            return table_rows, tuple(
+                FeatureSpec(
+                    name,
+                    feature.table or name,
+                    feature.hotness or 1,
+                    feature.pooling or "sum",
+                    feature.weighted,
+                )
+                for name, feature in features.items()
+            )
 
 
 def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-)
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from embark_jax._base.config import Config, kind_of
-from embark_jax.config.own import OwnConfig, kind_tag
+from embark_jax._base.config import Config
+from embark_jax.config.own import OwnConfig, one_of
 
 MOST_LAYERS = 1000
 """Most equal layers or experts of a model: each is made, even to count it, so that a
@@ -203,11 +195,7 @@ AnyModelConfig = BaseModelConfig | OwnModelConfig
 if TYPE_CHECKING:
     ModelConfig = AnyModelConfig
 else:
-    _SECTIONS = (*MODELS, OwnModelConfig)
-    _TAGGED = (Annotated[section, Tag(kind_of(section))] for section in _SECTIONS)
-    ModelConfig = Annotated[
-        functools.reduce(operator.or_, _TAGGED), Discriminator(kind_tag)
-    ]
+    ModelConfig = one_of((*MODELS, OwnModelConfig))
 
 
 def tasks_of(model: AnyModelConfig) -> tuple[str, ...]:

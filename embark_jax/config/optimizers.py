@@ -213,7 +213,8 @@ class DenseOptimizerConfig(Config):
 
     @property
     def named(self) -> str | None:
-        """``MODULE:NAME`` of the function to call; None for built-in optimizers."""
+        """Returns ``MODULE:NAME`` of the function to call; None for built-in
+        optimizers."""
         return (
             None
             if self.kind in DENSE_OPTIMIZERS

@@ -7,21 +7,23 @@ export have copies of it, which are loaded from their files, under names of thei
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from embark_jax._base.config import Config, ConfigError, nearest
+from embark_jax._base.config import Config, ConfigError, kind_of, nearest
 
 OWN_KIND = "MODULE:NAME"
 """The name for all such kinds, in unions and messages."""
@@ -46,6 +48,12 @@ def kind_tag(section: Any) -> str | None:
     mapped_kind = section.get("kind") if isinstance(section, Mapping) else None
     kind = getattr(section, "kind", mapped_kind)
     return OWN_KIND if ":" in str(kind) else kind
+
+
+def one_of(kinds: Iterable[type[Config]]) -> Any:
+    """Returns the type of a section that is any of these, which differ in ``kind``."""
+    tagged = (Annotated[section, Tag(kind_of(section))] for section in kinds)
+    return Annotated[functools.reduce(operator.or_, tagged), Discriminator(kind_tag)]
 
 
 CODE = "code"

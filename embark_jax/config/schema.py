@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
-    Discriminator,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Tag,
     model_validator,
 )
 
 from embark_jax._base.config import Config, ConfigError
-from embark_jax._base.storage import LocalPath
+from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
-from embark_jax.config.own import OWN_KIND, OwnConfig, kind_tag
-from embark_jax.plans.options import DenseParallelism
+from embark_jax.plans.options import DenseParallelism, Metric, Service
 
 
 class MeshConfig(Config):
@@ -43,84 +39,28 @@ class MeshConfig(Config):
         return self.nodes * self.gpus_per_node
 
 
-class SyntheticConfig(Config):
-    """Synthetic data: power-law clicks with labels from a teacher; tables and features
-    come from ``embedding``."""
+class _ImprovementConfig(Config):
+    """What counts as an improvement."""
 
-    kind: Literal["synthetic"] = "synthetic"
-    dense_features: NonNegativeInt = 13
-    """Columns of numbers in each sample; may be 0."""
-    zipf_exponent: NonNegativeFloat = 1.05
-    """Exponent of the power law of ids; 0 draws all rows equally often."""
-    train_samples: PositiveInt = 1_000_000
-    """Samples of an epoch."""
-    test_samples: PositiveInt = 100_000
-    """Samples of the test set."""
-    seed: NonNegativeInt = 0
-    """Seed of samples and teacher, separate from the run's seed, so that runs of a
-    sweep over `seed` differ only in the initial parameters."""
+    metric: Metric = "auc"
+    """Metric of the validation set that decides."""
+    min_change: NonNegativeFloat = 0.0
+    """Change that an improvement must exceed."""
 
 
-class MovieLens100KConfig(Config):
-    """MovieLens-100k; ``embark data movielens-100k`` fetches it into ``path``."""
-
-    kind: Literal["movielens_100k"] = "movielens_100k"
-    path: LocalPath | None = None
-    """Folder of the three ml-100k files; None is the cache that ``embark data``
-    fills."""
-    earlier_items: NonNegativeInt = 0
-    """Length of the sequence of films that the user rated before; 0 leaves it out."""
-    labels: Mapping[str, Annotated[int, Field(ge=1, le=5)]] = {}
-    """Several labels, each with the stars from which on it is 1; empty means one label,
-    from 4 stars on."""
-
-
-class PreparedConfig(Config):
-    """A folder that ``embark data prepare`` or ``embark data synth`` made."""
-
-    kind: Literal["prepared"] = "prepared"
-    path: LocalPath
-    """The folder, with its manifest."""
-    dense_features: NonNegativeInt | None = None
-    """Columns of numbers in each sample, which data that are there say themselves:
-    `embark plan` needs it where they are not."""
-
-
-class OwnDataConfig(OwnConfig):
-    """Your own data. The object that ``kind`` names is called as ``Name(**options,
-    seed=seed)`` and returns a ``data.Dataset``."""
-
-
-DataConfig = Annotated[
-    Annotated[SyntheticConfig, Tag("synthetic")]
-    | Annotated[MovieLens100KConfig, Tag("movielens_100k")]
-    | Annotated[PreparedConfig, Tag("prepared")]
-    | Annotated[OwnDataConfig, Tag(OWN_KIND)],
-    Discriminator(kind_tag),
-]
-
-
-class EarlyStoppingConfig(Config):
+class EarlyStoppingConfig(_ImprovementConfig):
     """Training ends when the validation set no longer improves. The best step's state
     is kept in ``best/``; the test set is evaluated with it."""
 
-    metric: Literal["auc", "log_loss"] = "auc"
-    """Metric of the validation set that decides."""
     patience: PositiveInt = 2
     """Consecutive evaluations without improvement that end training."""
-    min_change: NonNegativeFloat = 0.0
-    """Change that an improvement must exceed."""
 
 
-class PlateauConfig(Config):
+class PlateauConfig(_ImprovementConfig):
     """All learning rates are lowered when the validation set no longer improves."""
 
-    metric: Literal["auc", "log_loss"] = "auc"
-    """Metric of the validation set that decides."""
     patience: PositiveInt = 1
     """Consecutive evaluations without improvement that lower the rates."""
-    min_change: NonNegativeFloat = 0.0
-    """Change that an improvement must exceed."""
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Factor of all rates each time."""
     least: Annotated[float, Field(gt=0, le=1)] = 1e-3
@@ -163,7 +103,7 @@ class TrainConfig(Config):
     its loss; for features with one id a bag these are the batch's rows."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
-    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
+    trackers: tuple[Service, ...] = ()
     """Services that get the metrics, too: Weights & Biases, MLflow. Their packages are
     optional extras."""
     eval_every: PositiveInt | None = None

@@ -1,4 +1,14 @@
-"""Datasets, checks of their batches, and reading ahead."""
+"""Datasets, checks of their batches, and reading ahead.
+
+- ``source``: what the ``data`` section of a config opens; ``synthetic``, ``movielens``,
+  ``prepared`` and ``own_dataset`` are the sources.
+- ``batch``, ``checks``, ``records``: samples as arrays, their rules, and their form on
+  disk, on hosts and on devices.
+- ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
+- ``bag_counts``: how often rows are looked up, for statistics.
+- ``manifest``, ``hashed_file``: what is known of a folder of prepared data.
+- ``prepare/``: makes such folders from raw files.
+"""
 
 from embark_jax.data.batch import Batch as Batch
 from embark_jax.data.batch import DataError as DataError
@@ -6,7 +16,6 @@ from embark_jax.data.batch import Dataset as Dataset
 from embark_jax.data.checks import BatchChecker as BatchChecker
 from embark_jax.data.checks import feature_statistics as feature_statistics
 from embark_jax.data.checks import scale_warnings as scale_warnings
-from embark_jax.data.description import Description as Description
 from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100k
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
@@ -14,4 +23,6 @@ from embark_jax.data.hot_batches import HotBatches as HotBatches
 from embark_jax.data.movielens import MovieLens100K as MovieLens100K
 from embark_jax.data.pipeline import prefetch as prefetch
 from embark_jax.data.prepared import PreparedData as PreparedData
+from embark_jax.data.source import Description as Description
+from embark_jax.data.source import Source as Source
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks

@@ -14,7 +14,7 @@ from embark_jax.plans.tables import FeatureSpec
 
 
 def id_dtype(rows: int) -> np.dtype:
-    """The integer type for ids of a table of ``rows`` rows."""
+    """Returns the integer type for ids of a table of ``rows`` rows."""
     return np.dtype(np.int32 if rows <= 2**31 - 1 else np.int64)
 
 
@@ -34,7 +34,7 @@ class Batch:
       labels: ``[batch]`` float32, 0 or 1; with several labels a sample ``[batch,
         tasks]``.
       weights: for each weighted feature ``[batch, hotness]`` float32.
-      hot: whether all ids of this batch, in all processes' parts of it, are known to be
+      hot: whether all ids of this batch, in all processes, are known to be
         of hot rows, so that its step may exchange nothing for embeddings.
       locate: says in error messages where a sample came from: maps its index in the
         batch to text such as ``"ml-100k.inter, line 81"``.
@@ -100,7 +100,7 @@ class Batch:
         if self.records is not None:
             return self.records
         dense = self.dense.shape[-1] if np.ndim(self.dense) else 0
-        found = np.empty(
+        records = np.empty(
             len(self),
             layout(
                 dense,
@@ -110,15 +110,15 @@ class Batch:
                 self.sample_weights is not None,
             ),
         )
-        columns = [("labels", self.labels, found["label"])]
-        columns.append(("dense values", self.dense, found["dense"]))
+        columns = [("labels", self.labels, records["label"])]
+        columns.append(("dense values", self.dense, records["dense"]))
         if self.sample_weights is not None:
-            weights = "sample weights", self.sample_weights, found["sample_weight"]
+            weights = "sample weights", self.sample_weights, records["sample_weight"]
             columns.append(weights)
         for kind in ("ids", "weights"):
             for name, values in getattr(self, kind).items():
                 what = f"{kind} of feature {name!r}"
-                columns.append((what, values, found[kind][name]))
+                columns.append((what, values, records[kind][name]))
         for what, values, column in columns:
             if (values.dtype, values.shape) != (column.dtype, column.shape):
                 raise ValueError(
@@ -126,7 +126,7 @@ class Batch:
                     f"{column.dtype} of shape {column.shape}"
                 )
             column[...] = values
-        return found
+        return records
 
 
 class Dataset(Protocol):
@@ -134,44 +134,46 @@ class Dataset(Protocol):
 
     The batch of a training step is a pure function of the dataset, its seed and the
     step, so that the step number alone is the data position of a checkpoint. Sample i
-    of a step depends on ``step * batch_size + i`` alone: the part of process p of P is
+    of a step depends on ``step * batch_size + i`` alone: process p of P has the samples
     ``train_batch(step * P + p, batch_size // P)``.
     """
 
     @property
     def table_rows(self) -> Mapping[str, int]:
-        """The number of rows that each table needs; the config gives dim and
+        """Returns the number of rows that each table needs; the config gives dim and
         placement."""
         ...
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The features, in an order that the model's config may rely on."""
+        """Returns the features, in an order that the model's config may rely on."""
         ...
 
     @property
     def dense_features(self) -> int:
-        """Number of columns of ``Batch.dense``."""
+        """Returns the number of columns of ``Batch.dense``."""
         ...
 
     @property
     def train_samples(self) -> int:
-        """Number of samples of an epoch."""
+        """Returns the number of samples of an epoch."""
         ...
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        """The batch of training step ``step`` (from 0); wraps around in epochs."""
+        """Returns the batch of training step ``step`` (from 0); wraps around in
+        epochs."""
         ...
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
-        """The whole validation set once; the last batch may be shorter. Returns None if
-        the data have no such set."""
+        """Yields the whole validation set once; the last batch may be shorter. Returns
+        None if the data have no such set."""
         ...
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The whole test set once; the last batch may be shorter."""
+        """Yields the whole test set once; the last batch may be shorter."""
         ...
 
     def bayes_auc(self) -> float | None:
-        """The best AUC that any model can reach on the test set, if it is known."""
+        """Returns the best AUC that any model can reach on the test set, if it is
+        known."""
         ...

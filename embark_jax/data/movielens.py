@@ -1,9 +1,4 @@
-"""MovieLens-100k as a click problem: did this user give this film 4 stars or more?
-
-The data: F. M. Harper and J. A. Konstan, https://doi.org/10.1145/2827872; its terms
-of use: https://grouplens.org/datasets/movielens/100k. It is read in the form that
-RecBole gives it (https://recbole.io/docs/user_guide/data/atomic_files.html).
-"""
+"""MovieLens-100k in memory: did this user give this film 4 stars or more?"""
 
 from __future__ import annotations
 
@@ -15,31 +10,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import pyarrow as pa
 
+from embark_jax.config import EmbeddingConfig, MovieLens100KConfig
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.description import Description
 from embark_jax.data.download import movielens_100k_folder
-from embark_jax.data.tsv import TabSeparated
-from embark_jax.plans.tables import PADDING_ID, FeatureSpec
+from embark_jax.data.prepare.movielens_files import LIKED_STARS, recbole_100k
+from embark_jax.data.prepare.sequences import History
+from embark_jax.data.prepare.vocabulary import flat, padded
+from embark_jax.data.source import Description
+from embark_jax.plans.tables import FeatureSpec
 
-USER_HEADER = (
-    "user_id:token",
-    "age:token",
-    "gender:token",
-    "occupation:token",
-    "zip_code:token",
-)
-ITEM_HEADER = (
-    "item_id:token",
-    "movie_title:token_seq",
-    "release_year:token",
-    "class:token_seq",
-)
-RATING_HEADER = ("user_id:token", "item_id:token", "rating:float", "timestamp:float")
-
-_REMEDY = "`embark data movielens-100k` fetches a good copy"
-_SPLIT_SEED = 0
-_LIKED_STARS = 4
 _TITLE_WORD_MIN_ITEMS = 2  # a word of a single title tells no more than the item's id
 _TABLE_ROWS = {
     "user": 943,
@@ -53,6 +34,8 @@ _TABLE_ROWS = {
     "title_words": 597,
 }
 _HOTNESS = {"genres": 6, "title_words": 10}
+_SPLIT_SEED = 0
+_REMEDY = "`embark data movielens-100k` fetches a good copy"
 
 
 class MovieLens100K:
@@ -96,101 +79,72 @@ class MovieLens100K:
         ratings: int = 100_000,
     ):
         folder = movielens_100k_folder() if folder is None else Path(folder)
-        users = TabSeparated(folder / "ml-100k.user", USER_HEADER, _REMEDY)
-        items = TabSeparated(folder / "ml-100k.item", ITEM_HEADER, _REMEDY)
-        rated = TabSeparated(folder / "ml-100k.inter", RATING_HEADER, _REMEDY)
-        user_rows, item_rows = users.keys("user_id:token"), items.keys("item_id:token")
-        user = rated.lookups("user_id:token", user_rows, users.path)
-        item = rated.lookups("item_id:token", item_rows, items.path)
-        stars = rated.numbers("rating:float", least=1, most=5)
-        age = users.numbers("age:token", least=0, most=150)[user]
-        time = rated.numbers("timestamp:float", least=0, most=2**53)
+        try:
+            files = recbole_100k(folder)
+            rated = files.ratings.read()
+            user = files.users.numbers_of(rated["user"], required=True).to_numpy()
+            item = files.items.numbers_of(rated["item"], required=True).to_numpy()
+        except DataError as error:
+            raise DataError(f"{error}; {_REMEDY}") from None
         if len(rated) != ratings:
             raise DataError(
-                f"{rated.path}: has {len(rated)} ratings, must have {ratings}; "
+                f"{files.ratings.path}: has {len(rated)} ratings, must have {ratings}; "
                 f"{_REMEDY}"
             )
-        self._file_name = rated.path.name
+        self._file_name = files.ratings.path.name
         self._seed = seed
 
         order = np.random.default_rng(_SPLIT_SEED).permutation(ratings)
         self._train, self._validation, self._test = np.split(
             order, [ratings * 8 // 10, ratings * 9 // 10]
         )
-        least = np.array(list(labels.values()) or [_LIKED_STARS])
-        found = (stars[:, None] >= least).astype(np.float32)
-        self._labels = found if labels else found[:, 0]
-        dense = np.column_stack([age, time])
+        least = np.array(list(labels.values()) or [LIKED_STARS])
+        liked = (rated["rating"].to_numpy()[:, None] >= least).astype(np.float32)
+        self._labels = liked if labels else liked[:, 0]
+        users, items = files.users.table, files.items.table
+        time = rated["timestamp"].to_numpy()
+        dense = np.column_stack([users["age"].to_numpy()[user], time])
         mean, std = dense[self._train].mean(axis=0), dense[self._train].std(axis=0)
         self._dense = ((dense - mean) / np.maximum(std, 1e-6)).astype(np.float32)
 
-        bags = {
-            "user": (user, _singles(users.column("user_id:token"))),
-            "item": (item, _singles(items.column("item_id:token"))),
-            "age": (user, _singles(users.column("age:token"))),
-            "gender": (user, _singles(users.column("gender:token"))),
-            "occupation": (user, _singles(users.column("occupation:token"))),
-            "zip_code": (user, _singles(users.column("zip_code:token"))),
-            "release_year": (item, _singles(items.column("release_year:token"))),
-            "genres": (item, [g.split() for g in items.column("class:token_seq")]),
-            "title_words": (item, _title_words(items.column("movie_title:token_seq"))),
-        }
+        # Ids follow the order of the file, in which each item occurs once.
+        self.titles = tuple(items["title"].to_pylist())
+        items = items.append_column("title_words", _title_words(self.titles))
         # For each feature: the user or item of each rating, and the bag of each of
         # them.
         self._bags = {
-            name: (owner, _encode(texts)) for name, (owner, texts) in bags.items()
+            name: (user, _ids(users[name]))
+            if name in users.column_names
+            else (item, _ids(items[name]))
+            for name in _TABLE_ROWS
         }
         self.table_rows = {
             name: max(0, int(ids.max())) + 1 for name, (_, ids) in self._bags.items()
         }
-        self.features = tuple(
-            FeatureSpec(
-                name,
-                hotness=ids.shape[1],
-                pooling="mean" if ids.shape[1] > 1 else "sum",
-            )
-            for name, (_, ids) in self._bags.items()
+        self.features = _features(
+            {name: ids.shape[1] for name, (_, ids) in self._bags.items()}, earlier_items
         )
         if earlier_items:
-            ids = self._bags["item"][1][item, 0]
-            sequences = _earlier(user, time, ids, earlier_items)
+            sequences = _earlier(user, time, item, earlier_items)
             self._bags["earlier_items"] = (np.arange(ratings), sequences)
-            self.features = (*self.features, _sequence(earlier_items))
         self.dense_features = dense.shape[1]
-        # Ids follow the order of the file, in which each item occurs once.
-        self.titles = tuple(items.column("movie_title:token_seq"))
         self.train_samples = len(self._train)
         # An epoch is shuffled once, not at each of its batches.
         self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
 
-    @staticmethod
-    def described(earlier_items: int = 0) -> Description:
-        """Describes the data set, which is the same everywhere, without its files."""
-        features = [
-            FeatureSpec(
-                name,
-                hotness=_HOTNESS.get(name, 1),
-                pooling="mean" if name in _HOTNESS else "sum",
-            )
-            for name in _TABLE_ROWS
-        ]
-        if earlier_items:
-            features.append(_sequence(earlier_items))
-        return Description(_TABLE_ROWS, tuple(features), dense_features=2)
-
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        """The batch of training step ``step`` (from 0); may span epochs."""
+        """Returns the batch of training step ``step`` (from 0); may span epochs."""
         positions = np.arange(step * batch_size, (step + 1) * batch_size)
-        epochs, places = np.divmod(positions, self.train_samples)
-        parts = [self._epoch(e)[places[epochs == e]] for e in np.unique(epochs)]
-        return self._batch(np.concatenate(parts))
+        epochs, samples = np.divmod(positions, self.train_samples)
+        rows = [self._epoch(e)[samples[epochs == e]] for e in np.unique(epochs)]
+        return self._batch(np.concatenate(rows))
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The whole validation set once; the last batch may be shorter."""
+        """Yields the whole validation set once; the last batch may be shorter."""
         return self._in_order(self._validation, batch_size)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The whole test set once; the last batch may be shorter."""
+        """Yields the whole test set once; the last batch may be shorter."""
         return self._in_order(self._test, batch_size)
 
     def bayes_auc(self) -> None:
@@ -205,7 +159,7 @@ class MovieLens100K:
             yield self._batch(rows[start : start + batch_size])
 
     def _batch(self, rows: np.ndarray) -> Batch:
-        """The samples of these rows of ml-100k.inter."""
+        """Returns the samples of these rows of ml-100k.inter."""
         return Batch(
             dense=self._dense[rows],
             ids={name: ids[owner[rows]] for name, (owner, ids) in self._bags.items()},
@@ -214,41 +168,76 @@ class MovieLens100K:
         )
 
 
-def _sequence(length: int) -> FeatureSpec:
-    return FeatureSpec("earlier_items", "item", length, "none")
+class MovieLensSource:
+    """See ``Source``; the data set is the same everywhere."""
+
+    def __init__(self, section: MovieLens100KConfig, embedding: EmbeddingConfig):
+        self._section = section
+
+    def open(self, seed: int) -> tuple[MovieLens100K, Description]:
+        section = self._section
+        dataset = MovieLens100K(
+            section.path,
+            seed=seed,
+            earlier_items=section.earlier_items,
+            labels=section.labels,
+        )
+        order = section.model_dump(mode="json", exclude={"path"})
+        labels = tuple(section.labels)
+        return dataset, Description.of(dataset, labels=labels, order=order)
+
+    def absent(self) -> Description | None:
+        if (self._section.path or movielens_100k_folder()).exists():
+            return None
+        hotness = {name: _HOTNESS.get(name, 1) for name in _TABLE_ROWS}
+        features = _features(hotness, self._section.earlier_items)
+        labels = tuple(self._section.labels)
+        return Description(_TABLE_ROWS, features, dense_features=2, labels=labels)
 
 
-def _singles(texts: Sequence[str]) -> list[list[str]]:
-    return [[text] for text in texts]
+def _features(
+    hotness: Mapping[str, int], earlier_items: int
+) -> tuple[FeatureSpec, ...]:
+    """Returns a feature for each table, and on request the sequence of items."""
+    bags = (
+        FeatureSpec(name, hotness=ids, pooling="mean" if ids > 1 else "sum")
+        for name, ids in hotness.items()
+    )
+    if not earlier_items:
+        return tuple(bags)
+    return (*bags, FeatureSpec("earlier_items", "item", earlier_items, "none"))
 
 
-def _title_words(titles: Sequence[str]) -> list[list[str]]:
-    """The words of each title that occur in enough titles."""
+def _title_words(titles: Sequence[str]) -> pa.ListArray:
+    """Returns the words of each title that occur in enough titles."""
     words = [re.findall(r"[\w']+", title.lower()) for title in titles]
     counts = Counter(word for title in words for word in set(title))
-    return [[w for w in title if counts[w] >= _TITLE_WORD_MIN_ITEMS] for title in words]
+    return pa.array(
+        [[w for w in title if counts[w] >= _TITLE_WORD_MIN_ITEMS] for title in words],
+        pa.list_(pa.string()),
+    )
 
 
-def _encode(bags: Sequence[Sequence[str]]) -> np.ndarray:
-    """Numbers values in order of first appearance: int32 ``[bags, hotness]`` ids,
+def _ids(column: pa.ChunkedArray) -> np.ndarray:
+    """Numbers values in order of first appearance: int32 ``[rows, hotness]`` ids,
     padded with -1."""
-    vocabulary: dict[str, int] = {}
-    ids = np.full((len(bags), max(1, *map(len, bags))), PADDING_ID, np.int32)
-    for row, bag in enumerate(bags):
-        for place, text in enumerate(bag):
-            ids[row, place] = vocabulary.setdefault(text, len(vocabulary))
-    return ids
+    values = column.combine_chunks()
+    ids = flat(values).dictionary_encode().indices.to_numpy()
+    if not pa.types.is_list(values.type):
+        return ids[:, None]
+    return padded(values, ids, max(1, values.value_lengths().to_numpy().max()))
 
 
 def _earlier(
-    user: np.ndarray, time: np.ndarray, ids: np.ndarray, length: int
+    user: np.ndarray, time: np.ndarray, item: np.ndarray, length: int
 ) -> np.ndarray:
-    """For each rating, the ids that the user rated last at an earlier time, the latest
-    at the end: int32 ``[ratings, length]``, padded with -1 in front."""
-    earlier = np.full((len(ids), length), PADDING_ID, np.int32)
-    order = np.lexsort([time, user])
-    for mine in np.split(order, np.flatnonzero(np.diff(user[order])) + 1):
-        before = np.searchsorted(time[mine], time[mine])
-        places = before[:, None] + np.arange(-length, 0)
-        earlier[mine] = np.where(places >= 0, ids[mine][places], PADDING_ID)
+    """Returns for each rating the items that the user rated last at an earlier time,
+    the latest at the end: int32 ``[ratings, length]``, padded with -1 in front."""
+    columns = {"user": user, "time": time, "item": item, "row": np.arange(len(user))}
+    history = History("user", "time", {"earlier": "item"}, length)
+    ordered = history.add_to(pa.table(columns))
+    sequences = ordered["earlier"].combine_chunks()
+    ids = sequences.flatten().to_numpy().astype(np.int32)
+    earlier = np.empty((len(user), length), np.int32)
+    earlier[ordered["row"].to_numpy()] = padded(sequences, ids, length, at_end=True)
     return earlier

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -52,3 +54,30 @@ def in_order(
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """Returns the number of cores of this machine."""
+    return os.cpu_count() or 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Threads for work in stages.
+
+    Attributes:
+      count: number of items worked on at once; one per core by default.
+      progress: called with the stage, how far it is, and where it ends.
+    """
+
+    count: int = dataclasses.field(default_factory=cores)
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+
+    def map(
+        self, stage: str, function: Callable[[S], T], items: Sequence[S]
+    ) -> Iterator[T]:
+        """Yields ``function(item)`` for each item, in order."""
+        results = in_order(function, items, workers=self.count, depth=self.count)
+        for done, result in enumerate(results, 1):
+            self.progress(stage, done, len(items))
+            yield result

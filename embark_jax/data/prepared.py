@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,16 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import local
+from embark_jax.config import EmbeddingConfig, PreparedConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.manifest import MEND, SPLITS, Manifest, Part
+from embark_jax.data.manifest import MEND, SPLITS, Manifest, RecordFile
 from embark_jax.data.multi_hot import bags_of
+from embark_jax.data.pipeline import cores
+from embark_jax.data.prepare import raw_rows
+from embark_jax.data.source import Description
 
 WINDOW_BLOCKS = 64
 """Number of blocks that are shuffled together: 64 MiB, from all over the epoch."""
-MOST_THREADS = 16
+MAX_THREADS = 16
 _OPEN_FILES = 1024
 _OPEN_WINDOWS = 8
 
@@ -43,7 +47,7 @@ class PreparedData:
       folder: a folder with a ``manifest.json``.
       seed: determines the order of the training samples, anew in each epoch.
       threads: number of threads that gather a batch together; None takes one per core,
-        up to MOST_THREADS.
+        up to MAX_THREADS.
 
     Raises:
       DataError: if the folder is not wholly prepared, or was damaged since. Methods
@@ -69,25 +73,25 @@ class PreparedData:
         # One of each is in use at a time; a batch may span several windows.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self._window = functools.lru_cache(maxsize=_OPEN_WINDOWS)(self._make_window)
-        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_part)
-        self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_file)
+        self._threads = threads or min(MAX_THREADS, cores())
         self._pool = ThreadPoolExecutor(self._threads, "gather")
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        """The batch of training step ``step`` (from 0); may span epochs."""
-        pieces, first = [], step * batch_size
+        """Returns the batch of training step ``step`` (from 0); may span epochs."""
+        slices, first = [], step * batch_size
         position, stop = first, first + batch_size
         while position < stop:
             window, start = self._find(position)
             samples = np.sort(window.order[start : start + stop - position])
-            pieces.append(_Piece(window, samples, position - first))
+            slices.append(_Slice(window, samples, position - first))
             position += len(samples)
         records = np.empty(batch_size, self._layout)
-        self._gather(pieces, records_.whole(records))
+        self._gather(slices, records_.whole(records))
 
         def row(sample: int) -> int:
             window, samples, start = next(
-                piece for piece in reversed(pieces) if piece.start <= sample
+                slice_ for slice_ in reversed(slices) if slice_.start <= sample
             )
             index = samples[sample - start]
             number = int(np.searchsorted(window.starts, index, side="right")) - 1
@@ -97,42 +101,44 @@ class PreparedData:
         return self._batch(records, "train", row)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
-        """The whole validation set once, or None; the last batch may be shorter."""
+        """Yields the whole validation set once, or None; the last batch may be
+        shorter."""
         if not self.manifest.rows("validation"):
             return None
         return self.in_file_order("validation", batch_size)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The whole test set once; the last batch may be shorter."""
+        """Yields the whole test set once; the last batch may be shorter."""
         return self.in_file_order("test", batch_size)
 
     def in_file_order(self, split: str, batch_size: int) -> Iterator[Batch]:
-        """A split once, in the order of its files; the last batch may be shorter."""
+        """Yields a split once, in the order of its files; the last batch may be
+        shorter."""
         blocks, total = self._splits[split], self.manifest.rows(split)
         held, block = np.empty(0, self._layout), 0
         for first in range(0, total, batch_size):
             size = min(batch_size, total - first)
-            pieces, count = [held], len(held)
+            arrays, count = [held], len(held)
             while count < size:
-                pieces.append(self._read(blocks, block).view(self._layout))
-                count += len(pieces[-1])
+                arrays.append(self._read(blocks, block).view(self._layout))
+                count += len(arrays[-1])
                 block += 1
-            whole = [records_.whole(piece) for piece in pieces if len(piece)]
+            whole = [records_.whole(records) for records in arrays if len(records)]
             joined = whole[0] if len(whole) == 1 else np.concatenate(whole)
             records = joined.view(self._layout)
             held = records[size:]
             yield self._batch(records[:size], split, first.__add__)
 
     def bayes_auc(self) -> float | None:
-        """The best AUC, which is known for synthetic data only."""
+        """Returns the best AUC, which is known for synthetic data only."""
         return self.manifest.bayes_auc
 
     def _find(self, position: int) -> tuple[_Window, int]:
-        """The window of a training sample, and its position there."""
-        epoch, place = divmod(position, self.train_samples)
+        """Returns the window of a training sample, and its position there."""
+        epoch, sample = divmod(position, self.train_samples)
         starts = self._order(epoch).starts
-        number = int(np.searchsorted(starts, place, side="right")) - 1
-        return self._window(epoch, number), place - int(starts[number])
+        number = int(np.searchsorted(starts, sample, side="right")) - 1
+        return self._window(epoch, number), sample - int(starts[number])
 
     def _make_order(self, epoch: int) -> _Order:
         rng = np.random.default_rng([self._seed, epoch])
@@ -150,10 +156,10 @@ class PreparedData:
         shuffle = np.random.default_rng([self._seed, epoch, window])
         return _Window(blocks, starts, shuffle.permutation(int(starts[-1])))
 
-    def _gather(self, pieces: Sequence[_Piece], target: np.ndarray) -> None:
+    def _gather(self, slices: Sequence[_Slice], target: np.ndarray) -> None:
         """Copies samples from the files' memory to a batch, a block at a time."""
         jobs = []
-        for window, samples, start in pieces:
+        for window, samples, start in slices:
             ends = np.searchsorted(samples, window.starts)
             for number, (begin, end) in enumerate(itertools.pairwise(ends)):
                 if begin < end:
@@ -171,25 +177,25 @@ class PreparedData:
             pass
 
     def _read(self, blocks: _Blocks, block: int) -> np.ndarray:
-        """A block of whole records as it lies in the file, without copying."""
-        part, first = blocks.parts[blocks.part[block]], int(blocks.first[block])
-        size, file = int(blocks.rows[block]), part.file
+        """Returns a block of whole records as it lies in the file, without copying."""
+        file, first = blocks.files[blocks.file[block]], int(blocks.first[block])
+        path, size = self.folder / file.file, int(blocks.rows[block])
         try:
-            records = self._open(file, part.rows)[first : first + size]
+            records = self._open(path, file.rows)[first : first + size]
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.folder / file}: {error}; {MEND}") from None
+            raise DataError(f"{path}: {error}; {MEND}") from None
         if not blocks.checked[block]:
             if records_.checksum(records) != blocks.checksums[block]:
                 raise DataError(
-                    f"{self.folder / file}, rows {first} to {first + size - 1}: are "
+                    f"{path}, rows {first} to {first + size - 1}: are "
                     "not as they were written, the file is damaged; `embark data "
                     f"verify {self.folder}` looks for more such; {MEND}"
                 )
             blocks.checked[block] = True
         return records
 
-    def _open_part(self, file: str, rows: int) -> np.ndarray:
-        return records_.whole(records_.read(self.folder / file, self._layout, rows))
+    def _open_file(self, path: Path, rows: int) -> np.ndarray:
+        return records_.whole(records_.read(path, self._layout, rows))
 
     def _batch(
         self, records: np.ndarray, split: str, row: Callable[[int], int]
@@ -197,11 +203,11 @@ class PreparedData:
         """Makes a batch of records; ``row`` gives their rows in the split."""
 
         def locate(sample: int) -> str:
-            found = row(sample)
-            for part in self.manifest.parts[split]:
-                if found < part.rows:
-                    return f"{self.folder / part.file}, row {found}"
-                found -= part.rows
+            rest = row(sample)
+            for file in self.manifest.files[split]:
+                if rest < file.rows:
+                    return f"{self.folder / file.file}, row {rest}"
+                rest -= file.rows
             raise IndexError(sample)
 
         batch = Batch.of(records, locate, self._checked_rows)
@@ -215,6 +221,48 @@ class PreparedData:
                 one = ids[name][:, 0]
                 ids[name] = bags_of(one, feature.table, rows, feature.hotness)
         return dataclasses.replace(batch, ids=ids)
+
+
+class PreparedSource:
+    """See ``Source``."""
+
+    def __init__(self, section: PreparedConfig, embedding: EmbeddingConfig):
+        self._section, self._embedding = section, embedding
+
+    def open(self, seed: int) -> tuple[PreparedData, Description]:
+        dataset = PreparedData(self._section.path, seed=seed)
+        if self._section.dense_features not in (None, dataset.dense_features):
+            raise ConfigError(
+                f"data.dense_features: is {self._section.dense_features}, the data "
+                f"have {dataset.dense_features}; leave it out, or correct it"
+            )
+        manifest = dataset.manifest
+
+        def save_encoding(workdir: Path) -> None:
+            folder = workdir / raw_rows.FOLDER
+            raw_rows.save_encoding(dataset.folder, manifest, folder)
+
+        return dataset, Description.of(
+            dataset,
+            labels=manifest.labels,
+            dense_names=manifest.dense,
+            order={"kind": self._section.kind, "files": manifest.digest()},
+            missing_dense=manifest.missing_dense,
+            save_encoding=save_encoding if manifest.columns else None,
+        )
+
+    def absent(self) -> Description | None:
+        path, dense_features = self._section.path, self._section.dense_features
+        if path.exists():
+            return None
+        need = f"{path} is not there; planning without the data needs it"
+        if dense_features is None:
+            raise ConfigError(
+                f"data.dense_features: {need} (and rows and hotness under embedding), "
+                "training needs the folder: `embark data prepare --out` makes one"
+            )
+        table_rows, features = self._embedding.declared(need)
+        return Description(table_rows, features, dense_features, labels=None)
 
 
 class _Order(NamedTuple):
@@ -234,8 +282,8 @@ class _Window(NamedTuple):
     order: np.ndarray
 
 
-class _Piece(NamedTuple):
-    """A batch's samples of a window, in the order of the files, and the place of the
+class _Slice(NamedTuple):
+    """A batch's samples of a window, in the order of the files, and the index of the
     first in the batch."""
 
     window: _Window
@@ -244,37 +292,32 @@ class _Piece(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """For each block of a split: its part, its first row there, its rows, its checksum,
-    and whether that was verified; and the parts, with the first row of each in the
+    """For each block of a split: its file, its first row there, its rows, its checksum,
+    and whether that was verified; and the files, with the first row of each in the
     split."""
 
-    parts: Sequence[Part]
-    part_starts: np.ndarray
-    part: np.ndarray
+    files: Sequence[RecordFile]
+    file_starts: np.ndarray
+    file: np.ndarray
     first: np.ndarray
     rows: np.ndarray
     checksums: list[str]
     checked: np.ndarray
 
     def first_row(self, block: int) -> int:
-        """The first row of a block, counted in the split."""
-        return int(self.part_starts[self.part[block]] + self.first[block])
+        """Returns the first row of a block, counted in the split."""
+        return int(self.file_starts[self.file[block]] + self.first[block])
 
 
 def _blocks(manifest: Manifest, split: str) -> _Blocks:
-    parts = manifest.parts[split]
-    found = [
-        (number, first, min(manifest.block_rows, part.rows - first))
-        for number, part in enumerate(parts)
-        for first in range(0, part.rows, manifest.block_rows)
+    files = manifest.files[split]
+    blocks = [
+        (number, first, min(manifest.block_rows, file.rows - first))
+        for number, file in enumerate(files)
+        for first in range(0, file.rows, manifest.block_rows)
     ]
-    part, first, rows = np.array(found, np.int64).reshape(-1, 3).T
-    starts = np.cumsum([0, *(each.rows for each in parts)])
-    checksums = [each for part in parts for each in part.checksums()]
-    if len(checksums) != len(rows):
-        raise DataError(
-            f"the manifest has {len(checksums)} checksums of the {len(rows)} blocks of "
-            f"{split!r}; {MEND}"
-        )
+    file, first, rows = np.array(blocks, np.int64).reshape(-1, 3).T
+    starts = np.cumsum([0, *(file.rows for file in files)])
+    checksums = [checksum for file in files for checksum in file.checksums()]
     checked = np.zeros(len(rows), bool)
-    return _Blocks(parts, starts, part, first, rows, checksums, checked)
+    return _Blocks(files, starts, file, first, rows, checksums, checked)

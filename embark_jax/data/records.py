@@ -33,7 +33,7 @@ def layout(
     tasks: int = 0,
     sample_weights: bool = False,
 ) -> np.dtype:
-    """The dtype of a record.
+    """Returns the dtype of a record.
 
     Args:
       dense: number of dense columns.
@@ -53,7 +53,7 @@ def layout(
         raise DataError(
             f"a sample has {size:,} bytes, {widths[name]:,} of them in {name!r}, must "
             f"have at most {MOST_RECORD_BYTES:,}; keep fewer values of long lists: "
-            "--longest"
+            "features.NAME.longest"
         )
     fields = [
         ("label", "<f4", (tasks,)) if tasks else ("label", "<f4"),
@@ -68,12 +68,13 @@ def layout(
 
 
 def whole(records: np.ndarray) -> np.ndarray:
-    """A view of records as values without fields, which NumPy moves as a whole."""
+    """Returns a view of records as values without fields, which NumPy moves as a
+    whole."""
     return records.view(f"V{records.dtype.itemsize}")
 
 
 def checksum(records: np.ndarray) -> str:
-    """XXH3 of contiguous records, in hexadecimal digits."""
+    """Returns XXH3 of contiguous records, in hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(whole(records).data)
 
 

@@ -14,8 +14,12 @@ from typing import Literal
 import numpy as np
 from scipy.special import expit, ndtri
 
+from embark_jax._base.config import ConfigError, config_error_at
+from embark_jax._base.memory import host_memory_bytes
+from embark_jax.config import EmbeddingConfig, SyntheticConfig
 from embark_jax.data.batch import Batch, id_dtype
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
+from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
 
 BLOCK = 1024
@@ -32,11 +36,10 @@ _TRAIN, _TEST, _CALIBRATION = range(3)
 # Normal logits with this mean and deviation give a click rate of 0.27 and let the best
 # model reach an AUC of 0.80 (solved numerically).
 _LOGIT_MEAN, _LOGIT_STD = -1.333, 1.367
-_DENSE_SHARE, _ROW_SHARE, _PAIR_SHARE = (
-    0.25,
-    0.55,
-    0.20,
-)  # shares of the logit's variance
+# Shares of the logit's variance.
+_DENSE_SHARE = 0.25
+_ROW_SHARE = 0.55
+_PAIR_SHARE = 0.20
 _PAIRS = 4
 
 # A hash of 64 bits is cut in four; each quarter picks a standard normal value.
@@ -44,7 +47,7 @@ _NORMALS = ndtri((np.arange(2**16) + 0.5) / 2**16).astype(np.float32)
 
 
 def power_law_ids(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:
-    """Ids ``0 .. rows - 1`` whose frequency falls as ``(id + 1) ** -exponent``.
+    """Returns ids ``0 .. rows - 1`` whose frequency falls as ``(id + 1) ** -exponent``.
 
     They are the inverse CDF of the continuous power law on ``[1, rows + 1)``, rounded
     down: id k has the probability of the interval ``[k + 1, k + 2)``. Id 0 is the
@@ -127,7 +130,8 @@ class SyntheticClicks:
         self._plant_teacher()
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        """The batch of training step ``step`` (from 0); wraps at ``train_samples``."""
+        """Returns the batch of training step ``step`` (from 0); wraps at
+        ``train_samples``."""
         start = step * batch_size
         batch, _ = self._samples(_TRAIN, start, batch_size, self.train_samples)
         return batch
@@ -136,18 +140,18 @@ class SyntheticClicks:
         """Returns None: one stream's samples serve as well as another's."""
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The whole test set once; the last batch may be shorter."""
+        """Yields the whole test set once; the last batch may be shorter."""
         for batch, _ in self._test_samples(batch_size):
             yield batch
 
     def batch(self, split: Literal["train", "test"], start: int, count: int) -> Batch:
-        """``count`` samples of a split from sample ``start`` on."""
+        """Returns ``count`` samples of a split from sample ``start`` on."""
         total = {"train": self.train_samples, "test": self.test_samples}[split]
         number = {"train": _TRAIN, "test": _TEST}[split]
         return self._samples(number, start, count, total)[0]
 
     def bayes_auc(self) -> float:
-        """AUC of the teacher's own logits on the test set."""
+        """Returns AUC of the teacher's own logits on the test set."""
         from sklearn.metrics import roc_auc_score  # takes a second to import
 
         labels, logits = zip(
@@ -164,17 +168,18 @@ class SyntheticClicks:
     def _samples(
         self, split: int, start: int, count: int, total: int
     ) -> tuple[Batch, np.ndarray]:
-        """``count`` samples from ``start`` on, modulo ``total``, and their logits."""
-        parts, position = [], start
+        """Returns ``count`` samples from ``start`` on, modulo ``total``, and their
+        logits."""
+        slices, position = [], start
         while position < start + count:
             number, offset = divmod(position % total, BLOCK)
             size = min(
                 BLOCK - offset, total - position % total, start + count - position
             )
             block = self._block(split, number)
-            parts.append([array[offset : offset + size] for array in block])
+            slices.append([array[offset : offset + size] for array in block])
             position += size
-        dense, labels, logits, *bags = map(np.concatenate, zip(*parts, strict=True))
+        dense, labels, logits, *bags = map(np.concatenate, zip(*slices, strict=True))
         kind = ("training", "test")[split]
         batch = Batch(
             dense=dense,
@@ -186,7 +191,8 @@ class SyntheticClicks:
         return batch, logits
 
     def _make_block(self, split: int, number: int) -> tuple[np.ndarray, ...]:
-        """Dense, labels, logits, ids of each feature, weights of each weighted one.
+        """Returns dense, labels, logits, ids of each feature, weights of each weighted
+        one.
 
         The tuple is flat, so that blocks can be cut and joined whatever they hold.
         """
@@ -208,8 +214,8 @@ class SyntheticClicks:
                 lengths = rng.integers(1, feature.hotness, (count, 1), endpoint=True)
                 bags[np.arange(feature.hotness) >= lengths] = -1
             if feature.weighted:
-                drawn = rng.random(shape, np.float32) + np.float32(0.5)
-                weights[feature.name] = np.where(bags >= 0, drawn, np.float32(0))
+                uniform = rng.random(shape, np.float32) + np.float32(0.5)
+                weights[feature.name] = np.where(bags >= 0, uniform, np.float32(0))
             ids[feature.name] = bags
         return dense, ids, weights
 
@@ -244,7 +250,8 @@ class SyntheticClicks:
         ids: Mapping[str, np.ndarray],
         weights: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        """``[samples, terms]`` terms of which the logit is a linear function."""
+        """Returns ``[samples, terms]`` terms of which the logit is a linear
+        function."""
         pooled = [
             self._pooled_effects(f.table, ids[f.name], weights.get(f.name))
             for f in self.features
@@ -256,10 +263,54 @@ class SyntheticClicks:
     def _pooled_effects(
         self, table: str, ids: np.ndarray, weights: np.ndarray | None
     ) -> np.ndarray:
-        """``[samples, 4]`` mean over each bag of four hidden normal values per row."""
+        """Returns ``[samples, 4]`` mean over each bag of four hidden normal values per
+        row."""
         counters = ids.astype(np.uint64) * GOLDEN_GAMMA + self._table_keys[table]
         quarters = splitmix64(counters).view(np.uint16).reshape(*ids.shape, 4)
         if weights is None:
             weights = (ids >= 0).astype(np.float32)
         sums = np.einsum("sh,she->se", weights, _NORMALS[quarters])
         return sums / weights.sum(axis=1, keepdims=True)
+
+
+class SyntheticSource:
+    """See ``Source``; the config declares tables and features."""
+
+    def __init__(self, section: SyntheticConfig, embedding: EmbeddingConfig):
+        self._section, self._embedding = section, embedding
+
+    def open(self, seed: int) -> tuple[SyntheticClicks, Description]:
+        """Opens the dataset, which has a seed of its own."""
+        table_rows, features = self._embedding.declared("synthetic data needs it")
+        section = self._section
+        with config_error_at("embedding"):
+            check_drawing_memory(features)
+            # Of dynamic tables these are as many rows as unique ids are drawn.
+            tables = [
+                TableSpec(name, rows, self._embedding.dim)
+                for name, rows in table_rows.items()
+            ]
+            dataset = SyntheticClicks(
+                tables, features, **section.model_dump(exclude={"kind"})
+            )
+        return dataset, Description.of(
+            dataset,
+            zipf_exponent=section.zipf_exponent,
+            seed=section.seed,
+            order=section.model_dump(mode="json"),
+        )
+
+    def absent(self) -> None:
+        return None
+
+
+def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
+    """Raises ``ConfigError`` if the hotness of a feature is too large for this host."""
+    hottest = max(features, key=lambda feature: feature.hotness)
+    needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
+    if needed > (memory := host_memory_bytes()):
+        raise ConfigError(
+            f"feature {hottest.name!r}: hotness is {hottest.hotness:,}; the "
+            f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with then take "
+            f"{needed / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB of memory"
+        )

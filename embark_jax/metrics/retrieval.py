@@ -76,7 +76,8 @@ class ItemIndex:
 
 @functools.lru_cache(maxsize=8)
 def _search(mesh: Mesh, k: int, items: int):
-    """``(users [n, dim], vectors) -> (places [n, k], scores [n, k])``, compiled."""
+    """Returns ``(users [n, dim], vectors) -> (places [n, k], scores [n, k])``,
+    compiled."""
 
     def of_device(users, vectors):
         shard, count = lax.axis_index(MESH_AXES), len(vectors)

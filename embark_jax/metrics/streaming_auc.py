@@ -88,7 +88,8 @@ class TrainingAuc:
 
 
 def _auc(counts: np.ndarray) -> float | None:
-    negative, positive, soft = counts[:_BINS], counts[_BINS:_SOFT], counts[_SOFT]
+    negative, positive = counts[:_BINS], counts[_BINS:_SOFT]
+    soft = counts[_SOFT]
     filled = np.flatnonzero((negative != 0) | (positive != 0))  # few of all bins
     negative, positive = (
         counts_of_label[filled].astype(float)

@@ -1,4 +1,4 @@
-"""The values that options take, set once for plans, configs, the step and the help."""
+"""The values that options take, set once for plans, configs, data, runs and help."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ Evicted = Literal["host", "disk", "discard"]
 """Where a dynamic table's rows go that leave slots."""
 OnBadId = Literal["error", "drop", "hash"]
 """What becomes of an id outside its table."""
+OnBadLine = Literal["error", "skip"]
+"""What becomes of a line of a raw file that breaks a rule: it ends the reading, or is
+left out and counted."""
+SplitBy = Literal["time", "random"]
+"""Samples that are held out: the latest, or a random fifth."""
+Metric = Literal["auc", "log_loss"]
+"""Metric of the validation set that decides: between steps, and between trials."""
+Sampler = Literal["tpe", "random"]
+"""How a search chooses values: by what did well before, or at random."""
+Service = Literal["wandb", "mlflow"]
+"""Services that get the metrics, too."""
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """Layout of the dense layers on the devices:
 

@@ -14,7 +14,9 @@ from matplotlib.lines import Line2D
 Records = Sequence[Mapping[str, Any]]
 """The records of one run, as ``logs.read_metrics`` gives them."""
 
-CAPACITY, HITS, LATE = "capacity_used/", "cache_hits/", "cache_late"
+CAPACITY = "capacity_used/"
+HITS = "cache_hits/"
+LATE = "cache_late"
 MOST_COLUMNS, MOST_SHOWN = 4, 90
 """Columns of the legend, and characters of a name there: these fit into one column."""
 MARKERS = {"validation": "o", "test": "x"}

@@ -35,11 +35,11 @@ class Report:
 
     Attributes:
       plan: the plan.
-      each: whether every table has a line, rather than one for alike tables.
+      in_full: whether every table has a line, rather than one for alike tables.
     """
 
     plan: Plan
-    each: bool = False
+    in_full: bool = False
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -55,7 +55,7 @@ class Report:
         for sentence in (summary.uneven_rows(plan), summary.allocation(plan)):
             if sentence:
                 yield Text(sentence)
-        yield _decisions(plan, self.each, options.max_width < WIDE_COLUMNS)
+        yield _decisions(plan, self.in_full, options.max_width < WIDE_COLUMNS)
         yield Text(summary.CLUSTERS)
         if plan.prediction and plan.prediction.breakdown:
             yield Text(summary.COLUMNS)

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax._base.memory import host_memory_bytes
-from embark_jax.config import (
-    ExperimentConfig,
-    MovieLens100KConfig,
-    OwnDataConfig,
-    PreparedConfig,
-    SyntheticConfig,
-    call_named,
-    tasks_of,
-)
+from embark_jax.config import SOURCES, ExperimentConfig, tasks_of
 from embark_jax.data import (
     BatchChecker,
     Dataset,
     Description,
     HotBatches,
-    MovieLens100K,
-    PreparedData,
-    SyntheticClicks,
-    accesses,
+    Source,
+    bag_counts,
 )
-from embark_jax.data.synthetic import BYTES_AN_ID, CALIBRATION_SAMPLES
 from embark_jax.plans.forced import SMALL_TABLE_BYTES
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -37,55 +28,44 @@ from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import Histogram
 
 
-def read_dataset(
-    config: ExperimentConfig,
-) -> tuple[Dataset, tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """Returns the dataset, and the model's tables and features.
+class ModelData(NamedTuple):
+    """The data of a model.
+
+    Attributes:
+      dataset: the dataset.
+      description: what is known of it.
+      tables, features: tables and features of the model.
+    """
+
+    dataset: Dataset
+    description: Description
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+
+
+def source_of(config: ExperimentConfig) -> Source:
+    """Returns the source that a config names."""
+    source = pkgutil.resolve_name(SOURCES[type(config.data)])
+    return source(config.data, config.embedding)
+
+
+def read_dataset(config: ExperimentConfig) -> ModelData:
+    """Opens the dataset, and merges its tables and features with the config's.
 
     Raises:
       ConfigError: if the config does not fit the dataset.
       DataError: if the dataset is missing or damaged.
     """
-    match config.data:
-        case SyntheticConfig():
-            options = config.data.model_dump(exclude={"kind"})
-            with config_error_at("embedding"):
-                tables, features = declared_model(config, "synthetic data needs it")
-                check_drawing_memory(features)
-                dataset = SyntheticClicks(_drawn(config, tables), features, **options)
-        case MovieLens100KConfig():
-            dataset = MovieLens100K(
-                config.data.path,
-                seed=config.seed,
-                earlier_items=config.data.earlier_items,
-                labels=config.data.labels,
-            )
-            tables, features = merged_model(config, dataset)
-        case PreparedConfig():
-            dataset = PreparedData(config.data.path, seed=config.seed)
-            declared = config.data.dense_features
-            if declared not in (None, dataset.dense_features):
-                raise ConfigError(
-                    f"data.dense_features: is {declared}, the data have "
-                    f"{dataset.dense_features}; leave it out, or correct it"
-                )
-            tables, features = merged_model(config, dataset)
-        case OwnDataConfig():
-            dataset = _own_dataset(config.data, config.seed)
-            tables, features = merged_model(config, dataset)
-    check_tasks(config, dataset)
-    return dataset, tables, features
+    dataset, description = source_of(config).open(config.seed)
+    tables, features = merged_model(config, description)
+    return ModelData(dataset, description, tables, features)
 
 
-def check_tasks(config: ExperimentConfig, dataset: Dataset | Description) -> None:
+def _check_tasks(config: ExperimentConfig, labels: tuple[str, ...] | None) -> None:
     """Raises ``ConfigError`` if the model has other tasks than the data have labels, as
-    far as the data name them, or there are weights for others."""
-    tasks, labels = tasks_of(config.model), ()
-    if isinstance(config.data, MovieLens100KConfig):
-        labels = tuple(config.data.labels)
-    if isinstance(dataset, PreparedData):
-        labels = dataset.manifest.labels
-    if tasks != labels and not isinstance(config.data, OwnDataConfig):
+    far as they are known, or there are weights for others."""
+    tasks = tasks_of(config.model)
+    if labels is not None and tasks != labels:
         if not tasks:
             raise ConfigError(
                 f"model.kind: {config.model.kind} is for one label, but the data have "
@@ -100,22 +80,12 @@ def check_tasks(config: ExperimentConfig, dataset: Dataset | Description) -> Non
             raise ConfigError(f"train.task_weights.{task}: {nearest(task, tasks)}")
 
 
-def _own_dataset(config: OwnDataConfig, seed: int) -> Dataset:
-    dataset = call_named(config.kind, **config.options, seed=seed)
-    members = [name for name in vars(Dataset) if not name.startswith("_")]
-    if missing := [name for name in members if not hasattr(dataset, name)]:
-        raise ConfigError(
-            f"{config.kind}: has no {', '.join(missing)}; data.Dataset says what a "
-            "dataset must have"
-        )
-    return dataset
-
-
 def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
     """Raises ``ConfigError`` if a batch is larger than an epoch of the data."""
     batch, samples = config.train.batch_size, dataset.train_samples
     if batch > samples:
-        more = ", or raise data.train_samples" * (config.data.kind == "synthetic")
+        is_choice = "train_samples" in type(config.data).model_fields
+        more = ", or raise data.train_samples" * is_choice
         raise ConfigError(
             f"train.batch_size is {batch:,}, more than the {samples:,} training "
             f"samples, some of which every batch would hold twice; lower it{more}"
@@ -175,18 +145,6 @@ def in_training_order(
     return HotBatches(dataset, hot_rows(plan), config.train.batch_size)
 
 
-def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
-    """Raises ``ConfigError`` if the hotness of a feature is too large for this host."""
-    hottest = max(features, key=lambda feature: feature.hotness)
-    needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
-    if needed > (memory := host_memory_bytes()):
-        raise ConfigError(
-            f"feature {hottest.name!r}: hotness is {hottest.hotness:,}; the "
-            f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with then take "
-            f"{needed / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB of memory"
-        )
-
-
 def batch_checker(
     config: ExperimentConfig,
     dataset: Dataset,
@@ -219,13 +177,13 @@ def sample_accesses(
       ConfigError: if the config does not fit the dataset.
       DataError: if the dataset is missing or damaged, or a sample is bad.
     """
-    dataset, tables, features = read_dataset(config)
+    dataset, _, tables, features = read_dataset(config)
     check = batch_checker(config, dataset, tables, features)
     samples = min(samples, dataset.train_samples)
     size = min(samples, config.train.batch_size)
     steps = range(samples // size)
     batches = (check(dataset.train_batch(step, size)) for step in progress(steps))
-    halves = accesses.count_halves(batches, features)
+    halves = bag_counts.count_halves(batches, features)
     return Statistics(
         len(steps) * size,
         {f.name: _feature_access([half[f.name] for half in halves]) for f in features},
@@ -233,7 +191,7 @@ def sample_accesses(
             table.name: _table_access(
                 table.rows,
                 [
-                    accesses.merge(
+                    bag_counts.merge(
                         half[feature.name].counts()
                         for feature in features
                         if feature.table == table.name
@@ -247,11 +205,11 @@ def sample_accesses(
     )
 
 
-def _feature_access(halves: Sequence[accesses.BagCounter]) -> FeatureAccess:
+def _feature_access(halves: Sequence[bag_counts.BagCounter]) -> FeatureAccess:
     return FeatureAccess(
         sum(half.accesses for half in halves) / sum(half.samples for half in halves),
         max(half.max_hotness for half in halves),
-        len(accesses.merge(half.counts() for half in halves)[0]),
+        len(bag_counts.merge(half.counts() for half in halves)[0]),
     )
 
 
@@ -259,64 +217,18 @@ def _table_access(
     rows: int, halves: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> TableAccess:
     """Returns the accesses of a table's rows, as each half of a sample counted them."""
-    histogram = Histogram.from_counts(*accesses.merge(halves))
+    histogram = Histogram.from_counts(*bag_counts.merge(halves))
     return TableAccess(rows, histogram, HalfAgreement.from_counts(*halves))
 
 
-def declared_model(
-    config: ExperimentConfig, need: str
-) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """Returns the tables and features that the config itself declares; errors say with
-    ``need`` why it must.
-
-    A config without features gets one feature for each table.
-    """
-    embedding = config.embedding
-    missing = [
-        f"embedding.tables.{name}.rows: {need}"
-        for name, table in embedding.tables.items()
-        if table.rows is None
-    ]
-    if not embedding.tables:
-        missing = [f"embedding.tables: has none; {need}"]
-    if missing:
-        raise ConfigError("\n".join(missing))
-    tables = tuple(
-        embedding.table(name, table.rows or 0)
-        for name, table in embedding.tables.items()
-    )
-    if not embedding.features:
-        return tables, tuple(FeatureSpec(table.name) for table in tables)
-    features = tuple(
-        FeatureSpec(
-            name,
-            feature.table or name,
-            feature.hotness or 1,
-            feature.pooling or "sum",
-            feature.weighted,
-        )
-        for name, feature in embedding.features.items()
-    )
-    return tables, features
-
-
-def _drawn(
-    config: ExperimentConfig, tables: Sequence[TableSpec]
-) -> tuple[TableSpec, ...]:
-    """Returns the tables, dynamic ones with as many rows as unique ids are drawn."""
-    rows = {name: table.rows for name, table in config.embedding.tables.items()}
-    return tuple(
-        TableSpec(table.name, rows[table.name] or 0, table.dim)
-        if table.is_dynamic
-        else table
-        for table in tables
-    )
-
-
 def merged_model(
-    config: ExperimentConfig, dataset: Dataset | Description
+    config: ExperimentConfig, dataset: Description
 ) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """Returns the dataset's tables and features, with the changes of the config."""
+    """Returns the dataset's tables and features, with the changes of the config.
+
+    Raises:
+      ConfigError: if the config does not fit the dataset.
+    """
     embedding = config.embedding
     own = [feature.name for feature in dataset.features]
     problems = [
@@ -354,6 +266,7 @@ def merged_model(
                 pooling=changes.pooling or feature.pooling,
             )
         features.append(feature)
+    _check_tasks(config, dataset.labels)
     return tuple(tables), tuple(features)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from embark_jax._base.config import ConfigError, config_error_at
 from embark_jax.config import (
     AnyModelConfig,
     ExperimentConfig,
-    PreparedConfig,
-    SyntheticConfig,
     copy_path,
     source_file,
 )
@@ -27,10 +24,9 @@ from embark_jax.data import (
     WINDOW_BATCHES,
     BatchChecker,
     Dataset,
-    PreparedData,
+    Description,
     scale_warnings,
 )
-from embark_jax.data.prepare import raw_rows
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -40,9 +36,11 @@ from embark_jax.run.dataset import (
     check_batch_size,
     hot_rows,
     in_training_order,
+    merged_model,
     read_dataset,
+    source_of,
 )
-from embark_jax.run.planning import describe_absent, make_plan, read_plan, wire
+from embark_jax.run.planning import make_plan, read_plan, wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.losses import build_loss
 from embark_jax.train.optimizers import build_optimizers
@@ -60,12 +58,14 @@ class Experiment:
     Attributes:
       config: the config.
       dataset: dataset with its samples.
+      description: what is known of the dataset.
       tables, features: tables and features of the model.
       plan: plan of the tables.
     """
 
     config: ExperimentConfig
     dataset: Dataset
+    description: Description
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
     plan: Plan
@@ -88,8 +88,8 @@ class Experiment:
         """
         config = self.config
         seeds = {"seed": config.seed}
-        if isinstance(config.data, SyntheticConfig):
-            seeds["data_seed"] = config.data.seed
+        if self.description.seed is not None:
+            seeds["data_seed"] = self.description.seed
         return {
             **seeds,
             "tables": {t.name: t.shape for t in self.tables},
@@ -113,32 +113,16 @@ class Experiment:
     def data_order(self) -> dict[str, Any]:
         """Values on which a resumed run must agree, too, so that steps mean the same
         data."""
-        left_out = {"path"}
-        if isinstance(self.config.data, PreparedConfig):
-            left_out.add("dense_features")  # the files say it
-        data = self.config.data.model_dump(mode="json", exclude=left_out)
-        if not data.get("labels"):  # as before there was such a key
-            data.pop("labels", None)
-        if isinstance(self.dataset, PreparedData):
-            data["files"] = self.dataset.manifest.digest()
         train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
         if self.config.train.hot_batches:
             train["hot_rows"] = hot_rows(self.plan)
             train["window_batches"] = WINDOW_BATCHES
-        return {"data": data, "train": train}
+        return {"data": self.description.order, "train": train}
 
     @property
     def training_data(self) -> Dataset:
         """Returns the dataset, with its training samples in the configured order."""
         return in_training_order(self.dataset, self.config, self.plan)
-
-    @property
-    def missing_dense(self) -> Mapping[str, int]:
-        """Numbers of values of dense columns that the data lack, and that are 0
-        instead."""
-        if isinstance(self.dataset, PreparedData):
-            return self.dataset.manifest.missing_dense
-        return {}
 
     def save_sources(self, workdir: Path) -> None:
         """Saves the code that the config names and, if the data were a user's own
@@ -148,18 +132,15 @@ class Experiment:
                 copy = workdir / copy_path(kind)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-        if isinstance(self.dataset, PreparedData) and self.dataset.manifest.columns:
-            prepared, out = self.dataset.folder, workdir / raw_rows.FOLDER
-            raw_rows.save_encoding(prepared, self.dataset.manifest, out)
+        if self.description.save_encoding is not None:
+            self.description.save_encoding(workdir)
 
     def scale_warnings(self) -> list[str]:
         """Lists problems of the scale of dense columns in the first samples."""
         dataset = self.dataset
         batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
-        names = [f"dense[{i}]" for i in range(dataset.dense_features)]
-        if isinstance(dataset, PreparedData):
-            names = list(dataset.manifest.dense)
-        return scale_warnings(batch.dense, names)
+        numbered = [f"dense[{i}]" for i in range(dataset.dense_features)]
+        return scale_warnings(batch.dense, self.description.dense_names or numbered)
 
     def checker(self) -> BatchChecker:
         """Returns the checker of the dataset's batches against the tables."""
@@ -264,7 +245,7 @@ def build(
         the given plan is damaged or made for something else.
       DataError: if the dataset is missing or damaged.
     """
-    dataset, tables, features = read_dataset(config)
+    dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
@@ -273,13 +254,11 @@ def build(
                 "or leave it out"
             )
     if plan_file is None:
-        planned = make_plan(
-            config, dataset.dense_features, tables, features, statistics
-        )
+        planned = make_plan(config, description, tables, features, statistics)
     else:
         planned = read_plan(plan_file, config, tables, features)
     in_training_order(dataset, config, planned)  # raises now, not when training begins
-    return Experiment(config, dataset, tables, features, planned)
+    return Experiment(config, dataset, description, tables, features, planned)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +267,7 @@ class PlannedModel:
 
     Attributes:
       tables, features: tables and features of the model.
-      dense_features: columns of numbers in each sample.
+      description: what is known of the data.
       plan: plan of the tables.
       without_data: whether the data are not on this machine, so that only the config
         says what they are like.
@@ -296,7 +275,7 @@ class PlannedModel:
 
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
-    dense_features: int
+    description: Description
     plan: Plan
     without_data: bool
 
@@ -312,22 +291,18 @@ def plan_model(
         is impossible.
       DataError: if the dataset is damaged.
     """
-    if (absent := describe_absent(config)) is None:
+    if (description := source_of(config).absent()) is None:
         setup = build(config, statistics=statistics)
         return PlannedModel(
             setup.tables,
             setup.features,
-            setup.dataset.dense_features,
+            setup.description,
             setup.plan,
             without_data=False,
         )
-    description, tables, features = absent
-    planned = make_plan(
-        config, description.dense_features, tables, features, statistics
-    )
-    return PlannedModel(
-        tables, features, description.dense_features, planned, without_data=True
-    )
+    tables, features = merged_model(config, description)
+    planned = make_plan(config, description, tables, features, statistics)
+    return PlannedModel(tables, features, description, planned, without_data=True)
 
 
 def _implementation(config: ExperimentConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""Plans the tables of a config, whether or not its data are there."""
+"""Plans the tables of a config for data that a description describes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from pathlib import Path
 
 from embark_jax import models
 from embark_jax._base.config import ConfigError, config_error_at, read_text
-from embark_jax.config import (
-    ExperimentConfig,
-    MovieLens100KConfig,
-    PreparedConfig,
-    SyntheticConfig,
-)
-from embark_jax.data import Description, MovieLens100K, movielens_100k_folder
+from embark_jax.config import ExperimentConfig
+from embark_jax.data import Description
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
 from embark_jax.planner.request.workload import STATE_VALUES
@@ -28,43 +23,8 @@ from embark_jax.plans.tables import (
 )
 from embark_jax.plans.traffic import VALUE_BYTES
 from embark_jax.plans.wire import Wire
-from embark_jax.run.dataset import check_tasks, declared_model, merged_model
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.optimizers import state_values
-
-
-def describe_absent(
-    config: ExperimentConfig,
-) -> tuple[Description, tuple[TableSpec, ...], tuple[FeatureSpec, ...]] | None:
-    """Returns what is known of data that are not on this machine, and the model's
-    tables and features; or None if the data are there.
-
-    Of prepared data the config itself must say it; MovieLens-100k is known.
-
-    Raises:
-      ConfigError: if the config does not say enough.
-    """
-    match config.data:
-        case PreparedConfig(path=path) if not path.exists():
-            dense_features = config.data.dense_features
-            need = f"{path} is not there; planning without the data needs it"
-            if dense_features is None:
-                raise ConfigError(
-                    f"data.dense_features: {need} (and rows and hotness under "
-                    "embedding), training needs the folder: `embark data prepare "
-                    "--out` makes one"
-                )
-            with config_error_at("embedding"):
-                tables, features = declared_model(config, need)
-            rows = {table.name: table.rows for table in tables}
-            return Description(rows, features, dense_features), tables, features
-        case MovieLens100KConfig(path=path) if not (
-            path or movielens_100k_folder()
-        ).exists():
-            description = MovieLens100K.described(config.data.earlier_items)
-            check_tasks(config, description)
-            return description, *merged_model(config, description)
-    return None
 
 
 def wire(config: ExperimentConfig) -> Wire:
@@ -73,7 +33,7 @@ def wire(config: ExperimentConfig) -> Wire:
 
 def workload(
     config: ExperimentConfig,
-    dense_features: int,
+    data: Description,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics = NO_STATISTICS,
@@ -83,9 +43,6 @@ def workload(
     Raises:
       ConfigError: if its model does not suit the embeddings.
     """
-    zipf_exponent = 0.0
-    if isinstance(config.data, SyntheticConfig):
-        zipf_exponent = config.data.zipf_exponent
     machines = fleet.load(
         config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
     )
@@ -94,12 +51,12 @@ def workload(
     return Workload(
         machines,
         config.train.batch_size // config.train.micro_batches,
-        zipf_exponent,
+        data.zipf_exponent,
         config.embedding.capacity_slack,
         max(kinds, key=STATE_VALUES.__getitem__),
         statistics,
         wire(config),
-        _dense_load(config, dense_features, tables, features),
+        _dense_load(config, data, tables, features),
         config.train.micro_batches,
         config.train.overlap,
         config.embedding.memory_gb,
@@ -108,13 +65,13 @@ def workload(
 
 def _dense_load(
     config: ExperimentConfig,
-    dense_features: int,
+    data: Description,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
 ) -> DenseLoad:
     shapes = embedding_shapes(tables, features)
     with config_error_at("model"):
-        model = models.footprint(config.model, shapes, dense_features)
+        model = models.footprint(config.model, shapes, data.dense_features)
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     return DenseLoad(
         model.parameters,
@@ -126,7 +83,7 @@ def _dense_load(
 
 def make_plan(
     config: ExperimentConfig,
-    dense_features: int,
+    data: Description,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics,
@@ -149,7 +106,7 @@ def make_plan(
     }
     if config.train.hot_batches:
         forced = with_small_replicated(tables, forced)
-    load = workload(config, dense_features, tables, features, statistics)
+    load = workload(config, data, tables, features, statistics)
     with config_error_at("embedding"):
         return plan_for(load, tables, features, forced=forced)
 

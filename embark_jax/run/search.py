@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from rich.console import Console
@@ -19,14 +19,13 @@ from rich.table import Table
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
 from embark_jax.config import SearchedConfig, reading
+from embark_jax.plans.options import Metric, Sampler
 from embark_jax.run.logs import read_metrics
 from embark_jax.run.trials import Kind, Trial
 
 BEST = "best.yaml"
 SHOWN = 10
 """Trials that the table shows: the best ones."""
-Metric = Literal["auc", "log_loss"]
-Sampler = Literal["tpe", "random"]
 
 
 class Search:

@@ -9,16 +9,15 @@ import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
+from embark_jax.plans.options import Service
 
 PROJECT = "embark_jax"
 """Project in Weights & Biases, experiment in MLflow, unless the environment variables
 WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME name others."""
-
-Service = Literal["wandb", "mlflow"]
 
 
 class Tracker(Protocol):

@@ -188,7 +188,7 @@ def _run(
                 ) from None
             record["recompilations"] = trainer.recompilations
             record |= counts("bad_ids", total(check.bad_ids))
-            record |= counts("missing_dense", setup.missing_dense)
+            record |= counts("missing_dense", setup.description.missing_dense)
             if early.best_step is not None:
                 record["best_step"] = early.best_step
             log.write(last, record)

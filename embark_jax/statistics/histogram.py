@@ -97,9 +97,9 @@ class Histogram:
 
     @functools.cached_property
     def in_order(self) -> bool:
-        """Whether rows are numbered by frequency, as those of vocabularies are: then
-        most of the k most frequent rows are among the first 2 k. In any other order at
-        most a quarter of them is; k is an eighth of the rows seen."""
+        """Says whether rows are numbered by frequency, as those of vocabularies are:
+        then most of the k most frequent rows are among the first 2 k. In any other
+        order at most a quarter of them is; k is an eighth of the rows seen."""
         hottest = self.hottest[: max(1, self.rows_seen // 8)]
         ids = np.array(hottest, np.int64).reshape(-1, 2)[:, 0]
         return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False

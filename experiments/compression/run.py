@@ -51,7 +51,7 @@ def train(path: Path, wire: tuple[str, str], seed: int) -> dict[str, float]:
     """The test metrics of a run on 2 × 4 CPU devices with RB and UB tables alone, so
     that all rows and gradients of embeddings travel compressed."""
     config = reading.load(path)
-    _, tables, _ = read_dataset(config)
+    tables = read_dataset(config).tables
     seeds = [f"seed={seed}"]
     if config.data.kind == "synthetic":
         seeds.append(f"data.seed={seed}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from embark_jax.config import ExperimentConfig, reading
-from embark_jax.data import Dataset, accesses
+from embark_jax.data import Dataset, bag_counts
 from embark_jax.run import experiment
 from embark_jax.run.dataset import read_dataset, sample_accesses
 from embark_jax.run.experiment import Experiment
@@ -77,9 +77,9 @@ def count(dataset: Dataset, samples: int) -> dict[str, tuple[np.ndarray, np.ndar
         dataset.train_batch(step, 1000)
         for step in range(min(samples, dataset.train_samples) // 1000)
     )
-    halves = accesses.count_halves(batches, dataset.features)
+    halves = bag_counts.count_halves(batches, dataset.features)
     return {
-        table: accesses.merge(
+        table: bag_counts.merge(
             half[feature.name].counts()
             for half in halves
             for feature in dataset.features
@@ -108,7 +108,7 @@ def prepare(workload: Workload, mesh: tuple[int, int], *changes: str) -> Experim
     """The workload with its hot rows: tables with cold rows in UB, others in DP. The
     plan is the same whatever the changes are."""
     config = workload.config()
-    dataset, _, _ = read_dataset(config)
+    dataset = read_dataset(config).dataset
     budget = int(workload.hot_share * sum(dataset.table_rows.values()))
     hot_rows = hottest(count(dataset, COUNTED_SAMPLES), budget)
     placed = [

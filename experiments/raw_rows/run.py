@@ -76,7 +76,8 @@ def embark(folder: Path, *arguments: str) -> tuple[str, dict[str, float]]:
 def main() -> None:
     folder, results = Path(tempfile.mkdtemp()), {}
     rows = write_csv(folder)
-    shutil.copy(HERE / "config.yaml", folder)
+    for name in ("columns.yaml", "config.yaml"):
+        shutil.copy(HERE / name, folder)
     _, results["prepare"] = embark(
         folder,
         "data",
@@ -86,16 +87,8 @@ def main() -> None:
         "ratings.csv",
         "--out",
         "data",
-        "--label",
-        "stars",
-        "--positive-from",
-        "4",
-        "--time",
-        "when",
-        "--list",
-        "genres",
-        "--dense",
-        "age=standardize",
+        "--columns",
+        "columns.yaml",
     )
     _, results["train"] = embark(folder, "train", "config.yaml", "--workdir", "run")
     final = json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[-1])

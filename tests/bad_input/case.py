@@ -114,7 +114,7 @@ def make_world(folder: Path) -> None:
         for command in (
             "train tiny.yaml --workdir run",
             "data stats tiny.yaml --out stats.json",
-            "data prepare csv --raw raw --out prepared --dense price --split random",
+            "data prepare csv dense.price=none --raw raw --out prepared --split random",
             "export run --out export",
         ):
             outcome = runs.embark(*command.split())

@@ -110,7 +110,7 @@ def _other_columns() -> None:
     """A file with other columns, which the manifest says to be right."""
     path = Path("prepared", PART)
     np.save(path, np.zeros(SAMPLES, [("label", "<f4")]))
-    _edit("prepared/manifest.json", {"parts.train.0.bytes": path.stat().st_size})
+    _edit("prepared/manifest.json", {"files.train.0.bytes": path.stat().st_size})
 
 
 DAMAGES: dict[str, Callable[[], None]] = {

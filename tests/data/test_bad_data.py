@@ -85,7 +85,7 @@ def edit_line(path: Path, number: int, change) -> None:
         (
             "inter",
             lambda path: path.write_text(path.read_text()[:1_000_000]),
-            ["the file ends inside this row", "must end with a newline"],
+            ["the file ends inside this line", "must end with a newline"],
         ),
         (
             "inter",
@@ -105,12 +105,12 @@ def edit_line(path: Path, number: int, change) -> None:
         (
             "inter",
             lambda path: edit_line(path, 9, lambda text: "1\t2\tnan\t881250949"),
-            ["line 9, column rating:float: value is 'nan', must be a number from 1 to"],
+            ["line 9: column rating: value is nan, must be a finite number from 1 to"],
         ),
         (
             "user",
             lambda path: edit_line(path, 3, lambda text: "1\tinf\tF\twriter\t1"),
-            ["line 3, column age:token: value is 'inf', must be a number from 0 to"],
+            ["line 3: column age: value is 'inf', must be a whole number from 0 to"],
         ),
     ],
     ids=["missing", "cut", "one more", "few columns", "many", "nan label", "inf dense"],

@@ -160,89 +160,38 @@ def test_each_epoch_has_every_training_sample_once_in_its_own_order(tiny, tmp_pa
 
 
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+LINE = "11\t5\t3\t881250949"
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("inter", HEADER + "11\t5\t3\n", "inter, line 2: has 3 columns .* must have 4"),
-        ("inter", HEADER + "11\t5\t3\t8\t9\n", "inter, line 2: has 5 columns"),
-        ("inter", HEADER + "11\t5\t3\t8\n11\t5\t3\t88", "line 3: the file ends inside"),
+        ("inter", HEADER + f"{LINE}\t9\n", "line 2: has 5 columns, must have 4"),
+        ("inter", HEADER + f"{LINE}\n{LINE}", "line 3: the file ends inside this line"),
+        ("inter", HEADER + f"{LINE}\n", "has 1 ratings, must have 30"),
+        ("inter", "", "inter: is empty"),
+        ("inter", HEADER.replace("rating", "stars"), "1: header is .*'stars:float'"),
         (
             "inter",
-            HEADER + "11\t5\t3\t8\n11\t5",
-            "line 3: the file ends inside this row",
+            HEADER + f"{LINE}\n".replace("3", "6"),
+            "must be a finite number from",
         ),
-        ("inter", HEADER + "11\t5\t3\t8\n\n", "line 3: has 1 columns"),
-        ("inter", HEADER + "11\t5\t3\t8\n", "has 1 ratings, must have 30"),
-        ("inter", "", r"inter, line 1: header is \[''\], must be \['user_id:token', "),
-        (
-            "inter",
-            HEADER.replace("rating", "stars"),
-            "line 1: header is .*'stars:float'",
-        ),
-        (
-            "inter",
-            HEADER.replace("\n", "\r\n"),
-            r"line 1: header is .*'timestamp:float\\r",
-        ),
-        (
-            "inter",
-            HEADER + "11\t5\tgood\t8\n",
-            "2, column rating:float: value is 'good',",
-        ),
-        (
-            "inter",
-            HEADER + "11\t5\tnan\t8\n",
-            "value is 'nan', must be a number from 1 to",
-        ),
-        (
-            "inter",
-            HEADER + "11\t5\t6\t8\n",
-            "value is '6', must be a number from 1 to 5",
-        ),
-        (
-            "inter",
-            HEADER + "11\t5\t5\tinf\n",
-            "timestamp:float: value is 'inf', must be a",
-        ),
-        (
-            "inter",
-            HEADER + "11\t5\t\t8\n",
-            "rating:float: value is '', must not be empty",
-        ),
-        (
-            "inter",
-            HEADER + "11\t5\t3\t8\n14\t5\t3\t8\n",
-            "3, column user_id:token: value is '14', must be one of those in .*user",
-        ),
-        (
-            "inter",
-            HEADER + "11\t8\t3\t8\n",
-            "item_id:token: value is '8', must be one of",
-        ),
-        ("inter", HEADER.encode() + b"\xff\n", "inter: not UTF-8 text .* byte 0xff"),
-        (
-            "user",
-            USERS + "12\t30\tM\tother\t1\n",
-            r"line 5.*'12', must be unique.*line 3",
-        ),
-        ("user", USERS.replace("53", "old"), "user, line 3, column age:token: .*'old'"),
-        ("user", USERS.replace("\tF", "", 1), "user, line 3: has 4 columns"),
-        (
-            "item",
-            ITEMS.replace("\tThriller", "\t"),
-            "line 3, column class:token_seq: .*''",
-        ),
-        ("item", ITEMS[:-3], "item, line 4: the file ends inside this row"),
+        ("inter", HEADER + f"{LINE}\n".replace("3", ""), "rating: is empty, must be a"),
+        ("inter", HEADER + f"{LINE}\n".replace("11", "14"), "user: has no user '14'"),
+        ("inter", HEADER + f"{LINE}\n".replace("5", "8", 1), "item: has no item '8'"),
+        ("user", USERS + "12\t30\tM\tother\t1\n", "user: user '12' has 2 lines"),
+        ("user", USERS.replace("53", "old"), "user, line 3: column age: .*'old'"),
+        ("item", ITEMS.replace("\tThriller", "\t"), "line 3: column genres: is empty"),
+        ("item", ITEMS[:-3], "item, line 4: the file ends inside this line"),
     ],
 )
 def test_damage_is_named(tmp_path, kind, text, message):
     folder = folder_of(tmp_path, **{kind: text})
-    with pytest.raises(DataError, match=message) as info:
+    with pytest.raises(DataError, match=rf"ml-100k\..*{message}") as info:
         open_tiny(folder)
-    assert f"ml-100k.{kind}" in str(info.value)
-    assert "embark data movielens-100k" in str(info.value)
+    assert str(info.value).endswith(
+        "; `embark data movielens-100k` fetches a good copy"
+    )
 
 
 @pytest.mark.parametrize("kind", ["inter", "user", "item"])

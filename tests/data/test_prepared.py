@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from embark_jax.data import DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import Manifest, PreparedFeature, checksum_of
-from embark_jax.data.verify import verify
 from tests.runs import embark
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}
@@ -34,11 +33,11 @@ def write(folder: Path, samples=SAMPLES) -> Path:
     manifest = Manifest.of(
         made_from={}, dense=("x", "y"), features=features, table_rows={"t": 1000}
     ).model_copy(update={"block_rows": BLOCK_ROWS})
-    parts = {}
+    files = {}
     for split, sizes in samples.items():
         numbers = itertools.accumulate(sizes, initial=0)
-        parts[split] = tuple(
-            manifests.write_part(
+        files[split] = tuple(
+            manifests.write_records(
                 folder,
                 f"{split}/{place}.npy",
                 records_of(np.arange(first, first + size), manifest),
@@ -46,7 +45,7 @@ def write(folder: Path, samples=SAMPLES) -> Path:
             )
             for place, (first, size) in enumerate(zip(numbers, sizes, strict=False))
         )
-    manifest.model_copy(update={"parts": parts}).save(folder)
+    manifest.model_copy(update={"files": files}).save(folder)
     return folder
 
 
@@ -185,12 +184,12 @@ def edit_bag(folder: Path, **changes) -> None:
 
 def edit_part(folder: Path, rename: Callable[[str], str]) -> None:
     """Moves the first file out of the folder, to where the manifest then says."""
-    parts = json.loads((folder / "manifest.json").read_text())["parts"]
-    first = parts["train"][0]
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    first = files["train"][0]
     name = rename(first["file"])
     (folder / first["file"]).rename(Path(os.path.normpath(folder / name)))
     first["file"] = name
-    edit(folder, parts=parts)
+    edit(folder, files=files)
 
 
 def link_outside(path: Path) -> None:
@@ -233,7 +232,7 @@ def link_outside(path: Path) -> None:
             lambda f: edit(f, table_rows={"u": 1000}),
             r"json: .*features\.one: has no table 't'; prepare the data again",
         ),
-        (lambda f: edit(f, parts={}), r"json: .*parts: must be of train, validation, "),
+        (lambda f: edit(f, files={}), r"json: .*files: must be of train, validation, "),
         (lambda f: edit(f, text_features=["z"]), r"json: .*'z' is no column; prepare"),
         (
             lambda f: edit(f, block_rows=7),
@@ -276,7 +275,7 @@ def test_a_flipped_byte_is_never_trained_on(folder, draw):
         damaged[place] ^= draw.draw(st.integers(1, 255))
         file.write_bytes(damaged)
         with pytest.raises(DataError, match=r"train/1\.npy: is not as it was"):
-            verify(copy)
+            manifests.verify(copy)
         found = numbers_or_error(copy)
         assert file.name in found or found == numbers_or_error(folder)
 
@@ -299,7 +298,7 @@ def test_bad_samples_are_not_written(tmp_path, number, message):
     manifest = PreparedData(write(tmp_path)).manifest
     records = records_of(np.array([5, number]), manifest)
     with pytest.raises(DataError, match=rf"new\.npy, row 1: {message}"):
-        manifests.write_part(tmp_path, "new.npy", records, manifest)
+        manifests.write_records(tmp_path, "new.npy", records, manifest)
     assert not (tmp_path / "new.npy").exists()
 
 
@@ -332,7 +331,7 @@ def test_damaged_values_are_named_when_they_are_read(tmp_path):
 
 def test_verify_reads_everything(tmp_path):
     write(tmp_path)
-    assert verify(tmp_path).files == 6
+    assert len(manifests.verify(tmp_path)) == 6
     damaged = ["test/0.npy", "train/2.npy"]
     for name in damaged:
         with (tmp_path / name).open("r+b") as file:

@@ -15,7 +15,7 @@ from embark_jax.planner import plan, plan_for, read_table_list
 from embark_jax.plans import fleet
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.report.records import plan_record
+from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import as_text
 
 MISSING = object()

@@ -21,7 +21,7 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report import summary
-from embark_jax.report.records import plan_record
+from embark_jax.report.plan_record import plan_record
 from embark_jax.statistics.accesses import Statistics, TableAccess
 from embark_jax.statistics.histogram import Histogram
 from embark_jax.statistics.skew import HEAD_ROWS, Zipf

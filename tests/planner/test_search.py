@@ -15,7 +15,7 @@ from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.report.records import plan_record
+from embark_jax.report.plan_record import plan_record
 from tests.planner import published
 from tests.thorough import thorough
 

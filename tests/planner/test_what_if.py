@@ -17,7 +17,7 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report import summary
 from embark_jax.report.plan_page import page
-from embark_jax.report.records import plan_record
+from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import as_text
 from tests.planner import published
 from tests.runs import embark

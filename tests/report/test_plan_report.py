@@ -13,7 +13,7 @@ from embark_jax.planner import plan
 from embark_jax.plans.storage import Placement
 from embark_jax.report import advice, summary
 from embark_jax.report.plan_page import page
-from embark_jax.report.records import plan_record
+from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import Report
 from tests.planner import published
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.delimited import Column, with_header
-from embark_jax.data.prepare.recipe import DelimitedFile, Recipe, find, last_part
+from embark_jax.data.prepare.recipe import DelimitedFile, Recipe, find, last_share
 from embark_jax.plans.tables import FeatureSpec
 
 DAYS = 10
@@ -22,8 +22,8 @@ LAYOUT = with_header(
         Column("C1", "integer"),
         Column("banner_pos", "integer"),
         *(
-            Column(f"{place}_{what}", "hex")
-            for place in ("site", "app")
+            Column(f"{source}_{what}", "hex")
+            for source in ("site", "app")
             for what in ("id", "domain", "category")
         ),
         *(Column(f"device_{what}", "hex") for what in ("id", "ip", "model")),
@@ -36,14 +36,14 @@ CATEGORIES = tuple(column.name for column in LAYOUT.columns[3:])
 
 
 def avazu(raw: Path) -> Recipe:
-    """The dense feature is the hour of the day, from 0 to 1. The file is in the order
-    of time; a split by time holds out the last tenth."""
+    """Reads train.csv; the dense feature is the hour of the day, from 0 to 1. The file
+    is in the order of time; a split by time holds out the last tenth."""
     return Recipe(
         raw=[DelimitedFile(find(raw, "train.csv", "train"), LAYOUT)],
         dense=("hour",),
         features=tuple(map(FeatureSpec, CATEGORIES)),
         samples=lambda columns, file: _samples(columns),
-        time_split=last_part(DAYS),
+        time_split=last_share(DAYS),
     )
 
 

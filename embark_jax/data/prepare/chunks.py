@@ -17,7 +17,7 @@ CHUNK_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunk:
+class TextChunk:
     """Some whole lines of a file.
 
     Attributes:
@@ -42,22 +42,31 @@ class Chunk:
     def next_line(self) -> int:
         return self.first_line + self.text.count(b"\n")
 
+    @property
+    def lines(self) -> int:
+        """Returns the number of lines; the last may lack its newline."""
+        return self.next_line - self.first_line + (not self.text.endswith(b"\n"))
 
-def read_chunks(path: Path, start: int, first_line: int, size: int) -> Iterator[Chunk]:
+
+def read_chunks(
+    path: Path, start: int, first_line: int, size: int
+) -> Iterator[TextChunk]:
     """Yields the chunks of a file from an offset on, at which a line begins.
 
     Raises:
       DataError: if the file cannot be read or is UTF-16 text, or its compressed data
         are cut or damaged.
     """
-    chunk = Chunk(path, b"", start, first_line)
+    chunk = TextChunk(path, b"", start, first_line)
     try:
         with path.open("rb") as disk:
             file = _decompressed(disk)
-            chunk = Chunk(path, b"", max(start, _text_start(file, path)), first_line)
+            chunk = TextChunk(
+                path, b"", max(start, _text_start(file, path)), first_line
+            )
             file.seek(chunk.start)
             while text := _whole_lines(file, size):
-                chunk = Chunk(path, text, chunk.end, chunk.next_line, disk.tell())
+                chunk = TextChunk(path, text, chunk.end, chunk.next_line, disk.tell())
                 yield chunk
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
@@ -69,18 +78,18 @@ def read_chunks(path: Path, start: int, first_line: int, size: int) -> Iterator[
 
 
 def _decompressed(disk: BinaryIO) -> BinaryIO:
-    """The file, decompressed if it is gzip; its name does not always tell."""
+    """Returns the file, decompressed if it is gzip; its name does not always tell."""
     compressed = disk.read(2) == b"\x1f\x8b"
     disk.seek(0)
     return cast(BinaryIO, gzip.GzipFile(fileobj=disk)) if compressed else disk
 
 
 def _text_start(file: BinaryIO, path: Path) -> int:
-    """The offset after the byte order mark that some programs write."""
-    mark = file.read(3)
-    if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    """Returns the offset after the byte order mark that some programs write."""
+    start = file.read(3)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}, line 1: is UTF-16 text, must be UTF-8: convert it")
-    return 3 if mark == codecs.BOM_UTF8 else 0
+    return 3 if start == codecs.BOM_UTF8 else 0
 
 
 def _whole_lines(file: BinaryIO, size: int) -> bytes:

@@ -1,18 +1,18 @@
-"""Claims a folder for prepared data: what is begun there goes on only with the data set
-and the options that it was begun with."""
+"""Claims a folder for prepared data: what is begun there goes on only with the raw
+files and the options that it was begun with."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_json, write_json
-from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import Manifest
+from embark_jax.data.prepare.raw_contents import contents
 
 RAW = "raw"
 """The key of ``made_from`` that identifies the raw files."""
@@ -20,12 +20,51 @@ _STARTED = "made_from.json"
 """Name of the file that says what unfinished data are made from."""
 
 
-def begun(out: Path, work: Path) -> dict[str, Any] | None:
-    """What a folder was begun with; None if it is new.
+class Claim(NamedTuple):
+    """A folder that was claimed.
+
+    Attributes:
+      made_from: what the data are made from, with the raw files.
+      finished: the manifest, if an earlier command has finished the data.
+    """
+
+    made_from: dict[str, Any]
+    finished: Manifest | None
+
+
+def claim(
+    out: Path,
+    work: Path,
+    made_from: Mapping[str, Any],
+    raw: Sequence[Path] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Claim:
+    """Claims a folder.
+
+    Args:
+      out: the folder.
+      work: its folder for unfinished work.
+      made_from: data set and options.
+      raw: the raw files, which are identified by their contents.
+      progress: called with how many bytes of them were hashed, of how many.
 
     Raises:
-      DataError: if it holds something else, or is damaged.
+      DataError: if the folder holds something else, is damaged, or was begun with other
+        options or raw files.
     """
+    begun = _begun(out, work)
+    if begun is not None:
+        _check_same(out, begun, made_from)
+    recorded = None if begun is None else begun.get(RAW, {})
+    made_from = {**made_from, RAW: contents(raw, recorded, out, progress)}
+    if begun is None:
+        write_json(work / _STARTED, made_from)
+    is_finished = (out / manifests.FILE_NAME).exists()
+    return Claim(made_from, manifests.load(out) if is_finished else None)
+
+
+def _begun(out: Path, work: Path) -> dict[str, Any] | None:
+    """Returns what a folder was begun with; None if it is new."""
     if (out / manifests.FILE_NAME).exists():
         return dict(manifests.read(out).made_from)
     if (started := work / _STARTED).exists():
@@ -40,30 +79,14 @@ def begun(out: Path, work: Path) -> dict[str, Any] | None:
     return None
 
 
-def check_same(
-    out: Path, recorded: Mapping[str, Any] | None, made_from: Mapping[str, Any]
+def _check_same(
+    out: Path, begun: Mapping[str, Any], made_from: Mapping[str, Any]
 ) -> None:
     """Raises ``DataError`` if a folder was begun with other options."""
-    if recorded is None:
-        return
     wanted = json.loads(json.dumps(made_from))
-    keys = sorted((recorded.keys() | wanted.keys()) - {RAW})
-    if changed := [key for key in keys if recorded.get(key) != wanted.get(key)]:
+    keys = sorted((begun.keys() | wanted.keys()) - {RAW})
+    if changed := [key for key in keys if begun.get(key) != wanted.get(key)]:
         raise DataError(
             f"{out}: was made with other options ({', '.join(changed)}); take another "
             "--out, or delete it"
         )
-
-
-def claim(out: Path, work: Path, made_from: Mapping[str, Any]) -> Manifest | None:
-    """Claims the folder for this data set; returns its manifest if it is finished.
-
-    Raises:
-      DataError: if the folder holds something else, or is damaged.
-    """
-    recorded = begun(local(out), work)
-    check_same(out, recorded, made_from)
-    if recorded is None:
-        write_json(work / _STARTED, made_from)
-    finished = (out / manifests.FILE_NAME).exists()
-    return manifests.load(out) if finished else None

@@ -1,25 +1,22 @@
-"""Describes the columns of a user's own files, by YAML or by options."""
+"""Describes the columns of a user's own files, as YAML has them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from embark_jax._base.config import Config, nearest
 from embark_jax.data.batch import DataError
-
-LIST_SEPARATOR = "|"
-"""The default separator between the values of a list in text."""
-
 
 Separator = Annotated[str, Field(pattern=r'^[^"\r\n\x80-\U0010ffff]$')]
 """One ASCII character, which is no quote and ends no line."""
 
 
 class NumberColumn(Config):
-    """A column of numbers. Transforms are fitted to the training samples."""
+    """A column of numbers. Transforms are fitted to the training samples. The name of
+    a transform alone will do: ``price: log``."""
 
     transform: Literal["none", "log", "standardize", "quantiles"] = "none"
     """``log`` is log(1 + x), with 0 for numbers below 0. ``standardize`` gives mean 0
@@ -30,6 +27,11 @@ class NumberColumn(Config):
     missing: Literal["zero", "mean"] = "zero"
     """What a missing number becomes after the transform. With ``quantiles`` missing
     numbers are a category of their own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_transform(cls, value: Any) -> Any:
+        return {"transform": value} if isinstance(value, str) else value
 
 
 class CategoryColumn(Config):
@@ -61,7 +63,10 @@ class Columns(Config):
     weight: str | None = None
     """A column with the weight of each sample, 0 or more, in loss and metrics."""
     dense: Mapping[str, NumberColumn] = {}
+    """Columns of numbers."""
     features: Mapping[str, CategoryColumn] = {}
+    """Columns of categories of which there is something to say, such as that they hold
+    lists; or all of them, without ``others``."""
     others: bool = True
     """Whether columns that are not named are features, too, with one value each; in
     Parquet also with lists."""
@@ -78,18 +83,18 @@ class Columns(Config):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All columns that are used."""
+        """Returns all columns that are used."""
         others = filter(None, (self.time, self.split, self.weight))
         return tuple(dict.fromkeys((*self.targets, *self.inputs, *others)))
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Columns of the label or the labels."""
+        """Returns the columns of the label or the labels."""
         return self.labels or (self.label,)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Columns that a prediction needs."""
+        """Returns the columns that a prediction needs."""
         return *self.dense, *self.features
 
     def completed(self, names: Sequence[str], where: str) -> Columns:
@@ -103,7 +108,7 @@ class Columns(Config):
         if "" in names and "" not in self.ignore and (self.others or "" in self.named):
             raise DataError(
                 f"{where}: column {names.index('') + 1} has no name; name it in the "
-                "file, or leave it out: --ignore ''"
+                "file, or leave it out: ignore: ['']"
             )
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{where}: columns {', '.join(repeated)} are used twice")

@@ -13,21 +13,26 @@ import pyarrow.compute as pc
 
 from embark_jax._base.config import Config
 from embark_jax._base.files import write_arrow
-from embark_jax.data.listed import File, file_of
+from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import vocabulary_file
-from embark_jax.data.pipeline import in_order
+from embark_jax.data.pipeline import Workers
+from embark_jax.data.prepare.column_report import (
+    FeatureSeen,
+    Report,
+    bags_seen,
+    values_seen,
+)
 from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
-from embark_jax.data.prepare.parsing import SamplePart
+from embark_jax.data.prepare.parsing import SampleChunk
 from embark_jax.data.prepare.recipe import TRAIN, Recipe, labels_of
-from embark_jax.data.prepare.report import FeatureSeen, Report, bags_seen, values_seen
 from embark_jax.data.prepare.vocabulary import FIRST_ID, ValueCounter, count_values
 
 
-class PlacedPart(NamedTuple):
-    """A part, the position of its first sample among all, and a function that returns
-    the split of each of its samples."""
+class SplitChunk(NamedTuple):
+    """A chunk of samples, the position of its first one among all, and a function that
+    returns the split of each."""
 
-    part: SamplePart
+    samples: SampleChunk
     start: int
     splits: Callable[[pa.Table], np.ndarray]
 
@@ -48,12 +53,12 @@ class Counted(Config):
     hashed_tables: tuple[str, ...]
     hotness: Mapping[str, int]
     numbers: Mapping[str, FittedNumber]
-    vocabularies: tuple[File, ...]
+    vocabularies: tuple[HashedFile, ...]
     report: Report
 
 
-class _CountedPart(NamedTuple):
-    """The counts of a part: labels and numbers of its training samples, the values of
+class _Counts(NamedTuple):
+    """The counts of a chunk: labels and numbers of its training samples, the values of
     each feature whose values are counted, and its bags."""
 
     labels: np.ndarray
@@ -64,26 +69,24 @@ class _CountedPart(NamedTuple):
 
 def count(
     recipe: Recipe,
-    parts: Sequence[PlacedPart],
+    chunks: Sequence[SplitChunk],
     out: Path,
     *,
     min_count: int,
     max_rows: int,
     hashed: Mapping[str, int],
-    workers: int,
-    progress: Callable[[int], None],
+    workers: Workers,
 ) -> Counted:
     """Counts the values of the training samples; writes the vocabularies.
 
     Args:
       recipe: the recipe of the data set.
-      parts: the parts of the data set.
+      chunks: the samples of the data set.
       out: folder of the prepared data, for the vocabularies.
       min_count: number of samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: tables that are hashed whatever their values, with their rows.
-      workers: number of parts processed at once.
-      progress: called with the number of finished parts.
+      workers: threads; progress is a number of chunks.
     """
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
     features = [f for f in recipe.features if f.name not in ranges]
@@ -95,24 +98,25 @@ def count(
     longest = {}
     if recipe.columns is not None:
         longest = {n: column.longest for n, column in recipe.columns.features.items()}
-    total = sum(placed.part.rows for placed in parts)
+    total = sum(chunk.samples.rows for chunk in chunks)
 
-    def count_part(placed: PlacedPart) -> tuple[np.ndarray, _CountedPart]:
-        samples = placed.part.read()
-        is_train = placed.splits(samples) == TRAIN
+    def count_chunk(chunk: SplitChunk) -> tuple[np.ndarray, _Counts]:
+        samples = chunk.samples.read()
+        is_train = chunk.splits(samples) == TRAIN
         train = samples.filter(pa.array(is_train))
-        values, seen = {}, {}
+        values, bags = {}, {}
         for feature in features:
             name = feature.name
-            everywhere = bags_seen(samples[name].combine_chunks(), longest.get(name))
-            ids = everywhere[0][is_train]
-            seen[name] = FeatureSeen(
+            column = samples[name].combine_chunks()
+            lengths, cut = bags_seen(column, longest.get(name))
+            ids = lengths[is_train]
+            bags[name] = FeatureSeen(
                 table=feature.table,
                 samples=len(ids),
                 empty=int((ids == 0).sum()),
                 ids=int(ids.sum()),
-                longest=int(everywhere[0].max(initial=1)),
-                cut=everywhere[1],
+                longest=int(lengths.max(initial=1)),
+                cut=cut,
             )
             # Values that a history repeats were counted where they occurred.
             repeats = recipe.history and name in recipe.history.sequences
@@ -121,23 +125,22 @@ def count(
                 values[name] = count_values(train[name].combine_chunks())
         numbers = {name: train[name].combine_chunks() for name in fits}
         labels = labels_of(train)
-        sampled = in_sample(placed.start, len(samples), total)[is_train]
-        return sampled, _CountedPart(labels, numbers, values, seen)
+        sampled = in_sample(chunk.start, len(samples), total)[is_train]
+        return sampled, _Counts(labels, numbers, values, bags)
 
     positive, samples = np.zeros(()), 0
-    counting = in_order(count_part, parts, workers=workers, depth=workers)
-    for number, (sampled, found) in enumerate(counting, 1):
-        positive = positive + found.labels.sum(axis=0, dtype=np.float64)
-        samples += len(found.labels)
+    for sampled, counts in workers.map("count", count_chunk, chunks):
+        positive = positive + counts.labels.sum(axis=0, dtype=np.float64)
+        samples += len(counts.labels)
         for name, fit in fits.items():
-            fit.add(found.numbers[name], sampled)
+            fit.add(counts.numbers[name], sampled)
         for feature in features:
-            bags[feature.name] = _both(bags[feature.name], found.bags[feature.name])
-            if (values := found.values.get(feature.name)) is not None:
+            bags[feature.name] = _both(bags[feature.name], counts.bags[feature.name])
+            if (values := counts.values.get(feature.name)) is not None:
                 counters[feature.table].add(values)
-        progress(number)
 
-    rows, tables, hashed_tables, vocabularies = {}, {}, [], []
+    rows, tables = {}, {}
+    hashed_tables, vocabularies = [], []
     for table, counter in counters.items():
         if table in hashed or counter.too_many:
             rows[table] = hashed.get(table, max_rows)
@@ -149,7 +152,7 @@ def count(
         vocabularies.append(_write_vocabulary(out, table, values))
         rows[table] = FIRST_ID + len(values)
     fitted = {name: fit.fitted() for name, fit in fits.items()}
-    hotness = {name: _hotness(each, longest.get(name)) for name, each in bags.items()}
+    hotness = {name: _hotness(seen, longest.get(name)) for name, seen in bags.items()}
     return Counted(
         table_rows=rows | {name: fitted[name].rows for name in ranges},
         hotness=hotness | dict.fromkeys(ranges, 1),
@@ -184,8 +187,8 @@ def _both(one: FeatureSeen, other: FeatureSeen) -> FeatureSeen:
     )
 
 
-def _write_vocabulary(folder: Path, table: str, values: pa.Table) -> File:
+def _write_vocabulary(folder: Path, table: str, values: pa.Table) -> HashedFile:
     """Writes the values of a table's ids, and returns the file."""
     file = vocabulary_file(table)
     write_arrow(folder / file, values)
-    return file_of(folder, file)
+    return HashedFile.of(folder, file)

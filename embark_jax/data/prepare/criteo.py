@@ -8,6 +8,7 @@ missing and negative counts, as in DLRM (https://arxiv.org/abs/1906.00091).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from embark_jax.data.prepare.recipe import (
     check_folder,
     find,
     last_file,
-    last_part,
+    last_share,
     missing_where,
 )
 from embark_jax.plans.tables import FeatureSpec
@@ -72,33 +73,33 @@ MULTI_HOT = (
 
 
 def kaggle(raw: Path) -> Recipe:
-    """The Kaggle data. A split by time trains on six days and halves the last, as in
-    DLRM."""
+    """Reads the Kaggle data. A split by time trains on six days and halves the last, as
+    in DLRM."""
     return Recipe(
         raw=[DelimitedFile(find(raw, "train.txt"), LAYOUT)],
         dense=COUNTS,
         features=tuple(map(FeatureSpec, CATEGORIES)),
         samples=lambda columns, file: _samples(columns),
-        time_split=last_part(KAGGLE_DAYS),
+        time_split=last_share(KAGGLE_DAYS),
+        usual_split="time",
     )
 
 
-def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
-    """The days in the folder, from day_0 on. A split by time halves the last one into
-    validation and test set, as in MLPerf.
+def terabyte(raw: Path) -> Recipe:
+    """Reads the days in the folder, from day_0 on. A split by time halves the last one
+    into validation and test set, as in MLPerf.
 
     Args:
       raw: folder of day_0, day_1, …, plain or gzip.
-      multi_hot: whether reading the data makes bags of MLPerf's hotness.
 
     Raises:
       DataError: if a day is missing between others, or there are fewer than two.
     """
     check_folder(raw)
     days = {
-        int(found[1]): path
+        int(match[1]): path
         for path in raw.glob("day_*")
-        if (found := re.fullmatch(r"day_(\d+)(\.gz)?", path.name))
+        if (match := re.fullmatch(r"day_(\d+)(\.gz)?", path.name))
     }
     if len(days) < 2 or sorted(days) != list(range(len(days))):
         names = ", ".join(sorted(path.name for path in days.values())) or "none"
@@ -112,10 +113,14 @@ def terabyte(raw: Path, multi_hot: bool = False) -> Recipe:
         features=tuple(map(FeatureSpec, CATEGORIES)),
         samples=lambda columns, file: _samples(columns),
         time_split=last_file,
-        bags_of_one_id=dict(zip(CATEGORIES, MULTI_HOT, strict=True))
-        if multi_hot
-        else {},
+        usual_split="time",
     )
+
+
+def terabyte_multi_hot(raw: Path) -> Recipe:
+    """Reads the same days; reading the prepared data makes bags of MLPerf's hotness."""
+    bags = dict(zip(CATEGORIES, MULTI_HOT, strict=True))
+    return dataclasses.replace(terabyte(raw), bags_of_one_id=bags)
 
 
 def _samples(columns: pa.Table) -> pa.Table:
@@ -125,5 +130,5 @@ def _samples(columns: pa.Table) -> pa.Table:
 
 
 def _log(counts: pa.ChunkedArray) -> pa.Array:
-    known = np.maximum(counts.fill_null(0).to_numpy(), 0)
-    return missing_where(counts, np.log1p(known, dtype=np.float32))
+    numbers = np.maximum(counts.fill_null(0).to_numpy(), 0)
+    return missing_where(counts, np.log1p(numbers, dtype=np.float32))

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.prepare.chunks import Chunk
+from embark_jax.data.prepare.chunks import TextChunk
+from embark_jax.plans.options import OnBadLine
 
-OnBadLine = Literal["error", "skip"]
 MOST_SHOWN = 80
 """Most characters of a line that a message quotes."""
 
@@ -45,7 +45,7 @@ class Column:
 
     @property
     def rule(self) -> str:
-        """What a value must be, in words."""
+        """Says what a value must be."""
         rule = _TYPES[self.kind][1]
         if self.bounds is not None:
             rule += " from {:g} to {:g}".format(*self.bounds)
@@ -75,57 +75,50 @@ class Layout:
 
 
 def with_header(columns: Sequence[Column], separator: str, **options) -> Layout:
-    """A layout whose header has the names of its columns."""
+    """Returns a layout whose header has the names of its columns."""
     names = tuple(column.name for column in columns)
     return Layout(tuple(columns), separator, names, **options)
 
 
-class BadLine(NamedTuple):
-    """A line that breaks a rule: its position in the chunk (from 0), and the reason."""
-
-    place: int
-    reason: str
-
-
 class Parsed(NamedTuple):
-    """The good lines of a chunk as typed columns, and the bad ones."""
+    """The good lines of a chunk as typed columns, and why others are bad, by number of
+    the line."""
 
     table: pa.Table
-    bad: list[BadLine]
+    bad: dict[int, str]
 
 
-def parse(chunk: Chunk, layout: Layout, on_bad_line: OnBadLine = "error") -> Parsed:
-    """Parses a chunk without its header.
+def parse(chunk: TextChunk, layout: Layout, on_bad_line: OnBadLine = "error") -> Parsed:
+    """Parses a chunk; the first one of a file has its header.
 
     Raises:
-      DataError: naming the first bad line, unless ``on_bad_line`` is "skip".
+      DataError: naming the first bad line, unless ``on_bad_line`` is "skip"; or if the
+        header is another.
     """
-    text = chunk.text
+    text, line = chunk.text, chunk.first_line
+    if line == 1 and layout.header:
+        header, _, text = text.partition(b"\n")
+        line = 2
+        if problem := _header_problem(header, layout):
+            raise DataError(f"{chunk.path}, line 1: {problem}")
     if layout.encoding == "latin-1":
         text = text.decode("latin-1").encode("utf-8")
     if layout.separator == "::":
-        text, layout = (
-            text.replace(b"::", b"\t"),
-            dataclasses.replace(layout, separator="\t"),
-        )
-    tables, bad = [_parse(b"", layout)], []
-    for found in _search(text, lambda part: _parse(part, layout)):
-        if isinstance(found, pa.Table):
-            tables.append(found)
-            continue
-        bad.append(found)
-        if on_bad_line == "error":
-            raise DataError(describe(chunk, found))
+        text = text.replace(b"::", b"\t")
+        layout = dataclasses.replace(layout, separator="\t")
+    tables, bad = [_parse(b"", layout)], {}
+    for number, outcome in _search(text, lambda lines: _parse(lines, layout), line):
+        if isinstance(outcome, pa.Table):
+            tables.append(outcome)
+        elif on_bad_line == "error":
+            raise DataError(f"{chunk.path}, line {number}: {outcome}")
+        else:
+            bad[number] = outcome
     return Parsed(pa.concat_tables(tables), bad)
 
 
-def describe(chunk: Chunk, bad: BadLine) -> str:
-    """Says where a bad line is, and why it is bad."""
-    return f"{chunk.path}, line {chunk.first_line + bad.place}: {bad.reason}"
-
-
 def header_names(line: bytes, separator: str, encoding: str = "utf-8") -> list[str]:
-    """The names of columns in the first line of a file, which may be in quotes.
+    """Returns the names of columns in the first line of a file, which may be in quotes.
 
     Raises:
       DataError: if the line is no text of the encoding, or a quote is not closed.
@@ -146,8 +139,8 @@ def header_names(line: bytes, separator: str, encoding: str = "utf-8") -> list[s
     return [name.strip() for name in names]
 
 
-def check_header(line: bytes, layout: Layout) -> str | None:
-    """Says what is wrong with the first line of a file that has a header."""
+def _header_problem(line: bytes, layout: Layout) -> str | None:
+    """Returns what is wrong with the first line of a file that has a header."""
     expected = list(layout.header)
     try:
         names = header_names(line, layout.separator, layout.encoding)
@@ -159,15 +152,16 @@ def check_header(line: bytes, layout: Layout) -> str | None:
 
 
 def _search(
-    text: bytes, parse: Callable[[bytes], pa.Table], place: int = 0
-) -> Iterator[pa.Table | BadLine]:
-    """Returns tables of the good lines, and the bad lines between them, in order.
+    text: bytes, parse: Callable[[bytes], pa.Table], line: int
+) -> Iterator[tuple[int, pa.Table | str]]:
+    """Yields tables of good lines, and what is wrong with bad ones, in order, each with
+    the number of its first line.
 
     Text that does not parse is halved until the bad lines stand alone. So good text is
     read at full speed, and one set of rules says what is good.
     """
     try:
-        yield parse(text)
+        yield line, parse(text)
         return
     except (pa.ArrowInvalid, ValueError) as error:
         reason = str(error)
@@ -175,10 +169,10 @@ def _search(
     if middle in (0, len(text)):  # no line ends in the second half, but in the first?
         middle = text.rfind(b"\n", 0, len(text) // 2) + 1
     if middle == 0:
-        yield BadLine(place, reason)
+        yield line, reason
         return
-    yield from _search(text[:middle], parse, place)
-    yield from _search(text[middle:], parse, place + text.count(b"\n", 0, middle))
+    yield from _search(text[:middle], parse, line)
+    yield from _search(text[middle:], parse, line + text.count(b"\n", 0, middle))
 
 
 def _parse(text: bytes, layout: Layout) -> pa.Table:
@@ -203,11 +197,11 @@ def _parse(text: bytes, layout: Layout) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise ValueError(_explain(str(error), text, layout)) from None
     _check_lines(table, text)
-    for place, column in enumerate(columns):
-        values = table.column(place)
+    for index, column in enumerate(columns):
+        values = table.column(index)
         if column.kind == "hex":
             values = _from_hex(values.combine_chunks(), column)
-            table = table.set_column(place, column.name, values)
+            table = table.set_column(index, column.name, values)
         elif column.kind != "text":
             _check_numbers(values, column)
         if column.required and values.null_count:
@@ -259,13 +253,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _explain(error: str, line: bytes, layout: Layout) -> str:
     """Rewords an error of the CSV reader about a single line."""
-    if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
-        return f"has {found[2]} columns, must have {found[1]}: {shown(line)}"
-    if found := re.search(r"column #(\d+)", error):
-        place = int(found[1])
-        column = layout.columns[place]
+    if count := re.search(r"Expected (\d+) columns, got (\d+)", error):
+        return f"has {count[2]} columns, must have {count[1]}: {shown(line)}"
+    if number := re.search(r"column #(\d+)", error):
+        index = int(number[1])
+        column = layout.columns[index]
         values = line.rstrip(b"\r\n").split(layout.separator.encode())
-        value = shown(values[place] if place < len(values) else line)
+        value = shown(values[index] if index < len(values) else line)
         problem = f"column {column.name}: value is {value}, must be {column.rule}"
         if column.kind == "number" and value.strip("'\"").lower() in ("true", "false"):
             problem += "; write 1 for true and 0 for false"
@@ -274,12 +268,13 @@ def _explain(error: str, line: bytes, layout: Layout) -> str:
 
 
 def shown(text: bytes) -> str:
-    """Text of a file for a message: escaped, and cut to MOST_SHOWN characters."""
+    """Returns text of a file for a message: escaped, and cut to MOST_SHOWN
+    characters."""
     whole = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
     cut = whole if len(whole) <= MOST_SHOWN else f"{whole[: MOST_SHOWN - 3]}..."
     escaped = (
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in cut
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in cut
     )
     return f"'{''.join(escaped)}'"
 
@@ -288,8 +283,8 @@ def _check_numbers(values: pa.ChunkedArray, column: Column) -> None:
     numbers = values.drop_null().to_numpy()
     bad = ~np.isfinite(numbers)
     if column.bounds is not None:
-        least, most = column.bounds
-        bad |= (numbers < least) | (numbers > most)
+        low, high = column.bounds
+        bad |= (numbers < low) | (numbers > high)
     if bad.any():
         value = numbers[bad][0]
         raise ValueError(
@@ -303,7 +298,7 @@ for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
 
 
 def _from_hex(values: pa.BinaryArray, column: Column) -> pa.Array:
-    """Values of 8 hexadecimal digits as uint32; missing ones stay missing."""
+    """Returns values of 8 hexadecimal digits as uint32; missing ones stay missing."""
     _, offsets, data = values.buffers()
     lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(values) + 1])
     missing = values.is_null().to_numpy(zero_copy_only=False)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from embark_jax._base.files import confined, read_arrow, write_json
+from embark_jax._base.files import read_arrow, write_json
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.listed import verified
-from embark_jax.data.manifest import LABEL, SPLITS, Manifest, Part
-from embark_jax.data.pipeline import in_order
-from embark_jax.data.prepare.counting import PlacedPart
+from embark_jax.data.manifest import LABEL, SPLITS, Manifest, RecordFile
+from embark_jax.data.pipeline import Workers
+from embark_jax.data.prepare.counting import SplitChunk
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import WEIGHT, labels_of
 from embark_jax.data.prepare.vocabulary import FIRST_ID, Vocabulary, flat, padded
@@ -26,10 +25,10 @@ class SampleEncoder:
 
     Args:
       manifest: describes the records.
-      folder: holds ``vocabulary/``, with a file for each table that is not hashed.
+      folder: holds ``vocabulary/``, whose files were verified.
 
     Raises:
-      DataError: if a vocabulary is missing or damaged.
+      DataError: if a vocabulary is another table's.
     """
 
     def __init__(self, manifest: Manifest, folder: Path):
@@ -41,8 +40,8 @@ class SampleEncoder:
                 continue
             rows, keys = manifest.table_rows[feature.table], None
             if feature.table not in manifest.hashed_tables:
-                file = manifests.vocabulary_file(feature.table)
-                keys = read_keys(confined(folder, file), rows)
+                path = folder / manifests.vocabulary_file(feature.table)
+                keys = _read_keys(path, rows - FIRST_ID)
             self._ids_of[feature.table] = Vocabulary(keys, rows).ids
 
     def __call__(self, samples: pa.Table) -> np.ndarray:
@@ -56,10 +55,10 @@ class SampleEncoder:
             weighed = WEIGHT in samples.column_names
             records["sample_weight"] = samples[WEIGHT].to_numpy() if weighed else 1
         as_it_is = FittedNumber()
-        for place, name in enumerate(manifest.dense):
+        for column, name in enumerate(manifest.dense):
             number = manifest.numbers.get(name, as_it_is)
             values = number.values(samples[name].combine_chunks())
-            records["dense"][:, place] = values
+            records["dense"][:, column] = values
         for name, feature in manifest.features.items():
             values = samples[name].combine_chunks()
             if name in manifest.numbers:
@@ -73,71 +72,49 @@ class SampleEncoder:
         return records
 
 
-def read_keys(path: Path, rows: int) -> pa.Array:
-    """Reads the values of a vocabulary, in the order of their ids.
-
-    Args:
-      path: the file.
-      rows: number of rows of the table.
-
-    Raises:
-      DataError: if the file is missing, damaged, or another table's.
-    """
-    if not path.is_file():
-        raise DataError(
-            f"{path}: no such file; the table is not hashed, so it needs it"
-        )
+def _read_keys(path: Path, count: int) -> pa.Array:
+    """Reads the values of a vocabulary, in the order of their ids."""
     table = read_arrow(path)
-    if "key" not in table.column_names or table["key"].null_count:
-        raise DataError(f"{path}: must have a column 'key' with a value in every row")
-    if FIRST_ID + len(table) != rows:
-        raise DataError(
-            f"{path}: has {len(table):,} values, must have {rows - FIRST_ID:,}, since "
-            f"the table has {rows:,} rows"
-        )
+    if "key" not in table.column_names or len(table["key"].drop_null()) != count:
+        raise DataError(f"{path}: must have a column 'key' with {count:,} values")
     return table["key"].combine_chunks()
 
 
 def encode(
-    parts: Sequence[PlacedPart],
+    chunks: Sequence[SplitChunk],
     out: Path,
     work: Path,
     manifest: Manifest,
-    workers: int,
-    progress: Callable[[int], None],
-) -> Iterator[dict[str, Part]]:
-    """Writes the files of each part, and returns them by split.
+    workers: Workers,
+) -> Iterator[dict[str, RecordFile]]:
+    """Writes the files of each chunk, and returns them by split.
 
     Args:
-      parts: the parts of the data set.
+      chunks: the samples of the data set.
       out: folder for the files, with the vocabularies that ``count`` wrote.
       work: folder that keeps what is known of finished files.
       manifest: the manifest, complete but for the files.
-      workers: number of parts processed at once.
-      progress: called with the number of finished parts.
+      workers: threads; progress is a number of chunks.
     """
     for file in manifest.vocabularies:  # an earlier command may have written them
-        verified(out, file)
+        file.verified(out)
     records_of = SampleEncoder(manifest, out)
 
-    def encode_part(placed: PlacedPart) -> dict[str, Part]:
-        name = placed.part.path
-        done = work / f"{name.stem}.json"
+    def encode_chunk(chunk: SplitChunk) -> dict[str, RecordFile]:
+        name = chunk.samples.path.stem
+        done = work / f"{name}.json"
         if done.exists():
-            known = json.loads(done.read_text())
-            return {split: Part(**part) for split, part in known.items()}
-        samples = placed.part.read()
-        records, splits = records_of(samples), placed.splits(samples)
-        found = {}
+            saved = json.loads(done.read_text())
+            return {split: RecordFile(**file) for split, file in saved.items()}
+        samples = chunk.samples.read()
+        records, splits = records_of(samples), chunk.splits(samples)
+        files = {}
         for number, split in enumerate(SPLITS):
             chosen = records[np.flatnonzero(splits == number)]
             if len(chosen):
-                file = f"{split}/{name.stem}.npy"
-                found[split] = manifests.write_part(out, file, chosen, manifest)
-        write_json(done, {split: part.model_dump() for split, part in found.items()})
-        return found
+                file = f"{split}/{name}.npy"
+                files[split] = manifests.write_records(out, file, chosen, manifest)
+        write_json(done, {split: file.model_dump() for split, file in files.items()})
+        return files
 
-    encoding = in_order(encode_part, parts, workers=workers, depth=workers)
-    for number, found in enumerate(encoding, 1):
-        progress(number)
-        yield found
+    return workers.map("encode", encode_chunk, chunks)

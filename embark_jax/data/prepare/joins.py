@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.prepare.delimited import Layout
-from embark_jax.data.prepare.recipe import DelimitedFile, Position
+from embark_jax.data.prepare.recipe import DelimitedFile
 
 
 class SideTable:
@@ -25,26 +25,26 @@ class SideTable:
     """
 
     def __init__(self, path: Path, layout: Layout, key: str):
-        pieces = DelimitedFile(path, layout).pieces(Position())
-        tables = [piece.read("error")[0] for piece in pieces]
-        if not tables:
-            raise DataError(f"{path}: is empty")
         self.path, self._key = path, key
-        self.table = pa.concat_tables(tables).combine_chunks()
+        self.table = DelimitedFile(path, layout).read()
         counts = self.table[key].value_counts()
         for value, count in zip(*counts.flatten(), strict=True):
             if count.as_py() > 1:
                 raise DataError(f"{path}: {key} {value.as_py()!r} has {count} lines")
 
     def rows_of(self, keys: pa.ChunkedArray, *, required: bool) -> pa.Table:
-        """The row of each key; null if there is none, unless required.
+        """Returns the row of each key; null if there is none, unless required.
 
         Raises:
           DataError: if a required key is missing.
         """
+        return self.table.take(self.numbers_of(keys, required=required))
+
+    def numbers_of(self, keys: pa.ChunkedArray, *, required: bool) -> pa.ChunkedArray:
+        """Returns the number of the row of each key, as ``rows_of`` does."""
         options = pc.SetLookupOptions(self.table[self._key].combine_chunks())
-        places = pc.call_function("index_in", [keys], options)
-        if required and places.null_count:
-            key = keys.filter(places.is_null())[0].as_py()
+        numbers = pc.call_function("index_in", [keys], options)
+        if required and numbers.null_count:
+            key = keys.filter(numbers.is_null())[0].as_py()
             raise DataError(f"{self.path}: has no {self._key} {key!r}, which is used")
-        return self.table.take(places)
+        return numbers

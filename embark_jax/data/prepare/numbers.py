@@ -37,7 +37,7 @@ class FittedNumber(Config):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the table that ranges read."""
+        """Returns the number of rows of the table that ranges read."""
         return FIRST_ID + len(self.edges) + 1
 
     def values(self, numbers: pa.Array) -> np.ndarray:
@@ -53,8 +53,8 @@ class FittedNumber(Config):
     def ranges(self, numbers: pa.Array) -> np.ndarray:
         """Returns the ids of the ranges, int64 ``[samples]``."""
         values, missing = _present(numbers)
-        found = FIRST_ID + np.searchsorted(self.edges, values, side="right")
-        return np.where(missing, MISSING_ID, found)
+        ids = FIRST_ID + np.searchsorted(self.edges, values, side="right")
+        return np.where(missing, MISSING_ID, ids)
 
 
 class NumberSeen(Config):
@@ -63,15 +63,20 @@ class NumberSeen(Config):
     transform: str
     samples: int = 0
     missing: int = 0
-    least: float = 0.0
+    minimum: float = 0.0
     median: float = 0.0
-    most: float = 0.0
+    maximum: float = 0.0
     mean: float = 0.0
     deviation: float = 0.0
 
+    @property
+    def missing_share(self) -> float:
+        """Returns the share of the samples without a number."""
+        return self.missing / max(self.samples, 1)
+
 
 class NumberFit:
-    """Fits a transform to the numbers of a column, which come in parts of any size.
+    """Fits a transform to the numbers of a column, which come in chunks of any size.
 
     Args:
       column: the column as the user described it.
@@ -81,7 +86,8 @@ class NumberFit:
         self._column = column
         self._raw, self._transformed = Moments(), Moments()
         self._missing = 0
-        self._least, self._most = np.inf, -np.inf
+        self._minimum = np.inf
+        self._maximum = -np.inf
         self._sampled: list[np.ndarray] = []
 
     def add(self, numbers: pa.Array, sampled: np.ndarray) -> None:
@@ -98,8 +104,8 @@ class NumberFit:
         if len(values):
             self._raw.add(values)
             self._transformed.add(transformed(self._column, values))
-            self._least = min(self._least, values.min())
-            self._most = max(self._most, values.max())
+            self._minimum = min(self._minimum, values.min())
+            self._maximum = max(self._maximum, values.max())
 
     def fitted(self) -> FittedNumber:
         """Returns the fitted transform."""
@@ -108,8 +114,8 @@ class NumberFit:
             shares = np.arange(1, self._column.quantiles) / self._column.quantiles
             values = np.concatenate(self._sampled)
             if len(values):
-                found = np.unique(np.quantile(values, shares, method="higher"))
-                edges = tuple(found[found > self._least].tolist())
+                quantiles = np.unique(np.quantile(values, shares, method="higher"))
+                edges = tuple(quantiles[quantiles > self._minimum].tolist())
         return FittedNumber(
             column=self._column,
             mean=moments.mean,
@@ -128,23 +134,25 @@ class NumberFit:
             transform=self._column.transform,
             samples=moments.count + self._missing,
             missing=self._missing,
-            least=float(self._least),
+            minimum=float(self._minimum),
             median=float(np.median(sampled)) if len(sampled) else moments.mean,
-            most=float(self._most),
+            maximum=float(self._maximum),
             mean=moments.mean,
             deviation=moments.deviation,
         )
 
 
 class Moments:
-    """Mean and standard deviation of numbers that come in parts.
+    """Mean and standard deviation of numbers that come in chunks.
 
-    Parts are merged as in Chan, Golub and LeVeque, https://doi.org/10.2307/2683386,
+    Chunks are merged as in Chan, Golub and LeVeque, https://doi.org/10.2307/2683386,
     so that numbers far from 0 lose no digits.
     """
 
     def __init__(self):
-        self.count, self.mean, self._squares = 0, 0.0, 0.0
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
 
     def add(self, values: np.ndarray) -> None:
         """Adds at least one number."""
@@ -157,12 +165,13 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """The population's standard deviation; 0 for no numbers and for equal ones."""
+        """Returns the population's standard deviation; 0 for no numbers and for equal
+        ones."""
         return float(np.sqrt(self._squares / self.count)) if self.count else 0.0
 
 
 def transformed(column: NumberColumn, values: np.ndarray) -> np.ndarray:
-    """The numbers that are standardized, or averaged for missing ones."""
+    """Returns the numbers that are standardized, or averaged for missing ones."""
     if column.transform == "log":
         return np.log1p(np.maximum(values, 0))
     return values
@@ -170,7 +179,7 @@ def transformed(column: NumberColumn, values: np.ndarray) -> np.ndarray:
 
 def in_sample(start: int, count: int, total: int) -> np.ndarray:
     """Says which samples from a position on are among about SAMPLED of all: bool
-    ``[count]``, the same whatever the parts they come in."""
+    ``[count]``, the same whatever the chunks they come in."""
     if total <= SAMPLED:
         return np.ones(count, bool)
     positions = np.arange(start, start + count, dtype=np.uint64)

@@ -27,17 +27,12 @@ class Stamp(NamedTuple):
         return cls(status.st_size, status.st_ctime_ns)
 
 
-def stamps(paths: Sequence[Path]) -> list[Stamp]:
-    """The stamps of files, in their order."""
-    return [Stamp.of(path) for path in paths]
-
-
 def contents(
     paths: Sequence[Path],
     recorded: Mapping[str, Any] | None,
     out: Path,
     progress: Callable[[int, int], None],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Mapping[str, Any]]:
     """Identifies each file: its size, its hash, and when it changed.
 
     A file is read for its hash if there is no record, or if it changed since, but has
@@ -56,56 +51,42 @@ def contents(
     Raises:
       DataError: if the files are not those that are recorded.
     """
-    if recorded is not None:
-        _check_same_names(paths, recorded, out)
-    found, total, done = {}, sum(path.stat().st_size for path in paths), 0
-    for path in paths:
-        stamp = Stamp.of(path)
-        known = None if recorded is None else recorded[path.name]
-        if known is not None and stamp == Stamp(known["bytes"], known["changed_ns"]):
-            found[path.name] = known
-        else:
-            found[path.name] = _content(path, stamp, known, out)
-        done += stamp.bytes
-        progress(done, total)
-    return found
-
-
-def _content(
-    path: Path, stamp: Stamp, known: Mapping[str, Any] | None, out: Path
-) -> dict[str, Any]:
-    is_new = known is None
-    content = stamp._asdict()
-    if is_new or known["bytes"] == stamp.bytes:
-        content["xxh3"] = xxh3_of(path)
-    if is_new:
-        return content
-    if known["bytes"] != stamp.bytes:
-        change = f"has {stamp.bytes:,} bytes, had {known['bytes']:,}"
-    elif known["xxh3"] != content["xxh3"]:
-        change = "has other content of the same size"
-    else:  # a copy, or touched
-        return dict(known)
-    raise DataError(
-        f"{path}: {change} when {out} was made from it; take another --out, or delete "
-        f"{out}"
-    )
-
-
-def _check_same_names(
-    paths: Sequence[Path], recorded: Mapping[str, Any], out: Path
-) -> None:
     names = sorted(path.name for path in paths)
-    if names != sorted(recorded):
+    if recorded is not None and names != sorted(recorded):
         raise DataError(
             f"{out}: was made from other raw files ({', '.join(sorted(recorded))}), "
             f"not from {', '.join(names)}; take another --out, or delete it"
         )
-    if not all(isinstance(known, Mapping) for known in recorded.values()):
-        raise DataError(
-            f"{out}: does not say what its raw files held; take another --out, or "
-            "delete it"
-        )
+    total = sum(path.stat().st_size for path in paths)
+    done = 0
+    content = {}
+    for path in paths:
+        before = None if recorded is None else recorded[path.name]
+        content[path.name] = _content(path, before, out)
+        done += content[path.name]["bytes"]
+        progress(done, total)
+    return content
+
+
+def _content(
+    path: Path, before: Mapping[str, Any] | None, out: Path
+) -> Mapping[str, Any]:
+    """Returns what is recorded of a file, or what it holds if nothing is."""
+    stamp = Stamp.of(path)
+    if before is None:
+        return stamp._asdict() | {"xxh3": xxh3_of(path)}
+    if stamp == Stamp(before["bytes"], before["changed_ns"]):
+        return before
+    if before["bytes"] != stamp.bytes:
+        change = f"has {stamp.bytes:,} bytes, had {before['bytes']:,}"
+    elif before["xxh3"] != xxh3_of(path):
+        change = "has other content of the same size"
+    else:  # a copy, or touched
+        return before
+    raise DataError(
+        f"{path}: {change} when {out} was made from it; take another --out, or delete "
+        f"{out}"
+    )
 
 
 def check_unchanged(paths: Sequence[Path], before: Sequence[Stamp], out: Path) -> None:

@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embark_jax._base.files import confined, sha256_of
+from embark_jax._base.files import confined
 from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.listed import verified
 from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
-from embark_jax.data.prepare import tables
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.column_report import bags_seen
 from embark_jax.data.prepare.encoding import SampleEncoder
 from embark_jax.data.prepare.recipe import Position
-from embark_jax.data.prepare.report import bags_seen
-from embark_jax.data.prepare.values import ValueRule
+from embark_jax.data.prepare.values import ValueRule, without_nulls
 from embark_jax.data.prepare.vocabulary import RARE_ID
 
 FOLDER = "encoding"
@@ -48,13 +47,13 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
     """
     (out / VOCABULARY).mkdir(parents=True, exist_ok=True)
     for file in manifest.vocabularies:
-        source, target = verified(prepared, file), confined(out, file.file)
+        source, target = file.verified(prepared), confined(out, file.file)
         target.unlink(missing_ok=True)
         try:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
-    manifest.model_copy(update={"parts": dict.fromkeys(SPLITS, ())}).save(out)
+    manifest.model_copy(update={"files": dict.fromkeys(SPLITS, ())}).save(out)
 
 
 def read_encoding(folder: Path) -> Manifest:
@@ -66,15 +65,12 @@ def read_encoding(folder: Path) -> Manifest:
     mend = f"copy {folder} anew"
     manifest = manifests.read(folder, mend)
     for file in manifest.vocabularies:
-        path = confined(folder, file.file)
-        if not path.is_file() or sha256_of(path) != file.sha256:
-            problem = "is not as it was written" if path.is_file() else "is missing"
-            raise DataError(f"{path}: {problem}; {mend}")
-    known = {file.file for file in manifest.vocabularies}
+        file.verified(folder, mend)
+    listed = {file.file for file in manifest.vocabularies}
     for name, feature in manifest.features.items():
         if name in manifest.numbers or feature.table in manifest.hashed_tables:
             continue
-        if manifests.vocabulary_file(feature.table) not in known:
+        if manifests.vocabulary_file(feature.table) not in listed:
             raise DataError(
                 f"{folder / manifests.FILE_NAME}: lists no vocabulary of table "
                 f"{feature.table!r}, which is not hashed"
@@ -131,12 +127,12 @@ class RowEncoder:
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
-        known = _KnownValues(self._manifest)
+        unknown = _UnknownValues(self._manifest)
         for table, path in self._tables(rows):
             records, has_label = self._records(table, path)
-            known.add(records)
+            unknown.add(records)
             yield Batch.of(records, f"{path}, row {{}}".format), has_label
-        known.warn()
+        unknown.warn()
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
         """Returns columns of the files that ``batches`` reads, as they are there.
@@ -144,30 +140,30 @@ class RowEncoder:
         Raises:
           DataError: if there is no such column.
         """
-        return tables.as_they_are(Path(rows), self._columns, names)
+        return own_files.as_they_are(Path(rows), self._columns, names)
 
     def _tables(self, rows: Any) -> Iterator[tuple[pa.Table, Path]]:
         if isinstance(rows, str | Path):
-            for file in tables.raw_rows(Path(rows), self._columns):
-                for piece in file.pieces(Position()):
-                    yield piece.read("error")[0], file.path
+            for file in own_files.raw_rows(Path(rows), self._columns):
+                for chunk in file.chunks(Position()):
+                    yield chunk.read("error").table, file.path
             return
         table = _table(rows)
-        tables.check_there(self._columns.inputs, table.column_names, "rows")
+        own_files.check_there(self._columns.inputs, table.column_names, "rows")
         yield table, Path("rows")
 
     def _records(self, table: pa.Table, path: Path) -> tuple[np.ndarray, bool]:
         manifest, columns = self._manifest, self._columns
         rule, text_features = manifest.values, manifest.text_features
-        samples = tables.inputs(table, columns, path, rule, text_features)
+        samples = own_files.inputs(table, columns, path, rule, text_features)
         for name, feature in manifest.features.items():
             if name in manifest.numbers:
                 continue
             values = samples[name].combine_chunks()
             if feature.hotness > 1 and not pa.types.is_list(values.type):
-                values = _lists_of_one(values)
-                place = samples.column_names.index(name)
-                samples = samples.set_column(place, name, values)
+                values = without_nulls(values, np.ones(len(values), np.int64))
+                column = samples.column_names.index(name)
+                samples = samples.set_column(column, name, values)
             self.cut[name] += bags_seen(values, feature.hotness)[1]
         records = self._records_of(samples)
         has_label = all(
@@ -175,13 +171,13 @@ class RowEncoder:
             for name in columns.targets
         )
         if has_label:
-            records["label"] = tables.labels(table, columns, path)
+            records["label"] = own_files.labels(table, columns, path)
         if (weight := columns.weight) in table.column_names:
-            records["sample_weight"] = tables.weights(table, str(weight), path)
+            records["sample_weight"] = own_files.weights(table, str(weight), path)
         return records, has_label
 
 
-class _KnownValues:
+class _UnknownValues:
     """Counts the values that training did not have, or too rarely for a row."""
 
     def __init__(self, manifest: Manifest):
@@ -241,12 +237,6 @@ def _column(name: str, values: Any) -> Any:
         f"rows: column {name}: has integers of more than 64 bits, or negative ones "
         "beside some of 2^63 and more; give them as text"
     )
-
-
-def _lists_of_one(values: pa.Array) -> pa.ListArray:
-    there = values.is_valid().to_numpy(zero_copy_only=False)
-    offsets = np.append(0, np.cumsum(there)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null())
 
 
 def _are_missing(numbers: pa.ChunkedArray, rule: ValueRule) -> bool:

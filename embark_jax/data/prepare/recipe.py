@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,17 +16,11 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare import chunks
-from embark_jax.data.prepare.chunks import Chunk, read_chunks
+from embark_jax.data.prepare.chunks import read_chunks
 from embark_jax.data.prepare.columns import Columns, NumberColumn
-from embark_jax.data.prepare.delimited import (
-    Layout,
-    OnBadLine,
-    Parsed,
-    check_header,
-    describe,
-    parse,
-)
-from embark_jax.data.prepare.history import History
+from embark_jax.data.prepare.delimited import Layout, Parsed, parse
+from embark_jax.data.prepare.sequences import History
+from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import FeatureSpec
 
 SPLIT = "split"
@@ -56,17 +51,17 @@ class Position(NamedTuple):
     line: int = 1
 
 
-class Piece(NamedTuple):
-    """A piece of a raw file, read when called.
+class RawChunk(NamedTuple):
+    """A chunk of a raw file, read when called.
 
     Attributes:
-      read: returns its typed columns and the positions of its bad lines.
-      after: where the next piece begins.
+      read: returns its typed columns and its bad lines.
+      after: where the next chunk begins.
       progress: bytes of the file on disk up to there.
       rows: number of its lines, without the header, or of its rows.
     """
 
-    read: Callable[[OnBadLine], tuple[pa.Table, list[str]]]
+    read: Callable[[OnBadLine], Parsed]
     after: Position
     progress: int
     rows: int
@@ -78,8 +73,8 @@ class RawFile(Protocol):
     @property
     def path(self) -> Path: ...
 
-    def pieces(self, after: Position) -> Iterator[Piece]:
-        """Yields the pieces from a position on."""
+    def chunks(self, after: Position) -> Iterator[RawChunk]:
+        """Yields the chunks from a position on."""
         ...
 
 
@@ -90,66 +85,55 @@ class DelimitedFile:
     path: Path
     layout: Layout
 
-    def pieces(self, after: Position) -> Iterator[Piece]:
-        for chunk in read_chunks(self.path, *after, chunks.CHUNK_BYTES):
-            position = Position(chunk.end, chunk.next_line)
-            reader = _Reader(chunk, self.layout)
-            yield Piece(reader, position, chunk.disk_position, reader.lines)
+    def chunks(self, after: Position) -> Iterator[RawChunk]:
+        for text in read_chunks(self.path, *after, chunks.CHUNK_BYTES):
+            header_lines = text.first_line == 1 and bool(self.layout.header)
+            yield RawChunk(
+                functools.partial(parse, text, self.layout),
+                Position(text.end, text.next_line),
+                text.disk_position,
+                text.lines - header_lines,
+            )
 
+    def read(self) -> pa.Table:
+        """Returns all lines of a file that fits in memory.
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    chunk: Chunk
-    layout: Layout
-
-    @property
-    def lines(self) -> int:
-        """Number of lines without the header; the last may lack its newline."""
-        chunk = self.chunk
-        cut = not chunk.text.endswith(b"\n")
-        return chunk.next_line - chunk.first_line + cut - self._has_header
-
-    @property
-    def _has_header(self) -> bool:
-        return bool(self.layout.header) and self.chunk.first_line == 1
-
-    def __call__(self, on_bad_line: OnBadLine) -> tuple[pa.Table, list[str]]:
-        chunk = self.chunk
-        if self._has_header:
-            header, _, text = chunk.text.partition(b"\n")
-            if problem := check_header(header, self.layout):
-                raise DataError(f"{chunk.path}, line 1: {problem}")
-            chunk = dataclasses.replace(chunk, text=text, first_line=2)
-        parsed: Parsed = parse(chunk, self.layout, on_bad_line)
-        return parsed.table, [describe(chunk, bad) for bad in parsed.bad]
+        Raises:
+          DataError: if the file cannot be read, is empty, or a line is bad.
+        """
+        tables = [chunk.read("error").table for chunk in self.chunks(Position())]
+        if not tables:
+            raise DataError(f"{self.path}: is empty")
+        return pa.concat_tables(tables).combine_chunks()
 
 
 @dataclasses.dataclass(frozen=True)
 class ParquetFile:
-    """A Parquet file; each row group is a piece."""
+    """A Parquet file; each row group is a chunk."""
 
     path: Path
     columns: tuple[str, ...]
 
-    def pieces(self, after: Position) -> Iterator[Piece]:
+    def chunks(self, after: Position) -> Iterator[RawChunk]:
         try:
             metadata = pq.ParquetFile(self.path).metadata
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{self.path}: {error}") from None
         size, groups = self.path.stat().st_size, metadata.num_row_groups
         for group in range(after.start, groups):
+            yield RawChunk(
+                functools.partial(self._read, group),
+                Position(group + 1),
+                size * (group + 1) // groups,
+                metadata.row_group(group).num_rows,
+            )
 
-            def read(_: OnBadLine, group=group):
-                try:
-                    file = pq.ParquetFile(self.path)
-                    return file.read_row_group(group, list(self.columns)), []
-                except (OSError, pa.ArrowInvalid) as error:
-                    raise DataError(
-                        f"{self.path}, row group {group}: {error}"
-                    ) from None
-
-            progress, rows = size * (group + 1) // groups, metadata.row_group(group)
-            yield Piece(read, Position(group + 1), progress, rows.num_rows)
+    def _read(self, group: int, on_bad_line: OnBadLine) -> Parsed:
+        try:
+            file = pq.ParquetFile(self.path)
+            return Parsed(file.read_row_group(group, list(self.columns)), {})
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{self.path}, row group {group}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +145,13 @@ class Recipe:
       dense: names of the dense features.
       features: the features in order; if the data have longer bags than a feature's
         hotness here, its hotness grows.
-      samples: makes samples from the columns of a piece and the number of its file: the
+      samples: makes samples from the columns of a chunk and the number of its file: the
         label, the dense features (float32), and for each feature its values: uint32,
         int64, text, or lists of these. Missing values are null; dense ones are counted.
         It may also return SPLIT, TIME, WEIGHT, and what the history needs.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
+      usual_split: split that is taken unless the user asks for another.
       bags_of_one_id: hotness of features that reading makes multi-hot.
       history: makes features from what a user met before.
       numbers: transforms of columns of numbers, for dense features and for features;
@@ -181,6 +166,7 @@ class Recipe:
     features: tuple[FeatureSpec, ...]
     samples: Callable[[pa.Table, int], pa.Table]
     time_split: Split | None = None
+    usual_split: SplitBy = "random"
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     history: History | None = None
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
@@ -189,7 +175,7 @@ class Recipe:
 
     @property
     def paths(self) -> list[Path]:
-        """All files that samples are made of."""
+        """Returns all files that samples are made of."""
         return [*(raw.path for raw in self.raw), *self.sides]
 
     @property
@@ -199,14 +185,8 @@ class Recipe:
 
     @property
     def all_numbers(self) -> dict[str, NumberColumn]:
-        """Every column of numbers, and its transform."""
+        """Returns every column of numbers, and its transform."""
         return dict.fromkeys(self.dense, NumberColumn()) | dict(self.numbers)
-
-    @property
-    def says_split(self) -> bool:
-        """Whether the data set itself gives the times or the splits of samples."""
-        timed = self.columns is not None and self.columns.time is not None
-        return timed or self.time_split is given_split
 
     def __post_init__(self):
         where = self.raw[0].path
@@ -230,12 +210,13 @@ def _check_table(feature: FeatureSpec, where: Path) -> None:
         raise DataError(
             f"{where}: column {feature.name!r} reads a table named {table!r:.300}, "
             "which also names files: must be text of at most 200 bytes, without / and "
-            "\\; rename the column, or give its table a name: --share NAME=TABLE"
+            "\\; rename the column, or give its table a name: features.NAME.table"
         )
 
 
 def label_column(labels: np.ndarray) -> pa.Array:
-    """A column of samples: numbers, or lists of them for ``[samples, tasks]``."""
+    """Returns a column of samples: numbers, or lists of them for ``[samples,
+    tasks]``."""
     values = pa.array(labels.ravel())
     if labels.ndim == 1:
         return values
@@ -243,7 +224,7 @@ def label_column(labels: np.ndarray) -> pa.Array:
 
 
 def labels_of(samples: pa.Table) -> np.ndarray:
-    """The inverse of ``label_column``."""
+    """Returns the labels of samples, which ``label_column`` made."""
     column = samples[LABEL].combine_chunks()
     if not pa.types.is_fixed_size_list(column.type):
         return column.to_numpy()
@@ -252,20 +233,19 @@ def labels_of(samples: pa.Table) -> np.ndarray:
 
 def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     """Splits 8:1:1 by a hash of the position, equal for every run and machine."""
-    del extent
     positions = np.arange(start, start + len(table), dtype=np.uint64)
-    tenth = splitmix64(positions) % np.uint64(10)
-    return np.select([tenth < 8, tenth < 9], [TRAIN, VALIDATION], TEST).astype(np.uint8)
+    return _cut(splitmix64(positions) % np.uint64(10), 8, 9)
 
 
-def last_part(parts: int) -> Split:
-    """Holds out the last of ``parts`` equal parts: its first half is the test set, its
-    second half the validation set."""
+def last_share(shares: int) -> Split:
+    """Holds out the last of ``shares`` equal shares: its first half is the test set,
+    its second half the validation set."""
 
     def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-        held_out = extent.total // parts
+        held_out = extent.total // shares
         begin, middle = extent.total - held_out, extent.total - held_out // 2
-        return _halved(table, start, begin, middle, (TEST, VALIDATION))
+        positions = np.arange(start, start + len(table))
+        return _cut(positions, begin, middle, (TEST, VALIDATION))
 
     return split
 
@@ -274,58 +254,54 @@ def last_file(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     """Holds out the last file: its first half is the validation set, its second half
     the test set."""
     middle = (extent.last_file + extent.total + 1) // 2
-    return _halved(table, start, extent.last_file, middle, (VALIDATION, TEST))
+    return _cut(np.arange(start, start + len(table)), extent.last_file, middle)
 
 
 def times_of(samples: pa.Table) -> np.ndarray:
-    """The TIME of samples as int64 or float64."""
+    """Returns the TIME of samples as int64 or float64."""
     times = samples[TIME].combine_chunks()
-    return (
-        times.cast(pa.int64()) if pa.types.is_timestamp(times.type) else times
-    ).to_numpy()
+    is_timestamp = pa.types.is_timestamp(times.type)
+    return (times.cast(pa.int64()) if is_timestamp else times).to_numpy()
 
 
 def after_times(validation: float, test: float) -> Split:
     """Splits by TIME: the validation set begins at ``validation``, the test set at
     ``test``."""
-
-    def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-        del start, extent
-        times = times_of(table)
-        conditions = [times < validation, times < test]
-        return np.select(conditions, [TRAIN, VALIDATION], TEST).astype(np.uint8)
-
-    return split
+    return lambda table, start, extent: _cut(times_of(table), validation, test)
 
 
 def given_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     """Takes the splits that the samples give themselves."""
-    del start, extent
     return table[SPLIT].to_numpy()
 
 
-def _halved(
-    table: pa.Table, start: int, begin: int, middle: int, halves: tuple[int, int]
+def _cut(
+    values: np.ndarray,
+    begin: float,
+    middle: float,
+    halves: tuple[int, int] = (VALIDATION, TEST),
 ) -> np.ndarray:
-    positions = np.arange(start, start + len(table))
-    conditions = [positions < begin, positions < middle]
+    """Trains on values below ``begin``; ``middle`` begins the second half of others."""
+    conditions = [values < begin, values < middle]
     return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
 
 
 def missing_where(raw: pa.ChunkedArray, values: np.ndarray) -> pa.Array:
-    """Values made from a raw column, which are missing where its values are."""
+    """Returns values made from a raw column, missing where its values are."""
     return pa.array(values, mask=raw.is_null().to_numpy())
 
 
 def check_folder(raw: Path) -> None:
     """Raises ``DataError`` if this is not a folder."""
     if not raw.is_dir():
-        found = "is a file" if raw.exists() else "no such folder"
-        raise DataError(f"{raw}: {found}; --raw is the folder of the downloaded files")
+        problem = "is a file" if raw.exists() else "no such folder"
+        raise DataError(
+            f"{raw}: {problem}; --raw is the folder of the downloaded files"
+        )
 
 
 def find(folder: Path, *names: str) -> Path:
-    """The first of these files that exists, plain or gzip.
+    """Returns the first of these files that exists, plain or gzip.
 
     Raises:
       DataError: if none exists, or there is no such folder.

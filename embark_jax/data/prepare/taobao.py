@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.delimited import Column, Layout, with_header
-from embark_jax.data.prepare.history import History
 from embark_jax.data.prepare.joins import SideTable
 from embark_jax.data.prepare.recipe import (
     SPLIT,
@@ -23,6 +22,7 @@ from embark_jax.data.prepare.recipe import (
     given_split,
     missing_where,
 )
+from embark_jax.data.prepare.sequences import History
 from embark_jax.plans.tables import FeatureSpec
 
 LAST_DAY_S = 1_494_604_800  # 2017-05-13, 0:00 in Beijing
@@ -75,10 +75,10 @@ behaviour that TBSM reads (https://arxiv.org/abs/2008.11922)."""
 
 
 def taobao(raw: Path) -> Recipe:
-    """The dense feature is the log of the price. Ads and users without a description
-    have missing values. A split by time takes the last day as test set, as in DIN
-    (https://arxiv.org/abs/1706.06978), and makes no validation set. HISTORY describes
-    the sequences."""
+    """Reads the three files; the dense feature is the log of the price. Ads and users
+    without a description have missing values. A split by time takes the last day as
+    test set, as in DIN (https://arxiv.org/abs/1706.06978), and makes no validation set.
+    HISTORY describes the sequences."""
     ads = SideTable(find(raw, "ad_feature.csv"), ADS, "adgroup_id")
     users = SideTable(find(raw, "user_profile.csv"), USERS, "userid")
 
@@ -111,6 +111,7 @@ def taobao(raw: Path) -> Recipe:
         ),
         samples=samples,
         time_split=given_split,
+        usual_split="time",
         history=HISTORY,
         sides=(ads.path, users.path),
     )

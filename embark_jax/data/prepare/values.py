@@ -115,7 +115,7 @@ class ValueRule(Config):
         if not pa.types.is_list(values.type):
             return self._singles(values, where, is_text)
         singles = self._singles(values.flatten(), where, is_text)
-        return _without_nulls(singles, values.value_lengths().fill_null(0).to_numpy())
+        return without_nulls(singles, values.value_lengths().fill_null(0).to_numpy())
 
     def _singles(self, values: pa.Array, where: str, is_text: bool | None) -> pa.Array:
         kind = values.type
@@ -151,11 +151,11 @@ class ValueRule(Config):
         return _nulled(trimmed, _is_in(trimmed, self.missing))
 
 
-def _without_nulls(values: pa.Array, lengths: np.ndarray) -> pa.ListArray:
-    """Returns lists of the values that are there, from those of all lists and the
+def without_nulls(values: pa.Array, lengths: np.ndarray) -> pa.ListArray:
+    """Returns lists without missing values, from the values of all lists and the
     ``[lists]`` numbers of values of each."""
-    there = values.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.append(0, np.cumsum(there))[np.append(0, np.cumsum(lengths))]
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+    ends = np.append(0, np.cumsum(is_valid))[np.append(0, np.cumsum(lengths))]
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values.drop_null())
 
 
@@ -188,8 +188,8 @@ def _by_unique_value(
     return function(encoded.dictionary).take(encoded.indices)
 
 
-def _is_in(texts: pa.Array, known: tuple[str, ...]) -> pa.Array:
-    options = pc.SetLookupOptions(pa.array(known, pa.string()))
+def _is_in(texts: pa.Array, forms: tuple[str, ...]) -> pa.Array:
+    options = pc.SetLookupOptions(pa.array(forms, pa.string()))
     return pc.call_function("is_in", [texts], options)
 
 

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 
-MISSING_ID, RARE_ID, FIRST_ID = 0, 1, 2
+MISSING_ID = 0
+RARE_ID = 1
+FIRST_ID = 2
 
 
 _NOTHING = pa.schema([("key", pa.uint32()), ("count", pa.int64())]).empty_table()
@@ -46,7 +48,7 @@ class ValueCounter:
             self._merge()
 
     def values(self) -> pa.Table:
-        """All values, the most frequent first; ties by value."""
+        """Returns all values, the most frequent first; ties by value."""
         self._merge()
         return self._merged.sort_by([("count", "descending"), ("key", "ascending")])
 
@@ -62,15 +64,19 @@ class ValueCounter:
 
 
 def count_values(values: pa.Array) -> pa.Table:
-    """``key`` and ``count`` of each unique value that is not missing."""
-    found = flat(values).drop_null().value_counts()
-    counts = found.field("counts")
-    return pa.table({"key": found.field("values"), "count": counts})
+    """Returns ``key`` and ``count`` of each unique value that is not missing."""
+    keys, counts = flat(values).drop_null().value_counts().flatten()
+    return pa.table({"key": keys, "count": counts})
 
 
 def flat(values: pa.Array) -> pa.Array:
-    """The values of all bags, or the single values themselves."""
+    """Returns the values of all bags, or the single values themselves."""
     return values.flatten() if pa.types.is_list(values.type) else values
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Says whether values, alone or in lists, are text."""
+    return pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind)
 
 
 class Vocabulary:
@@ -83,7 +89,7 @@ class Vocabulary:
 
     def __init__(self, keys: pa.Array | None, rows: int):
         self._keys, self._rows = keys, rows
-        if keys is not None and not _is_text(keys):
+        if keys is not None and not is_text(keys.type):
             numbers = keys.to_numpy()
             self._order = np.argsort(numbers)
             self._sorted = numbers[self._order]
@@ -97,7 +103,7 @@ class Vocabulary:
             ids = 1 + (_hashes(values) % np.uint64(self._rows - 1)).astype(np.int64)
         elif not len(self._keys):
             ids = np.full(len(values), RARE_ID, np.int64)
-        elif _is_text(self._keys):
+        elif is_text(self._keys.type):
             options = pc.SetLookupOptions(self._keys)
             ids = pc.call_function("index_in", [values], options)
             ids = ids.fill_null(-1).to_numpy().astype(np.int64) + FIRST_ID
@@ -108,10 +114,10 @@ class Vocabulary:
         return ids
 
     def _look_up(self, numbers: np.ndarray) -> np.ndarray:
-        places = np.searchsorted(self._sorted, numbers)
-        places[places == len(self._sorted)] = 0
-        known = self._sorted[places] == numbers
-        return np.where(known, self._order[places] + FIRST_ID, RARE_ID)
+        ranks = np.searchsorted(self._sorted, numbers)
+        ranks[ranks == len(self._sorted)] = 0
+        has_id = self._sorted[ranks] == numbers
+        return np.where(has_id, self._order[ranks] + FIRST_ID, RARE_ID)
 
 
 def padded(
@@ -125,18 +131,14 @@ def padded(
     """
     lengths = values.value_lengths().fill_null(0).to_numpy().astype(np.int64)[:, None]
     ends = np.cumsum(lengths)[:, None]
-    place = np.arange(hotness)
+    column = np.arange(hotness)
     if at_end:
-        there, wanted = place >= hotness - lengths, ends - hotness + place
+        filled, source = column >= hotness - lengths, ends - hotness + column
     else:
-        there, wanted = place < lengths, ends - lengths + place
+        filled, source = column < lengths, ends - lengths + column
     bags = np.full((len(values), hotness), -1, ids.dtype)
-    bags[there] = ids[wanted[there]]
+    bags[filled] = ids[source[filled]]
     return bags
-
-
-def _is_text(values: pa.Array) -> bool:
-    return pa.types.is_string(values.type)
 
 
 def _numbers(values: pa.Array) -> np.ndarray:
@@ -144,8 +146,8 @@ def _numbers(values: pa.Array) -> np.ndarray:
 
 
 def _hashes(values: pa.Array) -> np.ndarray:
-    """uint64 hashes, which are the same for equal values on every machine."""
-    if not _is_text(values):
+    """Returns uint64 hashes, which are the same for equal values on every machine."""
+    if not is_text(values.type):
         counters = _numbers(values).astype(np.int64).view(np.uint64)
         return splitmix64(counters * GOLDEN_GAMMA)
     encoded = values.fill_null("").dictionary_encode()

@@ -37,7 +37,7 @@ def samples(data: PreparedData, split: str) -> list[dict]:
 
 
 def everything(data: PreparedData) -> list[dict]:
-    return [s for split in data.manifest.parts for s in samples(data, split)]
+    return [s for split in data.manifest.files for s in samples(data, split)]
 
 
 def write_rows(path: Path, header, rows, separator=",", encoding="utf-8") -> None:

@@ -70,7 +70,7 @@ def test_kaggle_by_days(tmp_path, monkeypatch, compressed, min_count):
     # 500 // 7 = 71 samples are held out: 36 for the test set, 35 for validation.
     expected = oracle(lines, range(429), min_count)
     assert list(data.table_rows.values()) == expected[3]
-    assert len(data.manifest.parts["train"]) > 3
+    assert len(data.manifest.files["train"]) > 3
     assert_holds(data, "train", expected, range(429))
     assert_holds(data, "test", expected, range(429, 465))
     assert_holds(data, "validation", expected, range(465, 500))
@@ -118,7 +118,8 @@ def test_terabyte_by_files_and_its_bags(tmp_path):
     expected = oracle(lines, range(180), 1)
     for multi_hot in (False, True):
         out = tmp_path / f"out{multi_hot}"
-        recipe = criteo.terabyte(tmp_path, multi_hot)
+        read = criteo.terabyte_multi_hot if multi_hot else criteo.terabyte
+        recipe = read(tmp_path)
         prepare(recipe, out, Options(split="time"), {})
     data = PreparedData(tmp_path / "outFalse")
     assert_holds(data, "train", expected, range(180))

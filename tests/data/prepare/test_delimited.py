@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from embark_jax.data import DataError
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import tables
-from embark_jax.data.prepare.chunks import Chunk
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.chunks import TextChunk
 from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.delimited import Column, Layout, describe, parse
+from embark_jax.data.prepare.delimited import Column, Layout, parse
 from tests.data.prepare.raw_files import prepared
 from tests.runs import embark
 
@@ -30,8 +30,8 @@ LAYOUT = Layout(
 GOOD = b"1\t-7\tdeadbeef\tG\xc3\xb6del\n"
 
 
-def chunk_of(text: bytes) -> Chunk:
-    return Chunk(Path("some.txt"), text, first_line=11)
+def chunk_of(text: bytes) -> TextChunk:
+    return TextChunk(Path("some.txt"), text, first_line=11)
 
 
 def reference(line: bytes) -> tuple | None:
@@ -90,10 +90,10 @@ def test_good_lines_are_read_and_bad_ones_named(lines, cut):
     parsed = parse(chunk_of(text), LAYOUT, "skip")
     found = [tuple(row.values()) for row in parsed.table.to_pylist()]
     assert found == [row for row in expected if row is not None]
-    bad = [place for place, row in enumerate(expected) if row is None]
-    assert [line.place for line in parsed.bad] == bad
+    bad = [line for line, row in enumerate(expected, 11) if row is None]
+    assert list(parsed.bad) == bad
     if bad:
-        with pytest.raises(DataError, match=rf"some\.txt, line {11 + bad[0]}: "):
+        with pytest.raises(DataError, match=rf"some\.txt, line {bad[0]}: "):
             parse(chunk_of(text), LAYOUT)
 
 
@@ -126,10 +126,9 @@ def test_good_lines_are_read_and_bad_ones_named(lines, cut):
 def test_the_reason_is_told(line, reason):
     lines = [GOOD] * 6 + ([line, GOOD] if line.endswith(b"\n") else [line])
     parsed = parse(chunk_of(b"".join(lines)), LAYOUT, "skip")
-    (bad,) = parsed.bad
-    assert bad.place == 6
-    assert reason in describe(chunk_of(b""), bad)
-    assert describe(chunk_of(b""), bad).startswith("some.txt, line 17: ")
+    ((number, problem),) = parsed.bad.items()
+    assert number == 17
+    assert reason in problem
     assert len(parsed.table) == len(lines) - 1
 
 
@@ -138,7 +137,7 @@ def test_numbers_are_finite():
     text = b"1\t2.5\n2\tnan\ninf\t\n-3e2\t\n"
     parsed = parse(chunk_of(text), layout, "skip")
     assert parsed.table.to_pydict() == {"a": [1, -300], "b": [2.5, None]}
-    assert [bad.place for bad in parsed.bad] == [1, 2]
+    assert list(parsed.bad) == [12, 13]
 
 
 def test_quotes_and_other_encodings(tmp_path):
@@ -214,15 +213,15 @@ def test_an_open_quote_is_told(tmp_path):
     ) in skipped.out
     manifest = manifests.load(tmp_path / "skipped")
     assert (manifest.raw_rows, manifest.skipped_lines) == (302, 2)
-    assert sum(map(manifest.rows, manifest.parts)) == 300
+    assert sum(map(manifest.rows, manifest.files)) == 300
 
 
 def test_names_in_quotes_may_hold_separators(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('label,"size, in cm"\r\n' + "1,7\r\n0,8\r\n" * 10)
-    recipe = tables.csv(path, Columns())
+    recipe = own_files.csv(path, Columns())
     assert [feature.name for feature in recipe.features] == ["size, in cm"]
     assert len(prepared(recipe, tmp_path / "out", "random").table_rows) == 1
     path.write_text('label,"size\n1,7\n')
     with pytest.raises(DataError, match=r"line 1: is 'label,\"size' \(unexpected end"):
-        tables.csv(path, Columns())
+        own_files.csv(path, Columns())

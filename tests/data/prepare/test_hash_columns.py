@@ -79,8 +79,8 @@ def test_what_cannot_be_hashed_is_refused_before_anything_is_read(
 
 def test_columns_of_one_table_have_one_number_of_rows(raw, tmp_path):
     command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
-    asked = ("--share", "item=user", "--hash-column", "user=9", "--hash-column")
-    refused = embark(*command, *asked, "item=8")
+    hashed_columns = ("--hash-column", "user=9", "--hash-column", "item=8")
+    refused = embark(*command, "features.item.table=user", *hashed_columns)
     assert refused.code == 1
     assert "8 rows, but another column of table 'user' has 9" in refused.err
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax.data import DataError, PreparedData, listed
+from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import checksum_of
-from embark_jax.data.prepare import raw_rows, run, tables
+from embark_jax.data.prepare import own_files, raw_rows, run
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import prepared, write_rows
 from tests.runs import embark, snapshot
@@ -44,7 +44,9 @@ def test_names_of_columns_name_files(tmp_path, name, message):
 def test_a_column_may_read_a_table_of_another_name(tmp_path):
     write_rows(tmp_path / "a.csv", ["label", "price/kg"], [(1, "a"), (0, "b")] * 5)
     columns = Columns.model_validate({"features": {"price/kg": {"table": "price"}}})
-    data = prepared(tables.csv(tmp_path / "a.csv", columns), tmp_path / "out", "time")
+    data = prepared(
+        own_files.csv(tmp_path / "a.csv", columns), tmp_path / "out", "time"
+    )
     assert [(f.name, f.table) for f in data.features] == [("price/kg", "price")]
 
 
@@ -53,7 +55,7 @@ def folder(tmp_path) -> Path:
     """Data of two tables, whose vocabularies have equally many bytes."""
     rows = [(i % 2, f"a{i % 5}", f"b{i % 5}") for i in range(40)]
     write_rows(tmp_path / "rows.csv", ["label", "a", "b"], rows)
-    prepared(tables.csv(tmp_path / "rows.csv", Columns()), tmp_path / "out", "time")
+    prepared(own_files.csv(tmp_path / "rows.csv", Columns()), tmp_path / "out", "time")
     return tmp_path / "out"
 
 
@@ -114,7 +116,7 @@ def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_p
 def test_a_vocabulary_that_changed_while_the_command_was_stopped(tmp_path, monkeypatch):
     rows = [(i % 2, f"a{i % 5}", f"b{i % 5}") for i in range(40)]
     write_rows(tmp_path / "rows.csv", ["label", "a", "b"], rows)
-    recipe = tables.csv(tmp_path / "rows.csv", Columns())
+    recipe = own_files.csv(tmp_path / "rows.csv", Columns())
 
     def stop(*args, **options):
         raise KeyboardInterrupt
@@ -139,5 +141,5 @@ def test_an_encoding_is_copied_to_its_folder_alone(folder, tmp_path):
     with pytest.raises(DataError, match="which must lie in this folder"):
         raw_rows.save_encoding(folder, manifest, tmp_path / "run" / "encoding")
     with pytest.raises(DataError, match="which must lie in this folder"):
-        listed.verified(folder, evil)
+        evil.verified(folder)
     assert victim.read_text() == "precious"

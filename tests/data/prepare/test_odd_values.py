@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from embark_jax._base.files import replacing
 from embark_jax.data import DataError, PreparedData
-from embark_jax.data.prepare import raw_rows, tables
+from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.vocabulary import FIRST_ID
 from tests.data.prepare.raw_files import prepared
@@ -25,7 +26,7 @@ LABELS = [i % 2 for i in range(ROWS)]
 def parquet(folder: Path, columns: dict, **described) -> PreparedData:
     path = folder / "rows.parquet"
     pq.write_table(pa.table({"label": LABELS, **columns}), path)
-    recipe = tables.parquet(path, Columns.model_validate(described))
+    recipe = own_files.parquet(path, Columns.model_validate(described))
     return prepared(recipe, folder / "out", "time")
 
 
@@ -127,7 +128,7 @@ def test_no_training_samples(tmp_path):
 def test_separators_are_one_character(tmp_path, separator):
     (tmp_path / "a.csv").write_text("label,a\n1,2\n")
     command = ("data", "prepare", "csv", "--raw", tmp_path / "a.csv", "--out")
-    done = embark(*command, tmp_path / "out", f"--separator={separator}")
+    done = embark(*command, tmp_path / "out", f"separator={json.dumps(separator)}")
     assert done.code == 1
     assert "separator: " in done.err
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import chunks, numbers, raw_rows, tables
+from embark_jax.data.prepare import chunks, numbers, own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import Moments, NumberFit
 from tests.data.prepare.raw_files import everything, prepared, samples, write_rows
@@ -22,7 +22,7 @@ from tests.runs import embark
 
 
 def of(path: Path, out: Path, **columns):
-    return prepared(tables.csv(path, Columns.model_validate(columns)), out, "time")
+    return prepared(own_files.csv(path, Columns.model_validate(columns)), out, "time")
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_the_latest_are_held_out(rows, tmp_path):
     columns = {"label": "stars", "positive_from": 4, "time": "when", "others": False}
     data = of(path, tmp_path / "out", features={"film": {}}, **columns)
     # Ten samples a day, which are in one split.
-    counts = {split: data.manifest.rows(split) for split in data.manifest.parts}
+    counts = {split: data.manifest.rows(split) for split in data.manifest.files}
     assert sum(counts.values()) == 280
     late = sorted(row["when"] for row in rows)
     cut, later = late[math.ceil(0.9 * 279)], late[math.ceil(0.95 * 279)]
@@ -235,57 +235,43 @@ def test_what_a_person_would_say(tmp_path):
     ]
     path, out = write(tmp_path / "rows.csv", rows), tmp_path / "out"
     command = ("data", "prepare", "csv", "--raw", path, "--out", out)
-    done = embark(*command, "--dense", "count")
+    done = embark(*command, "dense.count=none")
     assert (done.code, done.err) == (0, "")
     said = [line for line in done.out.splitlines() if line.startswith("warning: ")]
     start = "warning: column {}: ".format
     for name, text in {
-        "tags": "values contain '|': if they are lists, use --list 'tags=|'",
+        "tags": "say so in --columns: features: {tags: {separator: '|'}}",
         "row": "differs in every sample, like an id of samples: leave it out",
-        "ratio": "values are numbers: use --dense ratio",
+        "ratio": "values are numbers: give dense.ratio=standardize",
         "same": "has one value, which tells nothing",
         "rare": "are in one training sample alone: --min-count 2",
         "gap": "of the training samples have no value",
-        "count": "use --dense count=log",
+        "count": "give dense.count=log",
     }.items():
         (mine,) = [line for line in said if line.startswith(start(repr(name)))]
         assert text in mine
     assert not [line for line in said if "'city'" in line]
     # The report is kept, and told again by a second run, which has nothing to do.
-    first, again = embark(*command, "--dense", "count").out.split("\n", 1)
+    first, again = embark(*command, "dense.count=none").out.split("\n", 1)
     assert first.startswith("already prepared, nothing was read")
     assert again == done.out
 
 
-def test_options_and_a_file_say_the_same(rows, tmp_path):
+def test_arguments_and_a_file_say_the_same(rows, tmp_path):
     path = write(tmp_path / "rows.tsv", rows)
     path.write_text(path.read_text().replace(",", "\t"))
     command = ("data", "prepare", "csv", "--raw", path)
-    options = [
-        "--label",
-        "stars",
-        "--positive-from",
-        "4",
-        "--time",
-        "when",
-        "--dense",
-        "price=log",
-        "--dense",
-        "age=quantiles:4",
-        "--missing",
-        "mean",
-        "--list",
-        "genres",
-        "--sequence",
-        "seen=;",
-        "--share",
-        "seen=film",
-        "--longest",
-        "3",
-        "--ignore",
-        "fold",
+    arguments = [
+        "label=stars",
+        "positive_from=4",
+        "time=when",
+        "dense={price: {transform: log, missing: mean}}",
+        "dense.age={transform: quantiles, quantiles: 4, missing: mean}",
+        'features.genres={separator: "|", longest: 3}',
+        'features.seen={separator: ";", sequence: true, longest: 3, table: film}',
+        "ignore=[fold]",
     ]
-    done = embark(*command, "--out", tmp_path / "a", *options)
+    done = embark(*command, "--out", tmp_path / "a", *arguments)
     assert (done.code, done.err) == (0, "")
     file = tmp_path / "columns.yaml"
     file.write_text(
@@ -314,7 +300,9 @@ def test_parquet_lists_times_and_integers(tmp_path):
     columns = Columns.model_validate(
         {"time": "when", "features": {"ids": {"sequence": True, "longest": 1}}}
     )
-    data = prepared(tables.parquet(tmp_path, columns), tmp_path / "out", split="time")
+    data = prepared(
+        own_files.parquet(tmp_path, columns), tmp_path / "out", split="time"
+    )
     assert len(everything(data)) == 20
     assert {sample["ids"] for sample in everything(data)} == {7}
     assert data.manifest.rows("train") == 18
@@ -340,27 +328,21 @@ def test_what_cannot_be(tmp_path, columns, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("argument", "problem"),
     [
-        (("--dense", "w=root"), "dense.w.transform: 'root' given"),
-        (("--dense", "w=quantiles:1"), "dense.w.quantiles: '1' given"),
-        (("--share", "w"), "--share w: must be NAME=OTHER"),
+        ("dense.w=root", "dense.w.transform: 'root' given, must be 'none', 'log', "),
+        ("dense.w={quantiles: 1}", "dense.w.quantiles: 1 given, must be greater than"),
+        ("features.w.tabel=v", "features.w.tabel: unknown key; did you mean table?"),
+        ("label", "must read dotted.key=value, such as"),
     ],
 )
-def test_options_that_are_wrong(tmp_path, options, message):
+def test_arguments_that_are_wrong(tmp_path, argument, problem):
     write_rows(tmp_path / "a.csv", ["label", "w"], [(1, "a")])
-    done = embark(
-        "data",
-        "prepare",
-        "csv",
-        "--raw",
-        tmp_path,
-        "--out",
-        tmp_path / "out",
-        *options,
-    )
+    command = ("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out")
+    done = embark(*command, argument)
     assert done.code == 1
-    assert message in done.err
+    assert problem in done.err
+    assert repr(argument) in done.err
 
 
 def test_ratings_are_no_labels_unless_told(rows, tmp_path):

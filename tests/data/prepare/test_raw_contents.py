@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from embark_jax.data import DataError, PreparedData
-from embark_jax.data.manifest import checksum_of
-from embark_jax.data.prepare import raw_contents
+from embark_jax.data import DataError
+from embark_jax.data.prepare import movielens_files, raw_contents
 from embark_jax.data.prepare.raw_contents import Stamp
 from tests.data.prepare.raw_files import prepared
 from tests.runs import Outcome, embark
@@ -67,17 +65,6 @@ def test_a_touched_copy_is_the_same_file(raw):
     assert "already prepared" in prepare(raw).out
 
 
-def test_data_that_record_sizes_alone(raw):
-    prepare(raw)
-    path = raw.parent / "out" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["made_from"]["raw"] = {"clicks.csv": raw.stat().st_size}
-    manifest["checksum"] = checksum_of(manifest)
-    path.write_text(json.dumps(manifest))
-    PreparedData(path.parent)  # trains as before
-    assert "does not say what its raw files held" in prepare(raw).err
-
-
 def test_a_file_that_grows_while_it_is_read(raw, monkeypatch):
     stamp = Stamp.of(raw)
     grown = iter([stamp, stamp, Stamp(stamp.bytes + 1, stamp.changed_ns + 1)])
@@ -86,18 +73,16 @@ def test_a_file_that_grows_while_it_is_read(raw, monkeypatch):
 
 
 def test_a_table_of_users_is_a_raw_file_too(tmp_path):
-    from embark_jax.data.prepare import movielens
-
     def write(age: int) -> None:
         (tmp_path / "ratings.dat").write_text("1::1::5::978300760\n" * 20)
         (tmp_path / "movies.dat").write_text("1::Toy Story (1995)::Animation\n")
         (tmp_path / "users.dat").write_text(f"1::F::{age}::10::48067\n")
 
     write(25)
-    prepared(movielens.movielens_1m(tmp_path), tmp_path / "out", "random")
+    prepared(movielens_files.recipe_1m(tmp_path), tmp_path / "out", "random")
     write(35)
     with pytest.raises(DataError, match=r"users\.dat: has other content of the same"):
-        prepared(movielens.movielens_1m(tmp_path), tmp_path / "out", "random")
+        prepared(movielens_files.recipe_1m(tmp_path), tmp_path / "out", "random")
 
 
 def test_half_a_note_of_what_was_begun(raw):

@@ -16,7 +16,8 @@ import pytest
 
 from embark_jax.data import DataError
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import raw_rows, tables
+from embark_jax.data.hashed_file import HashedFile
+from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.data.prepare.run import Options, prepare
@@ -37,7 +38,7 @@ COLUMNS = Columns.model_validate(
 
 def encoding(folder: Path, raw: Path, **options) -> Path:
     """Prepares a file, and returns a folder that has its encoding."""
-    read = tables.parquet if raw.suffix == ".parquet" else tables.csv
+    read = own_files.parquet if raw.suffix == ".parquet" else own_files.csv
     columns = Columns(**options) if options else COLUMNS
     prepared = folder / "prepared"
     manifest = prepare(read(raw, columns), prepared, Options(), {}).manifest
@@ -124,7 +125,7 @@ def documented_ids(folder: Path, table: str, values: list) -> list[int]:
 @pytest.mark.parametrize("options", [Options(), Options(hashed=True, max_rows=50)])
 def test_the_encoding_is_as_its_page_says(tmp_path, options):
     (tmp_path / "raw.csv").write_text(LINES)
-    recipe = tables.csv(tmp_path / "raw.csv", COLUMNS)
+    recipe = own_files.csv(tmp_path / "raw.csv", COLUMNS)
     manifest = prepare(recipe, tmp_path / "prepared", options, {}).manifest
     raw_rows.save_encoding(tmp_path / "prepared", manifest, tmp_path / "encoding")
     found = ids(tmp_path, tmp_path / "raw.csv")
@@ -244,8 +245,7 @@ def test_arrow_files_are_validated(folder):
 
     def resigned(manifest):
         files = (
-            manifests.file_of(folder / "encoding", f.file)
-            for f in manifest.vocabularies
+            HashedFile.of(folder / "encoding", f.file) for f in manifest.vocabularies
         )
         return {"vocabularies": tuple(files)}
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError, MovieLens100K
-from embark_jax.data.prepare import avazu, movielens, tables, taobao
+from embark_jax.data.prepare import avazu, movielens_files, own_files, taobao
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import everything, prepared, samples, write_rows
 
@@ -57,7 +57,7 @@ def test_avazu_real_sample(tmp_path):
             base = 16 if name.startswith(("site", "app")) else 10
             base = 16 if name in ("device_id", "device_ip", "device_model") else base
             assert sample[name] == int(row[name], base)
-    assert sum(data.manifest.rows(split) for split in data.manifest.parts) == len(rows)
+    assert sum(data.manifest.rows(split) for split in data.manifest.files) == len(rows)
 
 
 def test_a_wrong_header(tmp_path):
@@ -80,7 +80,7 @@ def movielens_folder(folder: Path, kind: str) -> list[tuple]:
         for n, (u, i, s) in enumerate(rng.integers([1, 1, 1], [3, 4, 6], (60, 3)))
     ]
     users = [(1, 24, "M", "writer", "85711"), (2, 53, "F", "other", "T8H1N")]
-    genres = [[movielens.GENRES_100K[g] for g in f] for f in GENRE_FLAGS.values()]
+    genres = [[movielens_files.GENRES_100K[g] for g in f] for f in GENRE_FLAGS.values()]
     if kind == "100k":
         write_rows(folder / "u.data", None, ratings, "\t")
         write_rows(folder / "u.user", None, users, "|")
@@ -107,7 +107,9 @@ def movielens_folder(folder: Path, kind: str) -> list[tuple]:
 @pytest.mark.parametrize("kind", ["100k", "1m"])
 def test_movielens(tmp_path, kind):
     ratings = movielens_folder(tmp_path, kind)
-    recipe = {"100k": movielens.movielens_100k, "1m": movielens.movielens_1m}[kind]
+    recipe = {"100k": movielens_files.recipe_100k, "1m": movielens_files.recipe_1m}[
+        kind
+    ]
     found = everything(prepared(recipe(tmp_path), tmp_path / "out"))
     assert len(found) == 60
     ages, genders = {1: 24, 2: 53}, {1: "M", 2: "F"}
@@ -146,7 +148,7 @@ def test_movielens_with_an_unknown_user(tmp_path):
         file.write("9\t1\t5\t881250949\n")
     message = r"u\.user: has no user '9', which is used"
     with pytest.raises(DataError, match=message):
-        prepared(movielens.movielens_100k(tmp_path), tmp_path / "out")
+        prepared(movielens_files.recipe_100k(tmp_path), tmp_path / "out")
 
 
 def test_movielens_twice_the_same_user(tmp_path):
@@ -154,18 +156,18 @@ def test_movielens_twice_the_same_user(tmp_path):
     with (tmp_path / "u.user").open("a") as file:
         file.write("1|24|M|writer|85711\n")
     with pytest.raises(DataError, match=r"u\.user: user '1' has 2 lines"):
-        movielens.movielens_100k(tmp_path)
+        movielens_files.recipe_100k(tmp_path)
 
 
 def test_movielens_real(movielens_folder, tmp_path):
-    found = prepared(movielens.movielens_100k(movielens_folder), tmp_path / "out")
+    found = prepared(movielens_files.recipe_100k(movielens_folder), tmp_path / "out")
     whole = MovieLens100K(movielens_folder)
     rows = found.table_rows
     # Ids 0 and 1 stand for missing and rare values; random 8:1:1 of 100,000.
     assert rows["user"] == whole.table_rows["user"] + 2
     assert rows["gender"] == 2 + 2
     assert rows["genres"] == 19 + 2
-    total = {split: found.manifest.rows(split) for split in found.manifest.parts}
+    total = {split: found.manifest.rows(split) for split in found.manifest.files}
     assert sum(total.values()) == 100_000
     assert abs(total["test"] - 10_000) < 500
     labels = [batch.labels for s in total for batch in found.in_file_order(s, 10_000)]
@@ -208,7 +210,7 @@ def test_csv_of_ones_own(tmp_path):
     write_rows(tmp_path / "b.csv", ["clicked", "n", "word", "m"], rows[20:])
     write_rows(tmp_path / "a.csv", ["clicked", "n", "word", "m"], rows[:20])
     columns = Columns(label="clicked", dense={"n": {"transform": "log"}})
-    data = prepared(tables.csv(tmp_path, columns), tmp_path / "out", split="time")
+    data = prepared(own_files.csv(tmp_path, columns), tmp_path / "out", split="time")
     found = samples(data, "train")
     assert len(found) == 36
     for sample, (label, number, word, other) in zip(found, rows, strict=False):
@@ -220,13 +222,13 @@ def test_csv_of_ones_own(tmp_path):
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.csv").write_text("label,word\n1,a\n0,b\n", "utf-8-sig")
-    recipe = tables.csv(tmp_path, Columns())
+    recipe = own_files.csv(tmp_path, Columns())
     assert len(everything(prepared(recipe, tmp_path / "out"))) == 2
     (tmp_path / "a.csv").write_text("label,word\n1,a\n", "utf-16")
     with pytest.raises(
         DataError, match=r"a\.csv, line 1: is UTF-16 text, must be UTF-8"
     ):
-        tables.csv(tmp_path, Columns())
+        own_files.csv(tmp_path, Columns())
 
 
 def test_parquet_with_bags(tmp_path):
@@ -241,8 +243,8 @@ def test_parquet_with_bags(tmp_path):
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
     columns = Columns(dense={"x": {}})
     out = tmp_path / "out"
-    data = prepared(tables.parquet(tmp_path, columns), out, split="time")
-    assert len(data.manifest.parts["train"]) == 3
+    data = prepared(own_files.parquet(tmp_path, columns), out, split="time")
+    assert len(data.manifest.files["train"]) == 3
     found = samples(data, "train")
     assert [s["dense x"] for s in found] == [1, 0, 3, 4, 5]
     assert [s["one"] for s in found] == ["a", "b", None, "a", "a"]
@@ -253,16 +255,16 @@ def test_parquet_with_bags(tmp_path):
 def test_columns_that_are_not_there_or_no_categories(tmp_path):
     write_rows(tmp_path / "a.csv", ["label", "word"], [(1, "x")])
     with pytest.raises(DataError, match=r"no column 'wrod'; did you mean word\?"):
-        tables.csv(tmp_path, Columns(features={"wrod": {}}))
+        own_files.csv(tmp_path, Columns(features={"wrod": {}}))
     with pytest.raises(DataError, match="no column is left for features"):
-        tables.csv(tmp_path, Columns(dense={"word": {}}))
+        own_files.csv(tmp_path, Columns(dense={"word": {}}))
     with pytest.raises(DataError, match=r"has no \*\.parquet"):
-        tables.parquet(tmp_path, Columns())
+        own_files.parquet(tmp_path, Columns())
     pq.write_table(pa.table({"label": [1], "f": [1.5]}), tmp_path / "a.parquet")
-    recipe = tables.parquet(tmp_path, Columns())
+    recipe = own_files.parquet(tmp_path, Columns())
     message = r"a\.parquet: column f: type is double, must be integers or text"
     with pytest.raises(DataError, match=message):
         prepared(recipe, tmp_path / "out")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(DataError, match=r"a\.parquet: "):
-        tables.parquet(tmp_path, Columns())
+        own_files.parquet(tmp_path, Columns())

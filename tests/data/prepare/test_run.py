@@ -16,6 +16,7 @@ from embark_jax._base.files import sha256_of
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
+from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import chunks, criteo, encoding, parsing
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment
@@ -37,8 +38,8 @@ def raw(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def prepare_in(raw: Path, out: Path, **options):
-    return prepare(criteo.kaggle(raw), out, OPTIONS, {}, **options)
+def prepare_in(raw: Path, out: Path, workers: Workers | None = None):
+    return prepare(criteo.kaggle(raw), out, OPTIONS, {}, workers)
 
 
 class StoppedError(Exception):
@@ -46,23 +47,23 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("stage", ["parse", "count", "encode"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch, stage, workers):
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch, stage, count):
     whole, out = tmp_path / "whole", tmp_path / "out"
-    prepare_in(raw, whole, workers=workers)
+    prepare_in(raw, whole, Workers(count))
 
     def stop(at, done, total):
         if at == stage and done > total / 2:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        prepare_in(raw, out, workers=workers, progress=stop)
+        prepare_in(raw, out, Workers(count, stop))
     with pytest.raises(DataError, match=r"manifest\.json: no such file.*run it again"):
         PreparedData(out)
     finished = {p: p.stat().st_mtime_ns for p in out.rglob("*.*")}
     assert finished
 
-    prepare_in(raw, out, workers=workers)
+    prepare_in(raw, out, Workers(count))
     assert runs.snapshot(out).values() != {}
     assert {p.relative_to(out): data for p, data in runs.snapshot(out).items()} == {
         p.relative_to(whole): data for p, data in runs.snapshot(whole).items()
@@ -74,11 +75,9 @@ def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch, stage, workers):
 
 def test_finished_parts_are_not_read_again(raw, tmp_path, monkeypatch):
     out, read = tmp_path / "out", []
-    original = parsing._Job.__call__
+    original = parsing._parse
     monkeypatch.setattr(
-        parsing._Job,
-        "__call__",
-        lambda job, work: read.append(1) or original(job, work),
+        parsing, "_parse", lambda *work: read.append(1) or original(*work)
     )
 
     def stop(at, done, total):
@@ -86,7 +85,7 @@ def test_finished_parts_are_not_read_again(raw, tmp_path, monkeypatch):
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        prepare_in(raw, out, progress=stop)
+        prepare_in(raw, out, Workers(progress=stop))
     count = len(read)
     assert count > 5
     prepare_in(raw, out)
@@ -111,7 +110,7 @@ def test_another_data_set_or_option_is_refused(raw, tmp_path):
 def test_hashes_are_of_the_files(raw, tmp_path):
     out = tmp_path / "out"
     manifest = prepare_in(raw, out).manifest
-    for part in manifests.all_parts(manifest):
+    for part in manifest.record_files:
         assert sha256_of(out / part.file) == part.sha256
     assert not list(out.rglob("*.part"))
     assert not (out / ".work").exists()
@@ -242,7 +241,7 @@ def test_missing_and_unscaled_dense_values_are_told(tmp_path):
     raw.mkdir()
     (raw / "a.csv").write_text("\n".join(["label,age,share,word", *rows]) + "\n")
     command = ("data", "prepare", "csv", "--raw", raw, "--out", out)
-    prepared = embark(*command, "--dense", "age", "--dense", "share")
+    prepared = embark(*command, "dense={age: none, share: none}")
     assert (prepared.code, prepared.err) == (0, "")
     assert "column 'age': 100 missing values (25.0%) are 0\n" in prepared.out
     assert manifests.load(out).missing_dense == {"age": 100}
@@ -269,7 +268,7 @@ def test_missing_and_unscaled_dense_values_are_told(tmp_path):
     assert "the data: 100 missing values of 'age' are 0\n" in trained.out
 
     # And what is damaged is not trained on.
-    file = out / manifests.load(out).parts["train"][0].file
+    file = out / manifests.load(out).files["train"][0].file
     content = bytearray(file.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 200] = bytes(200)
     file.write_bytes(content)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from embark_jax.config import ExperimentConfig, TrainConfig
-from embark_jax.data import accesses
+from embark_jax.data import bag_counts
 from embark_jax.run.dataset import read_dataset, sample_accesses
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import MOST_HOTTEST
 
 
 def test_bags_by_hand():
-    counter = accesses.BagCounter()
+    counter = bag_counts.BagCounter()
     counter.add(np.array([[5, 2, -1], [5, -1, -1], [-1, -1, -1]], np.int32))
     counter.add(np.array([[2, 5, 5]], np.int32))
     assert (counter.samples, counter.accesses, counter.max_hotness) == (4, 6, 3)
@@ -24,7 +24,7 @@ def test_bags_by_hand():
 def test_many_batches_count_as_one():
     rng = np.random.default_rng(0)
     ids = rng.zipf(1.3, 20_000) % 2**40
-    counter = accesses.BagCounter()
+    counter = bag_counts.BagCounter()
     for part in np.split(ids, 100):
         counter.add(part.reshape(-1, 4))
     found, counts = counter.counts()
@@ -51,7 +51,7 @@ def test_a_table_counts_the_ids_of_all_its_features():
     found = sample_accesses(config, 1000, lambda all_: steps.extend(all_) or steps)
     assert steps == [0, 1]  # whole batches of one epoch
     assert found.samples == 128
-    batch = read_dataset(config)[0].train_batch(0, 128)
+    batch = read_dataset(config).dataset.train_batch(0, 128)
     items = np.concatenate([batch.ids["item"].ravel(), batch.ids["items"].ravel()])
     expected = Counter(items[items >= 0].tolist())
     histogram = found.tables["item"].histogram
@@ -60,7 +60,7 @@ def test_a_table_counts_the_ids_of_all_its_features():
     assert found.features["items"].mean_hotness == (batch.ids["items"] >= 0).sum() / 128
     assert found.features["items"].max_hotness == 3
     assert found.features["city"].ids_seen == len(np.unique(batch.ids["city"]))
-    assert found.problems(*read_dataset(config)[1:]) == []
+    assert found.problems(*read_dataset(config)[2:]) == []
     # The hottest rows of samples 0, 2, …, among 1, 3, …
     one, other = (
         Counter(np.concatenate([batch.ids[n][i::2].ravel() for n in ("item", "items")]))

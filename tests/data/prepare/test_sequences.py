@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from embark_jax._base.files import write_arrow
 from embark_jax.config.reading import load
 from embark_jax.data import PreparedData
-from embark_jax.data.prepare import chunks, grouping, taobao
-from embark_jax.data.prepare.grouping import with_histories
-from embark_jax.data.prepare.history import History
-from embark_jax.data.prepare.parsing import SamplePart
+from embark_jax.data.pipeline import Workers
+from embark_jax.data.prepare import chunks, taobao, user_groups
+from embark_jax.data.prepare.parsing import SampleChunk
 from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.prepare.sequences import History
+from embark_jax.data.prepare.user_groups import with_histories
 from embark_jax.run import experiment
 from tests import runs
 from tests.data.prepare.raw_files import samples, write_rows
@@ -73,16 +74,16 @@ def test_events_are_the_last_of_the_same_user_at_earlier_times(rows):
 
 
 @given(SAMPLES, st.integers(1, 9), st.integers(1, 9))
-def test_parts_do_not_matter(tmp_path_factory, rows, piece, size):
-    folder, whole, parts = tmp_path_factory.mktemp("parts"), table_of(rows), []
+def test_chunks_do_not_matter(tmp_path_factory, rows, piece, size):
+    folder, whole, chunks_ = tmp_path_factory.mktemp("chunks"), table_of(rows), []
     for number, first in enumerate(range(0, len(rows), piece)):
         path = folder / f"{number}.arrow"
         cut = HISTORY.by_hash(whole.slice(first, piece))
         write_arrow(path, cut)
-        parts.append(SamplePart(path, 0, len(cut)))
+        chunks_.append(SampleChunk(path=path, file=0, rows=len(cut)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "PART_SAMPLES", size)
-        made = with_histories(HISTORY, parts, folder / "out", 2, lambda done, of: None)
+        patch.setattr(user_groups, "CHUNK_SAMPLES", size)
+        made = with_histories(HISTORY, chunks_, folder / "out", Workers(2))
         found = [each.read().to_pylist() for each in made]
     check([each for part in found for each in part], rows)
     # All of a user are together.
@@ -124,9 +125,9 @@ def raw(tmp_path):
 
 def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(grouping, "PART_SAMPLES", 80)
+    monkeypatch.setattr(user_groups, "CHUNK_SAMPLES", 80)
     out = tmp_path / "out"
-    prepare(taobao.taobao(raw), out, Options(split="time"), {}, workers=2)
+    prepare(taobao.taobao(raw), out, Options(split="time"), {}, Workers(2))
     data = PreparedData(out)
     assert [f.hotness for f in data.features if f.pooling == "none"] == [20, 20]
 
@@ -162,10 +163,16 @@ def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
 
 
 def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(grouping, "PART_SAMPLES", 80)
+    monkeypatch.setattr(user_groups, "CHUNK_SAMPLES", 80)
 
     def run(out, progress):
-        prepare(taobao.taobao(raw), out, Options(split="time"), {}, progress=progress)
+        prepare(
+            taobao.taobao(raw),
+            out,
+            Options(split="time"),
+            {},
+            Workers(progress=progress),
+        )
 
     class StoppedError(Exception):
         pass

@@ -3,10 +3,8 @@ data."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,22 +13,20 @@ import numpy as np
 from embark_jax._base.files import write_json
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
-from embark_jax.data.manifest import Manifest, Part, PreparedFeature
-from embark_jax.data.pipeline import in_order
+from embark_jax.data.manifest import Manifest, PreparedFeature, RecordFile
+from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare.claim import claim
 from embark_jax.data.synthetic import SyntheticClicks
 
 _Split = Literal["train", "test"]
-PART_BYTES = 64 * 2**20
+FILE_BYTES = 64 * 2**20
 
 
 def write(
     data: SyntheticClicks,
     out: Path,
     made_from: Mapping[str, Any],
-    *,
-    workers: int | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    workers: Workers | None = None,
 ) -> Manifest:
     """Writes all samples of a synthetic data set, or resumes.
 
@@ -38,8 +34,7 @@ def write(
       data: the data set, without weights, which the files do not hold.
       out: a new folder, or one from an earlier command with the same ``made_from``.
       made_from: what determines the samples; it is kept in the manifest.
-      workers: number of parts processed at once; None takes one per core.
-      progress: called with the number of finished parts.
+      workers: threads; progress is a number of files. None takes one per core.
 
     Raises:
       DataError: if ``out`` holds something else.
@@ -49,7 +44,8 @@ def write(
         if feature.weighted:
             raise ValueError(f"feature {feature.name!r} is weighted, must not be")
     work = out / ".work"
-    if finished := claim(out, work, made_from):
+    made_from, finished = claim(out, work, made_from)
+    if finished:
         return finished
     manifest = Manifest.of(
         made_from=made_from,
@@ -64,35 +60,32 @@ def write(
         "train": data.train_samples,
         "test": data.test_samples,
     }
-    rows = max(1, PART_BYTES // manifests.BLOCK_BYTES) * manifest.block_rows
+    rows = max(1, FILE_BYTES // manifests.BLOCK_BYTES) * manifest.block_rows
     jobs: list[tuple[_Split, int, int]] = [
         (split, number, min(rows, size - start))
         for split, size in sizes.items()
         for number, start in enumerate(range(0, size, rows))
     ]
 
-    def make(job: tuple[_Split, int, int]) -> Part:
+    def make(job: tuple[_Split, int, int]) -> RecordFile:
         split, number, count = job
         file = f"{split}/{number:06}.npy"
         done = work / f"{split}-{number:06}.json"
         if done.exists():
-            return Part(**json.loads(done.read_text()))
+            return RecordFile.model_validate_json(done.read_bytes())
         batch = data.batch(split, number * rows, count)
-        part = manifests.write_part(out, file, _records(batch, manifest), manifest)
-        write_json(done, part.model_dump())
-        return part
+        written = manifests.write_records(
+            out, file, _records(batch, manifest), manifest
+        )
+        write_json(done, written.model_dump())
+        return written
 
-    workers = workers or os.cpu_count() or 1
-    parts = {"train": [], "validation": [], "test": []}
-    made = in_order(make, jobs, workers=workers, depth=workers)
-    for number, (part, (split, _, _)) in enumerate(zip(made, jobs, strict=True), 1):
-        parts[split].append(part)
-        progress("write", number, len(jobs))
+    files: dict[str, tuple[RecordFile, ...]] = dict.fromkeys(manifests.SPLITS, ())
+    made = (workers or Workers()).map("write", make, jobs)
+    for file, (split, _, _) in zip(made, jobs, strict=True):
+        files[split] += (file,)
     manifest = manifest.model_copy(
-        update={
-            "parts": {split: tuple(found) for split, found in parts.items()},
-            "bayes_auc": data.bayes_auc(),
-        }
+        update={"files": files, "bayes_auc": data.bayes_auc()}
     )
     manifest.save(out)
     shutil.rmtree(work)

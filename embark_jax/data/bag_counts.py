@@ -38,7 +38,7 @@ class BagCounter:
             self.counts()
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """``([rows seen] unique ids, [rows seen] how often each was seen)``."""
+        """Returns ``([rows seen] unique ids, [rows seen] how often each was seen)``."""
         merged = merge(zip(self._ids, self._counts, strict=True))
         self._ids, self._counts = [merged[0]], [merged[1]]
         return merged
@@ -60,9 +60,9 @@ def count_halves(
 
 
 def merge(
-    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+    counted: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merges pairs of unique ids and their counts into one; pairs may share ids."""
-    ids, counts = map(np.concatenate, zip(*parts, strict=True))
-    ids, place = np.unique(ids, return_inverse=True)
-    return ids, np.bincount(place, counts, len(ids)).astype(np.int64)
+    ids, counts = map(np.concatenate, zip(*counted, strict=True))
+    ids, group = np.unique(ids, return_inverse=True)
+    return ids, np.bincount(group, counts, len(ids)).astype(np.int64)

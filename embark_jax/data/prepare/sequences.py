@@ -29,7 +29,7 @@ class History:
     length: int
 
     def hashes(self, samples: pa.Table) -> np.ndarray:
-        """The uint64 hash of the user of each sample."""
+        """Returns the uint64 hash of the user of each sample."""
         users = samples[self.user].to_numpy().astype(np.int64).view(np.uint64)
         return splitmix64(users * GOLDEN_GAMMA)
 
@@ -45,22 +45,23 @@ class History:
         """
         user, time = samples[self.user].to_numpy(), samples[self.time].to_numpy()
         order = np.lexsort([time, user])
-        samples, user, time = samples.take(order), user[order], time[order]
+        samples = samples.take(order)
+        user, time = user[order], time[order]
         new_user = np.diff(user, prepend=user[:1] - 1) != 0
         new_time = new_user | (np.diff(time, prepend=time[:1]) != 0)
         # Events end before the first sample of this time, and begin with the user's.
         ends = _latest(new_time)
         starts = np.maximum(_latest(new_user), ends - self.length)
         offsets = np.append(0, np.cumsum(ends - starts))
-        places = np.repeat(starts - offsets[:-1], ends - starts)
-        places += np.arange(len(places))
+        rows = np.repeat(starts - offsets[:-1], ends - starts)
+        rows += np.arange(len(rows))
         for name, column in self.sequences.items():
-            events = samples[column].combine_chunks().take(pa.array(places))
+            events = samples[column].combine_chunks().take(pa.array(rows))
             lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), events)
             samples = samples.append_column(name, lists)
         return samples
 
 
-def _latest(marks: np.ndarray) -> np.ndarray:
-    """For each position, the last marked one up to it; the first one is marked."""
-    return np.maximum.accumulate(np.where(marks, np.arange(len(marks)), 0))
+def _latest(is_start: np.ndarray) -> np.ndarray:
+    """Returns for each position the last start up to it; the first one is a start."""
+    return np.maximum.accumulate(np.where(is_start, np.arange(len(is_start)), 0))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +27,12 @@ from embark_jax.data.prepare.recipe import (
     Recipe,
     given_split,
     label_column,
-    last_part,
+    last_share,
 )
 from embark_jax.data.prepare.values import MISSING, ValueRule
 from embark_jax.plans.tables import FeatureSpec
 
-HELD_OUT_PARTS = 10
+HELD_OUT_SHARES = 10
 """A split by time holds out one of this many parts; files are in the order of names."""
 TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
 PARQUET_FILES = ("*.parquet",)
@@ -39,19 +41,85 @@ _SPLIT_NAMES = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
 
+class OwnFiles(NamedTuple):
+    """A user's own files.
+
+    Attributes:
+      paths: the files, in the order of their names.
+      names: names of the columns, which all files have.
+      separator: separator of the columns; None if the files are Parquet.
+    """
+
+    paths: list[Path]
+    names: list[str]
+    separator: str | None
+
+    @classmethod
+    def find(cls, raw: Path, columns: Columns, patterns: Sequence[str]) -> OwnFiles:
+        """Finds the files, and reads the columns of the first.
+
+        Raises:
+          DataError: if there are no files, or the first names no columns.
+        """
+        if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
+            paths = [raw]
+        else:
+            paths = sorted(path for pattern in patterns for path in raw.glob(pattern))
+        if not paths:
+            verb = "has" if raw.is_dir() else "is"
+            problem = f"{verb} no {' or '.join(patterns)}"
+            raise DataError(
+                f"{raw}: {problem if raw.exists() else 'no such file'}; --raw is such "
+                "a file, or a folder of such files"
+            )
+        if patterns is PARQUET_FILES:
+            return cls(paths, _parquet_names(paths[0]), None)
+        by_suffix = "\t" if ".tsv" in paths[0].name else ","
+        separator = columns.separator or by_suffix
+        return cls(paths, _header(paths[0], separator), separator)
+
+    @classmethod
+    def of_rows(cls, path: Path, columns: Columns, wanted: Sequence[str]) -> OwnFiles:
+        """Finds files with rows to score, which must have the wanted columns.
+
+        Raises:
+          DataError: if there are no files, or a column is missing.
+        """
+        has_parquet = path.is_dir() and any(path.glob(PARQUET_FILES[0]))
+        is_parquet = path.suffix == ".parquet" or has_parquet
+        files = cls.find(path, columns, PARQUET_FILES if is_parquet else TEXT_FILES)
+        check_there(wanted, files.names, str(files.paths[0]))
+        return files
+
+    def readers(
+        self,
+        used: Sequence[str],
+        column: Callable[[str], Column],
+        missing: tuple[str, ...],
+    ) -> list[RawFile]:
+        """Returns what reads the files.
+
+        Args:
+          used: columns of Parquet that are read; of text all are.
+          column: type of a column of text.
+          missing: texts that stand for a missing value.
+        """
+        if self.separator is None:
+            return [ParquetFile(path, tuple(used)) for path in self.paths]
+        layout = with_header(
+            list(map(column, self.names)), self.separator, quotes=True, missing=missing
+        )
+        return [DelimitedFile(path, layout) for path in self.paths]
+
+
 def csv(raw: Path, columns: Columns) -> Recipe:
     """Reads a .csv or .tsv file, plain or gzip, or all of a folder, with one header."""
-    paths = _paths(raw, *TEXT_FILES)
-    names = _header(paths[0], _separator(paths[0], columns))
-    columns = columns.completed(names, str(paths[0]))
-    return _recipe(_text_files(paths, columns, names), columns)
+    return _recipe(OwnFiles.find(raw, columns, TEXT_FILES), columns)
 
 
 def parquet(raw: Path, columns: Columns) -> Recipe:
     """Reads a .parquet file, or all of a folder, with the same columns."""
-    paths = _paths(raw, *PARQUET_FILES)
-    columns = columns.completed(_parquet_names(paths[0]), str(paths[0]))
-    return _recipe([ParquetFile(path, columns.named) for path in paths], columns)
+    return _recipe(OwnFiles.find(raw, columns, PARQUET_FILES), columns)
 
 
 def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
@@ -61,12 +129,10 @@ def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
     Raises:
       DataError: if there are no files, or a column is missing.
     """
-    paths, names = _paths_and_names(path, columns)
-    check_there(columns.inputs, names, str(paths[0]))
-    if not _is_parquet(paths):
-        return _text_files(paths, columns, names, label_required=False)
-    used = {*columns.inputs, *columns.targets, columns.weight} & set(names)
-    return [ParquetFile(each, tuple(sorted(used))) for each in paths]
+    files = OwnFiles.of_rows(path, columns, columns.inputs)
+    used = {*columns.inputs, *columns.targets, columns.weight} & set(files.names)
+    column = functools.partial(_column, columns, label_required=False)
+    return files.readers(sorted(used), column, MISSING)
 
 
 def as_they_are(path: Path, columns: Columns, wanted: Sequence[str]) -> pa.Table:
@@ -75,100 +141,63 @@ def as_they_are(path: Path, columns: Columns, wanted: Sequence[str]) -> pa.Table
     Raises:
       DataError: if there are no files, or a column is missing.
     """
-    paths, names = _paths_and_names(path, columns)
-    check_there(wanted, names, str(paths[0]))
-    if _is_parquet(paths):
-        files: list[RawFile] = [ParquetFile(each, tuple(wanted)) for each in paths]
-    else:
-        separator = _separator(paths[0], columns)
-        layout = with_header(
-            [Column(name) for name in names], separator, quotes=True, missing=()
-        )
-        files = [DelimitedFile(each, layout) for each in paths]
-    pieces = [
-        piece.read("error")[0].select(list(wanted))
-        for file in files
-        for piece in file.pieces(Position())
+    files = OwnFiles.of_rows(path, columns, wanted)
+    tables = [
+        chunk.read("error").table.select(list(wanted))
+        for file in files.readers(wanted, Column, missing=())
+        for chunk in file.chunks(Position())
     ]
-    if not pieces:
+    if not tables:
         return pa.table({name: [] for name in wanted})
     try:
-        return pa.concat_tables(pieces, promote_options="permissive")
+        return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"{path}: columns differ between files: {error}") from None
 
 
-def _paths_and_names(path: Path, columns: Columns) -> tuple[list[Path], list[str]]:
-    """The files of rows to score, and their columns."""
-    patterns = PARQUET_FILES if path.suffix == ".parquet" else TEXT_FILES
-    if path.is_dir() and any(path.glob(PARQUET_FILES[0])):
-        patterns = PARQUET_FILES
-    paths = _paths(path, *patterns)
-    if patterns is TEXT_FILES:
-        return paths, _header(paths[0], _separator(paths[0], columns))
-    return paths, _parquet_names(paths[0])
+def _column(columns: Columns, name: str, label_required: bool = True) -> Column:
+    """Returns the type of a column of text."""
+    if name in columns.targets:
+        bounds = None if columns.positive_from is not None else (0, 1)
+        return Column(name, "number", required=label_required, bounds=bounds)
+    if name == columns.weight:
+        return Column(name, "number", required=label_required)
+    return Column(name, "number" if name in columns.dense else "text")
 
 
-def _is_parquet(paths: Sequence[Path]) -> bool:
-    return paths[0].suffix == ".parquet"
-
-
-def _text_files(
-    paths: Sequence[Path],
-    columns: Columns,
-    names: Sequence[str],
-    label_required: bool = True,
-) -> list[RawFile]:
-    bounds = None if columns.positive_from is not None else (0, 1)
-
-    def column(name: str) -> Column:
-        if name in columns.targets:
-            return Column(name, "number", required=label_required, bounds=bounds)
-        if name == columns.weight:
-            return Column(name, "number", required=label_required)
-        return Column(name, "number" if name in columns.dense else "text")
-
-    separator = _separator(paths[0], columns)
-    layout = with_header(
-        list(map(column, names)), separator, quotes=True, missing=MISSING
-    )
-    return [DelimitedFile(path, layout) for path in paths]
-
-
-def _recipe(raw: Sequence[RawFile], columns: Columns) -> Recipe:
-    paths = [file.path for file in raw]
+def _recipe(files: OwnFiles, columns: Columns) -> Recipe:
+    paths = files.paths
+    columns = columns.completed(files.names, str(paths[0]))
 
     def samples(table: pa.Table, file: int) -> pa.Table:
-        found = inputs(table, columns, paths[file])
-        label = labels(table, columns, paths[file])
+        path = paths[file]
+        made = inputs(table, columns, path)
         if columns.weight:
-            weight = weights(table, columns.weight, paths[file])
-            found = found.append_column(WEIGHT, pa.array(weight))
+            weight = pa.array(weights(table, columns.weight, path))
+            made = made.append_column(WEIGHT, weight)
         if columns.time:
-            found = found.append_column(TIME, _times(table, columns.time, paths[file]))
+            made = made.append_column(TIME, _times(table, columns.time, path))
         if columns.split:
-            split = _splits(table, columns.split, paths[file])
-            found = found.append_column(SPLIT, split)
+            made = made.append_column(SPLIT, _splits(table, columns.split, path))
         elif of_files is not None:
             split = pa.array(np.full(len(table), of_files[file], np.uint8))
-            found = found.append_column(SPLIT, split)
-        return found.append_column(LABEL, label_column(label))
+            made = made.append_column(SPLIT, split)
+        return made.append_column(LABEL, label_column(labels(table, columns, path)))
 
     of_files = None if columns.time or columns.split else _splits_of_files(paths)
-    bucketed = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
-    if columns.split or of_files is not None:
-        time_split = given_split
-    else:
-        time_split = None if columns.time else last_part(HELD_OUT_PARTS)
+    ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
+    is_given = columns.split or of_files is not None
+    in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     return Recipe(
-        raw=raw,
-        dense=tuple(name for name in columns.dense if name not in bucketed),
+        raw=files.readers(columns.named, functools.partial(_column, columns), MISSING),
+        dense=tuple(name for name in columns.dense if name not in ranges),
         features=(
             *(_feature(name, column) for name, column in columns.features.items()),
-            *map(FeatureSpec, bucketed),
+            *map(FeatureSpec, ranges),
         ),
         samples=samples,
-        time_split=time_split,
+        time_split=given_split if is_given else in_order,
+        usual_split="time" if is_given or columns.time else "random",
         numbers=columns.dense,
         columns=columns,
     )
@@ -181,7 +210,7 @@ def inputs(
     rule: ValueRule = RULE,
     text_features: Collection[str] | None = None,
 ) -> pa.Table:
-    """Numbers and values of features, from the columns of a file.
+    """Returns numbers and values of features, from the columns of a file.
 
     Args:
       table: the columns.
@@ -207,42 +236,42 @@ def inputs(
 
 
 def labels(table: pa.Table, columns: Columns, path: Path) -> np.ndarray:
-    """float32 ``[samples]``, or ``[samples, tasks]`` if there are several, each from 0
-    to 1.
+    """Returns float32 ``[samples]``, or ``[samples, tasks]`` if there are several, each
+    from 0 to 1.
 
     Raises:
       DataError: if a label is missing or out of range.
     """
-    found = [_label(table, name, columns, path) for name in columns.targets]
-    return np.stack(found, axis=1) if columns.labels else found[0]
+    arrays = [_label(table, name, columns, path) for name in columns.targets]
+    return np.stack(arrays, axis=1) if columns.labels else arrays[0]
 
 
 def weights(table: pa.Table, name: str, path: Path) -> np.ndarray:
-    """float32 ``[samples]``, 0 or more.
+    """Returns float32 ``[samples]``, 0 or more.
 
     Raises:
       DataError: if a weight is missing or negative.
     """
-    found = _numbers(table, name, path)
-    if found.null_count:
+    numbers = _numbers(table, name, path)
+    if numbers.null_count:
         raise DataError(f"{path}: column {name}: has missing weights")
-    weight = found.to_numpy()
+    weight = numbers.to_numpy()
     if len(bad := weight[weight < 0]):
         raise DataError(f"{path}: column {name}: is {bad[0]:g}, must be 0 or more")
     return weight
 
 
 def _label(table: pa.Table, name: str, columns: Columns, path: Path) -> np.ndarray:
-    found = _numbers(table, name, path)
-    if found.null_count:
+    numbers = _numbers(table, name, path)
+    if numbers.null_count:
         raise DataError(f"{path}: column {name}: has missing labels")
-    label = found.to_numpy()
+    label = numbers.to_numpy()
     if columns.positive_from is not None:
         return (label >= columns.positive_from).astype(np.float32)
     if len(bad := label[(label < 0) | (label > 1)]):
         raise DataError(
             f"{path}: column {name}: value is {bad[0]:g}, must be from 0 to 1; for "
-            "ratings, give the lowest positive one: --positive-from"
+            "ratings, give the lowest positive one: positive_from=4"
         )
     return label
 
@@ -256,7 +285,7 @@ def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
 def _numbers(
     table: pa.Table, name: str, path: Path, rule: ValueRule = RULE
 ) -> pa.Array:
-    """A column as float32, with nulls for missing numbers."""
+    """Returns a column as float32, with nulls for missing numbers."""
     try:
         column = rule.numbers(table[name])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -272,7 +301,7 @@ def _numbers(
 
 
 def _times(table: pa.Table, name: str, path: Path) -> pa.Array:
-    """The times as int64, float64, or timestamps: none loses a digit."""
+    """Returns the times as int64, float64, or timestamps: none loses a digit."""
     times = table[name].combine_chunks()
     if times.null_count:
         raise DataError(f"{path}: column {name}: has missing times")
@@ -298,9 +327,9 @@ def _splits(table: pa.Table, name: str, path: Path) -> pa.Array:
     numbers = []
     for value in values.dictionary.to_pylist():
         if (number := _split_named(value)) is None:
-            known = ", ".join(SPLITS)
             raise DataError(
-                f"{path}: column {name}: value is {value!r}, must be {known}"
+                f"{path}: column {name}: value is {value!r}, must be "
+                f"{', '.join(SPLITS)}"
             )
         numbers.append(number)
     if values.null_count:
@@ -309,39 +338,15 @@ def _splits(table: pa.Table, name: str, path: Path) -> pa.Array:
 
 
 def _splits_of_files(paths: Sequence[Path]) -> list[int] | None:
-    """The split of each file, if all names give one, and some give training."""
-    found = [_split_named(path.name) for path in paths]
-    said = [number for number in found if number is not None]
-    return said if len(said) == len(paths) and {0, 2} <= set(said) else None
+    """Returns the split of each file, if all names give one, and some give training."""
+    splits = [_split_named(path.name) for path in paths]
+    numbers = [number for number in splits if number is not None]
+    return numbers if len(numbers) == len(paths) and {0, 2} <= set(numbers) else None
 
 
 def _split_named(text: str) -> int | None:
-    return next(
-        (
-            number
-            for start, number in _SPLIT_NAMES.items()
-            if text.lower().startswith(start)
-        ),
-        None,
-    )
-
-
-def _paths(raw: Path, *patterns: str) -> list[Path]:
-    if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
-        return [raw]
-    paths = sorted(path for pattern in patterns for path in raw.glob(pattern))
-    if not paths:
-        found = f"has no {' or '.join(patterns)}" if raw.is_dir() else "no such file"
-        if raw.is_file():
-            found = f"is no {' or '.join(patterns)}"
-        raise DataError(
-            f"{raw}: {found}; --raw is such a file, or a folder of such files"
-        )
-    return paths
-
-
-def _separator(path: Path, columns: Columns) -> str:
-    return columns.separator or ("\t" if ".tsv" in path.name else ",")
+    numbers = (n for start, n in _SPLIT_NAMES.items() if text.lower().startswith(start))
+    return next(numbers, None)
 
 
 def _parquet_names(path: Path) -> list[str]:

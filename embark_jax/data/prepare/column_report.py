@@ -100,15 +100,16 @@ class Report(Config):
 
 
 def values_seen(counted: pa.Table) -> ValuesSeen:
-    """Statistics from ``key`` and ``count`` of all values, the most frequent first."""
+    """Returns statistics from ``key`` and ``count`` of all values, the most frequent
+    first."""
     counts = counted["count"].to_numpy()
     top = math.ceil(len(counts) / 100)
     separator, decimal = None, False
     keys = counted["key"].combine_chunks()
     if pa.types.is_string(keys.type) and len(keys) >= _FEW_VALUES:
-        for each in SEPARATORS:
-            if _share_matching(keys, re.escape(each)) >= _NEARLY_ALL:
-                separator = separator or each
+        for candidate in SEPARATORS:
+            if _share_matching(keys, re.escape(candidate)) >= _NEARLY_ALL:
+                separator = separator or candidate
         decimal = _share_matching(keys, r"^[+-]?\d*\.\d+$") >= _NEARLY_ALL
     return ValuesSeen(
         values=len(counts),
@@ -120,7 +121,8 @@ def values_seen(counted: pa.Table) -> ValuesSeen:
 
 
 def bags_seen(values: pa.Array, longest: int | None) -> tuple[np.ndarray, int]:
-    """Number of ids in each bag, and how many exceed the longest allowed bag."""
+    """Returns the number of ids in each bag, and how many exceed the longest allowed
+    bag."""
     if pa.types.is_list(values.type):
         lengths = values.value_lengths().fill_null(0).to_numpy()
     else:
@@ -158,12 +160,13 @@ def _of_feature(
     if seen.separator:
         yield (
             f"nearly all of its {seen.values:,} values contain {seen.separator!r}: if "
-            f"they are lists, use --list '{name}={seen.separator}'"
+            f"they are lists, say so in --columns: features: {{{name}: {{separator: "
+            f"{seen.separator!r}}}}}"
         )
     elif seen.decimal and seen.values > _MANY_VALUES:
         yield (
-            f"its {seen.values:,} values are numbers: use --dense {name}, or --dense "
-            f"{name}=quantiles to split them into ranges"
+            f"its {seen.values:,} values are numbers: give dense.{name}=standardize, "
+            f"or dense.{name}=quantiles to split them into ranges"
         )
     elif seen.values == 1:
         yield "has one value, which tells nothing: leave it out"
@@ -177,17 +180,16 @@ def _of_feature(
 
 
 def _of_numbers(name: str, seen: NumberSeen) -> Iterator[str]:
-    if seen.missing >= _HALF * max(seen.samples, 1):
-        share = seen.missing / max(seen.samples, 1)
-        yield f"{share:.1%} of the training samples have no number"
-    elif seen.least == seen.most:
-        yield f"is always {seen.least:g}, which tells nothing: leave it out"
+    if seen.missing_share >= _HALF:
+        yield f"{seen.missing_share:.1%} of the training samples have no number"
+    elif seen.minimum == seen.maximum:
+        yield f"is always {seen.minimum:g}, which tells nothing: leave it out"
     elif (
         seen.transform == "none"
-        and seen.least >= 0
-        and seen.most - seen.median > _FAR * seen.deviation
+        and seen.minimum >= 0
+        and seen.maximum - seen.median > _FAR * seen.deviation
     ):
         yield (
-            f"has median {seen.median:g} and maximum {seen.most:g}: use --dense "
-            f"{name}=log, or {name}=quantiles"
+            f"has median {seen.median:g} and maximum {seen.maximum:g}: give "
+            f"dense.{name}=log, or dense.{name}=quantiles"
         )

@@ -8,7 +8,7 @@ import pytest
 from embark_jax.config import reading
 from embark_jax.data import PreparedData, SyntheticClicks
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import synthetic
+from embark_jax.data.prepare import synthetic_files
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run import experiment
 from tests.runs import embark
@@ -23,11 +23,11 @@ FEATURES = [
 
 def test_the_files_hold_what_the_generator_makes(tmp_path, monkeypatch):
     monkeypatch.setattr(manifests, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr(synthetic, "PART_BYTES", 4 * 4096)
+    monkeypatch.setattr(synthetic_files, "FILE_BYTES", 4 * 4096)
     data = SyntheticClicks(TABLES, FEATURES, train_samples=1500, test_samples=700)
-    synthetic.write(data, tmp_path, {"seed": 0})
+    synthetic_files.write(data, tmp_path, {"seed": 0})
     read = PreparedData(tmp_path)
-    assert len(read.manifest.parts["train"]) > 3
+    assert len(read.manifest.files["train"]) > 3
     assert read.features == data.features
     assert read.bayes_auc() == data.bayes_auc()
     for stored, expected in (
@@ -46,7 +46,7 @@ def test_weights_are_refused(tmp_path):
     weighted = [FeatureSpec("small", weighted=True)]
     data = SyntheticClicks(TABLES[1:], weighted, train_samples=10, test_samples=10)
     with pytest.raises(ValueError, match="feature 'small' is weighted, must not be"):
-        synthetic.write(data, tmp_path, {})
+        synthetic_files.write(data, tmp_path, {})
 
 
 def test_the_command(tmp_path):

@@ -1,0 +1,96 @@
+"""The section ``data`` of a config, and the registries of what it may name: sources of
+samples, and recipes that prepare data sets.
+
+An entry is a dotted path, resolved when it is used: configs are read without the code
+that reads data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from embark_jax._base.config import Config
+from embark_jax._base.storage import LocalPath
+from embark_jax.config.own import OwnConfig, one_of
+
+
+class SyntheticConfig(Config):
+    """Synthetic data: power-law clicks with labels from a teacher; tables and features
+    come from ``embedding``."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    dense_features: NonNegativeInt = 13
+    """Columns of numbers in each sample; may be 0."""
+    zipf_exponent: NonNegativeFloat = 1.05
+    """Exponent of the power law of ids; 0 draws all rows equally often."""
+    train_samples: PositiveInt = 1_000_000
+    """Samples of an epoch."""
+    test_samples: PositiveInt = 100_000
+    """Samples of the test set."""
+    seed: NonNegativeInt = 0
+    """Seed of samples and teacher, separate from the run's seed, so that runs of a
+    sweep over `seed` differ only in the initial parameters."""
+
+
+class MovieLens100KConfig(Config):
+    """MovieLens-100k; ``embark data movielens-100k`` fetches it into ``path``."""
+
+    kind: Literal["movielens_100k"] = "movielens_100k"
+    path: LocalPath | None = None
+    """Folder of the three ml-100k files; None is the cache that ``embark data``
+    fills."""
+    earlier_items: NonNegativeInt = 0
+    """Length of the sequence of films that the user rated before; 0 leaves it out."""
+    labels: Mapping[str, Annotated[int, Field(ge=1, le=5)]] = {}
+    """Several labels, each with the stars from which on it is 1; empty means one label,
+    from 4 stars on."""
+
+
+class PreparedConfig(Config):
+    """A folder that ``embark data prepare`` or ``embark data synth`` made."""
+
+    kind: Literal["prepared"] = "prepared"
+    path: LocalPath
+    """The folder, with its manifest."""
+    dense_features: NonNegativeInt | None = None
+    """Columns of numbers in each sample, which data that are there say themselves:
+    `embark plan` needs it where they are not."""
+
+
+class OwnDataConfig(OwnConfig):
+    """Your own data. The object that ``kind`` names is called as ``Name(**options,
+    seed=seed)`` and returns a ``data.Dataset``."""
+
+
+SOURCES: dict[type[Config], str] = {
+    SyntheticConfig: "embark_jax.data.synthetic:SyntheticSource",
+    MovieLens100KConfig: "embark_jax.data.movielens:MovieLensSource",
+    PreparedConfig: "embark_jax.data.prepared:PreparedSource",
+    OwnDataConfig: "embark_jax.data.own_dataset:OwnSource",
+}
+"""The registry of sources: the section of each, and the ``data.Source`` that opens
+it."""
+RECIPES = {
+    "criteo-kaggle": "embark_jax.data.prepare.criteo:kaggle",
+    "criteo-1tb": "embark_jax.data.prepare.criteo:terabyte",
+    "criteo-1tb-multi-hot": "embark_jax.data.prepare.criteo:terabyte_multi_hot",
+    "avazu": "embark_jax.data.prepare.avazu:avazu",
+    "taobao": "embark_jax.data.prepare.taobao:taobao",
+    "movielens-100k": "embark_jax.data.prepare.movielens_files:recipe_100k",
+    "movielens-1m": "embark_jax.data.prepare.movielens_files:recipe_1m",
+}
+"""The registry of data sets that ``embark data prepare`` reads: a function that makes a
+recipe of the folder that users download."""
+OWN_FILES = {
+    "csv": "embark_jax.data.prepare.own_files:csv",
+    "parquet": "embark_jax.data.prepare.own_files:parquet",
+}
+"""The same for a user's own files, whose columns the user describes."""
+
+if TYPE_CHECKING:
+    DataConfig = SyntheticConfig | MovieLens100KConfig | PreparedConfig | OwnDataConfig
+else:
+    DataConfig = one_of(SOURCES)

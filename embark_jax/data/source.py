@@ -1,0 +1,80 @@
+"""What the ``data`` section of a config opens: a dataset, and what is known of it.
+
+A source is a class in a file of its own, and a line of ``config.SOURCES``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from embark_jax.config import EmbeddingConfig
+from embark_jax.data.batch import Dataset
+from embark_jax.plans.tables import FeatureSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a run must know of its data but the samples.
+
+    Attributes:
+      table_rows: number of rows of each table.
+      features: the features.
+      dense_features: columns of numbers in each sample.
+      labels: names of the labels, () for a single one; None if they are not known.
+      dense_names: names of the dense columns, if they have any.
+      zipf_exponent: Zipf exponent of the ids; 0 if it is not known.
+      seed: seed of the samples themselves, if they are drawn.
+      order: values that determine, with the run's seed, which samples a step has; JSON.
+      missing_dense: for each dense column, how many values are missing, and 0 instead.
+      save_encoding: writes into a run's folder what makes samples of raw rows; None if
+        the data were not a user's own files.
+    """
+
+    table_rows: Mapping[str, int]
+    features: Sequence[FeatureSpec]
+    dense_features: int
+    labels: tuple[str, ...] | None = ()
+    dense_names: tuple[str, ...] = ()
+    zipf_exponent: float = 0.0
+    seed: int | None = None
+    order: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    missing_dense: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    save_encoding: Callable[[Path], None] | None = None
+
+    @classmethod
+    def of(cls, dataset: Dataset, **facts: Any) -> Description:
+        """Describes a dataset that is there; ``facts`` are what it does not say."""
+        return cls(
+            dataset.table_rows, dataset.features, dataset.dense_features, **facts
+        )
+
+
+class Source(Protocol):
+    """Data that a config names.
+
+    Args:
+      section: the section ``data``, of the source's own class.
+      embedding: the section ``embedding``, which may declare tables and features.
+    """
+
+    def __init__(self, section: Any, embedding: EmbeddingConfig): ...
+
+    def open(self, seed: int) -> tuple[Dataset, Description]:
+        """Opens the dataset; ``seed`` determines the order of its training samples.
+
+        Raises:
+          ConfigError: if the config does not fit the data.
+          DataError: if the data are missing or damaged.
+        """
+        ...
+
+    def absent(self) -> Description | None:
+        """Describes data that are not on this machine, for a plan; None if they are.
+
+        Raises:
+          ConfigError: if the config does not say enough of them.
+        """
+        ...
