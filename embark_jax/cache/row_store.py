@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,76 +27,81 @@ alone; to write a part of a page is to read it first."""
 ROWS_AT_ONCE = 256
 """Rows that a thread reads or writes at a time."""
 ROWS_PER_COPY = 8192
+FLOAT32_BYTES = 4
 
 
 class StoreError(UserError):
     """There is no room for the rows of a cached table."""
 
 
-class RowStore:
-    """Rows of float32 values.
-
-    Args:
-      rows: number of rows; none is written yet.
-      values: number of values of a row.
-      tier: "host" or "disk".
-      folder: folder of the file; None takes the system's folder for temporary files.
+class RowStore(Protocol):
+    """Rows of float32 values; one that was never written has no values.
 
     Attributes:
-      data: ``[rows, values]``, read and written like any array.
-      written: ``[rows]`` bool, whether a row was written; other rows have no defined
-        values.
-
-    Raises:
-      StoreError: if memory or disk have no room.
+      rows: number of rows.
     """
 
-    def __init__(self, rows: int, values: int, tier: Tier, folder: Path | None = None):
-        size = 4 * rows * values
-        self._pool = None
-        self.written = np.zeros(rows, bool)
-        try:
-            if tier == "host":  # pages take memory when they are first written
-                self.data = np.zeros((rows, values), np.float32)
-                return
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder, prefix="rows-") as file:
-                # Otherwise a full disk kills the process when a page is written back.
-                os.posix_fallocate(file.fileno(), 0, size)
-                mapped = mmap.mmap(file.fileno(), size)
-            mapped.madvise(
-                mmap.MADV_RANDOM
-            )  # otherwise a read brings many neighbours along
-            self.data = np.frombuffer(mapped, np.float32).reshape(rows, values)
-        except (OSError, MemoryError) as error:
-            where = f"in {folder or tempfile.gettempdir()}" if tier == "disk" else ""
-            raise StoreError(
-                f"no room for {size / 1e9:,.1f} GB of rows of tier {tier} {where} "
-                f"({getattr(error, 'strerror', None) or error})"
-            ) from None
-        self._pool = ThreadPoolExecutor(THREADS, "row-store")
+    rows: int
+
+    def holds(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns ``[n]`` bool: whether the rows with these numbers were written."""
+        ...
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """Returns ``[n, values]``, the rows with these numbers."""
-        rows = np.empty((len(numbers), self.data.shape[1]), np.float32)
+        ...
+
+    def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Overwrites rows with ``[n, values]``; each number must occur once."""
+        ...
+
+    def forget(self, numbers: np.ndarray) -> None:
+        """Rows of these numbers are as if they had never been written."""
+        ...
+
+    def columns(self, columns: slice) -> np.ndarray:
+        """Returns these values of all rows, ``[rows, columns]``, in place: a checkpoint
+        reads them, or writes them and says so to ``hold``."""
+        ...
+
+    def hold(self, numbers: np.ndarray) -> None:
+        """Rows of these numbers were written by ``columns``, and no others."""
+        ...
+
+
+class ArrayStore:
+    """Rows of an array in memory, or in a file mapped to it; see ``RowStore``.
+
+    Args:
+      values: ``[rows, values]`` float32 array.
+      pool: threads that move rows; None moves them in the caller's.
+    """
+
+    def __init__(self, values: np.ndarray, pool: ThreadPoolExecutor | None = None):
+        self.rows = len(values)
+        self._values, self._pool = values, pool
+        self._held = np.zeros(self.rows, bool)
+
+    def holds(self, numbers):
+        return self._held[numbers]
+
+    def read(self, numbers):
+        rows = np.empty((len(numbers), self._values.shape[1]), np.float32)
 
         def take(rows_at_once: slice) -> None:
             np.take(
-                self.data, numbers[rows_at_once], 0, rows[rows_at_once], mode="clip"
+                self._values, numbers[rows_at_once], 0, rows[rows_at_once], mode="clip"
             )
 
         self._in_slices(take, len(numbers))
         return rows
 
-    def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Overwrites rows with ``[n, values]``; each number must occur once."""
-
+    def write(self, numbers, rows):
         def put(rows_at_once: slice) -> None:
-            self.data[numbers[rows_at_once]] = rows[rows_at_once]
+            self._values[numbers[rows_at_once]] = rows[rows_at_once]
 
         self._in_slices(put, len(numbers))
-        self.written[numbers] = True
+        self._held[numbers] = True
 
     def _in_slices(self, move: Callable[[slice], None], count: int) -> None:
         """Moves all rows at once in memory, and slice by slice in threads on disk."""
@@ -106,13 +112,83 @@ class RowStore:
         slices = [slice(begin, begin + ROWS_AT_ONCE) for begin in begins]
         list(self._pool.map(move, slices))
 
-    def forget(self, numbers: np.ndarray) -> None:
-        """Rows of these numbers are as if they had never been written."""
-        self.written[numbers] = False
+    def forget(self, numbers):
+        self._held[numbers] = False
 
-    def copy_to(self, larger: RowStore) -> None:
-        """Gives another store, of more rows, all of its own."""
-        for begin in range(0, len(self.data), ROWS_PER_COPY):
-            rows_at_once = slice(begin, begin + ROWS_PER_COPY)
-            held = np.flatnonzero(self.written[rows_at_once]) + begin
-            larger.write(held, self.data[held])
+    def columns(self, columns):
+        return self._values[:, columns]
+
+    def hold(self, numbers):
+        self._held[:] = False
+        self._held[numbers] = True
+
+
+def _in_memory(rows: int, values: int, folder: Path | None) -> RowStore:
+    # Pages take memory when they are first written.
+    return ArrayStore(np.zeros((rows, values), np.float32))
+
+
+def _on_disk(rows: int, values: int, folder: Path | None) -> RowStore:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    size = FLOAT32_BYTES * rows * values
+    with tempfile.TemporaryFile(dir=folder, prefix="rows-") as file:
+        # Otherwise a full disk kills the process when a page is written back.
+        os.posix_fallocate(file.fileno(), 0, size)
+        mapped = mmap.mmap(file.fileno(), size)
+    # Otherwise a read brings many neighbours along.
+    mapped.madvise(mmap.MADV_RANDOM)
+    array = np.frombuffer(mapped, np.float32).reshape(rows, values)
+    return ArrayStore(array, ThreadPoolExecutor(THREADS, "row-store"))
+
+
+class StoreKind(NamedTuple):
+    """A kind of row store.
+
+    Attributes:
+      make: ``(rows, values, folder) -> store``, without rows.
+      in_memory: whether its rows take the host's memory.
+    """
+
+    make: Callable[[int, int, Path | None], RowStore]
+    in_memory: bool
+
+
+STORES: dict[Tier, StoreKind] = {
+    "host": StoreKind(_in_memory, in_memory=True),
+    "disk": StoreKind(_on_disk, in_memory=False),
+}
+"""The registry of row stores, by tier."""
+
+
+def make_store(
+    tier: Tier, rows: int, values: int, folder: Path | None = None
+) -> RowStore:
+    """Makes a store without rows.
+
+    Args:
+      tier: tier of the rows.
+      rows: number of rows.
+      values: number of values of a row.
+      folder: folder of files; None takes the system's folder for temporary files.
+
+    Raises:
+      StoreError: if memory or disk have no room.
+    """
+    try:
+        return STORES[tier].make(rows, values, folder)
+    except (OSError, MemoryError) as error:
+        where = f" in {folder or tempfile.gettempdir()}" if tier == "disk" else ""
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(
+            f"no room for {FLOAT32_BYTES * rows * values / 1e9:,.1f} GB of rows of "
+            f"tier {tier}{where} ({reason})"
+        ) from None
+
+
+def copy_rows(store: RowStore, larger: RowStore) -> None:
+    """Gives a store, of no fewer rows, all rows of another."""
+    for begin in range(0, store.rows, ROWS_PER_COPY):
+        numbers = np.arange(begin, min(begin + ROWS_PER_COPY, store.rows))
+        held = numbers[store.holds(numbers)]
+        larger.write(held, store.read(held))

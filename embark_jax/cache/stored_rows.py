@@ -29,7 +29,14 @@ from embark_jax.cache.kept_slots import (
 )
 from embark_jax.cache.key_index import EMPTY, KeyIndex, Moves
 from embark_jax.cache.programs import Demand, Incoming, initial_values
-from embark_jax.cache.row_store import RowStore, StoreError
+from embark_jax.cache.row_store import (
+    FLOAT32_BYTES,
+    STORES,
+    RowStore,
+    StoreError,
+    copy_rows,
+    make_store,
+)
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.embedding.arrays import BATCH
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -74,9 +81,9 @@ class StoredRows:
         self._width = max(columns.stop for columns in values.values())
         self._mesh, self._scratch, self._keys = mesh, scratch, keys
         self._discards = any(row_range.table.discard for row_range in storage.ranges)
-        size = storage.rows_per_device, self._width
+        rows = storage.rows_per_device
         self._stores: dict[Any, RowStore] = {
-            device: RowStore(*size, storage.kind.tier, scratch)
+            device: make_store(storage.kind.tier, rows, self._width, scratch)
             for device in mesh.local_devices
         }
 
@@ -86,7 +93,7 @@ class StoredRows:
             storage, self._mesh, self._values, self._scratch, self._keys
         )
         for device, store in self._stores.items():
-            store.copy_to(larger._stores[device])
+            copy_rows(store, larger._stores[device])
         return larger
 
     def incoming(self, demand: Demand, unseen: np.ndarray = NO_KEYS) -> Incoming:
@@ -102,7 +109,7 @@ class StoredRows:
                 np.zeros((size, self._width), np.float32),
                 np.zeros(size, bool),
             )
-            there = np.flatnonzero(store.written[numbers])
+            there = np.flatnonzero(store.holds(numbers))
             rows[there] = store.read(numbers[there])
             fresh[: len(numbers)] = True
             fresh[there] = False
@@ -161,7 +168,7 @@ class StoredRows:
             first = min(begin, storage.rows_per_device - count)
             numbers = np.arange(first, first + count)
             lacking = {
-                device: self._named(device, numbers[~store.written[numbers]])
+                device: self._named(device, numbers[~store.holds(numbers)])
                 for device, store in self._stores.items()
             }
             if any(map(len, lacking.values())):
@@ -175,7 +182,7 @@ class StoredRows:
         """Returns all that the stores have of a value of rows, in place."""
         columns = self._values[value]
         return self._array(
-            {d: store.data[:, columns] for d, store in self._stores.items()}
+            {d: store.columns(columns) for d, store in self._stores.items()}
         )
 
     def key_arrays(self, index: KeyIndex | None) -> dict[str, StoredArray]:
@@ -245,8 +252,7 @@ class StoredRows:
         """Marks all rows as written into the arrays; of a dynamic table, those that
         have keys."""
         for device, store in self._stores.items():
-            store.written[:] = self._keys is None
-            store.written[self._named(device, np.arange(len(store.written)))] = True
+            store.hold(self._named(device, np.arange(store.rows)))
 
     def keys_in(self, array: StoredArray) -> np.ndarray:
         """Returns ``[keys]`` int64 by number, from the array of keys, of the devices
@@ -325,11 +331,11 @@ def check_memory(
     """
     host_bytes = (
         sum(
-            4
+            FLOAT32_BYTES
             * storage.rows_per_device
             * max(columns.stop for columns in values[name].values())
             for name, storage in storages.items()
-            if storage.kind.tier == "host"
+            if STORES[storage.kind.tier].in_memory
         )
         * devices
     )
