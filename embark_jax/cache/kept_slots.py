@@ -15,7 +15,7 @@ import numpy as np
 
 from embark_jax.cache.key_index import EMPTY, KeyIndex
 
-SLOT_VALUES = ("slot", "asked_at", "times_asked")
+SLOT_VALUES = ("slot", "used_at", "times_used")
 """Names beside the states of a dynamic table's rows in a checkpoint."""
 NO_SLOT = -1
 
@@ -25,12 +25,12 @@ class Kept(NamedTuple):
 
     Attributes:
       numbers: ``[n]`` int32 numbers of the rows in the block.
-      asked_at, times_asked: ``[n]`` int32 scores, as in ``KeyIndex``.
+      used_at, times_used: ``[n]`` int32 scores, as in ``KeyIndex``.
     """
 
     numbers: np.ndarray
-    asked_at: np.ndarray
-    times_asked: np.ndarray
+    used_at: np.ndarray
+    times_used: np.ndarray
 
 
 NONE_KEPT = Kept(*(np.empty(0, np.int32) for _ in Kept._fields))
@@ -50,8 +50,8 @@ def saved_slots(index: KeyIndex | None, rows: int) -> dict[str, np.ndarray]:
     filled = int(index.filled[0])
     values = {
         "slot": (np.arange(filled) - index.hand[0]) % max(filled, 1),
-        "asked_at": index.asked_at[:filled],
-        "times_asked": index.times_asked[:filled],
+        "used_at": index.used_at[:filled],
+        "times_used": index.times_used[:filled],
     }
     for name, slot_values in values.items():
         saved[name][index.slot_keys[:filled, 0], 0] = slot_values
@@ -76,9 +76,9 @@ def index_of(kept: Kept, slots: int) -> dict[str, np.ndarray]:
 
     return {
         "slot_keys": of_slots(kept.numbers.astype(np.uint32), int(EMPTY))[:, None],
-        "asked_at": of_slots(kept.asked_at, 0),
-        "times_asked": of_slots(kept.times_asked, 0),
-        "turn": np.full(1, kept.asked_at.max(initial=0), np.int32),
+        "used_at": of_slots(kept.used_at, 0),
+        "times_used": of_slots(kept.times_used, 0),
+        "turn": np.full(1, kept.used_at.max(initial=0), np.int32),
         "filled": np.full(1, count, np.int32),
         "hand": np.zeros(1, np.int32),
     }

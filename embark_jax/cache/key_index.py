@@ -42,8 +42,8 @@ class KeyIndex(NamedTuple):
       way_keys: ``[buckets, WAYS, words]`` uint32 key of each way.
       way_slots: ``[buckets, WAYS]`` int32 slot of each way; meaningless for empty ways.
       slot_keys: ``[slots, words]`` uint32 key of each slot.
-      asked_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
-      times_asked: ``[slots]`` int32 turns in which it was, since it came.
+      used_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
+      times_used: ``[slots]`` int32 turns in which it was, since it came.
       turn: ``[1]`` int32 turn of the last batch.
       filled: ``[1]`` int32 slots that hold a key; they are the first ones.
       hand: ``[1]`` int32 slot of the ring at which the search for victims begins.
@@ -52,8 +52,8 @@ class KeyIndex(NamedTuple):
     way_keys: jax.Array
     way_slots: jax.Array
     slot_keys: jax.Array
-    asked_at: jax.Array
-    times_asked: jax.Array
+    used_at: jax.Array
+    times_used: jax.Array
     turn: jax.Array
     filled: jax.Array
     hand: jax.Array
@@ -152,16 +152,16 @@ def resolve(
     fits = needed <= slots
     count = jnp.where(fits, count, 0)
     used_slot = jnp.where(fits, slot, slots)
-    asked_at = index.asked_at.at[used_slot].set(turn[0], mode="drop")
-    times_asked = index.times_asked.at[used_slot].add(1, mode="drop")
+    used_at = index.used_at.at[used_slot].set(turn[0], mode="drop")
+    times_used = index.times_used.at[used_slot].add(1, mode="drop")
 
     # The r-th missing key is key ``missing_key[r]``, and takes slot ``taken[r]``.
     index_in_batch = jnp.arange(n, dtype=jnp.int32)
     moves = index_in_batch < count
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
     missing_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
-    score = asked_at if evict == "lru" else times_asked
-    victims = _victims(index, score, asked_at == turn, n)
+    score = used_at if evict == "lru" else times_used
+    victims = _victims(index, score, used_at == turn, n)
     fresh = index.filled + index_in_batch
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
@@ -179,8 +179,8 @@ def resolve(
         way_keys,
         way_slots,
         index.slot_keys.at[taken].set(incoming, mode="drop"),
-        asked_at.at[taken].set(turn[0], mode="drop"),
-        times_asked.at[taken].set(1, mode="drop"),
+        used_at.at[taken].set(turn[0], mode="drop"),
+        times_used.at[taken].set(1, mode="drop"),
         turn,
         jnp.minimum(index.filled + count, slots),
         jnp.where(index.filled + count > slots, index.hand + len(victims), index.hand)
@@ -208,8 +208,8 @@ def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Arr
         way_keys=way_keys,
         way_slots=way_slots,
         slot_keys=slot_keys,
-        asked_at=larger.asked_at.at[: index.slots].set(index.asked_at),
-        times_asked=larger.times_asked.at[: index.slots].set(index.times_asked),
+        used_at=larger.used_at.at[: index.slots].set(index.used_at),
+        times_used=larger.times_used.at[: index.slots].set(index.times_used),
     ), homeless
 
 

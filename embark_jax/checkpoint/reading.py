@@ -148,7 +148,7 @@ class SavedCheckpoint:
                     continue
                 slot = layout.first_slots[j][k] + held.first
                 for done, part in self.rows(name, slot, held.count):
-                    where = held.part(done, len(part))
+                    where = held.select(done, len(part))
                     into[where, k * width : (k + 1) * width] = part
 
     def in_threads(

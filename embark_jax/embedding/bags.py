@@ -37,7 +37,7 @@ def mean_factor(
 def check_arrays(
     plan: Plan,
     what: str,
-    given: Mapping[str, jax.Array],
+    arrays: Mapping[str, jax.Array],
     expected: Sequence[str],
     dtypes: Sequence[DTypeLike],
 ) -> None:
@@ -46,20 +46,20 @@ def check_arrays(
     Args:
       plan: plan with the features and the batch size.
       what: name of the arrays in the message.
-      given: arrays by feature.
+      arrays: arrays by feature.
       expected: the features that must have them.
       dtypes: allowed dtypes.
     """
-    if set(given) != set(expected):
+    if set(arrays) != set(expected):
         raise ValueError(
-            f"{what} are given for {sorted(given)}, must be for {sorted(expected)}"
+            f"{what} are given for {sorted(arrays)}, must be for {sorted(expected)}"
         )
     shapes = {f.name: (plan.batch_size, f.hotness) for f in plan.features}
     allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
     problems = [
         f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
         f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan)"
-        for name, array in given.items()
+        for name, array in arrays.items()
         if array.shape != shapes[name] or array.dtype not in dtypes
     ]
     if problems:

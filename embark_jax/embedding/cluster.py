@@ -1,7 +1,7 @@
 """The interface that the three clusters share and the collection composes.
 
 All methods run on one device, inside ``shard_map``. ``batch`` is the device's share of
-the global batch; ``outputs`` and ``entries`` are those of the storage's index.
+the global batch; ``outputs`` and ``requests`` are those of the storage's index.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Summands(NamedTuple):
     """The summands of a device's row gradients, as ``sum_groups`` takes them.
 
     Attributes:
-      groups: entries, grouped by row.
+      groups: requests, grouped by row.
       values: ``[m, width]`` gradients.
-      source: ``[n]`` index of each entry's value.
-      weight: ``[n]`` float32 weight of each entry, or None.
+      source: ``[n]`` index of each request's value.
+      weight: ``[n]`` float32 weight of each request, or None.
     """
 
     groups: RowGroups

@@ -132,7 +132,7 @@ class EmbeddingCollection:
     @property
     def cached(self) -> dict[str, Storage]:
         """The storages that have fewer slots than rows, by name."""
-        return {name: each for name, each in self._storages.items() if each.cached}
+        return {n: storage for n, storage in self._storages.items() if storage.cached}
 
     @property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -155,10 +155,10 @@ class EmbeddingCollection:
 
         def create(key):
             return {
-                name: jnp.zeros((each.slots_per_device, each.width))
-                if each.cached
-                else initial_block(each, key, self.hot_keys)
-                for name, each in self._storages.items()
+                name: jnp.zeros((storage.slots_per_device, storage.width))
+                if storage.cached
+                else initial_block(storage, key, self.hot_keys)
+                for name, storage in self._storages.items()
             }
 
         return jax.jit(self.map(create, (PartitionSpec(),), self._specs))(key)
@@ -181,9 +181,9 @@ class EmbeddingCollection:
         shardings = self.shardings
         return {
             name: dict.fromkeys(
-                rule_of(optimizer, each).state_widths(1), shardings[name]
+                rule_of(optimizer, storage).state_widths(1), shardings[name]
             )
-            for name, each in self._storages.items()
+            for name, storage in self._storages.items()
         }
 
     def route(
@@ -208,24 +208,24 @@ class EmbeddingCollection:
 
         def route(ids, weights):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
-            ids = {n: each for n, (each, _) in masked.items()}
+            ids = {n: valid for n, (valid, _) in masked.items()}
             ids = self.hot_keys.positions_of(ids, self.plan.features)
             bad = jnp.stack([count for _, count in masked.values()])
-            storages, asked = {}, {}
+            storages, own_needs = {}, {}
             for name, index in self._barred.items():
                 columns, _ = storage_columns(index, ids, weights)
                 _, owner, _ = index.expand(columns)
-                asked[name] = (owner < index.devices).any().astype(jnp.int32)
+                own_needs[name] = (owner < index.devices).any().astype(jnp.int32)
             for name, cluster in self.clusters.items():
                 columns, factors = storage_columns(cluster.index, ids, weights)
-                storages[name], asked[name] = cluster.route(columns, factors)
+                storages[name], own_needs[name] = cluster.route(columns, factors)
             mean_factors = {
                 f.name: mean_factor(ids, weights, f.name)
                 for f in self.plan.features
                 if f.pooling == "mean"
             }
             # One collective for all of them; ids may have 64 bits.
-            own, restore = ravel_pytree((asked, bad.sum(dtype=jnp.int32)))
+            own, restore = ravel_pytree((own_needs, bad.sum(dtype=jnp.int32)))
             largest, bad_anywhere = restore(largest_over_devices(own))
             for name, cluster in self.clusters.items():
                 storages[name] = cluster.finish(storages[name], largest[name])
@@ -260,15 +260,15 @@ class EmbeddingCollection:
                 for feature in cluster.index.features:
                     sums[feature.feature.name].append(feature.assemble(outputs))
             # Of hot and of cold rows, where a table has both; of empty bags none.
-            found = {
-                name: sum(each[1:], each[0])
-                if each
+            pooled = {
+                name: sum(summands[1:], summands[0])
+                if summands
                 else jnp.zeros((batch, *shapes[name]))
-                for name, each in sums.items()
+                for name, summands in sums.items()
             }
             for name, factor in routes.mean_factors.items():
-                found[name] = found[name] * factor[:, None]
-            return found
+                pooled[name] = pooled[name] * factor[:, None]
+            return pooled
 
         return self.map(lookup, (self._specs, self._route_specs), BATCH)(
             storages, routes
@@ -329,7 +329,7 @@ class EmbeddingCollection:
         mapped = self.map(update, in_specs, (self._specs, state_specs))
         return mapped(
             dict(storages),
-            {name: dict(each) for name, each in state.items()},
+            {name: dict(arrays) for name, arrays in state.items()},
             routes,
             dict(gradients),
             step,

@@ -26,8 +26,8 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import RowGradients, Summands
 from embark_jax.embedding.exchange import (
     Exchange,
-    own_part,
-    own_part_alone,
+    own_share,
+    own_share_alone,
     sum_over_devices,
 )
 from embark_jax.embedding.indexing import StorageIndex
@@ -41,9 +41,9 @@ class DataParallelRoute(NamedTuple):
     """The route of a DP storage.
 
     Attributes:
-      slot: ``[batch, entries]`` slot of each entry; ``slots`` where padded.
-      weight: ``[batch, entries]`` weight of each entry, or None.
-      groups: entries grouped by their places in the all-reduced buffer.
+      slot: ``[batch, requests]`` slot of each request; ``slots`` where padded.
+      weight: ``[batch, requests]`` weight of each request, or None.
+      groups: requests grouped by their rows in the all-reduced buffer.
       touched: ``[rows]`` slot of each row of that buffer; out of range where unused.
     """
 
@@ -69,46 +69,46 @@ class DataParallel:
         self.wire: WireFormat = wire.gradients
         self.implementation: Implementation = implementation
         batch_ids: dict[str, int] = {}
-        for each in index.features:
-            name, hotness = each.feature.table, each.feature.hotness
+        for feature in index.features:
+            name, hotness = feature.feature.table, feature.feature.hotness
             ids = batch * index.devices * hotness
             batch_ids[name] = batch_ids.get(name, 0) + ids
-        # Tables that are summed whole: places of their first rows, and how far their
-        # slots lie behind their places; the latter for each id column, too.
-        first_place, behind, self._places = [], [], 0
+        # Tables that are summed whole: buffer rows of their first rows, and how far
+        # their slots lie behind those; the latter for each id column, too.
+        first_row, behind, self._buffer_rows = [], [], 0
         column_behind = np.zeros(index.columns, np.int32)
         column_whole = np.zeros(index.columns, bool)
         for rows in index.storage.ranges:
             table = rows.table.name
             if not summed_whole(rows.rows, batch_ids[table]):
                 continue
-            first_place.append(self._places)
-            behind.append(index.storage.first_slots[table][0, 0] - self._places)
-            self._places += summed_rows(
+            first_row.append(self._buffer_rows)
+            behind.append(index.storage.first_slots[table][0, 0] - self._buffer_rows)
+            self._buffer_rows += summed_rows(
                 rows.rows, batch_ids[table], index.devices, self.wire
             )
-            for each in index.features:
-                if each.feature.table == table:
-                    column_whole[each.columns] = True
-                    column_behind[each.columns] = behind[-1]
-        self._first_place = np.array(first_place, np.int32)
+            for feature in index.features:
+                if feature.feature.table == table:
+                    column_whole[feature.columns] = True
+                    column_behind[feature.columns] = behind[-1]
+        self._first_row = np.array(first_row, np.int32)
         self._behind = np.array(behind, np.int32)
         self._whole = np.flatnonzero(column_whole)
         self._listed = np.flatnonzero(~column_whole)
         self._column_behind = column_behind[self._whole]
 
     def route(self, ids, weights):
-        """Returns slots and weights, and ``[places + …]``: the places of tables summed
-        whole that this device uses, and its slots in the other tables."""
+        """Returns slots and weights, and ``[buffer rows + …]``: the rows of tables
+        summed whole that this device uses, and its slots in the other tables."""
         _, _, slot = self.index.expand(ids)
-        weight = None if weights is None else weights[:, self.index.entry_column]
-        asked = jnp.zeros(self._places, jnp.int32)
+        weight = None if weights is None else weights[:, self.index.request_column]
+        used = jnp.zeros(self._buffer_rows, jnp.int32)
         if self.index.devices > 1:
-            asked = asked.at[self._place(slot)].set(1, mode="drop")
+            used = used.at[self._buffer_row(slot)].set(1, mode="drop")
         if self.index.devices > 1 and self._listed.size:
-            listed = own_part_alone(slot[:, self._listed].reshape(-1))
-            asked = jnp.concatenate([asked, listed])
-        return (slot, weight), asked
+            listed = own_share_alone(slot[:, self._listed].reshape(-1))
+            used = jnp.concatenate([used, listed])
+        return (slot, weight), used
 
     def finish(self, route, largest) -> DataParallelRoute:
         slot, weight = route
@@ -123,38 +123,39 @@ class DataParallel:
             groups = group_rows(
                 slot.reshape(-1),
                 slots,
-                most=self.index.most_rows(len(slot)),
+                most=self.index.max_rows(len(slot)),
                 implementation=implementation,
             )
             return groups, groups.row
-        used, listed = jnp.split(largest, [self._places])
-        place = [self._place(slot)]
-        touched = [jnp.where(used > 0, self._slots_of_places(), slots)]
+        used, listed = jnp.split(largest, [self._buffer_rows])
+        buffer_rows = [self._buffer_row(slot)]
+        touched = [jnp.where(used > 0, self._slots_of_buffer(), slots)]
         if self._listed.size:
             everywhere = group_rows(listed, slots, implementation=implementation)
-            mine = own_part(everywhere.group).reshape(-1, self._listed.size)
-            place.append(self._places + mine)
+            listed_rows = own_share(everywhere.group).reshape(-1, self._listed.size)
+            buffer_rows.append(self._buffer_rows + listed_rows)
             touched.append(everywhere.row)
         in_order = np.argsort(np.concatenate([self._whole, self._listed]))
-        target = jnp.concatenate(place, axis=1)[:, in_order].reshape(-1)
+        target = jnp.concatenate(buffer_rows, axis=1)[:, in_order].reshape(-1)
         rows = jnp.concatenate(touched)
         size = rows.shape[0]
         return group_targets(target, size, implementation=implementation), rows
 
-    def _place(self, slot: jax.Array) -> jax.Array:
-        """Returns ``[batch, …]``: the place of each entry of tables that are summed
-        whole; out of range where padded."""
-        found, behind = slot[:, self._whole], jnp.asarray(self._column_behind)[None]
+    def _buffer_row(self, slot: jax.Array) -> jax.Array:
+        """Returns ``[batch, …]``: the buffer row of each request of tables that are
+        summed whole; out of range where padded."""
+        slot = slot[:, self._whole]
+        behind = jnp.asarray(self._column_behind)[None]
         nowhere = jnp.iinfo(jnp.int32).max
-        return jnp.where(found < self.index.slots, found - behind, nowhere)
+        return jnp.where(slot < self.index.slots, slot - behind, nowhere)
 
-    def _slots_of_places(self) -> jax.Array:
-        """Returns the slots ``[places]`` of tables that are summed whole."""
-        place = jnp.arange(self._places, dtype=jnp.int32)
-        if not self._places:
-            return place
-        table = jnp.searchsorted(jnp.asarray(self._first_place), place, side="right")
-        return place + jnp.asarray(self._behind)[table - 1]
+    def _slots_of_buffer(self) -> jax.Array:
+        """Returns the slots ``[buffer rows]`` of tables that are summed whole."""
+        row = jnp.arange(self._buffer_rows, dtype=jnp.int32)
+        if not self._buffer_rows:
+            return row
+        table = jnp.searchsorted(jnp.asarray(self._first_row), row, side="right")
+        return row + jnp.asarray(self._behind)[table - 1]
 
     def touched(self, route):
         return route.touched
@@ -176,7 +177,7 @@ class DataParallel:
         return Summands(
             route.groups,
             gradients.reshape(-1, width),
-            self.index.entry_bags(batch),
+            self.index.request_bags(batch),
             None if route.weight is None else route.weight.reshape(-1),
         )
 

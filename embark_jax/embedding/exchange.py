@@ -23,7 +23,7 @@ from embark_jax.plans.plan import MESH_AXES
 
 
 class Filled(NamedTuple):
-    """The number of filled places at the front of each block; the rest is padding.
+    """The number of filled cells at the front of each block; the rest is padding.
 
     Attributes:
       sent, received: ``[devices]`` int32, for and from each device.
@@ -44,8 +44,8 @@ class Exchange(Protocol):
     if there is another device."""
 
     def announce(self, counts: jax.Array) -> Filled | None:
-        """Tells each device how many places it receives from this one, ``[devices]``
-        int32; returns None where all places travel."""
+        """Tells each device how many cells it receives from this one, ``[devices]``
+        int32; returns None where all cells travel."""
         ...
 
     def swap(
@@ -61,13 +61,13 @@ class Exchange(Protocol):
           values: array ``[devices, ...]``, local to each device of the mesh; with
             ``filled``, ``[devices, capacity, ...]``.
           wire: format of the values; float32 takes any values as they are.
-          filled: result of ``announce``; None sends all places.
-          empty: value of places that did not travel; 0 if the wire is compressed.
+          filled: result of ``announce``; None sends all cells.
+          empty: value of cells that did not travel; 0 if the wire is compressed.
         """
         ...
 
     def sums_to_requesters(self, sums: jax.Array, wire: WireFormat) -> jax.Array:
-        """Turns partial sums ``[devices, batch, places, width]``, which this device
+        """Turns partial sums ``[devices, batch, ranks, width]``, which this device
         pooled for each device, into sums ``[batch, outputs, width]`` of its own
         batch."""
         ...
@@ -75,7 +75,7 @@ class Exchange(Protocol):
     def gradients_to_owners(self, gradients: jax.Array, wire: WireFormat) -> jax.Array:
         """Turns gradients ``[batch, outputs, width]`` of this device's batch into those
         of its sums in the batches of all devices,
-        ``[devices, batch, places, width]``."""
+        ``[devices, batch, ranks, width]``."""
         ...
 
 
@@ -108,7 +108,7 @@ class HierarchicalExchange:
 
     def __init__(self, partial_sums: PartialSums, nodes: int, gpus_per_node: int):
         self.shape = (nodes, gpus_per_node)
-        self.places = partial_sums.places
+        self.ranks = partial_sums.ranks
         self.merging = merge_in_nodes(partial_sums, gpus_per_node)
 
     def announce(self, counts) -> Filled | None:
@@ -121,28 +121,28 @@ class HierarchicalExchange:
 
     def sums_to_requesters(self, sums, wire):
         staged = _inside_node(sums.reshape(*self.shape, *sums.shape[1:]), wire)
-        gpu, place = jnp.divmod(_of_this_node(self.merging.parts), self.places)
-        # [node places, parts, nodes, batch, width]
-        parts = staged.at[:, gpu, :, place].get(mode="fill", fill_value=0)
-        merged = parts.sum(axis=1).transpose(1, 2, 0, 3)
+        gpu, rank = jnp.divmod(_of_this_node(self.merging.summands), self.ranks)
+        # [node ranks, summands, nodes, batch, width]
+        summands = staged.at[:, gpu, :, rank].get(mode="fill", fill_value=0)
+        merged = summands.sum(axis=1).transpose(1, 2, 0, 3)
         return self.merging.partial_sums.add_up(_along_rail(merged, wire))
 
     def gradients_to_owners(self, gradients, wire):
         received = _along_rail(self.merging.partial_sums.hand_out(gradients), wire)
-        place = _of_this_node(self.merging.place)
-        # [nodes, batch, gpus, places, width]
-        spread = received.at[:, :, place].get(mode="fill", fill_value=0)
+        rank = _of_this_node(self.merging.node_rank)
+        # [nodes, batch, gpus, ranks, width]
+        spread = received.at[:, :, rank].get(mode="fill", fill_value=0)
         staged = _inside_node(spread.transpose(0, 2, 1, 3, 4), wire)
         return staged.reshape(-1, *staged.shape[2:])
 
 
 def _inside_node(staged: jax.Array, wire: WireFormat) -> jax.Array:
-    """Sends each GPU of the node its part of axis 1 of ``[nodes, gpus, ...]``."""
+    """Sends each GPU of the node its share of axis 1 of ``[nodes, gpus, ...]``."""
     return _all_to_all(staged, MESH_AXES[1], 1, wire)
 
 
 def _along_rail(staged: jax.Array, wire: WireFormat) -> jax.Array:
-    """Sends the GPU of the same rank of each node its part of ``[nodes, ...]``."""
+    """Sends the GPU of the same rank of each node its share of ``[nodes, ...]``."""
     return _all_to_all(staged, MESH_AXES[0], 0, wire)
 
 
@@ -157,8 +157,8 @@ def _all_to_all(
     return decode(received, wire)
 
 
-def _of_this_node(each: jax.typing.ArrayLike) -> jax.Array:
-    return jnp.asarray(each)[lax.axis_index(MESH_AXES[0])]
+def _of_this_node(by_node: jax.typing.ArrayLike) -> jax.Array:
+    return jnp.asarray(by_node)[lax.axis_index(MESH_AXES[0])]
 
 
 def gather(values: jax.Array) -> jax.Array:
@@ -166,20 +166,20 @@ def gather(values: jax.Array) -> jax.Array:
     return lax.all_gather(values, MESH_AXES, axis=0, tiled=True)
 
 
-def own_part(gathered: jax.Array) -> jax.Array:
+def own_share(gathered: jax.Array) -> jax.Array:
     """Returns this device's ``[n, ...]`` of the result of ``gather``."""
     devices = math.prod(lax.axis_size(axis) for axis in MESH_AXES)
     n = gathered.shape[0] // devices
     return lax.dynamic_slice_in_dim(gathered, lax.axis_index(MESH_AXES) * n, n)
 
 
-def own_part_alone(values: jax.Array) -> jax.Array:
-    """Returns ``[devices * n]`` zeros with this device's ``[n]`` values at its part. If
-    no value is negative, the maximum over devices is what ``gather`` returns."""
+def own_share_alone(values: jax.Array) -> jax.Array:
+    """Returns ``[devices * n]`` zeros with this device's ``[n]`` values at its share.
+    If no value is negative, the maximum over devices is what ``gather`` returns."""
     devices, n = math.prod(lax.axis_size(axis) for axis in MESH_AXES), values.shape[0]
-    nothing = jnp.zeros(devices * n, values.dtype)
+    zeros = jnp.zeros(devices * n, values.dtype)
     begin = lax.axis_index(MESH_AXES) * n
-    return lax.dynamic_update_slice_in_dim(nothing, values, begin, axis=0)
+    return lax.dynamic_update_slice_in_dim(zeros, values, begin, axis=0)
 
 
 def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Array:

@@ -1,6 +1,6 @@
 """Hot rows that are listed: row numbers become positions, and positions row numbers.
 
-A row's *position* is its index among its table's rows with hot rows first, both parts
+A row's *position* is its index among its table's rows with hot rows first, both kinds
 in the order of numbers: if rows 1 and 4 of 6 are hot, rows 1, 4, 0, 2, 3, 5 have the
 positions 0 to 5. Behind this module everything uses positions; where hot rows are the
 first ones, they are the numbers.
@@ -62,9 +62,10 @@ class HotKeys:
             columns = [ids[f.name].astype(integer) for f in listed]
             hotness = [f.hotness for f in listed]
             table = np.repeat([self.tables[f.table] for f in listed], hotness)
-            found = self.positions(jnp.concatenate(columns, axis=1), table)
-            parts = jnp.split(found, np.cumsum(hotness)[:-1].tolist(), axis=1)
-        return {**ids, **{f.name: p for f, p in zip(listed, parts, strict=True)}}
+            positions = self.positions(jnp.concatenate(columns, axis=1), table)
+            by_feature = jnp.split(positions, np.cumsum(hotness)[:-1].tolist(), axis=1)
+        names = [f.name for f in listed]
+        return {**ids, **dict(zip(names, by_feature, strict=True))}
 
     def positions(self, ids: jax.Array, table: np.ndarray) -> jax.Array:
         """Returns the positions of rows of tables, shaped like ``ids``.
@@ -94,16 +95,20 @@ class HotKeys:
         first = jnp.asarray(self.first)[table]
         count = jnp.asarray(self.first)[table + 1] - first
         keys, rank = jnp.asarray(self.keys), jnp.asarray(self.rank)
-        cold, most = position - count, int(np.diff(self.first).max(initial=0))
+        cold = position - count
+        max_count = int(np.diff(self.first).max(initial=0))
         # Counts hot rows before a cold one: those with no more cold ones before.
-        low = _search(first, first + count, most, lambda i: keys[i] - rank[i] <= cold)
+        low = _search(
+            first, first + count, max_count, lambda i: keys[i] - rank[i] <= cold
+        )
         hot = jnp.minimum(first + position, len(self.keys) - 1)
         return jnp.where(position < count, keys[hot], cold + low - first)
 
 
-def _search(low, high, most, is_before):
-    """Finds in each ``[low, high)``, at most ``most`` long, the first not before."""
-    for _ in range(int(most).bit_length()):
+def _search(low, high, max_length, is_before):
+    """Finds in each ``[low, high)``, at most ``max_length`` long, the first not
+    before."""
+    for _ in range(int(max_length).bit_length()):
         middle = (low + high) // 2
         right = (low < high) & is_before(middle)
         low, high = jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
@@ -112,8 +117,8 @@ def _search(low, high, most, is_before):
 
 def index_hot_rows(placements: Sequence[Placement]) -> HotKeys:
     """Builds the index of those tables whose hot rows are listed."""
-    listed = [each for each in placements if each.hot_ids]
-    keys = [np.array(each.hot_ids, np.int64) for each in listed]
+    listed = [placement for placement in placements if placement.hot_ids]
+    keys = [np.array(placement.hot_ids, np.int64) for placement in listed]
     first = np.cumsum([0, *map(len, keys)])
     shifts, starts = [], []
     for i, placement in enumerate(listed):
@@ -124,13 +129,13 @@ def index_hot_rows(placements: Sequence[Placement]) -> HotKeys:
         shifts.append(shift)
         starts.append(first[i] + np.searchsorted(keys[i], edges))
     return HotKeys(
-        {each.table.name: i for i, each in enumerate(listed)},
+        {placement.table.name: i for i, placement in enumerate(listed)},
         np.concatenate([*keys, [np.iinfo(np.int32).max]]).astype(np.int64),
-        np.concatenate([*(np.arange(len(each)) for each in keys), [0]]),
+        np.concatenate([*(np.arange(len(of_table)) for of_table in keys), [0]]),
         first,
         np.array(shifts, np.int64),
         np.cumsum([0, *map(len, starts)])[:-1],
         np.concatenate([np.zeros(0, np.int64), *starts]),
-        max((int(np.diff(each).max()) for each in starts), default=0),
-        any(each.table.rows > np.iinfo(np.int32).max for each in listed),
+        max((int(np.diff(start).max()) for start in starts), default=0),
+        any(placement.table.rows > np.iinfo(np.int32).max for placement in listed),
     )

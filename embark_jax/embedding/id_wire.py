@@ -42,10 +42,10 @@ def encode_ids(ids: PooledIds, bags: int, blocks: int) -> jax.Array:
     bag = jnp.where(ids.bag < bags, ids.bag, BLOCK_BAGS * blocks)
     beyond = BLOCK_BAGS * jnp.arange(1, blocks + 1, dtype=jnp.int32)
     ends = jax.vmap(lambda line: jnp.searchsorted(line, beyond))(bag)
-    parts = [(bag % BLOCK_BAGS).astype(jnp.uint8), _to_bytes(ids.slot)]
+    coded = [(bag % BLOCK_BAGS).astype(jnp.uint8), _to_bytes(ids.slot)]
     if ids.weight is not None:
-        parts.append(_to_bytes(ids.weight))
-    return jnp.concatenate([*parts, _to_bytes(ends.astype(jnp.int32))], axis=1)
+        coded.append(_to_bytes(ids.weight))
+    return jnp.concatenate([*coded, _to_bytes(ends.astype(jnp.int32))], axis=1)
 
 
 def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> PooledIds:
@@ -58,12 +58,12 @@ def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> Pool
     """
     ids_bytes = coded.shape[1] - SLOT_BYTES * blocks
     capacity = ids_bytes // pooled_id_bytes(weighted)
-    each_bytes = [1, SLOT_BYTES] + [SLOT_BYTES] * weighted
-    cuts = np.cumsum(each_bytes) * capacity
+    field_bytes = [1, SLOT_BYTES] + [SLOT_BYTES] * weighted
+    cuts = np.cumsum(field_bytes) * capacity
     low, slot, *weight, ends = jnp.split(coded, cuts, axis=1)
-    place = jnp.arange(capacity, dtype=jnp.int32)
+    cell = jnp.arange(capacity, dtype=jnp.int32)
     block = jax.vmap(
-        lambda line: jnp.searchsorted(line, place, "right", method="scan_unrolled")
+        lambda line: jnp.searchsorted(line, cell, "right", method="scan_unrolled")
     )(_from_bytes(ends, jnp.int32))
     bag = BLOCK_BAGS * block.astype(jnp.int32) + low.astype(jnp.int32)
     return PooledIds(

@@ -5,10 +5,10 @@ never code; the compiled step does not grow with the number of features.
 
 A sample has one *bag* of each pooled feature, and of a sequence (pooling "none") one
 for each of its ids. An *output* is what a bag is pooled into, in one column shard:
-``[batch, width]``. An *entry* is an id of a bag, or its padding, once for each column
+``[batch, width]``. An *request* is an id of a bag, or its padding, once for each column
 shard of its table: the unit of routing. A sequence of 3 ids in a table of two column
-shards has 3 bags, 6 outputs and 6 entries; pooled, it has 1 bag, 2 outputs and 6
-entries.
+shards has 3 bags, 6 outputs and 6 requests; pooled, it has 1 bag, 2 outputs and 6
+requests.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class FeatureOutputs:
     def assemble(self, outputs: jax.Array) -> jax.Array:
         """Turns ``[batch, outputs, width]`` of the storage into the feature's ``[batch,
         dim]``; into ``[batch, hotness, dim]`` for a sequence."""
-        mine = outputs[:, self.outputs].reshape(-1, self.bags, self.dim)
-        return mine if self.feature.pooling == "none" else mine[:, 0]
+        bags = outputs[:, self.outputs].reshape(-1, self.bags, self.dim)
+        return bags if self.feature.pooling == "none" else bags[:, 0]
 
     def disassemble(self, value: jax.Array) -> jax.Array:
         """Inverts ``assemble``: returns ``[batch, bags * column_shards, width]``."""
@@ -71,7 +71,8 @@ class StorageIndex:
       devices: number of devices in the mesh.
       features: features that read the storage, in order.
       columns: number of id columns of all those features.
-      entry_column, entry_output: ``[entries]`` id column and output of each entry.
+      request_column, request_output: ``[requests]`` id column and output of each
+        request.
       output_begin, output_end: ``[outputs]`` range of the table's rows that lie here;
         ids of its other rows count as padding.
       output_row_shards: ``[outputs]`` number of row shards of these rows.
@@ -85,8 +86,8 @@ class StorageIndex:
     devices: int
     features: tuple[FeatureOutputs, ...]
     columns: int
-    entry_column: np.ndarray
-    entry_output: np.ndarray
+    request_column: np.ndarray
+    request_output: np.ndarray
     output_begin: np.ndarray
     output_end: np.ndarray
     output_row_shards: np.ndarray
@@ -96,8 +97,8 @@ class StorageIndex:
     output_dim: np.ndarray
 
     @property
-    def entries(self) -> int:
-        return len(self.entry_column)
+    def requests(self) -> int:
+        return len(self.request_column)
 
     @property
     def outputs(self) -> int:
@@ -107,13 +108,13 @@ class StorageIndex:
     def wide(self) -> bool:
         """Whether a table has more rows than 32 bits number."""
         return any(
-            each.table.rows > np.iinfo(np.int32).max for each in self.storage.ranges
+            rows.table.rows > np.iinfo(np.int32).max for rows in self.storage.ranges
         )
 
     @property
     def partial(self) -> bool:
         """Whether some rows of a table lie in another storage."""
-        return any(each.rows < each.table.rows for each in self.storage.ranges)
+        return any(rows.rows < rows.table.rows for rows in self.storage.ranges)
 
     @property
     def slots(self) -> int:
@@ -122,46 +123,46 @@ class StorageIndex:
 
     @property
     def hotness(self) -> tuple[int, ...]:
-        """Entries of each output; they follow each other in a sample."""
-        return tuple(np.bincount(self.entry_output).tolist())
+        """Requests of each output; they follow each other in a sample."""
+        return tuple(np.bincount(self.request_output).tolist())
 
     @property
     def column_sharded(self) -> bool:
         return self.storage.kind.split
 
-    def most_rows(self, samples: int) -> int:
+    def max_rows(self, samples: int) -> int:
         """Returns the most unique rows that these samples can ask of one device."""
-        most = np.zeros(self.devices, np.int64)
+        rows_by_device = np.zeros(self.devices, np.int64)
         for rows in self.storage.ranges:
             table = rows.table.name
-            mine = [
+            hotness = [
                 f.feature.hotness for f in self.features if f.feature.table == table
             ]
-            asked = min(rows.shard_rows(0), samples * sum(mine))
-            np.add.at(most, self.storage.owners(table).ravel(), asked)
-        return int(most.max())
+            shard_rows = min(rows.shard_rows(0), samples * sum(hotness))
+            np.add.at(rows_by_device, self.storage.owners(table).ravel(), shard_rows)
+        return int(rows_by_device.max())
 
     def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Finds the owner and slot of every entry.
+        """Finds the owner and slot of every request.
 
         Args:
           ids: ``[batch, columns]`` int32 or int64, -1 where padded.
 
         Returns:
-          ``(shard, owner, slot)``, each ``[batch, entries]`` int32; an entry that is
+          ``(shard, owner, slot)``, each ``[batch, requests]`` int32; an request that is
           padding, or whose row lies elsewhere, has owner ``devices`` and slot
           ``slots``.
         """
-        row_shards = self.output_row_shards[self.entry_output][None]
-        shard = self.output_first_shard[self.entry_output][None]
+        row_shards = self.output_row_shards[self.request_output][None]
+        shard = self.output_first_shard[self.request_output][None]
         shard_owner = self.partial_sums.owner
         with jax.enable_x64(ids.dtype == jnp.int64):
-            ids = ids[:, self.entry_column]
+            ids = ids[:, self.request_column]
             if self.partial:
                 begin = jnp.asarray(
-                    self.output_begin[None, self.entry_output], ids.dtype
+                    self.output_begin[None, self.request_output], ids.dtype
                 )
-                end = jnp.asarray(self.output_end[None, self.entry_output], ids.dtype)
+                end = jnp.asarray(self.output_end[None, self.request_output], ids.dtype)
                 ids = jnp.where(ids < end, ids - begin, PADDING_ID)
             valid = ids >= 0
             if (row_shards == 1).all():  # all is static but the row
@@ -178,10 +179,10 @@ class StorageIndex:
         slot = jnp.where(valid, first_slot + local_row, self.slots)
         return jnp.broadcast_to(shard, slot.shape), owner, slot
 
-    def entry_bags(self, batch: int) -> jax.Array:
-        """Returns ``[batch * entries]`` bags: ``sample * outputs + output``."""
+    def request_bags(self, batch: int) -> jax.Array:
+        """Returns ``[batch * requests]`` bags: ``sample * outputs + output``."""
         sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
-        return (sample * self.outputs + jnp.asarray(self.entry_output[None])).reshape(
+        return (sample * self.outputs + jnp.asarray(self.request_output[None])).reshape(
             -1
         )
 
@@ -192,8 +193,8 @@ def index_storage(
     """Builds the index arrays of ``storage`` for the features that read its tables."""
     ranges = {rows.table.name: rows for rows in storage.ranges}
     feature_outputs: list[FeatureOutputs] = []
-    entry_column: list[int] = []
-    entry_output: list[int] = []
+    request_column: list[int] = []
+    request_output: list[int] = []
     output_tables: list[tuple[str, int]] = []
     column = 0
     for feature in features:
@@ -212,8 +213,8 @@ def index_storage(
         for bag in range(outputs.bags):
             ids = [bag] if sequence else range(feature.hotness)
             for k in range(rows.column_shards):
-                entry_column += [column + i for i in ids]
-                entry_output += [len(output_tables)] * len(ids)
+                request_column += [column + i for i in ids]
+                request_output += [len(output_tables)] * len(ids)
                 output_tables.append((feature.table, k))
         column += feature.hotness
         feature_outputs.append(outputs)
@@ -229,8 +230,8 @@ def index_storage(
         devices,
         tuple(feature_outputs),
         columns=column,
-        entry_column=np.array(entry_column, np.int32),
-        entry_output=np.array(entry_output, np.int32),
+        request_column=np.array(request_column, np.int32),
+        request_output=np.array(request_output, np.int32),
         output_begin=np.array([rows.begin for rows in output_rows]),
         output_end=np.array([rows.end for rows in output_rows]),
         output_row_shards=row_shards,

@@ -1,4 +1,4 @@
-"""Initial values of tables; each device makes its own part."""
+"""Initial values of tables; each device makes its own."""
 
 from __future__ import annotations
 
@@ -135,12 +135,13 @@ class ShardsByDevice:
                         rows.table.scale,
                     )
                 )
-        most = max(map(len, shards.values()))
+        max_shards = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # After a device's last shard: one that begins after all slots.
         nothing = (storage.rows_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0, 0.0)
         table = [
-            sorted(shards.get(d, [])) + [nothing] * (most - len(shards.get(d, [])))
+            sorted(shards.get(d, []))
+            + [nothing] * (max_shards - len(shards.get(d, [])))
             for d in range(devices)
         ]
         columns = np.array(table, np.float64).transpose(2, 0, 1)
@@ -155,7 +156,7 @@ class ShardsByDevice:
             self.column,
             self.seed,
             self.normal,
-        ) = (each.astype(np.int32) for each in integers)
+        ) = (column.astype(np.int32) for column in integers)
 
     def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
         """Returns ``(row's low and high 32 bits, first column, seed, whether values are
@@ -182,8 +183,8 @@ class ShardsByDevice:
             )
             if self.hot_keys.tables:
                 listed = of_device(self.listed)[shard]
-                found = self.hot_keys.rows(row, jnp.maximum(listed, 0))
-                row = jnp.where(listed == NOT_LISTED, row, found)
+                by_position = self.hot_keys.rows(row, jnp.maximum(listed, 0))
+                row = jnp.where(listed == NOT_LISTED, row, by_position)
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)
         scale = of_device(self.scale.astype(np.float32))[shard]

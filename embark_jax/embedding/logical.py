@@ -45,7 +45,7 @@ class HeldRows(NamedTuple):
     first: int
     count: int
 
-    def part(self, begin: int, count: int) -> slice | np.ndarray:
+    def select(self, begin: int, count: int) -> slice | np.ndarray:
         """Selects some of the rows, as ``among`` selects all."""
         if isinstance(self.among, np.ndarray):
             return self.among[begin : begin + count]
@@ -132,7 +132,7 @@ class RangeLayout:
         return np.array(self.hot_ids, np.int64)
 
     def shares_rows(self, row_shard: int, other: RangeLayout, its: int) -> bool:
-        """Whether a row shard may have rows of one of another layout of the table."""
+        """Returns whether a row shard may have rows of one of another layout."""
         if self.hot_ids != other.hot_ids:
             return True
         apart = self.begin + row_shard - (other.begin + its)
@@ -140,7 +140,7 @@ class RangeLayout:
         return overlap and apart % math.gcd(self.row_shards, other.row_shards) == 0
 
     def shares_columns(self, column_shard: int, other: RangeLayout, its: int) -> bool:
-        """Whether a column shard has columns of one of another layout."""
+        """Returns whether a column shard has columns of one of another layout."""
         begin = max(column_shard * self.width, its * other.width)
         end = min((column_shard + 1) * self.width, (its + 1) * other.width)
         return begin < end
@@ -152,15 +152,15 @@ TableLayout = tuple[RangeLayout, ...]
 
 def table_layouts(storages: Iterable[Storage]) -> dict[str, TableLayout]:
     """Returns the layouts of all tables in the storages of a plan, by name."""
-    found: dict[str, TableLayout] = {}
+    layouts: dict[str, TableLayout] = {}
     for storage in storages:
         for rows in storage.ranges:
             name = rows.table.name
-            found[name] = (*found.get(name, ()), _range_layout(storage, rows))
+            layouts[name] = (*layouts.get(name, ()), _range_layout(storage, rows))
     # In the order of rows; the storage of hot rows need not come first.
     return {
-        name: tuple(sorted(each, key=lambda layout: layout.begin))
-        for name, each in found.items()
+        name: tuple(sorted(ranges, key=lambda layout: layout.begin))
+        for name, ranges in layouts.items()
     }
 
 
@@ -198,8 +198,8 @@ def export_table(
             held = layout.held_rows(j, 0, len(rows))
             for k in range(rows.shape[1] // width):
                 first = layout.first_slots[j][k] + held.first
-                part = _rows_on_device(array, first, held.count)
-                rows[held.among, k * width : (k + 1) * width] = part
+                shard_rows = _rows_on_device(array, first, held.count)
+                rows[held.among, k * width : (k + 1) * width] = shard_rows
     return rows
 
 
@@ -219,9 +219,9 @@ def _check_arrays(
         blocks = 1 if storage.replicated else collection.plan.devices
         rows = storage.rows_per_device * blocks
         if array is None or array.shape[0] != rows:
-            there = "missing" if array is None else f"of {array.shape[0]:,} rows"
+            state = "missing" if array is None else f"of {array.shape[0]:,} rows"
             raise ValueError(
-                f"table {table!r}: storage {storage.name!r} is {there}, has {rows:,} "
+                f"table {table!r}: storage {storage.name!r} is {state}, has {rows:,} "
                 "rows in this collection; take trainer.embeddings, which changes when "
                 f"a table grows, or trainer.table({table!r})"
             )

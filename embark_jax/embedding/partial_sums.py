@@ -1,4 +1,4 @@
-"""Partial sums: the parts that add up to an output, and their owners.
+"""Partial sums: what adds up to an output, and who owns it.
 
 A device's *partial sum* is what it pools for one (output, row shard). In a hierarchical
 exchange the devices of a node add up their partial sums of an output before they
@@ -19,22 +19,22 @@ class PartialSums:
     """The partial sums of all owners, which are devices or nodes.
 
     Attributes:
-      output: ``[sums]`` output that each sum is part of, ascending.
+      output: ``[sums]`` output to which each sum belongs, ascending.
       owner: ``[sums]`` owner of each sum.
-      place: ``[sums]`` index of each among its owner's sums.
-      held: ``[owners, places]`` output of each place; ``outputs`` where an owner has
+      rank: ``[sums]`` index of each among its owner's sums.
+      held: ``[owners, ranks]`` output of each rank; ``outputs`` where an owner has
         fewer sums than the fullest.
       outputs: number of outputs.
     """
 
     output: np.ndarray
     owner: np.ndarray
-    place: np.ndarray
+    rank: np.ndarray
     held: np.ndarray
     outputs: int
 
     @property
-    def places(self) -> int:
+    def ranks(self) -> int:
         """Sums of the owner that holds the most."""
         return self.held.shape[1]
 
@@ -45,7 +45,7 @@ class PartialSums:
         return len(np.unique(pairs)) == len(pairs)
 
     def add_up(self, received: jax.Array) -> jax.Array:
-        """Adds ``[owners, batch, places, width]`` up to ``[batch, outputs, width]``.
+        """Adds ``[owners, batch, ranks, width]`` up to ``[batch, outputs, width]``.
 
         Outputs with the same number of sums are added up together, so that the program
         grows with the distinct counts of a plan, not with its tables.
@@ -55,16 +55,16 @@ class PartialSums:
         order, sums = [], []
         for count in np.unique(counts):
             outputs = np.flatnonzero(counts == count)
-            each = first[outputs][:, None] + np.arange(count)
-            parts = received[self.owner[each], :, self.place[each]]
+            sum_ = first[outputs][:, None] + np.arange(count)
+            summands = received[self.owner[sum_], :, self.rank[sum_]]
             order.append(outputs)
-            sums.append(parts.sum(axis=1))  # [outputs, batch, width]
+            sums.append(summands.sum(axis=1))  # [outputs, batch, width]
         joined = jnp.concatenate(sums)[np.argsort(np.concatenate(order))]
         return joined.transpose(1, 0, 2)
 
     def hand_out(self, gradients: jax.Array) -> jax.Array:
         """Turns gradients ``[batch, outputs, width]`` into those of all sums,
-        ``[owners, batch, places, width]``; the opposite direction of ``add_up``."""
+        ``[owners, batch, ranks, width]``; the opposite direction of ``add_up``."""
         held = jnp.asarray(self.held)
         by_output = gradients.transpose(1, 0, 2)
         of_sums = by_output.at[held].get(mode="fill", fill_value=0)
@@ -74,15 +74,15 @@ class PartialSums:
 def number_sums(
     output: np.ndarray, owner: np.ndarray, owners: int, outputs: int
 ) -> PartialSums:
-    """Gives the sums of each owner their places, in the order of outputs."""
-    place = np.zeros_like(owner)
+    """Gives the sums of each owner their ranks, in the order of outputs."""
+    rank = np.zeros_like(owner)
     held: list[list[int]] = [[] for _ in range(owners)]
     for i, (of_output, by) in enumerate(zip(output, owner, strict=True)):
-        place[i] = len(held[by])
+        rank[i] = len(held[by])
         held[by].append(of_output)
-    places = max(map(len, held))
-    padded = [each + [outputs] * (places - len(each)) for each in held]
-    return PartialSums(output, owner, place, np.array(padded, np.int32), outputs)
+    ranks = max(map(len, held))
+    padded = [sums + [outputs] * (ranks - len(sums)) for sums in held]
+    return PartialSums(output, owner, rank, np.array(padded, np.int32), outputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,16 +91,15 @@ class Merging:
 
     Attributes:
       partial_sums: partial sums of the nodes.
-      place: ``[nodes, gpus, device places]`` place in its node to which a device's sum
-        is added; one past the last where a device has fewer.
-      parts: ``[nodes, node places, parts]`` sums that are added up there, each as
-        ``gpu * device places + place``; ``gpus * device places`` where there are fewer
-        parts.
+      node_rank: ``[nodes, gpus, device ranks]`` rank in its node of the sum to which a
+        device's sum is added; one past the last where a device has fewer.
+      summands: ``[nodes, node ranks, summands]`` sums that are added up there, each as
+        ``gpu * device ranks + rank``; ``gpus * device ranks`` where there are fewer.
     """
 
     partial_sums: PartialSums
-    place: np.ndarray
-    parts: np.ndarray
+    node_rank: np.ndarray
+    summands: np.ndarray
 
 
 def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
@@ -111,16 +110,16 @@ def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
     different, merged = np.unique(pairs, return_inverse=True)
     output, owner = np.divmod(different, nodes)
     of_nodes = number_sums(output, owner, nodes, partial_sums.outputs)
-    shape = (nodes, gpus_per_node, partial_sums.places)
-    place = np.full(shape, of_nodes.places, np.int32)
-    place[node, gpu, partial_sums.place] = of_nodes.place[merged]
+    shape = (nodes, gpus_per_node, partial_sums.ranks)
+    node_rank = np.full(shape, of_nodes.ranks, np.int32)
+    node_rank[node, gpu, partial_sums.rank] = of_nodes.rank[merged]
 
-    most = int(np.bincount(merged).max())
-    none = gpus_per_node * partial_sums.places
-    parts = np.full((nodes, of_nodes.places, most), none, np.int32)
+    max_summands = int(np.bincount(merged).max())
+    none = gpus_per_node * partial_sums.ranks
+    summands = np.full((nodes, of_nodes.ranks, max_summands), none, np.int32)
     taken = np.zeros(len(different), int)
     for i, into in enumerate(merged):
-        source = gpu[i] * partial_sums.places + partial_sums.place[i]
-        parts[owner[into], of_nodes.place[into], taken[into]] = source
+        source = gpu[i] * partial_sums.ranks + partial_sums.rank[i]
+        summands[owner[into], of_nodes.rank[into], taken[into]] = source
         taken[into] += 1
-    return Merging(of_nodes, place, parts)
+    return Merging(of_nodes, node_rank, summands)

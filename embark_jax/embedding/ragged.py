@@ -1,4 +1,4 @@
-"""A flat exchange in which only the filled places travel, for GPUs.
+"""A flat exchange in which only the filled cells travel, for GPUs.
 
 Buffers are those of the padded exchange, a block of equal capacity for each device, so
 that both lead to the same result. XLA has this collective for GPUs alone, and as of
@@ -20,7 +20,7 @@ from embark_jax.plans.plan import MESH_AXES
 
 
 class RaggedExchange:
-    """Sends filled places alone where it knows them, else all; see ``Exchange``."""
+    """Sends filled cells alone where it knows them, else all; see ``Exchange``."""
 
     def __init__(self, partial_sums: PartialSums):
         self._flat = FlatExchange(partial_sums)
@@ -44,16 +44,16 @@ class RaggedExchange:
 def swap_filled(
     values: jax.Array, filled: Filled, wire: WireFormat, empty: int
 ) -> jax.Array:
-    """Does what ``Exchange.swap`` does, for the filled places alone."""
+    """Does what ``Exchange.swap`` does, for the filled cells alone."""
     coded = encode(values, wire)
     devices, capacity = coded.shape[:2]
-    places = coded.reshape(devices * capacity, *coded.shape[2:])
+    cells = coded.reshape(devices * capacity, *coded.shape[2:])
     block_start = capacity * jnp.arange(devices, dtype=jnp.int32)
     # Where this device's block begins in what each of the others receives.
     own_start = jnp.full(devices, capacity * lax.axis_index(MESH_AXES), jnp.int32)
     received = lax.ragged_all_to_all(
-        places,
-        jnp.full_like(places, empty),
+        cells,
+        jnp.full_like(cells, empty),
         block_start,
         filled.sent,
         own_start,

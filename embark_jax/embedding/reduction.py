@@ -36,12 +36,12 @@ class ReductionRoute(NamedTuple):
       received: ids from each requester, as slots; ``slots`` where empty. Bags are
         (sample, partial sum), flattened.
       touched: the received slots grouped by row.
-      entry: ``[devices, capacity]`` entry behind each place that was sent.
+      request: ``[devices, capacity]`` request behind each cell that was sent.
     """
 
     received: PooledIds
     touched: RowGroups
-    entry: jax.Array
+    request: jax.Array
 
 
 class ReductionBased:
@@ -66,10 +66,10 @@ class ReductionBased:
     def route(self, ids, weights):
         index = self.index
         shard, owner, slot = index.expand(ids)
-        place = jnp.asarray(index.partial_sums.place)[shard]
+        rank = jnp.asarray(index.partial_sums.rank)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
-        bag, bags = sample * index.partial_sums.places + place, self._bags
-        # Entries of a sample come output by output, and so do the sums of an owner:
+        bag, bags = sample * index.partial_sums.ranks + rank, self._bags
+        # Requests of a sample come output by output, and so do the sums of an owner:
         # they are in order already, unless an owner pools an output in several sums.
         keep = index.partial_sums.one_an_output
         buckets = bucket_by_owner(
@@ -80,18 +80,18 @@ class ReductionBased:
             minors=1 if keep else bags,
         )
 
-        def picked(entries, fill):
-            return pick(entries.reshape(-1), buckets.entry, fill)
+        def picked(requests, fill):
+            return pick(requests.reshape(-1), buckets.entry, fill)
 
         if weights is not None:
-            weights = picked(weights[:, index.entry_column], 0)
+            weights = picked(weights[:, index.request_column], 0)
         received = self._swap(
             PooledIds(picked(slot, index.slots), picked(bag, bags), weights)
         )
         touched = group_rows(
             received.slot.reshape(-1),
             index.slots,
-            most=index.most_rows(self.batch * index.devices),
+            most=index.max_rows(self.batch * index.devices),
             implementation=self.implementation,
         )
         return ReductionRoute(received, touched, buckets.entry), buckets.needed
@@ -103,7 +103,7 @@ class ReductionBased:
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
             return ids
-        blocks = self.index.partial_sums.places * sum_blocks(self.batch)
+        blocks = self.index.partial_sums.ranks * sum_blocks(self.batch)
         coded = self.exchange.swap(encode_ids(ids, self._bags, blocks))
         return decode_ids(coded, self._bags, blocks, ids.weight is not None)
 
@@ -155,20 +155,20 @@ class ReductionBased:
     def mean_square(self, rows, route):
         if not self.index.column_sharded:
             return None
-        places = jnp.arange(route.entry.size, dtype=jnp.int32)
-        entries = self.batch * self.index.entries
-        inverse = jnp.full(entries, route.entry.size, jnp.int32)
-        inverse = inverse.at[route.entry.reshape(-1)].set(places, mode="drop")
+        cell = jnp.arange(route.request.size, dtype=jnp.int32)
+        requests = self.batch * self.index.requests
+        inverse = jnp.full(requests, route.request.size, jnp.int32)
+        inverse = inverse.at[route.request.reshape(-1)].set(cell, mode="drop")
         return mean_square_over_column_shards(
             self.index,
             self.exchange,
             rows.gradient,
             route.touched,
-            route.entry,
+            route.request,
             inverse,
         )
 
     @property
     def _bags(self) -> int:
         """Bags that a device pools for each device."""
-        return self.batch * self.index.partial_sums.places
+        return self.batch * self.index.partial_sums.ranks

@@ -18,17 +18,17 @@ Tables = dict[str, np.ndarray]
 def _bags(feature: FeatureSpec, ids: np.ndarray, weights: np.ndarray | None):
     """Yields ``(output index, ids, factors)`` of each bag."""
     for sample, bag in enumerate(ids):
-        places = np.flatnonzero(bag >= 0)
+        present = np.flatnonzero(bag >= 0)
         weight = np.ones(len(bag)) if weights is None else weights[sample]
         if feature.pooling == "none":
-            for place in places:
-                yield (sample, place), bag[[place]], weight[[place]].astype(np.float64)
+            for i in present:
+                yield (sample, i), bag[[i]], weight[[i]].astype(np.float64)
             continue
-        factor = weight[places].astype(np.float64)
+        factor = weight[present].astype(np.float64)
         if feature.pooling == "mean":
             total = factor.sum()
             factor = factor / total if total else np.zeros_like(factor)
-        yield (sample,), bag[places], factor
+        yield (sample,), bag[present], factor
 
 
 def lookup(
@@ -90,6 +90,7 @@ def update(
 ) -> None:
     """Updates the touched rows of one table and of its state, in place."""
     rows = np.flatnonzero(touched)
-    given = table, state, rows, gradient[rows], step
-    table[:], new_state = oracle.update(optimizer, *given)
+    table[:], new_state = oracle.update(
+        optimizer, table, state, rows, gradient[rows], step
+    )
     state.update(new_state)

@@ -1,7 +1,7 @@
 """Turns gradients of a storage's lookup result into updated rows, on one device.
 
 Rows that several micro-batches touch are updated once: their gradients are summed in
-one buffer with a place for every row that any micro-batch touches.
+one buffer with a row for every row that any micro-batch touches.
 
 Rows of a 16-bit storage are updated in float32 and rounded stochastically as they are
 written.
@@ -43,12 +43,12 @@ def update_block(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Updates the touched rows of a storage; arguments are those of the collection's
     ``update``, for this storage."""
-    mine = [each.feature.name for each in cluster.index.features]
-    gradients = {name: gradients[name] for name in mine}
+    names = [feature.feature.name for feature in cluster.index.features]
+    gradients = {name: gradients[name] for name in names}
     noise_of_slots = None
     if block.dtype != jnp.float32:
         noise_of_slots = noise_of(cluster.index.storage, hot_keys, step)
-    mean_factors = {n: mean_factors[n] for n in mine if n in mean_factors}
+    mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
     if micro_batches == 1:
         joined = _joined(cluster, mean_factors, gradients)
         whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
@@ -92,7 +92,7 @@ def update_block(
 def _full_gradients(
     rows: RowGradients, block: jax.Array, optimizer: RowOptimizer
 ) -> RowGradients:
-    """The gradients with the terms of the rows themselves, if there are any."""
+    """Returns the gradients with the terms of the rows themselves, if there are any."""
     old = None
     if optimizer.reads_row:
         old = pick(block, rows.slot).astype(jnp.float32)
@@ -106,14 +106,14 @@ def _joined(
     gradients: Mapping[str, jax.Array],
 ) -> jax.Array:
     """Joins ``[batch, outputs, width]`` gradients of a storage's ``lookup`` result."""
-    parts = []
+    joined = []
     for feature in cluster.index.features:
         name = feature.feature.name
         gradient = gradients[name].astype(jnp.float32)
         if name in mean_factors:
             gradient = gradient * mean_factors[name][:, None]
-        parts.append(feature.disassemble(gradient))
-    return jnp.concatenate(parts, axis=1)
+        joined.append(feature.disassemble(gradient))
+    return jnp.concatenate(joined, axis=1)
 
 
 def _sum_micro_batches(
@@ -131,29 +131,33 @@ def _sum_micro_batches(
     groups = group_rows(
         touched.reshape(-1), slots, implementation=cluster.implementation
     )
-    place = groups.group.reshape(touched.shape)
+    buffer_row = groups.group.reshape(touched.shape)
 
-    def add(total, part):
-        route, mean_factors, gradients, place = part
+    def add(total, micro_batch):
+        route, mean_factors, gradients, buffer_row = micro_batch
         joined = _joined(cluster, mean_factors, gradients)
         rows = cluster.row_gradients(joined, route)
-        total = total.at[place].add(rows.gradient, mode="drop", unique_indices=True)
+        total = total.at[buffer_row].add(
+            rows.gradient, mode="drop", unique_indices=True
+        )
         return total, None
 
     shape = len(groups.row), cluster.index.storage.width
     gradients, total = zeros_after(gradients, shape)
-    total, _ = lax.scan(add, total, (routes, mean_factors, gradients, place))
+    total, _ = lax.scan(add, total, (routes, mean_factors, gradients, buffer_row))
     rows = RowGradients(groups.row, total)
     if not (optimizer.row_wise and cluster.index.column_sharded):
         return rows, None
     full = _full_gradients(rows, block, optimizer).gradient
 
-    def find(mean_square, part):
-        route, slot, place = part
-        found = cluster.mean_square(RowGradients(slot, pick(full, place)), route)
+    def find(mean_square, micro_batch):
+        route, slot, buffer_row = micro_batch
+        gradient = RowGradients(slot, pick(full, buffer_row))
+        mean_square_here = cluster.mean_square(gradient, route)
         # Equal in every micro-batch that touches a row.
-        return mean_square.at[place].max(found, mode="drop"), None
+        mean_square = mean_square.at[buffer_row].max(mean_square_here, mode="drop")
+        return mean_square, None
 
-    nothing = jnp.zeros(groups.row.shape, jnp.float32)
-    mean_square, _ = lax.scan(find, nothing, (routes, touched, place))
+    zeros = jnp.zeros(groups.row.shape, jnp.float32)
+    mean_square, _ = lax.scan(find, zeros, (routes, touched, buffer_row))
     return rows, mean_square

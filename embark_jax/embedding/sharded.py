@@ -28,36 +28,36 @@ def mean_square_over_column_shards(
     exchange: Exchange,
     gradient: jax.Array,
     touched: RowGroups,
-    sent_entry: jax.Array,
+    sent_request: jax.Array,
     inverse: jax.Array,
 ) -> jax.Array:
     """Finds the mean of gradient² of rows whose column shards lie on several devices.
 
-    Each owner returns its part of the sum to the requesters, along the route of the
-    ids; they know all column shards of an id, add the parts up, and send the total to
+    Each owner returns its share of the sum to the requesters, along the route of the
+    ids; they know all column shards of an id, add the shares up, and send the total to
     the owners.
 
     Args:
       index, exchange: index and exchange of the storage.
       gradient: ``[rows, width]`` summed row gradients of this device.
       touched: the rows, grouped from what this device received.
-      sent_entry: ``[devices, capacity]`` entry of this device behind each place it
+      sent_request: ``[devices, capacity]`` request of this device behind each cell it
         sent.
-      inverse: ``[batch * entries]`` place of each entry in what this device sent.
+      inverse: ``[batch * requests]`` cell of each request in what this device sent.
 
     Returns:
       The mean of each row, ``[rows]``.
     """
-    part = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_entry.shape)
+    share = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_request.shape)
     with jax.named_scope("square exchange"):
-        returned = exchange.swap(part).reshape(-1)
-    entry_part = pick(returned, inverse).reshape(-1, index.entries)
-    columns = jnp.zeros((entry_part.shape[0], index.columns), entry_part.dtype)
-    columns = columns.at[:, index.entry_column].add(entry_part)
-    dim = index.output_dim[index.entry_output][None]
-    entry_mean = (columns[:, index.entry_column] / dim).reshape(-1)
+        returned = exchange.swap(share).reshape(-1)
+    request_share = pick(returned, inverse).reshape(-1, index.requests)
+    columns = jnp.zeros((request_share.shape[0], index.columns), request_share.dtype)
+    columns = columns.at[:, index.request_column].add(request_share)
+    dim = index.output_dim[index.request_output][None]
+    request_mean = (columns[:, index.request_column] / dim).reshape(-1)
     with jax.named_scope("square exchange"):
-        mean = exchange.swap(pick(entry_mean, sent_entry)).reshape(-1)
-    # Equal for all entries of a row, but zero for those nobody asked about.
+        mean = exchange.swap(pick(request_mean, sent_request)).reshape(-1)
+    # Equal for all requests of a row, but zero for those nobody asked about.
     rows = jnp.zeros(gradient.shape[0], mean.dtype)
     return rows.at[touched.group].max(mean, mode="drop")

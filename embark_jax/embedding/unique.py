@@ -37,11 +37,11 @@ class UniqueRoute(NamedTuple):
     Attributes:
       slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
       touched: the received slots grouped by row.
-      inverse: ``[batch, entries]`` place of each entry's row among those returned.
-      returned: the entries grouped by those places.
-      weight: ``[batch, entries]`` weight of each entry, or None.
-      entry: ``[devices, capacity]`` first entry behind each place that was sent.
-      filled: places that hold an id, or None where all places travel.
+      inverse: ``[batch, requests]`` cell of each request's row among those returned.
+      returned: the requests grouped by those cells.
+      weight: ``[batch, requests]`` weight of each request, or None.
+      request: ``[devices, capacity]`` first request behind each cell that was sent.
+      filled: cells that hold an id, or None where all cells travel.
     """
 
     slot: jax.Array
@@ -49,7 +49,7 @@ class UniqueRoute(NamedTuple):
     inverse: jax.Array
     returned: RowGroups
     weight: jax.Array | None
-    entry: jax.Array
+    request: jax.Array
     filled: Filled | None
 
 
@@ -89,23 +89,23 @@ class UniqueBased:
                 buckets.slot, filled=filled, empty=index.slots
             )
         received_slot = received_slot.reshape(-1)
-        implementation, places = self.implementation, buckets.entry.size
+        implementation, cells = self.implementation, buckets.entry.size
         route = UniqueRoute(
             received_slot,
             group_rows(
                 received_slot,
                 index.slots,
-                most=index.most_rows(len(ids) * index.devices),
+                most=index.max_rows(len(ids) * index.devices),
                 implementation=implementation,
             ),
             buckets.inverse.reshape(owner.shape),
             group_targets(
                 buckets.inverse,
-                places,
+                cells,
                 runs=buckets.runs,
                 implementation=implementation,
             ),
-            None if weights is None else weights[:, index.entry_column],
+            None if weights is None else weights[:, index.request_column],
             buckets.entry,
             filled,
         )
@@ -146,7 +146,7 @@ class UniqueBased:
         sent = sum_groups(
             gradients.reshape(-1, width),
             route.returned,
-            index.entry_bags(batch),
+            index.request_bags(batch),
             None if route.weight is None else route.weight.reshape(-1),
             implementation=self.implementation,
         )
@@ -154,8 +154,8 @@ class UniqueBased:
         with jax.named_scope("gradient exchange"):
             received = self.exchange.swap(sent, self.wire.gradients, route.filled)
         received = received.reshape(-1, width)
-        places = jnp.arange(received.shape[0], dtype=jnp.int32)
-        return Summands(route.touched, received, places, None)
+        cells = jnp.arange(received.shape[0], dtype=jnp.int32)
+        return Summands(route.touched, received, cells, None)
 
     def row_gradients(self, gradients, route):
         rows = sum_up(self.summands(gradients, route), self.implementation)
@@ -169,6 +169,6 @@ class UniqueBased:
             self.exchange,
             rows.gradient,
             route.touched,
-            route.entry,
+            route.request,
             route.inverse.reshape(-1),
         )

@@ -118,7 +118,7 @@ class StepsInFlight:
         batches = [flight.placed.batch for flight in refused]
         # A batch announced as hot that is not takes the ordinary step.
         batches[0] = dataclasses.replace(first, hot=False)
-        again = [self._placing.place_again(batch) for batch in batches]
+        again = [self._placing.put_again(batch) for batch in batches]
         self._waiting.extendleft(reversed(again))
         for _ in again:
             self._start()

@@ -50,8 +50,8 @@ class BinaryCrossEntropy:
             losses = (losses * jnp.array(weights, losses.dtype)[None]).sum(axis=1)
         if self.embedding_l2:
             squares = [
-                jnp.square(each.astype(jnp.float32)).reshape(len(each), -1).sum(axis=1)
-                for each in embeddings.values()
+                jnp.square(e.astype(jnp.float32)).reshape(len(e), -1).sum(axis=1)
+                for e in embeddings.values()
             ]
             losses = losses + self.embedding_l2 / 2 * sum(squares)
         return losses

@@ -69,7 +69,7 @@ class Placing:
     def feed(
         self, make: Callable[[S], Batch], items: Iterable[S], batch_bytes: int
     ) -> Iterator[PlacedBatch]:
-        """Yields ``place(make(item))`` for the items, in order.
+        """Yields ``put(make(item))`` for the items, in order.
 
         A thread makes batches ahead, another one places them. Items are taken, and
         exceptions raised, in the thread of the consumer. Processes that number keys
@@ -83,29 +83,29 @@ class Placing:
         """
         made = prefetch(make, items, _batches_ahead(batch_bytes))
         if self._numbering.is_needed and jax.process_count() > 1:
-            return map(self.place, made)
-        return prefetch(self.place, made, PLACED_AHEAD)
+            return map(self.put, made)
+        return prefetch(self.put, made, PLACED_AHEAD)
 
     def feed_to_score(
         self, batches: Iterable[Batch], batch_bytes: int
     ) -> Iterator[PlacedBatch]:
-        """Yields ``place_to_score(batch)`` in order; a thread takes the batches, so
+        """Yields ``put_to_score(batch)`` in order; a thread takes the batches, so
         many ahead as ``feed`` makes."""
         taken = _take_ahead(batches, _batches_ahead(batch_bytes))
-        return prefetch(self.place_to_score, taken, PLACED_AHEAD)
+        return prefetch(self.put_to_score, taken, PLACED_AHEAD)
 
-    def place(self, batch: Batch) -> PlacedBatch:
-        """Places this process's share of a batch of training; new keys get numbers."""
+    def put(self, batch: Batch) -> PlacedBatch:
+        """Puts this process's share of a batch of training; new keys get numbers."""
         numbered, keys = self._numbering.number(batch)
         return PlacedBatch(batch, self._put(numbered), keys)
 
-    def place_again(self, batch: Batch) -> PlacedBatch:
-        """Places a batch of training that was placed before, and refused."""
+    def put_again(self, batch: Batch) -> PlacedBatch:
+        """Puts a batch of training that was placed before, and refused."""
         numbered, _ = self._numbering.find(batch)
         return PlacedBatch(batch, self._put(numbered), {})
 
-    def place_to_score(self, batch: Batch) -> PlacedBatch:
-        """Places this process's share of a whole batch that is scored; new keys have
+    def put_to_score(self, batch: Batch) -> PlacedBatch:
+        """Puts this process's share of a whole batch that is scored; new keys have
         numbers in it alone."""
         numbered, unseen = self._numbering.find(batch)
         share = own_samples(numbered, self._scoring_size)

@@ -301,7 +301,7 @@ def _gradients(
 
 
 def _all_finite(arrays: Any) -> jax.Array:
-    """Whether all floating-point numbers are; a random key, say, has none."""
+    """Returns whether all floating-point numbers are; a random key, say, has none."""
     finite = [
         jnp.isfinite(leaf).all()
         for leaf in jax.tree.leaves(arrays)

@@ -238,7 +238,7 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is the one
             before it.
         """
-        return self._apply(map(self._placing.place, map(self.check, batches)))
+        return self._apply(map(self._placing.put, map(self.check, batches)))
 
     def _apply(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
         steps = StepsInFlight(self._engine, self._placing, self._checker())
@@ -289,7 +289,7 @@ class Trainer:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
         check = check or self._checker()
-        placed = map(self._placing.place_to_score, map(check, batches))
+        placed = map(self._placing.put_to_score, map(check, batches))
         scored = score_batches(self._engine, placed, check, 0, method)
         for batch, logits in scored:
             yield batch, logits[: len(batch)]

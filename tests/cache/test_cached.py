@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.row_store import StoreError
+from embark_jax.cache import row_store
+from embark_jax.cache.row_store import StoreError, StoreKind
 from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.plans.storage import Placement
 from tests.builders import (
@@ -92,6 +93,48 @@ def assert_alike(trainer: ej.Trainer, expected: ej.Trainer) -> None:
     """Bit by bit."""
     assert_same_tables(tables_and_states(trainer), tables_and_states(expected))
     assert_equal_states(trainer.state.params, expected.state.params)
+
+
+class DictStore:
+    """A row store as somebody else might write it: rows by number in a dictionary, but
+    for those that a checkpoint reads and writes in place."""
+
+    def __init__(self, rows: int, values: int):
+        self.rows, self._values = rows, values
+        self._held: dict[int, np.ndarray] = {}
+
+    def holds(self, numbers):
+        return np.array([int(number) in self._held for number in numbers], bool)
+
+    def read(self, numbers):
+        rows = [self._held[int(number)] for number in numbers]
+        return np.array(rows, np.float32).reshape(len(rows), self._values)
+
+    def write(self, numbers, rows):
+        self._held |= {int(n): row for n, row in zip(numbers, rows, strict=True)}
+
+    def forget(self, numbers):
+        for number in numbers:
+            self._held.pop(int(number), None)
+
+    def columns(self, columns):
+        zeros = np.zeros(self._values, np.float32)
+        rows = [self._held.get(number, zeros) for number in range(self.rows)]
+        return np.array(rows)[:, columns]
+
+    def hold(self, numbers):
+        raise NotImplementedError("is for checkpoints")
+
+
+def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
+    kind = StoreKind(lambda rows, values, folder: DictStore(rows, values), True)
+    monkeypatch.setitem(row_store.STORES, "host", kind)
+    options = {"mesh": (1, 2), "optimizer": ej.Adagrad(0.5)}
+    cached = trainer_of("host", 200, **options)
+    cached.fit(Clicks(), STEPS)
+    resident = trainer_of(**options)
+    resident.fit(Clicks(), STEPS)
+    assert_alike(cached, resident)
 
 
 # A device has up to 38 of a's rows; of b's one has all 200 twice, in halves of columns.

@@ -108,7 +108,7 @@ def test_a_batch_that_needs_more_slots_changes_nothing():
     assert int(refused.needed[0]) == 11
     assert int(refused.moves.count[0]) == 0
     assert contents(refused.index) == contents(index)
-    np.testing.assert_array_equal(refused.index.asked_at, index.asked_at)
+    np.testing.assert_array_equal(refused.index.used_at, index.used_at)
 
 
 def test_keys_without_room_find_it_in_a_larger_directory():

@@ -57,8 +57,8 @@ def test_rows_that_samples_can_touch_on_a_device():
     features = [ej.FeatureSpec("f", "t", hotness=4), ej.FeatureSpec("g", "t")]
     (storage,) = lay_out(placements, features, 5)
     index = index_storage(storage, features, 5)
-    assert index.most_rows(1) == 2 * (4 + 1)
-    assert index.most_rows(100) == 2 * 17
+    assert index.max_rows(1) == 2 * (4 + 1)
+    assert index.max_rows(100) == 2 * 17
 
 
 @pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])

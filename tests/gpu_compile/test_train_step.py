@@ -22,7 +22,7 @@ def moved_bytes(planned) -> int:
             index = index_storage(storage, planned.features, planned.devices)
             places = (
                 planned.capacities[storage.name]
-                + index.partial_sums.places * BATCH_PER_DEVICE
+                + index.partial_sums.ranks * BATCH_PER_DEVICE
             )
             total += planned.devices * places * storage.width * 4
     return total
