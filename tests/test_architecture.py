@@ -73,6 +73,7 @@ CLEAN_ROOMS = (
     "cli",
     "embedding",
     "train",
+    "launch",
 )
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {
@@ -98,7 +99,16 @@ RETIRED_WORDS = {
 """Words of which no name is made. Words that are retired in one sense, and have another
 in the field, are left out: the output of a model, a position in a sequence, a training
 run, a level of compression, lines of text."""
-NOUN_ROOMS = ("statistics", "metrics", "report", "config", "data")
+NOUN_ROOMS = (
+    "statistics",
+    "metrics",
+    "report",
+    "config",
+    "data",
+    "embedding",
+    "train",
+    "cache",
+)
 """Rooms in which no variable is one of ``PRONOUNS``."""
 PRONOUNS = {"each", "given", "known", "most"}
 """Pronouns and participles, which do not say what a variable holds."""

@@ -304,7 +304,9 @@ class CachedRows:
         """Brings rows into slots and starts to write those that leave, then to read
         those of the batch after, if it is given."""
         rows = pending.rows.result()
-        homeless = [np.asarray(demand.most)[2] for demand in pending.demands.values()]
+        homeless = [
+            np.asarray(demand.largest)[2] for demand in pending.demands.values()
+        ]
         if any(homeless):
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:

@@ -130,5 +130,5 @@ class Numbering:
         after the other."""
         ids = [batch.ids[name] for name in self._features[table]]
         return np.concatenate(
-            [each[each != PADDING_ID] for each in ids], dtype=np.int64
+            [column[column != PADDING_ID] for column in ids], dtype=np.int64
         )

@@ -55,14 +55,14 @@ class Demand(NamedTuple):
 
     Attributes:
       moves: moves on each device.
-      most: ``[3]`` int32 maximum over devices of the rows that come, the slots that the
-        batch needs, and the keys without room in the directory.
+      largest: ``[3]`` int32 maximum over devices of the rows that come, the slots that
+        the batch needs, and the keys without room in the directory.
       rows: ``[2]`` int32 numbers over all devices: rows that are asked for, and those
         of them that had no slot.
     """
 
     moves: Moves
-    most: jax.Array
+    largest: jax.Array
     rows: jax.Array
 
 

@@ -21,8 +21,8 @@ def tell_all_keys(keys: Sequence[np.ndarray]) -> list[np.ndarray]:
     All processes must call it equally often, and with as many arrays.
     """
     if jax.process_count() == 1 or not keys:
-        return [np.unique(each) for each in keys]
-    sizes = np.array([len(each) for each in keys], np.int64)
+        return [np.unique(array) for array in keys]
+    sizes = np.array([len(array) for array in keys], np.int64)
     keys_by_process = []
     for message in tell_all_bytes(np.concatenate([sizes, *keys]).tobytes(), "keys"):
         words = np.frombuffer(message, np.int64)

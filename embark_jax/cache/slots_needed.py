@@ -20,7 +20,7 @@ def check_slots(demands: Mapping[str, Demand], storages: Mapping[str, Storage]) 
     fit come with the next batch."""
     for name, demand in demands.items():
         storage = storages[name]
-        _, needed, _ = np.asarray(demand.most).tolist()
+        _, needed, _ = np.asarray(demand.largest).tolist()
         if needed > storage.slots_per_device:
             tables = ", ".join(row_range.table.name for row_range in storage.ranges)
             key = "max_slots" if storage.kind.table else "slots"

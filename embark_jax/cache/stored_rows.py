@@ -99,7 +99,7 @@ class StoredRows:
     def incoming(self, demand: Demand, unseen: np.ndarray = NO_KEYS) -> Incoming:
         """Returns the rows that come into slots, on the devices; ``unseen`` are keys of
         the numbers after all others."""
-        largest, *_ = np.asarray(demand.most).tolist()
+        largest, *_ = np.asarray(demand.largest).tolist()
         room = demand.moves.slot.shape[0] // self._mesh.size
         size = min(room, max(LEAST_ROWS, 1 << (largest - 1).bit_length()))
         rows_by_device = []
@@ -109,10 +109,10 @@ class StoredRows:
                 np.zeros((size, self._width), np.float32),
                 np.zeros(size, bool),
             )
-            there = np.flatnonzero(store.holds(numbers))
-            rows[there] = store.read(numbers[there])
+            held = np.flatnonzero(store.holds(numbers))
+            rows[held] = store.read(numbers[held])
             fresh[: len(numbers)] = True
-            fresh[there] = False
+            fresh[held] = False
             words = np.zeros((size, 2), np.uint32)
             words[: len(numbers)] = self._words(device, numbers, unseen)
             rows_by_device.append(

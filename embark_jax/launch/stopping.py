@@ -35,7 +35,7 @@ class Stop:
         return news
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether a run of one process is asked to end, even if it has just ended."""
         return self._request.is_set()
 
@@ -44,7 +44,7 @@ class Stop:
         processes stop at the same one, whichever got the signal."""
         if self._several:  # JAX handles the signal since its initialization
             return multihost_utils.reached_preemption_sync_point(step)
-        return self.asked
+        return self.requested
 
     def during(self, batches: Iterable[T]) -> Iterator[T]:
         """Yields the batches of work that may stay unfinished, such as an evaluation.
@@ -53,7 +53,7 @@ class Stop:
           StoppedError: once a run of one process is asked to end.
         """
         for batch in batches:
-            if self.asked:
+            if self.requested:
                 raise StoppedError
             yield batch
 

@@ -68,7 +68,7 @@ def _ranked(
     """
     hotness = {feature.name: feature.hotness for feature in setup.features}
     if hotness.get(group_by) != 1:
-        singles = [name for name, most in hotness.items() if most == 1]
+        singles = [name for name, ids in hotness.items() if ids == 1]
         raise ConfigError(
             f"--group-by {group_by}: must be a feature of one id a sample; "
             + nearest(group_by, singles)

@@ -193,7 +193,7 @@ def _run(
                 record["best_step"] = early.best_step
             log.write(last, record)
     show_result(record, console)
-    return None if stop.asked else record
+    return None if stop.requested else record
 
 
 def _check_writable(workdir: Path) -> None:
@@ -362,5 +362,5 @@ def _next_stop(setup: Experiment, step: int, others: tuple[int, ...]) -> int:
     """Returns the next step after ``step`` at which all steps must have landed."""
     options = setup.config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
-    stops = [setup.steps, *(each for each in others if each > step)]
+    stops = [setup.steps, *(other for other in others if other > step)]
     return min([*stops, *((step // every + 1) * every for every in intervals)])
