@@ -36,8 +36,10 @@ def doctor() -> None:
         say("On a CPU, training makes as many devices as the config's mesh has.")
 
     compiling = Table("setting", "value", title="Compilation")
+    flags = (flag.partition("=") for flag in xla_flags().split())
+    values = {name: value for name, _, value in flags}
     for name in GPU_FLAGS:
-        compiling.add_row(f"{name}, on GPUs", _flag(name))
+        compiling.add_row(f"{name}, on GPUs", values[name] or "true")
     settings: Any = jax.config  # type checkers do not know its attributes
     kept = settings.jax_compilation_cache_dir
     if not settings.jax_enable_compilation_cache:
@@ -52,12 +54,3 @@ def doctor() -> None:
     console.print(kernels)
     why = embark_kernels.why_plain_xla()
     say(f"embedding.kernels=auto takes {f'xla: {why}' if why else 'mosaic_gpu'}")
-
-
-def _flag(name: str) -> str:
-    """Returns the value of a flag of GPU_FLAGS: the user's, else ours."""
-    for flag in xla_flags().split():
-        key, _, value = flag.partition("=")
-        if key == name:
-            return value or "true"
-    raise KeyError(name)

@@ -252,20 +252,14 @@ def weights(table: pa.Table, name: str, path: Path) -> np.ndarray:
     Raises:
       DataError: if a weight is missing or negative.
     """
-    numbers = _numbers(table, name, path)
-    if numbers.null_count:
-        raise DataError(f"{path}: column {name}: has missing weights")
-    weight = numbers.to_numpy()
+    weight = _complete(table, name, path, "weights")
     if len(bad := weight[weight < 0]):
         raise DataError(f"{path}: column {name}: is {bad[0]:g}, must be 0 or more")
     return weight
 
 
 def _label(table: pa.Table, name: str, columns: Columns, path: Path) -> np.ndarray:
-    numbers = _numbers(table, name, path)
-    if numbers.null_count:
-        raise DataError(f"{path}: column {name}: has missing labels")
-    label = numbers.to_numpy()
+    label = _complete(table, name, path, "labels")
     if columns.positive_from is not None:
         return (label >= columns.positive_from).astype(np.float32)
     if len(bad := label[(label < 0) | (label > 1)]):
@@ -274,6 +268,14 @@ def _label(table: pa.Table, name: str, columns: Columns, path: Path) -> np.ndarr
             "ratings, give the lowest positive one: positive_from=4"
         )
     return label
+
+
+def _complete(table: pa.Table, name: str, path: Path, what: str) -> np.ndarray:
+    """Returns a column as float32 in which no number may be missing."""
+    numbers = _numbers(table, name, path)
+    if numbers.null_count:
+        raise DataError(f"{path}: column {name}: has missing {what}")
+    return numbers.to_numpy()
 
 
 def _feature(name: str, column: CategoryColumn) -> FeatureSpec:

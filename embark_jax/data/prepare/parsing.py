@@ -142,38 +142,30 @@ def check_kinds(recipe: Recipe, chunks: Sequence[ParsedChunk]) -> None:
     Raises:
       DataError: if columns that share a table, or files, differ in this.
     """
-    kinds: dict[str, set[bool]] = {}
     categories = [f for f in recipe.features if f.name not in recipe.numbers]
+    kinds: dict[str, set[bool]] = {feature.table: set() for feature in categories}
     for chunk in chunks:
         schema = _schema(chunk.path)
         for feature in categories:
-            kind = schema.field(feature.name).type
-            kinds.setdefault(feature.table, set()).add(is_text(kind))
-    for feature in categories:
-        if len(kinds.get(feature.table, ())) > 1:
-            _check_kind(recipe, chunks, feature.table)
-
-
-def _check_kind(recipe: Recipe, chunks: Sequence[ParsedChunk], table: str) -> None:
+            kinds[feature.table].add(is_text(schema.field(feature.name).type))
+    mixed = [f for f in categories if len(kinds[f.table]) > 1]
     names = {True: "text", False: "whole numbers"}
-    first: tuple[bool, str] | None = None
-    for chunk in chunks:
+    first: dict[str, tuple[bool, str]] = {}
+    for chunk in chunks if mixed else ():
         samples = chunk.read()
-        for feature in recipe.features:
-            if feature.table != table:
-                continue
-            values = samples[feature.name]
-            singles = flat(values.combine_chunks())
+        for feature in mixed:
+            values = samples[feature.name].combine_chunks()
+            singles = flat(values)
             if singles.null_count == len(singles):
                 continue  # its type says nothing
             kind = is_text(values.type)
             where = f"column {feature.name!r} of {recipe.raw[chunk.file].path}"
-            first = first or (kind, where)
-            if first[0] != kind:
+            first_kind, first_where = first.setdefault(feature.table, (kind, where))
+            if first_kind != kind:
                 raise DataError(
-                    f"{where} has {names[kind]}, {first[1]} has {names[first[0]]}, "
-                    f"and both read table {table!r}: must be of one kind; write both "
-                    "alike, or give them tables of their own"
+                    f"{where} has {names[kind]}, {first_where} has "
+                    f"{names[first_kind]}, and both read table {feature.table!r}: must "
+                    "be of one kind; write both alike, or give them tables of their own"
                 )
 
 

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from embark_jax._base.files import write_json
 from embark_jax.data import manifest as manifests
-from embark_jax.data.batch import Batch
 from embark_jax.data.manifest import Manifest, PreparedFeature, RecordFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare.claim import claim
@@ -74,9 +71,7 @@ def write(
         if done.exists():
             return RecordFile.model_validate_json(done.read_bytes())
         batch = data.batch(split, number * rows, count)
-        written = manifests.write_records(
-            out, file, _records(batch, manifest), manifest
-        )
+        written = manifests.write_records(out, file, batch.to_records(), manifest)
         write_json(done, written.model_dump())
         return written
 
@@ -90,11 +85,3 @@ def write(
     manifest.save(out)
     shutil.rmtree(work)
     return manifest
-
-
-def _records(batch: Batch, manifest: Manifest) -> np.ndarray:
-    records = np.empty(len(batch), manifest.layout())
-    records["label"], records["dense"] = batch.labels, batch.dense
-    for name, ids in batch.ids.items():
-        records["ids"][name] = ids
-    return records
