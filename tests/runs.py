@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -49,7 +50,13 @@ class Outcome(NamedTuple):
 
 
 def embark(*args: str | Path) -> Outcome:
-    """Runs the command in this process; only its eight devices are there."""
+    """Runs the command in this process; only its eight devices are there.
+
+    Args:
+      args: its words, or a single text that is split into words as a shell does it.
+    """
+    if len(args) == 1:
+        args = tuple(shlex.split(str(args[0])))
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["embark", *map(str, args)]),
@@ -61,6 +68,13 @@ def embark(*args: str | Path) -> Outcome:
         except SystemExit as end:
             code = int(end.code or 0)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def done(*args: str | Path) -> Outcome:
+    """Runs the command, which must succeed and say nothing on stderr."""
+    outcome = embark(*args)
+    assert (outcome.code, outcome.err) == (0, ""), outcome.err
+    return outcome
 
 
 def start(*args: str | Path, **options) -> subprocess.Popen:

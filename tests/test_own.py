@@ -10,7 +10,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import code_of, import_named, reading
 from embark_jax.run import experiment
 from tests import runs
-from tests.runs import OWN, embark
+from tests.runs import OWN, done, embark
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +85,7 @@ def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     losses = []
     for each in ((), ("train.loss=my_loss:half",)):
         run = tmp_path / f"run{len(losses)}"
-        done = embark("train", OWN / "config.yaml", *options, *each, "--workdir", run)
-        assert (done.code, done.err) == (0, "")
+        done("train", OWN / "config.yaml", *options, *each, "--workdir", run)
         losses.append(runs.losses(run)[1])
     assert losses[1] == pytest.approx(losses[0] / 2, rel=1e-6)
     assert (tmp_path / "run1/code/my_loss.py").exists()
@@ -110,39 +109,26 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(OWN)
     mesh = "mesh.nodes=2", "mesh.gpus_per_node=4"
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = embark("train", "config.yaml", *mesh, "--workdir", whole)
-    assert (done.code, done.err) == (0, "")
+    done("train", "config.yaml", *mesh, "--workdir", whole)
     assert 0.87 < runs.final(whole)["test_auc"] < 0.93
     assert {path.name for path in (whole / "code").iterdir()} == {
         "my_model.py",
         "my_data.py",
     }
     for steps, resume in ((200, ()), (600, ("--resume",))):
-        done = embark(
-            "train", "config.yaml", f"train.steps={steps}", "--workdir", cut, *resume
-        )
-        assert (done.code, done.err) == (0, "")
+        done("train", "config.yaml", f"train.steps={steps}", "--workdir", cut, *resume)
     assert runs.final(cut)["test_auc"] == pytest.approx(
         runs.final(whole)["test_auc"], abs=1e-4
     )
-    done = embark("export", cut, "--out", tmp_path / "export")
-    runs.assert_refused(done, "code/my_model.py; it would run with all your rights")
-    done = embark("export", cut, "--out", tmp_path / "export", "--trust-code")
-    assert (done.code, done.err) == (0, "")
+    outcome = embark("export", cut, "--out", tmp_path / "export")
+    runs.assert_refused(outcome, "code/my_model.py; it would run with all your rights")
+    done("export", cut, "--out", tmp_path / "export", "--trust-code")
     assert (tmp_path / "export/code/my_model.py").exists()
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["model"]["kind"] == "my_model:Bilinear"
     swept = tmp_path / "swept"
-    done = embark(
-        "sweep",
-        "config.yaml",
-        "--workdir",
-        swept,
-        "train.steps=2",
-        "train.eval_every=null",
-        "sweep.data.samples=[300, 400]",
-    )
-    assert (done.code, done.err) == (0, "")
+    few = "train.steps=2 train.eval_every=null 'sweep.data.samples=[300, 400]'"
+    done(f"sweep config.yaml --workdir {swept} {few}")
     assert len(list(swept.glob("data.samples=*"))) == 2
     shutil.rmtree(swept)
 

@@ -14,7 +14,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.data import DataError
 from tests import runs
-from tests.runs import embark
+from tests.runs import done, embark
 
 pytestmark = pytest.mark.slow
 
@@ -54,26 +54,11 @@ class Trained:
         self.new = self.write(folder / "new.csv", self.test)
         self.workdir, self.data = folder / "run", folder / "data"
         config = runs.write_config(folder, CONFIG.replace("DATA", str(self.data)))
-        for command in (
-            (
-                "data",
-                "prepare",
-                "csv",
-                "--raw",
-                self.raw,
-                "--out",
-                self.data,
-                "label=stars",
-                "positive_from=3",
-                "time=when",
-                'features.genres={separator: "|"}',
-                "dense.price=log",
-                "dense.age={transform: quantiles, quantiles: 6}",
-            ),
-            ("train", config, "--workdir", self.workdir),
-        ):
-            done = embark(*command)
-            assert (done.code, done.err) == (0, "")
+        columns = "label=stars positive_from=3 time=when dense.price=log "
+        columns += "'features.genres={separator: \"|\"}' "
+        columns += "'dense.age={transform: quantiles, quantiles: 6}'"
+        done(f"data prepare csv --raw {self.raw} --out {self.data} {columns}")
+        done("train", config, "--workdir", self.workdir)
 
     @staticmethod
     def write(path: Path, rows: list[dict]) -> Path:
@@ -90,8 +75,7 @@ def trained(tmp_path_factory) -> Trained:
 
 
 def probabilities(folder: Path, rows: Path, out: Path) -> np.ndarray:
-    done = embark("predict", folder, "--in", rows, "--out", out)
-    assert (done.code, done.err) == (0, "")
+    done("predict", folder, "--in", rows, "--out", out)
     return pyarrow.csv.read_csv(out)["probability"].to_numpy()
 
 
@@ -102,13 +86,12 @@ def test_the_config_is_short(trained):
 def test_raw_rows_are_scored_as_the_test_set_was(trained, tmp_path):
     """The rows that the run was tested on, from the file: the same metrics."""
     out = tmp_path / "scores.csv"
-    done = embark("predict", trained.workdir, "--in", trained.new, "--out", out)
-    assert (done.code, done.err) == (0, "")
+    outcome = done("predict", trained.workdir, "--in", trained.new, "--out", out)
     final = runs.final(trained.workdir)
     assert final["test_samples"] == len(trained.test)
     assert final["test_auc"] > 0.75  # and there is something to be scored
     said = f"AUC {final['test_auc']:.5f}, loss {final['test_log_loss']:.5f}"
-    assert said in done.out
+    assert said in outcome.out
     found = pyarrow.csv.read_csv(out)["probability"].to_numpy()
     positive = np.array([row["stars"] >= 3 for row in trained.test])
     loss = -np.log(np.where(positive, found, 1 - found)).mean()
@@ -144,8 +127,7 @@ def test_whatever_the_rows_are_in(trained, tmp_path):
 
 def test_an_export_needs_neither_run_nor_data(trained, tmp_path):
     expected = probabilities(trained.workdir, trained.new, tmp_path / "a.csv")
-    done = embark("export", trained.workdir, "--out", tmp_path / "export")
-    assert (done.code, done.err) == (0, "")
+    done("export", trained.workdir, "--out", tmp_path / "export")
     elsewhere = shutil.copytree(tmp_path / "export", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "export")
     found = probabilities(elsewhere, trained.new, tmp_path / "b.csv")
@@ -172,10 +154,10 @@ def test_rows_that_cannot_be_scored(trained, tmp_path):
     lines = trained.new.read_text().splitlines()
     bad = tmp_path / "bad.csv"
     bad.write_text("\n".join([*lines[:3], lines[3].replace(",", ",x", 4)]) + "\n")
-    done = embark("predict", trained.workdir, "--in", bad)
-    runs.assert_refused(done, f"{bad}, line 4: column age: value is")
-    done = embark("predict", tmp_path, "--in", bad)
-    runs.assert_refused(done, "has no encoding/, so raw rows cannot be read")
+    outcome = embark("predict", trained.workdir, "--in", bad)
+    runs.assert_refused(outcome, f"{bad}, line 4: column age: value is")
+    outcome = embark("predict", tmp_path, "--in", bad)
+    runs.assert_refused(outcome, "has no encoding/, so raw rows cannot be read")
 
 
 def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
@@ -192,25 +174,22 @@ def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
     )
     config, run, out = runs.write_config(tmp_path, text), tmp_path / "run", "scores.csv"
     labels = "labels=[like, love]"
-    done = embark("data", "prepare", "csv", labels, "--raw", raw, "--out", data)
-    assert (done.code, done.err) == (0, "")
-    done = embark("train", config, "train.task_weights={love: 0.5}", "--workdir", run)
-    assert (done.code, done.err) == (0, "")
+    done("data", "prepare", "csv", labels, "--raw", raw, "--out", data)
+    done("train", config, "train.task_weights={love: 0.5}", "--workdir", run)
     final = runs.final(run)
     tasks = [final["test_auc/like"], final["test_auc/love"]]
     assert final["test_auc"] == pytest.approx(np.mean(tasks))
     expected = ej.load_scorer(run).predict(raw)
     assert expected.shape == (len(rows), 2)
-    done = embark("export", run, "--out", tmp_path / "export")
-    assert (done.code, done.err) == (0, "")
-    done = embark("predict", tmp_path / "export", "--in", raw, "--out", tmp_path / out)
-    assert (done.code, done.err) == (0, "")
-    assert "compared with love: AUC" in done.out
+    done("export", run, "--out", tmp_path / "export")
+    outcome = done("predict", tmp_path / "export", "--in", raw, "--out", tmp_path / out)
+    assert "compared with love: AUC" in outcome.out
     found = pa.csv.read_csv(tmp_path / out)
     assert found.column_names == ["like", "love"]
     np.testing.assert_allclose(np.stack(found.columns, axis=1), expected, rtol=1e-6)
-    done = embark("train", config, "model.tasks=[love, like]", "--workdir", tmp_path)
-    assert done.code == 1
-    assert "must be the labels of the data, in their order: like, love" in done.err
-    done = embark("train", config, "model={kind: dcn}", "--workdir", tmp_path / "x")
-    assert "dcn is for one label, but the data have like, love" in done.err
+    outcome = embark("train", config, "model.tasks=[love, like]", "--workdir", tmp_path)
+    runs.assert_refused(
+        outcome, "must be the labels of the data, in their order: like, love"
+    )
+    outcome = embark("train", config, "model={kind: dcn}", "--workdir", tmp_path / "x")
+    assert "dcn is for one label, but the data have like, love" in outcome.err

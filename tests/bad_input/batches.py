@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
-from flax import nnx
 
 import embark_jax as ej
 from embark_jax.embedding.device_batch import put_batch
+from tests import builders
 from tests.bad_input.case import Case
+from tests.builders import assert_equal_states, snapshot
 
 SIZE = 8
 TABLES = [ej.TableSpec("user", 300, 4), ej.TableSpec("item", 50, 4)]
@@ -22,11 +22,7 @@ FEATURES = [ej.FeatureSpec("user"), ej.FeatureSpec("items", "item", hotness=3)]
 def make_trainer(**options: Any) -> ej.Trainer:
     """Of a small model on one device."""
     plan = ej.plan(TABLES, FEATURES, ej.fleets.this_machine(), SIZE)
-    embeddings = ej.EmbeddingCollection(plan, plan.make_mesh())
-    shapes = embeddings.output_shapes
-    model = ej.models.DLRM(shapes, 2, bottom=(4,), top=(1,), rngs=nnx.Rngs(0))
-    sgd = {"dense_optimizer": optax.sgd(0.1), "embedding_optimizer": ej.SGD(0.1)}
-    return ej.Trainer(model, embeddings, **sgd, **options)
+    return builders.make_trainer(plan, **options)
 
 
 shared_trainer = functools.cache(make_trainer)
@@ -49,30 +45,29 @@ def ids(**changes: Any) -> ej.Batch:
     return batch(ids={**batch().ids, **changes})
 
 
+class Always:
+    """A data set of one batch."""
+
+    def __init__(self, only: ej.Batch):
+        self._only = only
+
+    def train_batch(self, step: int, batch_size: int) -> ej.Batch:
+        return self._only
+
+
 def untouched(use: Callable[[ej.Trainer], Any]) -> Callable[[], Any]:
-    """A call that must leave step and tables as they are."""
+    """A call that must leave the whole state as it is."""
 
     def call():
         trainer = shared_trainer()
-        before = tables(trainer)
+        before = snapshot(trainer)
         try:
             return use(trainer)
         finally:
             assert trainer.step == 0
-            for name, rows in tables(trainer).items():
-                np.testing.assert_array_equal(rows, before[name])
+            assert_equal_states(snapshot(trainer), before)
 
     return call
-
-
-def tables(trainer: ej.Trainer) -> dict[str, np.ndarray]:
-    """All rows of all tables."""
-    return {
-        table.name: np.asarray(
-            ej.export_table(trainer.embeddings, trainer.state.storages, table.name)
-        )
-        for table in TABLES
-    }
 
 
 def _train(given: str, bad: ej.Batch, *says: str) -> Case:
@@ -184,6 +179,11 @@ OTHERS = [
         ),
         ("ids of features items: missing",),
     ),
+    Case(
+        "an id beyond its table, to fit",
+        untouched(lambda trainer: trainer.fit(Always(ids(user=USER + 293)), 1)),
+        ("value is 300",),
+    ),
     _predict(
         "an id beyond its table, to predict", ids(user=USER + 293), "value is 300"
     ),
@@ -204,6 +204,9 @@ OTHERS = [
         "whole numbers for dense values, to apply",
         batch(dense=np.zeros((SIZE, 2), np.int32)),
         "dense values are int32 of shape (8, 2), must be float32",
+    ),
+    _apply(
+        "a batch that is too large, to apply", batch(16), "has 16 samples, must have 8"
     ),
     _apply(
         "ids that are floats, to apply",
@@ -228,6 +231,16 @@ OTHERS = [
         "a word for what becomes of bad ids",
         lambda: make_trainer(on_bad_id="ignore"),
         ("on_bad_id is 'ignore', must be one of error, drop, hash",),
+    ),
+    Case(
+        "no micro-batches",
+        lambda: make_trainer(micro_batches=0),
+        ("micro_batches is 0, must be at least 1",),
+    ),
+    Case(
+        "dense layers that lie in no known way",
+        lambda: make_trainer(dense="halves"),
+        ("dense is 'halves', must be one of replicated, zero1, tensor",),
     ),
     Case(
         "JAX set to 64 bits",

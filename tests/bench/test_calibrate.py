@@ -9,7 +9,7 @@ from embark_jax.bench.fleet_yaml import fleet_yaml
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.runs import embark
+from tests.runs import done
 
 TINY = Sizes(2**14, 64, 512, matrix=16, batch=16, exchanged_bytes=2**12, repeats=1)
 GIVEN = Rates(
@@ -57,8 +57,7 @@ def test_a_device_alone_has_no_links(tmp_path):
 
 def test_the_command_writes_a_fleet_that_plans(tmp_path):
     path = tmp_path / "fleet.yaml"
-    outcome = embark("bench", "calibrate", "--size", "0.0001", "--out", path)
-    assert outcome.code == 0
+    outcome = done("bench", "calibrate", "--size", "0.0001", "--out", path)
     assert "sort_keys_per_s" in outcome.out
     planned = plan(
         [TableSpec("a", 1000, 8)], [FeatureSpec("a")], fleet.load(str(path)), 64
@@ -66,4 +65,4 @@ def test_the_command_writes_a_fleet_that_plans(tmp_path):
     assert planned.prediction.step_ms > 0
     config = tmp_path / "tables.yaml"
     config.write_text("[{rows: 1000, dim: 8}]")
-    assert embark("plan", "--tables", config, "--fleet", path).code == 0
+    done("plan", "--tables", config, "--fleet", path)

@@ -5,14 +5,13 @@ import json
 import pytest
 
 from tests import runs
-from tests.runs import embark
+from tests.runs import done
 
 
 @pytest.mark.slow
 def test_it_trains_and_reports(tmp_path):
     config = runs.write_config(tmp_path)
-    outcome = embark("bench", "step", config, "--rounds", "2", "--json")
-    assert outcome.code == 0
+    outcome = done("bench", "step", config, "--rounds", "2", "--json")
     result = json.loads(outcome.out)
     assert result["devices"] == 8
     parts = ["route_ms", "lookup_ms", "lookup_and_update_ms", "step_ms"]
@@ -26,7 +25,6 @@ def test_it_trains_and_reports(tmp_path):
 @pytest.mark.slow
 def test_it_reads_as_a_table(tmp_path):
     config = runs.write_config(tmp_path)
-    outcome = embark("bench", "step", config, "--rounds", "1", "mesh={nodes: 1}")
-    assert outcome.code == 0
+    outcome = done("bench", "step", config, "--rounds", "1", "mesh={nodes: 1}")
     lines = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line)
     assert float(lines["step_ms"].replace(",", "")) > 0

@@ -113,17 +113,18 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
     return found
 
 
+@jax.jit
+def initial_values(low: jax.Array, high: jax.Array) -> jax.Array:
+    """Of a user whose key has these halves, said the long way."""
+    cell = jax.random.fold_in(jax.random.key(1), zlib.crc32(b"user") >> 1)
+    cell = jax.random.fold_in(jax.random.fold_in(cell, low), high)
+    columns = [jax.random.fold_in(cell, i) for i in range(DIM)]
+    return jnp.stack([jax.random.uniform(c, minval=-1.0) * SCALE for c in columns])
+
+
 @functools.cache
 def initial_row(key: int) -> np.ndarray:
-    """Of a user, said the long way."""
-    cell = jax.random.fold_in(jax.random.key(1), zlib.crc32(b"user") >> 1)
-    cell = jax.random.fold_in(jax.random.fold_in(cell, key & 0xFFFFFFFF), key >> 32)
-    return np.array(
-        [
-            jax.random.uniform(jax.random.fold_in(cell, i), minval=-1.0) * SCALE
-            for i in range(DIM)
-        ]
-    )
+    return np.array(initial_values(np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """States of trainers to be saved: of runs, and of random tables under any plan."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints: what is read is what was written, or a message says why not."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import json

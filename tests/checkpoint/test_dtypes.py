@@ -1,7 +1,5 @@
 """Checkpoints of tables in 16 bits."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

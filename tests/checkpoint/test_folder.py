@@ -1,7 +1,5 @@
 """A name in the folder of checkpoints stands for all of one, or for none."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

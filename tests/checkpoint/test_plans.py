@@ -1,7 +1,5 @@
 """Any plan writes a checkpoint, any other plan reads it, bit for bit."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

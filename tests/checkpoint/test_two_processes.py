@@ -1,7 +1,5 @@
 """Two processes that write and read one checkpoint, each for its own device."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.processes import outputs_of_two

@@ -1,7 +1,5 @@
 """The ``embark`` command: what it leaves behind, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re
@@ -23,7 +21,7 @@ from embark_jax.run.history import MAY_CHANGE
 from embark_jax.run.training import unused_kernels
 from embark_jax.train.outcome import NonFiniteLossError
 from tests import runs
-from tests.runs import assert_refused, embark
+from tests.runs import assert_refused, done, embark
 
 ONE_DEVICE = ("mesh.nodes=1", "mesh.gpus_per_node=1")
 
@@ -39,8 +37,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     config, workdir = runs.write_config(folder), folder / "run"
     with runs.compilations() as compiled:
-        outcome = embark("train", config, "train.eval_every=2", "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+        outcome = done("train", config, "train.eval_every=2", "--workdir", workdir)
     return config, workdir, outcome.out, compiled
 
 
@@ -116,8 +113,7 @@ def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
     text = (trained[1] / "metrics.jsonl").read_text()
     (unfinished / "metrics.jsonl").write_text(text[: len(text) // 2])
     out = tmp_path / f"curves.{suffix}"
-    outcome = embark("plot", trained[1], unfinished, "--out", out)
-    assert (outcome.code, outcome.err) == (0, "")
+    done("plot", trained[1], unfinished, "--out", out)
     start = {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!DOCTYPE html>"}[suffix]
     assert out.read_bytes().startswith(start)
     if suffix == "html":
@@ -130,16 +126,14 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     """With another learning rate, and in spite of a damaged log, both of which it
     says."""
     config, workdir, _, compiled = trained
-    assert [compiled.count(f"jit({name})") for name in ("train_step", "predict")] == [
-        1,
-        1,
-    ]
+    steps = "jit(train_step)", "jit(score_step)"
+    assert [compiled.count(step) for step in steps] == [1, 1]
     workdir = shutil.copytree(workdir, tmp_path / "run")
     log = workdir / "metrics.jsonl"
     first, *others = log.read_text().splitlines(keepends=True)
     log.write_text("".join([first, "junk\n", *others]))
     with runs.compilations() as again:
-        outcome = embark(
+        outcome = done(
             "train",
             config,
             "train.steps=9",
@@ -149,7 +143,6 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
             workdir,
             "--resume",
         )
-    assert (outcome.code, outcome.err) == (0, "")
     assert (
         "resumed at step 6 of 9\n"
         "  dense_optimizer.learning_rate is 0.01 in the run so far, 0.5 here\n"
@@ -166,7 +159,7 @@ def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
         for name in ("configs/0.yaml", "configs/6.yaml", "config.yaml")
     ]
     assert rates == [0.01, 0.5, 0.5]
-    assert [again.count(f"jit({name})") for name in ("train_step", "predict")] == [1, 1]
+    assert [again.count(step) for step in steps] == [1, 1]
     assert sorted(runs.losses(workdir)) == list(range(1, 10))
     assert runs.final(workdir)["step"] == 9
 
@@ -177,8 +170,7 @@ def test_a_plan_whose_capacities_are_too_small_changes_no_bit(trained, tmp_path)
     plan, workdir = tmp_path / "plan.json", tmp_path / "run"
     shutil.copy(expected / "plan.json", plan)
     edit(plan, capacities={"rb_4": 1, "ub_4": 1})
-    outcome = embark("train", config, "--plan", plan, "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+    done("train", config, "--plan", plan, "--workdir", workdir)
     assert (workdir / "plan.json").read_text() == plan.read_text()
     assert runs.losses(workdir) == runs.losses(expected)
     found, expected = runs.final(workdir), runs.final(expected)
@@ -201,8 +193,7 @@ def test_a_checkpoint_evaluates_to_the_final_metrics(
     named = (earlier,)
     if checkpoint is not None:
         named = (trained[0], *mesh, "--checkpoint", earlier / checkpoint)
-    outcome = embark("evaluate", *named, "--group-by", "user", "--k", "3")
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("evaluate", *named, "--group-by", "user", "--k", "3")
     ranked = [found.pop(f"test_{name}@3") for name in ("ndcg", "recall", "mrr")]
     assert all(0 < value < 1 for value in (found.pop("test_gauc"), *ranked))
     assert "mrr@3" in outcome.out
@@ -216,8 +207,7 @@ def test_a_checkpoint_evaluates_to_the_final_metrics(
 
 
 def test_help_says_what_to_run_first():
-    outcome = embark("--help")
-    assert outcome.code == 0
+    outcome = done("--help")
     first = re.findall(r"embark (init|train) (\S+)", outcome.out)
     assert first == [("init", "first.yaml"), ("train", "first.yaml")]
 
@@ -228,8 +218,7 @@ def test_the_version_is_that_of_the_package():
 
 
 def test_doctor_shows_devices_and_versions():
-    outcome = embark("doctor")
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("doctor")
     assert re.search(r"cpu\s+│ cpu\s+│ 8", outcome.out)
     assert re.search(r"embark_jax\s+│ 0\.1\.0", outcome.out)
     assert "auto takes xla: mosaic_gpu needs a GPU; JAX runs on cpu" in outcome.out

@@ -1,7 +1,5 @@
 """Freed memory is kept where steps run on the CPU, and only there."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from pathlib import Path

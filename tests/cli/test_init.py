@@ -1,18 +1,15 @@
 """``embark init``: a starter config, also where there is no checkout."""
 
-from __future__ import annotations
-
 from embark_jax.config import reading
 from tests.config_files import CONFIGS, YAML
-from tests.runs import assert_refused, embark
+from tests.runs import assert_refused, done, embark
 
 
 def test_a_new_config_is_the_shipped_one(tmp_path):
     for shipped in YAML:
         out = tmp_path / f"{shipped.stem}-{shipped.parent.name}.yaml"
         name = shipped.relative_to(CONFIGS).with_suffix("").as_posix()
-        outcome = embark("init", out, "--example", name)
-        assert outcome.code == 0
+        outcome = done("init", out, "--example", name)
         assert f"embark train {out}" in outcome.out.replace("\n", "")
         assert reading.load(out) == reading.load(shipped)
 

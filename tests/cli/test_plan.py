@@ -1,7 +1,5 @@
 """``embark plan`` and ``embark data stats``: what they show and write."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 
 from embark_jax.plans.plan import Plan
 from tests import runs
-from tests.runs import assert_refused, embark
+from tests.runs import assert_refused, done, embark
 
 
 @pytest.fixture
@@ -20,8 +18,7 @@ def config(tmp_path) -> Path:
 
 def test_plan_writes_what_it_shows(config, tmp_path):
     out = tmp_path / "plan.json"
-    outcome = embark("plan", config, "embedding.tables.city.cluster=rb", "--out", out)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("plan", config, "embedding.tables.city.cluster=rb", "--out", out)
     assert "2 × 4 devices, batch 64" in outcome.out
     plan = Plan.from_json(out.read_text())
     assert {p.table.name: p.cluster for p in plan.placements} == {
@@ -31,8 +28,7 @@ def test_plan_writes_what_it_shows(config, tmp_path):
 
 def test_plan_is_for_the_fleet_of_the_config(config):
     overrides = ("mesh.nodes=8", "mesh.gpus_per_node=8", "train.batch_size=64")
-    outcome = embark("plan", config, "fleet=dgx-h100", *overrides)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("plan", config, "fleet=dgx-h100", *overrides)
     assert "8 × 8 devices, batch 64" in outcome.out
     gpus = predicted_ms(outcome.out)
     assert gpus < predicted_ms(embark("plan", config, *overrides).out)
@@ -42,8 +38,7 @@ def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
     models = Path(__file__).parents[2] / "configs" / "models"
     page = tmp_path / "plan.html"
     listed = ("plan", "--tables", models / "dlrm_dcnv2.yaml", "--nodes", "2")
-    outcome = embark(*listed, "--all", "--html", page)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done(*listed, "--all", "--html", page)
     assert "2 × 8 devices" in outcome.out
     assert all(re.search(rf"^ +t{i} ", outcome.out, re.M) for i in range(26))
     assert page.read_text().startswith("<!DOCTYPE html>")
@@ -78,16 +73,14 @@ def test_what_one_device_cannot_hold_is_said_of_it(config):
 def test_statistics_of_the_data_are_planned_with(config, tmp_path):
     stats, plot = tmp_path / "stats.json", tmp_path / "ranks.png"
     outputs = ("--out", stats, "--plot", plot)
-    outcome = embark("data", "stats", config, "--samples", "1000", *outputs)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("data", "stats", config, "--samples", "1000", *outputs)
     # 15 batches of 64; bags of items hold 1 to 4 ids; a city of 20 rows.
     assert "Bags of 960 samples" in outcome.out
     assert re.search(r"items +│ +2\.[3-7]\d │ +4 │", outcome.out)
     assert re.search(r"city +│ +20 │ +20 │ +960 │", outcome.out)
     assert plot.read_bytes().startswith(b"\x89PNG")
     full = embark("plan", config, "--json")
-    half = embark("plan", config, "--json", "--stats", stats)
-    assert half.code == 0
+    half = done("plan", config, "--json", "--stats", stats)
     assert json.loads(half.out)["step_ms"] < json.loads(full.out)["step_ms"]
 
 

@@ -1,7 +1,5 @@
 """Flags of XLA, and the folder of compiled programs."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from embark_jax.cli import xla_setup
 from embark_jax.cli.xla_setup import program_folder, set_up_xla, xla_flags
-from tests.runs import embark
+from tests.runs import done
 
 SCHEDULER = "--xla_gpu_enable_latency_hiding_scheduler"
 
@@ -87,7 +85,6 @@ def test_other_cpus_have_other_folders(home, monkeypatch, tmp_path):
 
 
 def test_doctor_says_so(home):
-    outcome = embark("doctor")
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("doctor")
     for text in ("latency_hiding", "programs", "no TF32"):
         assert text in outcome.out

@@ -140,6 +140,24 @@ def batches(plan: Plan, seed: int):
         yield ids, weights, gradients
 
 
+def step_of(collection: EmbeddingCollection, optimizer):
+    """A compiled step ``(storages, state, batch of "batches", number) -> (storages,
+    state, lookups, routes)``, which changes nothing if the batch does not fit."""
+
+    @jax.jit
+    def step(storages, state, batch, number):
+        ids, weights, gradients = batch
+        routes = collection.route(ids, weights)
+        lookups = collection.lookup(storages, routes)
+        fits, number = collection.fits(routes), jnp.int32(number)
+        storages, state = collection.update(
+            storages, state, routes, gradients, optimizer, number, fits
+        )
+        return storages, state, lookups, routes
+
+    return step
+
+
 def solve(problem: Problem, implementation: str = "xla"):
     """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
     plan, optimizer = problem.plan, problem.optimizer
@@ -154,21 +172,12 @@ def solve(problem: Problem, implementation: str = "xla"):
     storages = collection.init(jax.random.key(problem.seed))
     state = collection.init_optimizer(optimizer)
 
-    @jax.jit
-    def step(storages, state, ids, weights, gradients, number):
-        routes = collection.route(ids, weights)
-        found = collection.lookup(storages, routes)
-        fits = collection.fits(routes)
-        storages, state = collection.update(
-            storages, state, routes, gradients, optimizer, number, fits
-        )
-        return storages, state, found, fits
-
+    step = step_of(collection, optimizer)
     initial = tables_of(collection, storages)
     lookups = []
     for number, batch in enumerate(batches(plan, problem.seed), start=1):
-        storages, state, found, fits = step(storages, state, *batch, jnp.int32(number))
-        assert bool(fits)
+        storages, state, found, routes = step(storages, state, batch, number)
+        assert collection.fits(routes)
         lookups.append({name: np.asarray(value) for name, value in found.items()})
     states = {
         name: tables_of(collection, {s: each[name] for s, each in state.items()})

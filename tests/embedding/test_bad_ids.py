@@ -2,7 +2,6 @@
 
 import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -45,32 +44,18 @@ def check(problem: Problem, share: float) -> None:
     storages = collection.init(jax.random.key(problem.seed))
     state = collection.init_optimizer(optimizer)
 
-    @jax.jit
-    def step(ids, weights, gradients):
-        routes = collection.route(ids, weights)
-        found = collection.lookup(storages, routes)
-        updated = collection.update(
-            storages,
-            state,
-            routes,
-            gradients,
-            optimizer,
-            jnp.int32(1),
-            jnp.bool_(True),
-        )
-        return (found, updated), routes.bad_ids, routes.any_bad
-
+    step = problems.step_of(collection, optimizer)
     batch = next(problems.batches(plan, problem.seed))
     bad, good, counts = with_garbage(plan, batch, problem.seed, share)
-    found, bad_ids, any_bad = step(*bad)
-    expected, no_bad_ids, none = step(*good)
+    *found, with_bad = step(storages, state, bad, 1)
+    *expected, without = step(storages, state, good, 1)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    np.testing.assert_array_equal(bad_ids, counts)
-    assert bool(any_bad) == bool(counts.sum())
-    assert not bool(none)
-    assert not np.asarray(no_bad_ids).any()
+    np.testing.assert_array_equal(with_bad.bad_ids, counts)
+    assert bool(with_bad.any_bad) == bool(counts.sum())
+    assert not without.any_bad
+    assert not np.asarray(without.bad_ids).any()
     if share == 1:
-        jax.tree.map(np.testing.assert_array_equal, found[1], (storages, state))
+        jax.tree.map(np.testing.assert_array_equal, found[:2], [storages, state])
 
 
 @hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))

@@ -6,31 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import SGD
 
+import embark_jax as ej
 import embark_jax.embedding
 from embark_jax.cache.key_index import KeyIndex, empty_index, resolve
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import index_storage
-from embark_jax.embedding.logical import export_table
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.builders import make_plan, tables_of
+from tests.embedding.problems import step_of
 
 README = (Path(embark_jax.embedding.__path__[0]) / "README.md").read_text()
-TABLES = {"user": TableSpec("user", 10, 4), "city": TableSpec("city", 6, 4)}
-FEATURES = (FeatureSpec("user", hotness=3), FeatureSpec("city", "city", 2, "mean"))
-PLAN = Plan(
-    FEATURES,
-    (
-        Placement(TABLES["user"], "rb", 4, 1, (0, 1, 2, 3), hot_rows=2),
-        Placement(TABLES["city"], "ub", 2, 1, (1, 2)),
-    ),
-    2,
-    2,
-    4,
-    {"rb_4": 3, "ub_4": 2},
+TABLES = {"user": ej.TableSpec("user", 10, 4), "city": ej.TableSpec("city", 6, 4)}
+FEATURES = (
+    ej.FeatureSpec("user", hotness=3),
+    ej.FeatureSpec("city", "city", 2, "mean"),
 )
+PLACED = (
+    Placement(TABLES["user"], "rb", 4, 1, (0, 1, 2, 3), hot_rows=2),
+    Placement(TABLES["city"], "ub", 2, 1, (1, 2)),
+)
+PLAN = make_plan(FEATURES, PLACED, 2, 2, 4, {"rb_4": 3, "ub_4": 2})
 IDS = {"user": [1, 5, 7], "city": [4, 4]}
 UNIT = {"user": 1.0, "city": 10.0}
 
@@ -49,7 +44,7 @@ def rows_of(heading):
 @pytest.fixture(scope="module")
 def solved():
     """Lookups of the batch, and tables after its update."""
-    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    collection = ej.EmbeddingCollection(PLAN, PLAN.make_mesh())
     storages = {}
     for storage in PLAN.storages:
         blocks = np.zeros((4, storage.slots_per_device, 4), np.float32)
@@ -65,24 +60,10 @@ def solved():
     for name, bag in IDS.items():
         ids[name][0] = bag
     gradients = {name: jnp.ones((4, 4)) for name in IDS}
-
-    @jax.jit
-    def step(storages, ids):
-        routes = collection.route(ids, {})
-        found = collection.lookup(storages, routes)
-        updated, _ = collection.update(
-            storages,
-            {name: {} for name in storages},
-            routes,
-            gradients,
-            SGD(0.1),
-            jnp.int32(1),
-            jnp.bool_(True),
-        )
-        return found, updated
-
-    found, updated = step(storages, ids)
-    return found, {name: export_table(collection, updated, name) for name in TABLES}
+    step = step_of(collection, ej.SGD(0.1))
+    state = {name: {} for name in storages}
+    updated, _, found, _ = step(storages, state, (ids, {}, gradients), 1)
+    return found, tables_of(collection, updated)
 
 
 LAYOUT = "| storage | slot | device 0 | device 1 | device 2 | device 3 |"

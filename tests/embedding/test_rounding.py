@@ -14,7 +14,7 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan, tables_of
-from tests.embedding.problems import batches
+from tests.embedding.problems import batches, step_of
 from tests.thorough import thorough
 
 DTYPES = ["bfloat16", "float16"]
@@ -65,26 +65,19 @@ def test_what_the_format_has_stays(dtype):
 
 
 def stepper(placed, mesh, optimizer, implementation="xla"):
-    """A collection, its initial arrays, and a step ``(storages, state, batch, number)``
-    with the looked-up rows."""
+    """A collection, its initial arrays, and its step."""
     planned = make_plan(FEATURES, placed, *mesh, 16)
     collection = EmbeddingCollection(
         planned, planned.make_mesh(), implementation=implementation
     )
     storages = collection.init(jax.random.key(0))
 
-    @jax.jit
-    def step(storages, state, batch, number):
-        ids, weights, gradients = batch
-        routes = collection.route(ids, weights)
-        found = collection.lookup(storages, routes)
-        fits = collection.fits(routes)
-        storages, state = collection.update(
-            storages, state, routes, gradients, optimizer, number, fits
-        )
-        return storages, state, found
-
-    return collection, storages, collection.init_optimizer(optimizer), step
+    return (
+        collection,
+        storages,
+        collection.init_optimizer(optimizer),
+        step_of(collection, optimizer),
+    )
 
 
 def whole_gradients(batch):
@@ -108,7 +101,7 @@ def test_the_mean_over_steps_is_the_exact_update(dtype):
     reference.update(exact["a"], {}, dense["a"], touched["a"], SGD(0.01), 1)
     steps, found = 100, []
     for number in range(1, steps + 1):
-        after, _, rows = step(storages, state, batch, jnp.int32(number))
+        after, _, rows, _ = step(storages, state, batch, number)
         found.append(tables_of(collection, after)["a"].astype(np.float64))
     for name, each in looked_up.items():
         np.testing.assert_allclose(rows[name], each, rtol=1e-5, atol=1e-6)
@@ -147,7 +140,7 @@ def test_no_plan_or_mesh_changes_the_rounding():
         assert all("bfloat16" in name for name in rounded)
         for number, batch in enumerate(batches(collection.plan, 1), start=1):
             batch = whole_gradients(batch)
-            storages, state, _ = step(storages, state, batch, jnp.int32(number))
+            storages, state, *_ = step(storages, state, batch, number)
         results.append(tables_of(collection, storages)["a"])
         assert results[-1].dtype == jnp.bfloat16
     for each in results[1:]:
@@ -166,7 +159,7 @@ def test_kernels_round_alike():
                 placed, (1, 1), SGD(0.25), implementation
             )
             batch = whole_gradients(next(batches(collection.plan, 1)))
-            storages, _, _ = step(storages, state, batch, jnp.int32(1))
+            storages, *_ = step(storages, state, batch, 1)
             results.append(tables_of(collection, storages)["a"])
     np.testing.assert_array_equal(*results)
 

@@ -15,8 +15,8 @@ from embark_jax.embedding.logical import export_table
 from embark_jax.embedding.rules import RowRules
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.builders import make_plan
-from tests.embedding.problems import batches
+from tests.builders import make_plan, tables_of
+from tests.embedding.problems import batches, step_of
 
 RULES = {
     "": RowwiseAdagrad(1.0, eps=1.0),
@@ -61,18 +61,10 @@ def test_each_table_follows_its_own_rule():
     storages = collection.init(jax.random.key(0))
     state = collection.init_optimizer(rules)
 
-    @jax.jit
-    def step(storages, state, ids, weights, gradients, number):
-        routes = collection.route(ids, weights)
-        fits = collection.fits(routes)
-        return collection.update(
-            storages, state, routes, gradients, rules, number, fits
-        )
-
-    def tables(arrays):
-        return {t.name: export_table(collection, arrays, t.name) for t in PLAN.tables}
-
-    expected = {n: x.astype(np.float64) for n, x in tables(storages).items()}
+    step = step_of(collection, rules)
+    expected = {
+        n: x.astype(np.float64) for n, x in tables_of(collection, storages).items()
+    }
     states = {
         t.name: reference.init_state({t.name: expected[t.name]}, RULES[t.optimizer])
         for t in PLAN.tables
@@ -91,8 +83,8 @@ def test_each_table_follows_its_own_rule():
                 number,
             )
         batch = ids, weights, gradients
-        storages, state = step(storages, state, *batch, jnp.int32(number))
-    for name, found in tables(storages).items():
+        storages, state, *_ = step(storages, state, batch, number)
+    for name, found in tables_of(collection, storages).items():
         np.testing.assert_allclose(
             found, expected[name], rtol=1e-5, atol=1e-5, err_msg=name
         )

@@ -1,7 +1,5 @@
 """Every operation in every implementation; the GPU kernels in Pallas' interpreter."""
 
-from __future__ import annotations
-
 import contextlib
 
 import jax

@@ -1,7 +1,5 @@
 """FTRL-proximal beside Algorithm 1 of the paper, number by number in Python."""
 
-from __future__ import annotations
-
 import math
 
 import jax

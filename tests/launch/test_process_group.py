@@ -6,7 +6,7 @@ import pytest
 
 from embark_jax._base.config import ConfigError
 from embark_jax.launch.process_group import ProcessGroup, find_process_group
-from tests.runs import embark, write_config
+from tests.runs import assert_refused, embark, write_config
 
 SLURM = {
     "SLURM_JOB_ID": "70001",
@@ -59,8 +59,7 @@ def test_what_makes_no_process_group(environment, given, message):
 def test_options_of_the_command(environment, tmp_path):
     config = write_config(tmp_path)
     outcome = embark("train", config, "--distributed", "--workdir", tmp_path / "run")
-    assert outcome.code == 1
-    assert "--coordinator, --processes, --process-id: not given" in outcome.err
+    assert_refused(outcome, "--coordinator, --processes, --process-id: not given")
     for option, expected in (
         ("--process-id=0", "--process-id need --distributed"),
         ("--distributed", "--max-restarts need a --workdir"),

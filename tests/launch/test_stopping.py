@@ -14,7 +14,8 @@ from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.run import experiment
 from embark_jax.run.logs import MetricsLog
 from tests import runs
-from tests.runs import embark
+from tests.runs import done, embark
+from tests.thorough import thorough
 
 SECONDS = 30
 CONFIG = """\
@@ -64,7 +65,7 @@ def whole(tmp_path_factory) -> Path:
     """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     config = runs.write_config(folder, CONFIG)
-    assert embark("train", config, "--workdir", folder / "run").code == 0
+    done("train", config, "--workdir", folder / "run")
     return folder / "run"
 
 
@@ -73,13 +74,17 @@ def checkpoints(workdir: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+    ("number", "name"),
+    thorough(
+        [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")],
+        [(signal.SIGTERM, "SIGTERM")],
+        unpack=True,
+    ),
 )
 def test_a_run_ends_with_a_checkpoint(config, whole, tmp_path, signal_at, number, name):
     workdir = tmp_path / "run"
     signal_at(number, 3)
-    outcome = embark("train", config, "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("train", config, "--workdir", workdir)
     (step,) = checkpoints(workdir)
     assert 3 <= step <= 6, "it may not go on for long"
     assert f"{name}: the run ends after this step, with a checkpoint" in outcome.out
@@ -89,7 +94,7 @@ def test_a_run_ends_with_a_checkpoint(config, whole, tmp_path, signal_at, number
         f"{workdir}/checkpoints/{step}\n"
     ) in outcome.out
     assert not any("final" in each for each in runs.records(workdir))
-    assert embark("train", config, "--workdir", workdir, "--resume").code == 0
+    done("train", config, "--workdir", workdir, "--resume")
     assert runs.losses(workdir) == runs.losses(whole)
 
 
@@ -98,14 +103,13 @@ def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, st
     """The evaluation at step 6, and the one at the end, after that at step 12."""
     workdir = tmp_path / "run"
     signal_at(signal.SIGINT, step, key)
-    outcome = embark("train", config, "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("train", config, "--workdir", workdir)
     assert f"stopped at step {step} of 12" in outcome.out
     assert checkpoints(workdir) == [step]
     tested = [each["step"] for each in runs.records(workdir) if "test_auc" in each]
     assert tested == {6: [], 12: [6, 12]}[step]
     assert not any("final" in each for each in runs.records(workdir))
-    assert embark("train", config, "--workdir", workdir, "--resume").code == 0
+    done("train", config, "--workdir", workdir, "--resume")
     resumed, undisturbed = (
         [(r["step"], r["test_auc"]) for r in runs.records(folder) if "test_auc" in r]
         for folder in (workdir, whole)
@@ -116,8 +120,7 @@ def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, st
 def test_a_sweep_ends_with_a_run_that_had_just_finished(config, tmp_path, signal_at):
     signal_at(signal.SIGTERM, 12, "final")
     swept = ("sweep", config, "sweep.seed=[0, 1]", "--workdir", tmp_path / "sweep")
-    outcome = embark(*swept)
-    assert (outcome.code, outcome.err) == (0, "")
+    done(*swept)
     (folder,) = (path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert runs.records(folder)[-1]["final"]
 
@@ -194,5 +197,5 @@ def test_a_finished_run_is_evaluated_again(config, whole, tmp_path):
     log = workdir / "metrics.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:-1]))
-    assert embark("train", config, "--workdir", workdir, "--resume").code == 0
+    done("train", config, "--workdir", workdir, "--resume")
     assert runs.records(workdir) == runs.records(whole)

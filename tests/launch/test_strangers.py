@@ -54,6 +54,14 @@ async def joined(port: int, process_id: int, token=TOKEN, processes: int = 2) ->
     return peer
 
 
+async def started(port: int) -> list[Peer]:
+    """Both members, at work."""
+    members = [await joined(port, i) for i in range(2)]
+    for member in members:
+        assert isinstance(await member.receive(), Start)
+    return members
+
+
 async def ended_well(members: list[Peer], serving: asyncio.Task) -> None:
     """The attempt is alive: it starts, and ends well."""
     for member in members:
@@ -97,131 +105,106 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("lines", STRANGERS.values(), ids=STRANGERS)
-def test_a_stranger_learns_nothing_and_the_attempt_goes_on(lines):
-    async def attack():
-        async with served() as (port, serving):
-            first = await joined(port, 0)
-            assert await answer(port, *lines) in (b"", b"refused\n")
-            await ended_well([first, await joined(port, 1)], serving)
-
-    asyncio.run(attack())
+async def test_a_stranger_learns_nothing_and_the_attempt_goes_on(lines):
+    async with served() as (port, serving):
+        first = await joined(port, 0)
+        assert await answer(port, *lines) in (b"", b"refused\n")
+        await ended_well([first, await joined(port, 1)], serving)
 
 
-def test_another_token_is_refused_by_name():
-    async def attack():
-        async with served() as (port, serving):
-            stranger = await joined(port, 1, token=b"a guess")
-            with pytest.raises(RefusedError):
-                await stranger.receive()
-            await stranger.aclose()
-            members = [await joined(port, i) for i in range(2)]
-            await ended_well(members, serving)
-
-    asyncio.run(attack())
+async def test_another_token_is_refused_by_name():
+    async with served() as (port, serving):
+        stranger = await joined(port, 1, token=b"a guess")
+        with pytest.raises(RefusedError):
+            await stranger.receive()
+        await stranger.aclose()
+        members = [await joined(port, i) for i in range(2)]
+        await ended_well(members, serving)
 
 
-def test_what_was_overheard_is_not_heard_again():
+async def test_what_was_overheard_is_not_heard_again():
     """A stranger who heard a whole conversation repeats the member's part of it."""
+    async with served(processes=1) as (port, serving):
+        heard = bytearray()
 
-    async def attack():
-        async with served(processes=1) as (port, serving):
-            heard = bytearray()
+        async def relay(reader, writer):
+            up, down = await asyncio.open_connection("127.0.0.1", port)
 
-            async def relay(reader, writer):
-                up, down = await asyncio.open_connection("127.0.0.1", port)
+            async def pass_on(source, sink, log=None):
+                while data := await source.read(4096):
+                    if log is not None:
+                        log += data
+                    sink.write(data)
+                sink.close()
 
-                async def pass_on(source, sink, log=None):
-                    while data := await source.read(4096):
-                        if log is not None:
-                            log += data
-                        sink.write(data)
-                    sink.close()
+            await asyncio.gather(pass_on(reader, down, heard), pass_on(up, writer))
 
-                await asyncio.gather(pass_on(reader, down, heard), pass_on(up, writer))
-
-            between = free_port()
-            server = await asyncio.start_server(relay, "127.0.0.1", between)
-            member = await joined(between, 0, processes=1)
-            await ended_well([member], serving)
-            server.close()
-        async with served(processes=1) as (port, serving):
-            assert heard.count(b"\n") == 3  # nonce, join, done
-            assert await answer(port, bytes(heard)) == b"refused\n"
-            await ended_well([await joined(port, 0, processes=1)], serving)
-
-    asyncio.run(attack())
+        between = free_port()
+        server = await asyncio.start_server(relay, "127.0.0.1", between)
+        member = await joined(between, 0, processes=1)
+        await ended_well([member], serving)
+        server.close()
+    async with served(processes=1) as (port, serving):
+        assert heard.count(b"\n") == 3  # nonce, join, done
+        assert await answer(port, bytes(heard)) == b"refused\n"
+        await ended_well([await joined(port, 0, processes=1)], serving)
 
 
-def test_a_message_that_comes_twice_ends_the_connection(monkeypatch):
-    async def attack():
-        async with served() as (port, serving):
-            members = [await joined(port, i) for i in range(2)]
-            for member in members:
-                assert isinstance(await member.receive(), Start)
-            writer, written = members[1]._writer, []
-            with monkeypatch.context() as patch:
-                patch.setattr(writer, "write", written.append)
-                members[1].send(Done())
-            for line in written * 2:
-                writer.write(line)
-            assert await members[0].receive() == LOST
-            await serving
-
-    asyncio.run(attack())
+async def test_a_message_that_comes_twice_ends_the_connection(monkeypatch):
+    async with served() as (port, serving):
+        members = await started(port)
+        writer, written = members[1]._writer, []
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "write", written.append)
+            members[1].send(Done())
+        for line in written * 2:
+            writer.write(line)
+        assert await members[0].receive() == LOST
+        await serving
 
 
-def test_the_silent_and_the_slow_are_sent_away(monkeypatch):
+async def test_the_silent_and_the_slow_are_sent_away(monkeypatch):
     monkeypatch.setattr(meeting, "GREETING_S", 0.3)
+    async with served() as (port, serving):
+        silent = await asyncio.open_connection("127.0.0.1", port)
+        slow = await asyncio.open_connection("127.0.0.1", port)
 
-    async def attack():
-        async with served() as (port, serving):
-            silent = await asyncio.open_connection("127.0.0.1", port)
-            slow = await asyncio.open_connection("127.0.0.1", port)
+        async def trickle():
+            with contextlib.suppress(ConnectionError):
+                while not slow[1].is_closing():
+                    slow[1].write(b"0")
+                    await slow[1].drain()
+                    await asyncio.sleep(0.05)
 
-            async def trickle():
-                with contextlib.suppress(ConnectionError):
-                    while not slow[1].is_closing():
-                        slow[1].write(b"0")
-                        await slow[1].drain()
-                        await asyncio.sleep(0.05)
-
-            trickling = asyncio.create_task(trickle())
-            for reader, _ in (silent, slow):
-                with contextlib.suppress(ConnectionError):
-                    await reader.read()  # until it ends
-            trickling.cancel()
-            members = [await joined(port, i) for i in range(2)]
-            await ended_well(members, serving)
-
-    asyncio.run(attack())
+        trickling = asyncio.create_task(trickle())
+        for reader, _ in (silent, slow):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()  # until it ends
+        trickling.cancel()
+        members = [await joined(port, i) for i in range(2)]
+        await ended_well(members, serving)
 
 
-def test_many_silent_connections_keep_no_member_out():
-    async def attack():
-        async with served() as (port, serving):
-            crowd = [
-                await asyncio.open_connection("127.0.0.1", port)
-                for _ in range(3 * meeting.MOST_STRANGERS)
-            ]
-            members = [await joined(port, i) for i in range(2)]
-            await ended_well(members, serving)
-            for _, writer in crowd:
-                writer.close()
-
-    asyncio.run(attack())
+async def test_many_silent_connections_keep_no_member_out():
+    async with served() as (port, serving):
+        crowd = [
+            await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(3 * meeting.MOST_STRANGERS)
+        ]
+        members = [await joined(port, i) for i in range(2)]
+        await ended_well(members, serving)
+        for _, writer in crowd:
+            writer.close()
 
 
-def test_a_rank_that_comes_twice_is_refused_and_the_attempt_goes_on():
-    async def attack():
-        async with served() as (port, serving):
-            first = await joined(port, 0)
-            twin = await joined(port, 0)
-            end = await twin.receive()
-            assert isinstance(end, End)
-            assert end.reason == "process id 0 was given to two processes"
-            await ended_well([first, await joined(port, 1)], serving)
-
-    asyncio.run(attack())
+async def test_a_rank_that_comes_twice_is_refused_and_the_attempt_goes_on():
+    async with served() as (port, serving):
+        first = await joined(port, 0)
+        twin = await joined(port, 0)
+        end = await twin.receive()
+        assert isinstance(end, End)
+        assert end.reason == "process id 0 was given to two processes"
+        await ended_well([first, await joined(port, 1)], serving)
 
 
 @pytest.mark.parametrize(
@@ -229,33 +212,22 @@ def test_a_rank_that_comes_twice_is_refused_and_the_attempt_goes_on():
     [b"nonsense\n", b"0" * 64 + b' {"kind": "failed", "failure": 3}\n', b"x" * 200_000],
     ids=["nonsense", "not signed", "endless"],
 )
-def test_a_member_that_goes_mad_ends_the_attempt_with_a_reason(line):
-    async def attack():
-        async with served() as (port, serving):
-            members = [await joined(port, i) for i in range(2)]
-            for member in members:
-                assert isinstance(await member.receive(), Start)
-            members[1]._writer.write(line)
-            assert await members[0].receive() == LOST
-            await serving
-
-    asyncio.run(attack())
+async def test_a_member_that_goes_mad_ends_the_attempt_with_a_reason(line):
+    async with served() as (port, serving):
+        members = await started(port)
+        members[1]._writer.write(line)
+        assert await members[0].receive() == LOST
+        await serving
 
 
-def test_a_signed_message_is_checked_too():
+async def test_a_signed_message_is_checked_too():
     """Such as one of another version of this package."""
-
-    async def attack():
-        async with served() as (port, serving):
-            members = [await joined(port, i) for i in range(2)]
-            for member in members:
-                assert isinstance(await member.receive(), Start)
+    async with served() as (port, serving):
+        members = await started(port)
+        with pytest.warns(UserWarning, match="serializ"):  # of what is not valid
             members[1].send(Failed.model_construct(kind="failed", failure="?"))
-            assert await members[0].receive() == LOST
-            await serving
-
-    with pytest.warns(UserWarning, match="serializ"):  # of what is not valid
-        asyncio.run(attack())
+        assert await members[0].receive() == LOST
+        await serving
 
 
 def test_the_longest_reason_arrives():
@@ -286,18 +258,14 @@ def test_one_machine_listens_to_itself_alone(host, address):
     assert listening_address(host) == address
 
 
-def test_the_loopback_port_is_closed_to_other_addresses():
-    async def bound():
-        rendezvous = Rendezvous(RUN, TOKEN, 1, 0)
-        server = await rendezvous.listen("localhost", port := free_port())
-        addresses = {s.getsockname()[0] for s in server.sockets}
-        # Nothing listens there: another program may.
-        with socket.create_server(("127.0.0.2", port)):
-            pass
-        server.close()
-        return addresses
-
-    assert asyncio.run(bound()) == {"127.0.0.1"}
+async def test_the_loopback_port_is_closed_to_other_addresses():
+    rendezvous = Rendezvous(RUN, TOKEN, 1, 0)
+    server = await rendezvous.listen("localhost", port := free_port())
+    assert {s.getsockname()[0] for s in server.sockets} == {"127.0.0.1"}
+    # Nothing listens there: another program may.
+    with socket.create_server(("127.0.0.2", port)):
+        pass
+    server.close()
 
 
 class TestToken:

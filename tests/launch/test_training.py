@@ -64,7 +64,7 @@ class Launcher:
         """A plan whose capacities no batch fits."""
         path = self.folder / "tight.json"
         data = f"data.path={self._data}"
-        assert runs.embark("plan", self._config, data, "--out", path).code == 0
+        runs.done("plan", self._config, data, "--out", path)
         plan = json.loads(path.read_text())
         plan["capacities"] = dict.fromkeys(plan["capacities"], 1)
         path.write_text(json.dumps(plan, indent=1))

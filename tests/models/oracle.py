@@ -83,13 +83,22 @@ def concatenate(parts: list[Bounded]) -> Bounded:
     )
 
 
+def bottom_of(params: dict, dense, dtype: str) -> list[Bounded]:
+    """What the bottom MLP makes of dense features; nothing where there are none."""
+    if dense.shape[1]:
+        return [mlp(params["bottom"], exact(dense), True, dtype)]
+    assert not params.get("bottom")
+    return []
+
+
+def in_order(embeddings: dict) -> list[Bounded]:
+    return [exact(embeddings[name]) for name in sorted(embeddings)]
+
+
 def dlrm_dcnv2(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     """Logits of ``DLRMDCNv2``; ``params`` is its state as nested dicts."""
-    bottom = mlp(params["bottom"], exact(dense), True, dtype)
-    x0 = concatenate(
-        [bottom, *(exact(embeddings[name]) for name in sorted(embeddings))]
-    )
-    x = x0 = operand(x0, dtype)
+    bottom = bottom_of(params, dense, dtype)
+    x = x0 = operand(concatenate([*bottom, *in_order(embeddings)]), dtype)
     for _, layer in sorted(params.get("cross", {}).items()):
         low = matmul(x, exact(layer["v"]), dtype)
         high = operand(matmul(low, exact(layer["w"]), dtype), dtype)
@@ -103,14 +112,14 @@ def dlrm_dcnv2(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
 
 def dlrm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     """Logits of ``DLRM``."""
-    bottom = mlp(params["bottom"], exact(dense), True, dtype)
-    vectors = [bottom, *(exact(embeddings[name]) for name in sorted(embeddings))]
-    return mlp(params["top"], with_dots(vectors, dtype), False, dtype)
+    bottom = bottom_of(params, dense, dtype)
+    joined = with_dots(bottom, in_order(embeddings), dtype)
+    return mlp(params["top"], joined, False, dtype)
 
 
-def with_dots(vectors: list[Bounded], dtype: str) -> Bounded:
-    """The first vector, and the dot products of all, pair by pair."""
-    dots = []
+def with_dots(bottom: list[Bounded], rows: list[Bounded], dtype: str) -> Bounded:
+    """The vector of the bottom, and the dot products of all, pair by pair."""
+    vectors, dots = [*bottom, *rows], []
     for i in range(len(vectors)):
         for j in range(i):
             pair = [
@@ -120,7 +129,7 @@ def with_dots(vectors: list[Bounded], dtype: str) -> Bounded:
             column = Bounded(*(a.swapaxes(1, 2) for a in vars(pair[1]).values()))
             dot = matmul(pair[0], column, dtype)
             dots.append(Bounded(dot.value[:, 0], dot.error[:, 0]))
-    return concatenate([vectors[0], *dots])
+    return concatenate([*bottom, *dots])
 
 
 def scaled(a: Bounded, factor: float) -> Bounded:
@@ -137,10 +146,7 @@ def total(a: Bounded, axis: int) -> Bounded:
 
 def dcn(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     """Logits of ``DCN``."""
-    x0 = concatenate(
-        [exact(dense), *(exact(embeddings[name]) for name in sorted(embeddings))]
-    )
-    x = x0 = operand(x0, dtype)
+    x = x0 = operand(concatenate([exact(dense), *in_order(embeddings)]), dtype)
     for _, layer in sorted(params["cross"].items()):
         x = x0 * matmul(x, exact(layer["w"]), dtype) + exact(layer["b"]) + x
     joined = concatenate([x, mlp(params["deep"], x0, True, dtype)])
@@ -149,24 +155,26 @@ def dcn(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
 
 
 def first_order(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
-    logit = matmul(exact(dense), exact(params["dense"]["w"]), dtype)
-    logit = logit + exact(params["dense"]["b"])
     columns = [exact(e[:, :1]) for e in embeddings.values()]
-    return logit + total(concatenate(columns), 1).column()
+    logit = total(concatenate(columns), 1).column()
+    if not dense.shape[1]:
+        return logit
+    product = matmul(exact(dense), exact(params["dense"]["w"]), dtype)
+    return product + exact(params["dense"]["b"]) + logit
 
 
 def wide_deep(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     """Logits of ``WideDeep``."""
     vectors = [exact(embeddings[name][:, 1:]) for name in sorted(embeddings)]
     deep = mlp(params["deep"], concatenate([exact(dense), *vectors]), False, dtype)
-    return first_order(params["wide"], dense, embeddings, dtype) + deep
+    return first_order(params.get("wide", {}), dense, embeddings, dtype) + deep
 
 
 def deepfm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     """Logits of ``DeepFM``, pair by pair; the bound is of the linear-time form."""
     fields = [
         exact(dense[:, [i]]) * exact(vector)
-        for i, vector in enumerate(params["dense_vectors"])
+        for i, vector in enumerate(params.get("dense_vectors", ()))
     ]
     fields += [
         exact(embeddings[name][:, 1:])
@@ -186,14 +194,14 @@ def deepfm(params: dict, dense, embeddings: dict, dtype: str) -> Bounded:
     linear_time = total(summed * summed + scaled(squares, -1.0), 1)
     interaction = Bounded(pairs, scaled(linear_time, 0.5).error).column()
     deep = mlp(params["deep"], concatenate(fields), False, dtype)
-    first = first_order(params["first_order"], dense, embeddings, dtype)
+    first = first_order(params.get("first_order", {}), dense, embeddings, dtype)
     return first + interaction + deep
 
 
 def tbsm(params: dict, dense, embeddings: dict, dtype: str, history: dict) -> Bounded:
     """Logits of ``TBSM``, event by event."""
     past_of = {candidate: name for name, candidate in history.items()}
-    bottom = mlp(params["bottom"], exact(dense), True, dtype)
+    bottom = bottom_of(params, dense, dtype)
 
     def event(place: int | None) -> Bounded:
         rows = [
@@ -202,7 +210,7 @@ def tbsm(params: dict, dense, embeddings: dict, dtype: str, history: dict) -> Bo
             else embeddings[name]
             for name in sorted(embeddings.keys() - history.keys())
         ]
-        joined = with_dots([bottom, *map(exact, rows)], dtype)
+        joined = with_dots(bottom, [*map(exact, rows)], dtype)
         return unit(mlp(params["event"], joined, True, dtype))
 
     sequences = [embeddings[name] for name in history]

@@ -1,7 +1,5 @@
 """Initial weights, and the matrix product inside shard_map."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Every model against its NumPy oracle, and what it must refuse."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -3,8 +3,6 @@
 PyTorch is no dependency: without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

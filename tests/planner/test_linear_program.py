@@ -1,7 +1,5 @@
 """A program that grows has the optimum of the whole one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import sparse

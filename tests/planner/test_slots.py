@@ -8,27 +8,24 @@ import jax
 import numpy as np
 import pytest
 
+import embark_jax as ej
 from embark_jax.cache.key_index import empty_index
-from embark_jax.planner import plan, plan_for
+from embark_jax.planner import plan_for
 from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.published import table_list
 
-DEVICE = fleet.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
-TOY = fleet.Fleet(DEVICE, nodes=1, gpus_per_node=4)
+DEVICE = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
+TOY = ej.fleets.Fleet(DEVICE, nodes=1, gpus_per_node=4)
 BATCH = 64
 
 
-def planned(*tables, zipf=1.1, hotness=(1, 1), **options) -> Plan:
-    features = [FeatureSpec(t.name, hotness=h) for t, h in zip(tables, hotness)]  # noqa: B905
-    return plan(tables, features, TOY, BATCH, zipf_exponent=zipf, **options)
+def planned(*tables, zipf=1.1, hotness=(1, 1), **options) -> ej.Plan:
+    features = [ej.FeatureSpec(t.name, hotness=h) for t, h in zip(tables, hotness)]  # noqa: B905
+    return ej.plan(tables, features, TOY, BATCH, zipf_exponent=zipf, **options)
 
 
-def slots_of(found: Plan) -> dict[str, int]:
+def slots_of(found: ej.Plan) -> dict[str, int]:
     return {table.name: table.slots or 0 for table in found.tables}
 
 
@@ -39,8 +36,8 @@ def test_an_index_takes_what_memory_counts():
 
 
 def test_slots_take_memory_and_rows_do_not():
-    table = TableSpec("t", 10**9, 16, tier="disk", slots=40_000)
-    found = planned(table, forced={"t": ForcedPlacement("ub", row_shards=4)})
+    table = ej.TableSpec("t", 10**9, 16, tier="disk", slots=40_000)
+    found = planned(table, forced={"t": ej.ForcedPlacement("ub", row_shards=4)})
     (storage,) = found.storages
     assert storage.name == "ub_16_disk"
     assert (storage.slots_per_device, storage.rows_per_device) == (10_000, 250_000_000)
@@ -48,13 +45,13 @@ def test_slots_take_memory_and_rows_do_not():
     slot_bytes = 4 * 17 + INDEX_BYTES
     taken = found.prediction.device_bytes[0] - 10_000 * slot_bytes
     assert 0 < taken < 64 * 4 * 100 * 4, "routes and rows of a small batch"
-    again = Plan.from_json(found.to_json())
+    again = ej.Plan.from_json(found.to_json())
     assert again == found
 
 
 def test_what_is_left_of_memory_goes_to_the_rows_most_asked_for():
-    small = TableSpec("small", 500_000, 16)
-    hot, cold = (TableSpec(n, 20_000_000, 16, tier="host") for n in ("hot", "cold"))
+    small = ej.TableSpec("small", 500_000, 16)
+    hot, cold = (ej.TableSpec(n, 20_000_000, 16, tier="host") for n in ("hot", "cold"))
     found = planned(hot, cold, small, hotness=(4, 1, 1))
     slots = slots_of(found)
     assert slots["hot"] > 2 * slots["cold"] > 2 * BATCH
@@ -81,12 +78,12 @@ def test_what_is_left_of_memory_goes_to_the_rows_most_asked_for():
 
 
 def test_a_table_that_fits_gets_a_slot_for_each_row():
-    found = planned(TableSpec("t", 1000, 16, tier="host"), zipf=0.0)
+    found = planned(ej.TableSpec("t", 1000, 16, tier="host"), zipf=0.0)
     assert slots_of(found) == {"t": 1000}
 
 
 def test_what_does_not_fit_is_told_how_it_would():
-    table = TableSpec("huge", 10**9, 16)
+    table = ej.TableSpec("huge", 10**9, 16)
     with pytest.raises(ValueError, match=r"add embedding.tables.huge.tier: host"):
         planned(table)
     assert slots_of(planned(dataclasses.replace(table, tier="host")))["huge"] > 10**6
@@ -103,16 +100,16 @@ def test_what_does_not_fit_is_told_how_it_would():
 )
 def test_what_is_wrong_is_said(change, said):
     with pytest.raises(ValueError, match=f"table 't': {said}"):
-        TableSpec("t", 10, 4, **change)
+        ej.TableSpec("t", 10, 4, **change)
 
 
 def test_a_cached_table_is_not_replicated_nor_laid_out_without_slots():
-    table = TableSpec("t", 10, 4, tier="host", slots=5)
+    table = ej.TableSpec("t", 10, 4, tier="host", slots=5)
     with pytest.raises(ValueError, match="cluster dp is replicated, takes no tier"):
-        planned(table, forced={"t": ForcedPlacement("dp")})
+        planned(table, forced={"t": ej.ForcedPlacement("dp")})
     placed = Placement(dataclasses.replace(table, slots=None), "ub", 1, 1, (0,))
     with pytest.raises(ValueError, match=r"slots is None, must be a number; plan\(\)"):
-        Plan((FeatureSpec("t"),), (placed,), 1, 1, 4, {"ub_4_host": 4})
+        ej.Plan((ej.FeatureSpec("t"),), (placed,), 1, 1, 4, {"ub_4_host": 4})
 
 
 def test_rows_of_all_cached_tables_have_numbers():
@@ -122,7 +119,7 @@ def test_rows_of_all_cached_tables_have_numbers():
     tables = [
         dataclasses.replace(t, tier="host") if t.rows > 10**8 else t for t in tables
     ]
-    workload = listed.workload(fleet.dgx_h100(1), None, None, None)
+    workload = listed.workload(ej.fleets.dgx_h100(1), None, None, None)
     found = plan_for(workload, tables, features)
     numbered = sum(s.rows_per_device for s in found.storages if s.kind.tier == "host")
     assert numbered >= 7_400_000_000 / 8

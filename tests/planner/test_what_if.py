@@ -1,20 +1,15 @@
 """The step without a table, the shard that sets the memory, and a target for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from embark_jax.planner import Workload, plan, plan_for
+import embark_jax as ej
+from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import predict
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report import summary
 from embark_jax.report.plan_page import page
 from embark_jax.report.plan_record import plan_record
@@ -23,26 +18,26 @@ from tests.planner import published
 from tests.runs import embark
 
 TABLES = [
-    TableSpec("large", 20_000_000, 128),
-    *(TableSpec(f"small{i}", 1_000_000, 64) for i in range(6)),
-    TableSpec("hot", 1000, 64),
+    ej.TableSpec("large", 20_000_000, 128),
+    *(ej.TableSpec(f"small{i}", 1_000_000, 64) for i in range(6)),
+    ej.TableSpec("hot", 1000, 64),
 ]
 FEATURES = [
-    FeatureSpec(table.name, hotness=40 if table.name == "hot" else 4)
+    ej.FeatureSpec(table.name, hotness=40 if table.name == "hot" else 4)
     for table in TABLES
 ]
-H100 = fleet.dgx_h100()
+H100 = ej.fleets.dgx_h100()
 BATCH = 8192
-FORCED = {"large": ForcedPlacement("rb", 1, 1, devices=(3,))}
+FORCED = {"large": ej.ForcedPlacement("rb", 1, 1, devices=(3,))}
 
 
 @pytest.fixture(scope="module")
 def uneven():
     """One table lies whole on one device, and is larger than all else together."""
-    return plan(TABLES, FEATURES, H100, BATCH, forced=FORCED)
+    return ej.plan(TABLES, FEATURES, H100, BATCH, forced=FORCED)
 
 
-def priced_without(planned: Plan, names: set[str]) -> float:
+def priced_without(planned: ej.Plan, names: set[str]) -> float:
     """The oracle: a model that never had these tables, placed as in the plan."""
     workload = Workload(H100, BATCH)
     placements = [p for p in planned.placements if p.table.name not in names]
@@ -61,7 +56,7 @@ def test_the_step_without_a_table_is_that_of_a_model_without_it(uneven):
 
 
 def test_a_part_of_the_step_is_not_what_a_removal_takes_off():
-    planned = plan(*published.model("DLRM-DCNv2"), H100, 65_536)
+    planned = ej.plan(*published.model("DLRM-DCNv2"), H100, 65_536)
     breakdown, step_ms = planned.prediction.breakdown, planned.prediction.step_ms
     off = {r.tables[0]: step_ms - r.step_ms for r in breakdown.removals}
     assert sum(breakdown.table_ms.values()) == pytest.approx(step_ms)
@@ -88,10 +83,10 @@ def test_the_largest_tables_are_planned_without():
         tables = [t for t in TABLES if t.name not in removal.tables]
         features = [f for f in FEATURES if f.table not in removal.tables]
         forced = {n: f for n, f in FORCED.items() if n not in removal.tables}
-        other = plan(tables, features, H100, BATCH, forced=forced)
+        other = ej.plan(tables, features, H100, BATCH, forced=forced)
         assert removal.replanned_ms == other.prediction.step_ms
     assert "replanned" in as_text(planned)
-    once = plan(TABLES, FEATURES, H100, BATCH, forced=FORCED)
+    once = ej.plan(TABLES, FEATURES, H100, BATCH, forced=FORCED)
     assert planned.placements == once.placements
 
 
@@ -102,7 +97,7 @@ def test_the_shard_that_sets_the_memory_is_named_with_a_split(uneven):
     total = max(uneven.prediction.device_bytes)
     assert found.split_device_bytes < 0.5 * total
     cluster, rows, _, columns = found.split.split()
-    split = ForcedPlacement(cluster.lower(), int(rows), int(columns))
+    split = ej.ForcedPlacement(cluster.lower(), int(rows), int(columns))
     (mine,) = (p for p in uneven.placements if p.table.name == "large")
     other = dataclasses.replace(
         mine,
@@ -122,41 +117,41 @@ def test_the_shard_that_sets_the_memory_is_named_with_a_split(uneven):
 
 
 def test_an_even_plan_names_no_shard():
-    tables = [TableSpec(f"t{i}", 1_000_000, 64) for i in range(8)]
-    features = [FeatureSpec(table.name) for table in tables]
-    planned = plan(tables, features, H100, BATCH)
+    tables = [ej.TableSpec(f"t{i}", 1_000_000, 64) for i in range(8)]
+    features = [ej.FeatureSpec(table.name) for table in tables]
+    planned = ej.plan(tables, features, H100, BATCH)
     assert planned.prediction.breakdown.allocation is None
     assert "sets it" not in as_text(planned)
 
 
 def test_a_target_for_memory_is_kept_and_costs_time():
     model = published.model("DLRM-DCNv2")
-    free = plan(*model, H100, 65_536).prediction
+    free = ej.plan(*model, H100, 65_536).prediction
     target_gb = 0.85 * max(free.device_bytes) / 1e9
-    tight = plan(*model, H100, 65_536, memory_gb=target_gb).prediction
+    tight = ej.plan(*model, H100, 65_536, memory_gb=target_gb).prediction
     assert max(tight.device_bytes) <= 1e9 * target_gb < max(free.device_bytes)
     assert tight.step_ms > free.step_ms
     with pytest.raises(ValueError, match="the memory_gb asked for"):
-        plan(*model, H100, 65_536, memory_gb=0.5)
+        ej.plan(*model, H100, 65_536, memory_gb=0.5)
     for bad in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(ValueError, match="memory_gb is"):
-            plan(*model, H100, 65_536, memory_gb=bad)
+            ej.plan(*model, H100, 65_536, memory_gb=bad)
 
 
 def test_a_solver_that_changes_nothing_says_so():
-    tables, features = [TableSpec("t", 1000, 16)], [FeatureSpec("t")]
-    certified = plan(tables, features, H100, 64, certify_s=1).prediction
+    tables, features = [ej.TableSpec("t", 1000, 16)], [ej.FeatureSpec("t")]
+    certified = ej.plan(tables, features, H100, 64, certify_s=1).prediction
     assert certified.certified == (
         "certify, 1 s: changed neither the plan nor the bound"
     )
-    once = plan(tables, features, H100, 64).prediction
+    once = ej.plan(tables, features, H100, 64).prediction
     assert once.certified == ""
 
 
 def test_clusters_and_placeholders_are_explained():
-    tables, features = [TableSpec("t", 1000, 16)], [FeatureSpec("t")]
-    made_up = plan(tables, features, fleet.this_machine(gpus_per_node=2), 64)
-    real = plan(tables, features, H100, 64)
+    tables, features = [ej.TableSpec("t", 1000, 16)], [ej.FeatureSpec("t")]
+    made_up = ej.plan(tables, features, ej.fleets.this_machine(gpus_per_node=2), 64)
+    real = ej.plan(tables, features, H100, 64)
     for planned in (made_up, real):
         for text in (" ".join(as_text(planned).split()), page(planned)):
             for cluster in ("DP: every device", "RB: ids go to", "UB: each row"):

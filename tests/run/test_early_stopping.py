@@ -9,7 +9,7 @@ from embark_jax.config import EarlyStoppingConfig, PlateauConfig
 from embark_jax.data import SyntheticClicks
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from tests import runs
-from tests.runs import embark
+from tests.runs import done, embark
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,7 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     )
     config, workdir = runs.write_config(tmp_path), tmp_path / "run"
     command = ("train", config, *OPTIONS, "train.checkpoint_every=4")
-    outcome = embark(*command, "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done(*command, "--workdir", workdir)
     assert "training ends at step 4" in outcome.out
     final = runs.final(workdir)
     assert (final["step"], final["best_step"]) == (4, 2)
@@ -110,8 +109,7 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     by_step = {each["step"]: each for each in runs.records(workdir)}
     assert by_step[2]["validation_log_loss"] == final["test_log_loss"]
     flip_last(workdir / "metrics.jsonl")
-    again = embark(*command, "--workdir", workdir, "--resume")
-    assert again.code == 0
+    done(*command, "--workdir", workdir, "--resume")
     assert runs.final(workdir) == final
 
 
@@ -133,15 +131,12 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
         "mesh.gpus_per_node=1",
     ]
     config, whole, cut = runs.write_config(tmp_path), tmp_path / "a", tmp_path / "b"
-    done = embark("train", config, *options, "--workdir", whole)
-    assert (done.code, done.err) == (0, "")
-    assert "step 4: learning rates: 0.5 of what they were" in done.out
-    assert "step 8: learning rates: 0.125 of what they were" in done.out
-    cut_off = embark("train", config, *options, "train.steps=6", "--workdir", cut)
-    assert cut_off.code == 0
+    outcome = done("train", config, *options, "--workdir", whole)
+    assert "step 4: learning rates: 0.5 of what they were" in outcome.out
+    assert "step 8: learning rates: 0.125 of what they were" in outcome.out
+    done("train", config, *options, "train.steps=6", "--workdir", cut)
     flip_last(cut / "metrics.jsonl")
-    resumed = embark("train", config, *options, "--workdir", cut, "--resume")
-    assert resumed.code == 0
+    done("train", config, *options, "--workdir", cut, "--resume")
     assert runs.losses(cut) == runs.losses(whole)
     # By hand: three steps more, from step 4, with half the rates.
     half = [
@@ -153,9 +148,8 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
     ]
     by_hand = tmp_path / "c"
     first = [*options, "train.plateau=null", "train.steps=4", "--workdir", by_hand]
-    assert embark("train", config, *first).code == 0
-    done = embark("train", config, *options, *half, "--workdir", by_hand)
-    assert (done.code, done.err) == (0, "")
+    done("train", config, *first)
+    outcome = done("train", config, *options, *half, "--workdir", by_hand)
     found, expected = runs.losses(by_hand), runs.losses(whole)
     assert {step: expected[step] for step in found} == pytest.approx(found, rel=1e-6)
 
@@ -163,5 +157,6 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
 def test_it_needs_a_validation_set(tmp_path):
     command = ("train", runs.write_config(tmp_path), *OPTIONS)
     outcome = embark(*command, "--workdir", tmp_path / "run")
-    assert outcome.code == 1
-    assert "train.early_stopping: the data have no validation set" in outcome.err
+    runs.assert_refused(
+        outcome, "train.early_stopping: the data have no validation set"
+    )

@@ -15,17 +15,10 @@ import pytest
 
 from embark_jax.config import reading
 from embark_jax.run import training, trials
-from embark_jax.train.outcome import NonFiniteLossError
 from tests import runs
-from tests.runs import embark
+from tests.run.trials_in_name import CONFIG, rows, train_in_name
+from tests.runs import done, embark
 
-CONFIG = """\
-name: tiny
-data: {kind: synthetic, dense_features: 2, train_samples: 256, test_samples: 64}
-model: {kind: dlrm, bottom: [4], top: [1]}
-embedding: {dim: 4, tables: {user: {rows: 50}}}
-train: {batch_size: 32, steps: 2}
-"""
 SWEPT = ("sweep.seed=[0, 1]", "sweep.embedding.optimizer.learning_rate=[0.5, 1e-3]")
 
 
@@ -34,38 +27,24 @@ def config(tmp_path) -> Path:
     return runs.write_config(tmp_path, CONFIG)
 
 
+def records(config) -> list[dict] | None:
+    """Of a training in name only: its AUC is 0.5 plus a tenth of the seed, and the
+    smaller rate diverges with seed 1."""
+    if config.seed == 1 and config.embedding.optimizer.learning_rate == 1e-3:
+        return None
+    auc = 0.5 + config.seed / 10
+    return [{"step": 2, "final": True, "test_auc": auc, "test_log_loss": 0.7}]
+
+
 @pytest.fixture
 def trained(monkeypatch) -> list[str]:
-    """Names of the folders that a training in name only was asked for; its AUC is
-    0.5 plus a tenth of the seed, and the smaller rate diverges with seed 1."""
-    folders = []
-
-    def train(config, workdir, resume, console):
-        assert resume == workdir.exists()
-        folders.append(workdir.name)
-        workdir.mkdir(exist_ok=True)
-        reading.save(config, workdir / "config.yaml")
-        if config.seed == 1 and config.embedding.optimizer.learning_rate == 1e-3:
-            raise NonFiniteLossError("loss is nan at step 2\nthe batch: ...")
-        record = {"test_auc": 0.5 + config.seed / 10, "test_log_loss": 0.7}
-        line = json.dumps({"step": 2, "final": True} | record)
-        (workdir / "metrics.jsonl").write_text(line + "\n")
-        return {"final": True} | record
-
-    monkeypatch.setattr(training, "train", train)
-    return folders
-
-
-def rows(workdir: Path) -> list[dict[str, str]]:
-    with (workdir / "results.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return train_in_name(monkeypatch, records)
 
 
 def test_each_run_is_a_training_with_its_values(config, tmp_path):
     config.write_text(CONFIG + "sweep: {seed: [3, 4], model.bottom: [[8, 4]]}\n")
     workdir = tmp_path / "sweep"
-    outcome = embark("sweep", config, "train.steps=1", "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("sweep", config, "train.steps=1", "--workdir", workdir)
     results = rows(workdir)
     assert [(row["seed"], row["model.bottom"]) for row in results] == [
         ("3", "[8, 4]"),
@@ -95,8 +74,7 @@ def test_finished_runs_are_kept_and_diverged_ones_tried_again(
     config, trained, tmp_path
 ):
     workdir = tmp_path / "sweep"
-    outcome = embark("sweep", config, *SWEPT, "--workdir", workdir)
-    assert outcome.code == 0
+    outcome = done("sweep", config, *SWEPT, "--workdir", workdir)
     assert trained == [
         f"seed={seed},embedding.optimizer.learning_rate={rate}"
         for seed in (0, 1)
@@ -111,34 +89,29 @@ def test_finished_runs_are_kept_and_diverged_ones_tried_again(
 
     del trained[:]
     again = embark("sweep", config, *SWEPT, "--workdir", workdir)
-    assert again.code == 1
-    assert "is not empty: pass --resume" in again.err
+    runs.assert_refused(again, "is not empty: pass --resume")
     assert not trained
-    again = embark("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
-    assert again.code == 0
+    again = done("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
     assert trained == ["seed=1,embedding.optimizer.learning_rate=0.001"]
     assert rows(workdir) == before
 
     log = workdir / "seed=0,embedding.optimizer.learning_rate=0.5" / "metrics.jsonl"
     log.write_text("junk\n" + log.read_text())  # which its run is to mend
     del trained[:]
-    again = embark("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
-    assert again.code == 0
+    again = done("sweep", config, *SWEPT, "--workdir", workdir, "--resume")
     assert trained[0] == log.parent.name
 
 
 def test_a_folder_with_another_config_is_refused(config, trained, tmp_path):
     workdir = tmp_path / "sweep"
-    assert embark("sweep", config, *SWEPT, "--workdir", workdir).code == 0
+    done("sweep", config, *SWEPT, "--workdir", workdir)
     del trained[:]
     args = ("train.steps=3", "--workdir", workdir, "--resume")
     outcome = embark("sweep", config, *SWEPT, *args)
-    assert outcome.code == 1
-    assert "sweep.yaml: is of another sweep" in outcome.err
+    runs.assert_refused(outcome, "sweep.yaml: is of another sweep")
     (workdir / "sweep.yaml").unlink()  # as if it never was there
     outcome = embark("sweep", config, *SWEPT, *args)
-    assert outcome.code == 1
-    assert "holds a run of another config" in outcome.err
+    runs.assert_refused(outcome, "holds a run of another config")
     assert not trained
 
 
@@ -146,7 +119,7 @@ def test_a_folder_of_another_sweep_or_a_search_is_refused(config, trained, tmp_p
     """Its results would be overwritten; a sweep with a longer list is the same one."""
     workdir = tmp_path / "sweep"
     args = ("--workdir", workdir, "--resume")
-    assert embark("sweep", config, "sweep.seed=[0]", *args).code == 0
+    done("sweep", config, "sweep.seed=[0]", *args)
     before = runs.snapshot(workdir)
     for swept in (SWEPT, ("sweep.embedding.optimizer.learning_rate=[0.5]",)):
         outcome = embark("sweep", config, *swept, *args)
@@ -163,7 +136,7 @@ def test_a_folder_of_another_sweep_or_a_search_is_refused(config, trained, tmp_p
     (workdir / "sweep.yaml").unlink()
 
     del trained[:]
-    assert embark("sweep", config, "sweep.seed=[0, 2]", *args).code == 0
+    done("sweep", config, "sweep.seed=[0, 2]", *args)
     assert trained == ["seed=2"]
     assert [row["seed"] for row in rows(workdir)] == ["0", "2"]
 
@@ -179,8 +152,7 @@ def test_values_that_make_no_name_of_a_folder(config, trained, tmp_path):
     workdir = tmp_path / "sweep"
     names = ["a" * 240, "a" * 300, "a" * 301, "two\nlines", "nu\0l", "../.."]
     swept = f"sweep.name={json.dumps(names)}"
-    outcome = embark("sweep", config, swept, "--workdir", workdir)
-    assert (outcome.code, outcome.err) == (0, "")
+    done("sweep", config, swept, "--workdir", workdir)
     assert trained[0] == f"name={names[0]}"
     assert trained[-1] == "name=..-.."
     assert all(re.fullmatch("name=[0-9a-f]{16}", name) for name in trained[1:5])
@@ -200,7 +172,7 @@ def test_results_are_whole_at_any_time(config, trained, monkeypatch, tmp_path):
 
     monkeypatch.setattr(csv.DictWriter, "writerows", writerows)
     args = ("sweep.seed=[0, 1, 2]", "--workdir", tmp_path / "sweep")
-    assert embark("sweep", config, *args).code == 0
+    done("sweep", config, *args)
     states.append(path.read_text())
     assert [state and len(state.splitlines()) for state in states] == [
         None,
@@ -216,10 +188,10 @@ def test_results_are_whole_at_any_time(config, trained, monkeypatch, tmp_path):
 def test_a_finished_run_whose_config_is_gone_is_not_trusted(config, trained, tmp_path):
     workdir = tmp_path / "sweep"
     args = (config, "sweep.seed=[0, 1]", "--workdir", workdir, "--resume")
-    assert embark("sweep", *args).code == 0
+    done("sweep", *args)
     (workdir / "seed=1" / "config.yaml").unlink()
     del trained[:]
-    assert embark("sweep", *args).code == 0
+    done("sweep", *args)
     assert trained == ["seed=1"]  # which refuses it if there is a checkpoint
 
 
@@ -228,8 +200,7 @@ def test_a_run_that_was_told_to_end_ends_the_sweep(config, monkeypatch, tmp_path
     monkeypatch.setattr(
         training, "train", lambda _, workdir, *__: folders.append(workdir)
     )
-    outcome = embark("sweep", config, *SWEPT, "--workdir", tmp_path / "sweep")
-    assert outcome.code == 0
+    done("sweep", config, *SWEPT, "--workdir", tmp_path / "sweep")
     assert len(folders) == 1
 
 
@@ -252,7 +223,7 @@ def test_a_run_that_was_told_to_end_lets_no_others_begin(config, monkeypatch, tm
 
     monkeypatch.setattr(trials, "_train_apart", train_apart)
     args = ("sweep.seed=[0, 1, 2, 3, 4, 5, 6, 7]", "--workdir", tmp_path / "sweep")
-    assert embark("sweep", config, *args, "--jobs", "2").code == 0
+    done("sweep", config, *args, "--jobs", "2")
     assert begun == ["seed=0", "seed=1"]
 
 
@@ -285,9 +256,8 @@ def test_runs_end_with_a_checkpoint_when_their_command_is_killed(config, tmp_pat
     wait_for(lambda: any("stopped at step" in log.read_text() for log in shown))
     wait_for(lambda: all(map(is_free, folders)))
     assert not (cut / "results.csv").exists()
-    again = embark(*command, cut, "--resume")
-    assert (again.code, again.err) == (0, "")
-    assert embark(*command, whole).code == 0
+    done(*command, cut, "--resume")
+    done(*command, whole)
     assert rows(cut) == rows(whole)
 
 
@@ -317,8 +287,7 @@ def is_free(folder: Path) -> bool:
 def test_runs_at_the_same_time_give_what_runs_in_turn_do(config, tmp_path):
     swept = "sweep.seed=[0, 1]"
     for name, options in (("turn", ()), ("jobs", ("--jobs", "2"))):
-        done = embark("sweep", config, swept, "--workdir", tmp_path / name, *options)
-        assert (done.code, done.err) == (0, "")
+        done("sweep", config, swept, "--workdir", tmp_path / name, *options)
     assert rows(tmp_path / "jobs") == rows(tmp_path / "turn")
     shown = (tmp_path / "jobs" / "seed=1.log").read_text()
     assert "test metric" in shown

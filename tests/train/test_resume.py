@@ -36,13 +36,11 @@ class Runner:
         return ("train", self._config, *OVERRIDES, "--workdir", workdir, *args)
 
     def plan(self, out: Path, *changes) -> None:
-        outcome = runs.embark("plan", self._config, *OVERRIDES, *changes, "--out", out)
-        assert outcome.code == 0
+        runs.done("plan", self._config, *OVERRIDES, *changes, "--out", out)
 
     def finish(self, workdir: Path, *args) -> str:
         """Runs to the end, with nothing said on stderr; returns stdout."""
-        outcome = runs.embark(*self._command(workdir, *args))
-        assert (outcome.code, outcome.err) == (0, "")
+        outcome = runs.done(*self._command(workdir, *args))
         return outcome.out
 
     def kill(self, workdir: Path, is_time, *args) -> None:

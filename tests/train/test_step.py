@@ -15,8 +15,10 @@ from embark_kernels import FTRL, SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from hypothesis import strategies as st
 
 import embark_jax as ej
-from tests.builders import dlrm_dcnv2, make_trainer
+from embark_jax.plans.storage import Placement
+from tests.builders import assert_equal_states, dlrm_dcnv2, make_plan, make_trainer
 from tests.compiled import bytes_per_device, compile_step
+from tests.embedding.problems import step_of
 from tests.thorough import thorough
 
 STEPS, BATCH, DENSE = 50, 64, 4
@@ -165,17 +167,8 @@ def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
 
 def test_nothing_is_applied_when_a_capacity_overflows():
     """A step that cannot take all ids leaves every array as it was, bit by bit."""
-    planned = ej.plan(
-        TABLES,
-        FEATURES,
-        ej.fleets.dgx_h100(2, 4),
-        BATCH,
-        forced=dict.fromkeys("abc", ej.ForcedPlacement("ub")),
-        capacity_slack=0.01,
-    )
-    planned = dataclasses.replace(
-        planned, capacities=dict.fromkeys(planned.capacities, 1)
-    )
+    placed = [Placement(table, "ub", 7, 1, tuple(range(7))) for table in TABLES]
+    planned = make_plan(FEATURES, placed, 2, 4, BATCH, capacity=1)
     embeddings = ej.EmbeddingCollection(planned, planned.make_mesh())
     storages = embeddings.init(jax.random.key(0))
     optimizer = LazyAdam(0.1)
@@ -184,20 +177,11 @@ def test_nothing_is_applied_when_a_capacity_overflows():
         f.name: jnp.arange(BATCH * f.hotness, dtype=jnp.int32).reshape(BATCH, -1) % 7
         for f in FEATURES
     }
-
-    @jax.jit
-    def step(storages, state):
-        routes = embeddings.route(ids, {})
-        ones = jax.tree.map(jnp.ones_like, embeddings.lookup(storages, routes))
-        fits = embeddings.fits(routes)
-        number = jnp.int32(1)
-        return fits, embeddings.update(
-            storages, state, routes, ones, optimizer, number, fits
-        )
-
-    fits, after = step(storages, state)
-    assert not bool(fits)
-    jax.tree.map(np.testing.assert_array_equal, after, (storages, state))
+    ones = {feature.name: jnp.ones((BATCH, 8)) for feature in FEATURES}
+    step = step_of(embeddings, optimizer)
+    *after, _, routes = step(storages, state, (ids, {}, ones), 1)
+    assert not embeddings.fits(routes)
+    assert_equal_states(after, [storages, state])
 
 
 @hypothesis.given(st.integers(1, 8), st.sampled_from(["rb", "ub"]), st.just(300))

@@ -4,6 +4,7 @@ The oracle is NumPy: the loss is linear in the rows, so each step adds a known a
 each row, and the first rows are read through lookups, before training.
 """
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from embark_kernels import SGD
 import embark_jax as ej
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, make_trainer
+from tests.thorough import thorough
 
 BATCH, DIM, ROWS, RATE = 8, 2, 40, 0.5
 FAR = 2**60 + 7
@@ -60,8 +62,20 @@ def looked_up(trainer: ej.Trainer, ids: np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(rows) for _, rows in trainer.predict(batches)])
 
 
-@pytest.mark.parametrize("mesh", [(1, 1), (2, 2)])
-@pytest.mark.parametrize("kind", ITEMS)
+# Each kind of table and each mesh.
+QUICK = [
+    ("in memory", (1, 1)),
+    ("fewer slots", (2, 2)),
+    ("as many slots as rows", (1, 1)),
+    ("dynamic", (1, 1)),
+    ("dynamic, evicts", (2, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    thorough(itertools.product(ITEMS, [(1, 1), (2, 2)]), QUICK, unpack=True),
+)
 def test_a_table_has_the_rows_that_lookups_see(kind, mesh):
     trainer = trainer_of(kind, mesh)
     ids = np.arange(ROWS) + FAR * is_dynamic(kind)

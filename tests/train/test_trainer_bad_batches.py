@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from embark_kernels import Adagrad
 from flax import nnx
 
-from embark_jax import models
 from embark_jax.data import DataError
 from embark_jax.embedding.device_batch import put_batch
 from embark_jax.train.outcome import BadIdError, NonFiniteLossError, Outcome
-from embark_jax.train.trainer import Trainer
 from tests.builders import DENSE, assert_equal_states, losses, snapshot
 from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
@@ -110,60 +107,6 @@ def test_a_loop_left_early_applies_no_batch_twice(trainer, undisturbed):
     assert_equal_states(snapshot(trainer), states[10])
 
 
-# What a user may give `train` by mistake: the batch that is changed, and the message.
-MISTAKES = {
-    "id beyond the table": (
-        {"a": np.full((BATCH, 2), 300)},
-        None,
-        "value is 300, must",
-    ),
-    "negative id": (
-        {"a": np.full((BATCH, 2), -7)},
-        None,
-        "value is -7, must be from 0",
-    ),
-    "float ids": (
-        {"a": np.zeros((BATCH, 2))},
-        None,
-        "dtype is float64, must be an int",
-    ),
-    "ids of one axis": (
-        {"a": np.zeros(BATCH, int)},
-        None,
-        r"shape is \(32,\), must be",
-    ),
-    "labels beyond 1": (
-        {},
-        np.full(BATCH, 5.0),
-        "labels: value is 5.0, must be from 0",
-    ),
-    "labels in a column": ({}, np.zeros((BATCH, 1)), r"shape is \(32, 1\), must be"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("entrance", ["train", "fit", "predict", "evaluate"])
-def test_mistakes_are_refused_at_every_entrance(trainer, entrance, mistake):
-    ids, labels, message = MISTAKES[mistake]
-
-    def spoil(step, batch):
-        changed = {} if labels is None else {"labels": labels}
-        return dataclasses.replace(batch, ids={**batch.ids, **ids}, **changed)
-
-    before = snapshot(trainer)
-    data = Clicks(spoil=spoil)
-    batches = [data.train_batch(0, BATCH)]
-    call = {
-        "train": lambda: trainer.train(batches),
-        "fit": lambda: trainer.fit(data, 1),
-        "predict": lambda: list(trainer.predict(batches)),
-        "evaluate": lambda: trainer.evaluate(batches),
-    }[entrance]
-    with pytest.raises(DataError, match=message):
-        call()
-    assert_equal_states(snapshot(trainer), before)
-
-
 def test_own_batches_train_as_those_of_a_dataset(trainer, undisturbed):
     _, states = undisturbed
     data, seen = Clicks(), []
@@ -210,49 +153,6 @@ def test_bad_ids_are_counted_where_asked(on_bad_id):
     trainer.fit(Clicks(spoil=spoil_at(2, ids=ids)), 3)
     assert trainer.step == 3
     assert trainer.check.bad_ids == {"a": 0, "b": 3}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dense": np.zeros((BATCH, 3), np.int32)}, "dense values are int32 of shape"),
-        ({"labels": np.zeros((BATCH, 1), np.float32)}, "labels are float32 of shape"),
-    ],
-)
-def test_arrays_are_checked_when_they_are_copied(trainer, change, message):
-    batch = dataclasses.replace(Clicks().train_batch(0, BATCH), **change)
-    with pytest.raises(ValueError, match=rf"{message} .*, must be float32 of shape"):
-        put_batch(batch, trainer.embeddings.mesh, BATCH)
-
-
-def test_batches_on_devices_are_checked_when_a_step_is_traced(trainer):
-    mesh = trainer.embeddings.mesh
-    ids = {name: np.zeros((BATCH, 2), np.float32) for name in "ab"}
-    floats = dataclasses.replace(Clicks().train_batch(0, BATCH), ids=ids)
-    with pytest.raises(ValueError, match="must be int32 or int64 of shape"):
-        trainer.apply(put_batch(floats, mesh, BATCH))
-    twice = Clicks().train_batch(0, 2 * BATCH)
-    with pytest.raises(ValueError, match=f"has {2 * BATCH} samples, must have {BATCH}"):
-        trainer.apply(put_batch(twice, mesh, 2 * BATCH))
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"micro_batches": 0}, "micro_batches is 0, must be at least 1"),
-        ({"dense": "halves"}, "dense is 'halves', must be one of replicated, zero1, t"),
-    ],
-)
-def test_options_are_checked(compiled, option, message):
-    options = {
-        "dense_optimizer": optax.sgd(0.1),
-        "embedding_optimizer": Adagrad(0.1),
-        **option,
-    }
-    embeddings = compiled[0].embeddings
-    model = models.DLRM(embeddings.output_shapes, DENSE, (4,), (4, 1), rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=message):
-        Trainer(model, embeddings, **options)
 
 
 def test_an_error_of_the_model_says_what_it_was_called_with():
