@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence, Set
 from typing import NoReturn, get_args
@@ -97,9 +98,13 @@ class BatchChecker:
         weights = {
             name: self._weights(batch, name, ids[name]) for name in batch.weights
         }
-        sample_weights = self._sample_weights(batch)
-        return Batch(
-            dense, ids, labels, weights, batch.locate, batch.hot, sample_weights
+        return dataclasses.replace(
+            batch,
+            dense=dense,
+            ids=ids,
+            labels=labels,
+            weights=weights,
+            sample_weights=self._sample_weights(batch),
         )
 
     @property

@@ -204,15 +204,17 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
             split += f", {short(first.hot_rows)} rows hot"
         unsorted.append(
             Decision(
-                names,
-                first.table.rows,
-                first.table.dim,
-                ids[first.table.name],
-                first.cluster.upper() + split,
-                "all" if replicated else _ranges(owners, plan.devices),
-                sum(breakdown.table_ms[name] for name in names) if breakdown else None,
-                first.reason,
-                removals.get(frozenset(names)),
+                tables=names,
+                rows=first.table.rows,
+                dim=first.table.dim,
+                ids=ids[first.table.name],
+                placement=first.cluster.upper() + split,
+                devices="all" if replicated else _ranges(owners, plan.devices),
+                ms=sum(map(breakdown.table_ms.__getitem__, names))
+                if breakdown
+                else None,
+                why=first.reason,
+                removal=removals.get(frozenset(names)),
             )
         )
     return sorted(unsorted, key=lambda decision: -(decision.ms or 0.0))

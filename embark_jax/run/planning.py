@@ -51,15 +51,15 @@ def workload(
     return Workload(
         machines,
         config.train.batch_size // config.train.micro_batches,
-        data.zipf_exponent,
-        config.embedding.capacity_slack,
-        max(kinds, key=STATE_VALUES.__getitem__),
-        statistics,
-        wire(config),
-        _dense_load(config, data, tables, features),
-        config.train.micro_batches,
-        config.train.overlap,
-        config.embedding.memory_gb,
+        zipf_exponent=data.zipf_exponent,
+        capacity_slack=embedding.capacity_slack,
+        optimizer=max(kinds, key=STATE_VALUES.__getitem__),
+        statistics=statistics,
+        wire=wire(config),
+        dense=_dense_load(config, data, tables, features),
+        micro_batches=config.train.micro_batches,
+        overlap=config.train.overlap,
+        memory_gb=embedding.memory_gb,
     )
 
 
