@@ -41,16 +41,13 @@ def compile_step(
     bottom,
     top,
     rank: int,
-    ragged: bool = False,
     overlap: bool = False,
     micro_batches: int = 1,
     implementation: str = "xla",
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone; the plan is for one of
     its micro-batches."""
-    collection = ej.EmbeddingCollection(
-        plan, mesh, ragged=ragged, implementation=implementation
-    )
+    collection = ej.EmbeddingCollection(plan, mesh, implementation=implementation)
     model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
     model, dense_optimizer = (
         FlaxModel(model(collection.output_shapes)),

@@ -5,13 +5,15 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from embark_kernels import optimizers
 
 import embark_jax
+from embark_jax.plans.options import Cluster, Exchange
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "embark_jax"
@@ -252,6 +254,33 @@ def test_variables_are_nouns(room):
         if name in PRONOUNS
     ]
     assert not offenders
+
+
+def modules_that_name(values: Container[str]) -> set[str]:
+    """Modules in which one of these strings is written, but as the mode of a file."""
+    naming = set()
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        modes = {
+            argument
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("open")
+            for argument in node.args
+        }
+        naming |= {
+            path.relative_to(PACKAGE).as_posix()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and node not in modes
+            and node.value in values
+        }
+    return naming
+
+
+def test_few_modules_name_a_cluster_or_an_exchange():
+    """All others ask for its properties."""
+    assert len(modules_that_name(get_args(Cluster))) <= 5
+    assert len(modules_that_name(get_args(Exchange))) <= 2
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)

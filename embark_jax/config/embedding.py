@@ -77,7 +77,8 @@ class TableConfig(Config):
     devices: tuple[NonNegativeInt, ...] | None = None
     """Forces the owner of each shard, row shard by row shard."""
     exchange: Exchange | None = None
-    """Forces the exchange: directly between all devices, or inside nodes first."""
+    """Forces the exchange: directly between all devices, inside nodes first, or
+    directly without padding (in ub, on GPUs)."""
     hot_rows: NonNegativeInt | None = None
     """Forces the number of first rows that are replicated on all devices; the other
     rows are in cluster rb or ub."""
@@ -138,8 +139,9 @@ class EmbeddingConfig(Config):
     wire: WireConfig = WireConfig()
     """Formats in which rows and gradients travel."""
     ragged: bool = False
-    """Whether ids and rows of UB tables with a flat exchange travel without padding.
-    Only GPUs can do this; elsewhere they travel padded, with the same results."""
+    """Whether the planner may let ids and rows of UB tables travel without padding, in
+    the `ragged` exchange. Only GPUs can do this; elsewhere they travel padded, with the
+    same results."""
     scratch: LocalPath | None = None
     """Folder for the rows of tables on ``disk`` during a run; None is the system's
     folder for temporary files."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from embark_kernels import Implementation
+from jax.sharding import Mesh
 
+from embark_jax.embedding import ragged
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import Exchange, FlatExchange, HierarchicalExchange
@@ -30,7 +32,7 @@ def make_cluster(
     plan: Plan,
     storage: Storage,
     wire: Wire,
-    ragged: bool,
+    mesh: Mesh,
     implementation: Implementation,
 ) -> Cluster:
     """Makes the cluster of a storage; arguments as in ``EmbeddingCollection``, but for
@@ -38,7 +40,7 @@ def make_cluster(
     index = index_storage(storage, plan.features, plan.devices)
     return CLUSTERS[storage.cluster](
         index=index,
-        exchange=_make_exchange(plan, storage, index, ragged),
+        exchange=_make_exchange(plan, storage, index, mesh),
         batch=plan.batch_size // plan.devices,
         capacity=plan.capacities.get(storage.name, 0),
         wire=wire,
@@ -47,11 +49,12 @@ def make_cluster(
 
 
 def _make_exchange(
-    plan: Plan, storage: Storage, index: StorageIndex, ragged: bool
+    plan: Plan, storage: Storage, index: StorageIndex, mesh: Mesh
 ) -> Exchange:
-    if storage.kind.hierarchical:
+    properties = storage.kind.of_exchange
+    if properties.staged:
         return HierarchicalExchange(index.partial_sums, plan.nodes, plan.gpus_per_node)
-    # RB sends ids in words of its own, of which all travel.
-    if ragged and plan.devices > 1 and storage.cluster == "ub":
+    # Where XLA has no ragged collective, padding travels, with the same result.
+    if not properties.padded and plan.devices > 1 and ragged.available(mesh):
         return RaggedExchange(index.partial_sums)
     return FlatExchange(index.partial_sums)

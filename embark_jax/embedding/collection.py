@@ -49,8 +49,6 @@ class EmbeddingCollection:
       plan: placement of every table.
       mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
       wire: the formats in which rows and gradients travel.
-      ragged: whether ids, rows and gradients of UB tables travel without padding, where
-        their exchange is flat; for GPUs alone.
       implementation: kernels of lookups and updates: "xla", "mosaic_gpu", or None for
         the kernels where they have passed their check; see ``embark_kernels.choose``.
       hot_only: whether all ids of all batches are of replicated rows, so that sharded
@@ -73,7 +71,6 @@ class EmbeddingCollection:
         mesh: Mesh,
         *,
         wire: Wire = FLOAT32,
-        ragged: bool = False,
         implementation: str | None = None,
         hot_only: bool = False,
     ):
@@ -81,7 +78,6 @@ class EmbeddingCollection:
         self.plan = plan
         self.mesh = mesh
         self.wire = wire
-        self.ragged = ragged
         self.implementation = implementation
         self.hot_only = hot_only
         self.capacities = {n: 0 if hot_only else c for n, c in plan.capacities.items()}
@@ -92,7 +88,7 @@ class EmbeddingCollection:
                 plan,
                 storage,
                 wire,
-                ragged,
+                mesh,
                 choose(implementation, storage.width, jnp.dtype(storage.kind.dtype)),
             )
             for name, storage in self._storages.items()
@@ -116,7 +112,6 @@ class EmbeddingCollection:
             plan,
             self.mesh,
             wire=self.wire,
-            ragged=self.ragged,
             implementation=self.implementation,
             hot_only=hot_only,
         )

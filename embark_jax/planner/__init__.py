@@ -6,7 +6,8 @@ contract with all others, in ``plans``. ``README.md`` in this folder explains al
 page.
 """
 
-from embark_jax.planner.cost.model import EmbarkModel, ProgramModel
+from embark_jax.planner.cost.embark import EmbarkModel
+from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.request.table_list import (

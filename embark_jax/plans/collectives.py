@@ -2,27 +2,26 @@
 
 This module describes what ``embark_jax.embedding`` compiles to. The cost model counts
 in it; a test compares it with the compiled program, byte by byte. Buffers are those of
-one device: of an all-to-all the parts for all devices, of an all-reduce the summed
-array, of an all-gather the gathered one. Slots are int32 whatever the type of the ids:
+one device: of an all-to-all the messages to all devices, of an all-reduce the summed
+array, of an all-gather the gathered one. A ragged all-to-all has the buffers of a
+padded one, and sends what is in them. Slots are int32 whatever the type of the ids:
 64-bit ids become a device and a slot before they travel.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from embark_jax.plans import traffic
+from embark_jax.plans.clusters import Reach
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.traffic import Numbers
 from embark_jax.plans.wire import Wire, row_bytes
 
-CollectiveKind = Literal["all_to_all", "all_reduce", "all_gather"]
-Reach = Literal["fleet", "node", "rail"]
-"""Devices of a collective: all, those of a node, or those of equal rank of all
-nodes."""
+CollectiveKind = Literal["all_to_all", "ragged_all_to_all", "all_reduce", "all_gather"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,39 +65,54 @@ def storage_collectives(
       row_wise: whether the optimizer needs mean squares of whole rows.
       wire: the formats in which rows and gradients travel.
     """
-    devices = nodes * gpus_per_node
-    if devices == 1 or storage.cluster == "dp":
+    exchange = storage.of_exchange
+    reaches = exchange.reaches(nodes, gpus_per_node)
+    if storage.of_cluster.replicated or not reaches:
         return
-    stages: Sequence[Reach] = ("fleet",)
-    if storage.hierarchical:
-        stages = ("node",) * (gpus_per_node > 1) + ("rail",) * (nodes > 1)
+    devices = nodes * gpus_per_node
+    kind: CollectiveKind = "all_to_all" if exchange.padded else "ragged_all_to_all"
 
     def by_ids(
-        phase: str, carries: str, id_bytes: float, sum_bytes: float = 0.0
+        kind: CollectiveKind,
+        phase: str,
+        carries: str,
+        id_bytes: float,
+        sum_bytes: float = 0.0,
     ) -> Iterator[Collective]:
-        for reach in stages:
+        for reach in reaches:
             yield Collective(
-                "all_to_all",
-                phase,
-                carries,
+                kind=kind,
+                phase=phase,
+                carries=carries,
                 sum_bytes=sum_bytes,
                 id_bytes=id_bytes,
                 reach=reach,
             )
 
     def by_sums(phase: str, carries: str, form: WireFormat) -> Iterator[Collective]:
-        for reach in stages:
-            to, unit = devices, "sum_bytes"
-            if reach == "rail":
-                to, unit = nodes, "node_sum_bytes"
-            device_bytes = traffic.sum_buffer_bytes(
-                storage.width, device_batch, to, form
+        for reach in reaches:
+            collective = Collective(
+                kind=kind, phase=phase, carries=carries, reach=reach
             )
-            described = Collective("all_to_all", phase, carries, reach=reach)
-            yield dataclasses.replace(described, **{unit: device_bytes})
+            # Between nodes the sums of a node's devices travel as one.
+            along_rails = reach == "rail"
+            receivers = nodes if along_rails else devices
+            unit = "node_sum_bytes" if along_rails else "sum_bytes"
+            sum_bytes = traffic.sum_buffer_bytes(
+                storage.width, device_batch, receivers, form
+            )
+            yield dataclasses.replace(collective, **{unit: sum_bytes})
 
-    if storage.cluster == "rb":
+    if not exchange.padded:
+        yield Collective(
+            kind="all_to_all",
+            phase="id exchange",
+            carries="filled slots",
+            fixed_bytes=traffic.id_buffer_bytes(1, devices),
+        )
+    if storage.of_cluster.pools_at_owner:
         yield from by_ids(
+            kind,
             "id exchange",
             "slots, bags, weights" if storage.weighted else "slots, bags",
             traffic.pooled_id_buffer_bytes(storage.weighted, devices),
@@ -108,16 +122,17 @@ def storage_collectives(
         yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
     else:
         slots_bytes = traffic.id_buffer_bytes(1, devices)
-        yield from by_ids("id exchange", "slots", slots_bytes)
-        shape = (storage.width, devices)
-        rows_bytes = traffic.row_buffer_bytes(*shape, wire.rows)
-        yield from by_ids("row exchange", "rows", rows_bytes)
-        rows_bytes = traffic.row_buffer_bytes(*shape, wire.gradients)
-        yield from by_ids("gradient exchange", "row gradients", rows_bytes)
+        yield from by_ids(kind, "id exchange", "slots", slots_bytes)
+        rows_bytes = traffic.row_buffer_bytes(storage.width, devices, wire.rows)
+        yield from by_ids(kind, "row exchange", "rows", rows_bytes)
+        gradients_bytes = traffic.row_buffer_bytes(
+            storage.width, devices, wire.gradients
+        )
+        yield from by_ids(kind, "gradient exchange", "row gradients", gradients_bytes)
     if storage.split and row_wise:
         squares_bytes = traffic.id_buffer_bytes(1, devices)
         for carries in ("squares of column shards", "squares of rows"):
-            yield from by_ids("square exchange", carries, squares_bytes)
+            yield from by_ids("all_to_all", "square exchange", carries, squares_bytes)
 
 
 def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.tables import TableSpec
 
@@ -52,4 +53,4 @@ def with_small_replicated(
         and not (table.cached or table.is_dynamic)
         and 4 * table.rows * table.dim <= SMALL_TABLE_BYTES
     ]
-    return dict(forced) | dict.fromkeys(small, ForcedPlacement("dp"))
+    return dict(forced) | dict.fromkeys(small, ForcedPlacement(REPLICATED))

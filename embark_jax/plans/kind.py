@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from embark_jax.plans.clusters import (
+    CLUSTERS,
+    DIRECT,
+    EXCHANGES,
+    ClusterProperties,
+    ExchangeProperties,
+)
 from embark_jax.plans.options import Cluster, Dtype, Evict, Exchange, Tier
 
 
@@ -15,9 +22,8 @@ class StorageKind(NamedTuple):
       width: columns of a shard.
       split: whether their tables are split by columns. Each row of such a table lies on
         several devices, and optimizers of whole rows need an additional exchange.
-      weighted: whether weights travel with ids: in RB, where owners pool.
-      hierarchical: whether exchanges go inside nodes first, then between GPUs of equal
-        rank, rather than directly between any two devices.
+      weighted: whether weights travel with ids: where owners pool.
+      exchange: how ids, rows and gradients travel.
       tier, evict: place with room for all rows of their tables, and the rows that leave
         slots first, as in ``TableSpec``.
       table: name of a dynamic table, which has a storage of its own: the table grows
@@ -30,7 +36,7 @@ class StorageKind(NamedTuple):
     width: int
     split: bool = False
     weighted: bool = False
-    hierarchical: bool = False
+    exchange: Exchange = DIRECT
     tier: Tier = "device"
     evict: Evict = "lru"
     table: str = ""
@@ -38,12 +44,22 @@ class StorageKind(NamedTuple):
     dtype: Dtype = "float32"
 
     @property
+    def of_cluster(self) -> ClusterProperties:
+        """Properties of its cluster."""
+        return CLUSTERS[self.cluster]
+
+    @property
+    def of_exchange(self) -> ExchangeProperties:
+        """Properties of its exchange."""
+        return EXCHANGES[self.exchange]
+
+    @property
     def name(self) -> str:
         """Name of the storage: "rb_128", "rb_64_split", "ub_128_host",
         "ub_128_host_user", "rb_128_bfloat16", "rb_128_by_adam"."""
         name = f"{self.cluster}_{self.width}"
         name += "_split" * self.split + "_weighted" * self.weighted
-        name += "_hierarchical" * self.hierarchical
+        name += f"_{self.exchange}" * (self.exchange != DIRECT)
         name += f"_{self.tier}" * (self.tier != "device")
         name += f"_{self.evict}" * (self.evict != "lru")
         name += f"_{self.table}" * bool(self.table)
@@ -66,14 +82,16 @@ def storage_kind(
     """Returns the kind of storage of a table of ``dim`` columns. ``weighted`` says
     whether some of its ids have weights; ``dynamic`` is the name of a dynamic table,
     ``rule`` of the table's optimizer, and ``dtype`` the format of its rows."""
+    properties = CLUSTERS[cluster]
+    on_device = properties.replicated or tier == "device"
     return StorageKind(
         cluster,
         dim // column_shards,
         split=column_shards > 1,
-        weighted=weighted and cluster == "rb",
-        hierarchical=exchange == "hierarchical",
-        tier="device" if cluster == "dp" else tier,
-        evict="lru" if cluster == "dp" or tier == "device" else evict,
+        weighted=weighted and properties.pools_at_owner,
+        exchange=exchange,
+        tier="device" if on_device else tier,
+        evict="lru" if on_device else evict,
         table=dynamic,
         rule=rule,
         dtype=dtype,

@@ -9,8 +9,9 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS
 Cluster = Literal["dp", "rb", "ub"]
 """How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
 makes ids unique, and pools at the requester."""
-Exchange = Literal["flat", "hierarchical"]
-"""Directly between any two devices, or inside nodes first."""
+Exchange = Literal["flat", "hierarchical", "ragged"]
+"""How ids, rows and gradients travel: directly between any two devices, inside nodes
+first, or directly but without padding, in UB and on GPUs."""
 WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
 """Number format in which rows or gradients travel."""
 Pooling = Literal["sum", "mean", "none"]

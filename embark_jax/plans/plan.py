@@ -41,7 +41,7 @@ class Plan:
       placements: one for each table.
       nodes, gpus_per_node: mesh that the plan is made for.
       batch_size: global batch that ``capacities`` are made for.
-      capacities: for each "rb" and "ub" storage, the ids that one device can send to
+      capacities: for each sharded storage, the ids that one device can send to
         one other in a step.
       prediction: cost that the planner expects, if the planner made the plan.
 

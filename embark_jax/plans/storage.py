@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
 
 import numpy as np
 
+from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED, SHARDED
 from embark_jax.plans.kind import StorageKind, storage_kind
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -45,8 +45,13 @@ class RowRange:
     row_shards: int = 1
     column_shards: int = 1
     devices: tuple[int, ...] = ()
-    exchange: Exchange = "flat"
+    exchange: Exchange = DIRECT
     hot_ids: tuple[int, ...] = ()
+
+    @property
+    def replicated(self) -> bool:
+        """Whether all devices hold them."""
+        return CLUSTERS[self.cluster].replicated
 
     @property
     def rows(self) -> int:
@@ -63,7 +68,7 @@ class RowRange:
     def shard_slots(self, row_shard: int) -> int:
         """Returns the slots that row shard ``row_shard`` adds to its owner's block."""
         rows = self.shard_rows(row_shard)
-        if self.cluster == "dp" or self.table.slots is None:
+        if self.replicated or self.table.slots is None:
             return rows
         return min(rows, -(-self.table.slots // self.row_shards))
 
@@ -78,13 +83,13 @@ class Placement:
 
     Attributes:
       table: the table.
-      cluster: cluster of the cold rows: "rb" pools at the owner, "ub" at the requester;
-        or "dp" if there are none, and the whole table is replicated.
+      cluster: cluster of the cold rows: RB pools at the owner, UB at the requester; or
+        DP if there are none, and the whole table is replicated.
       row_shards, column_shards: numbers of shards that rows and columns are split into.
-      devices: owner of shard (j, k) at ``j * column_shards + k``; empty for "dp".
-      exchange: how its ids, rows and gradients travel; "flat" for "dp".
+      devices: owner of shard (j, k) at ``j * column_shards + k``; empty in DP.
+      exchange: how its ids, rows and gradients travel; the direct one in DP.
       reason: why the planner chose this, for the report.
-      hot_rows: number of the table's rows that are replicated, in "rb" and "ub".
+      hot_rows: number of the table's rows that are replicated, in RB and UB.
       hot_ids: ids of those rows, ascending; empty if they are the first ones.
     """
 
@@ -93,7 +98,7 @@ class Placement:
     row_shards: int = 1
     column_shards: int = 1
     devices: tuple[int, ...] = ()
-    exchange: Exchange = "flat"
+    exchange: Exchange = DIRECT
     reason: str = ""
     hot_rows: int = 0
     hot_ids: tuple[int, ...] = ()
@@ -105,34 +110,47 @@ class Placement:
     @property
     def row_ranges(self) -> tuple[RowRange, ...]:
         """Row ranges of the table: hot rows, if there are any, then cold rows."""
-        table, hot = self.table, self.hot_rows
-        if self.cluster == "dp":
-            return (RowRange(table, 0, table.rows, "dp"),)
         cold = RowRange(
-            table,
-            hot,
-            table.rows,
-            self.cluster,
-            self.row_shards,
-            self.column_shards,
-            self.devices,
-            self.exchange,
-            self.hot_ids,
+            table=self.table,
+            begin=self.hot_rows,
+            end=self.table.rows,
+            cluster=self.cluster,
+            row_shards=self.row_shards,
+            column_shards=self.column_shards,
+            devices=self.devices,
+            exchange=self.exchange,
+            hot_ids=self.hot_ids,
         )
-        if not hot:
+        if not self.hot_rows:
             return (cold,)
-        return RowRange(table, 0, hot, "dp", hot_ids=self.hot_ids), cold
+        hot = RowRange(
+            table=self.table,
+            begin=0,
+            end=self.hot_rows,
+            cluster=REPLICATED,
+            hot_ids=self.hot_ids,
+        )
+        return hot, cold
+
+    @property
+    def replicated(self) -> bool:
+        """Whether all devices hold all rows."""
+        return CLUSTERS[self.cluster].replicated
 
     @property
     def replicated_rows(self) -> int:
         """Number of rows that are on all devices."""
-        return self.table.rows if self.cluster == "dp" else self.hot_rows
+        return self.table.rows if self.replicated else self.hot_rows
 
     def problems(self, devices: int) -> list[str]:
         """Lists the problems of this placement on this number of devices."""
-        problems, name = [], f"table {self.table.name!r}"
-        if self.cluster not in get_args(Cluster):
-            return [f"{name}: cluster is {self.cluster!r}, must be dp, rb or ub"]
+        name = f"table {self.table.name!r}"
+        problems = []
+        if self.cluster not in CLUSTERS:
+            return [
+                f"{name}: cluster is {self.cluster!r}, must be one of "
+                f"{', '.join(CLUSTERS)}"
+            ]
         for key in ("row_shards", "column_shards"):
             if getattr(self, key) < 1:
                 return [f"{name}: {key} is {getattr(self, key)}, must be >= 1"]
@@ -150,7 +168,7 @@ class Placement:
         if self.hot_rows < 0 or (self.hot_rows and cold_rows < 1):
             problems.append(
                 f"{name}: hot_rows is {self.hot_rows}, must be >= 0 and below its "
-                f"{self.table.rows} rows; cluster dp replicates them all"
+                f"{self.table.rows} rows; cluster {REPLICATED} replicates them all"
             )
         elif self.row_shards > cold_rows:
             of = "cold rows" if self.hot_rows else "rows"
@@ -160,32 +178,39 @@ class Placement:
             )
         if self.hot_ids:
             problems += self._problems_of_list()
-        if self.exchange not in get_args(Exchange):
+        exchanges = CLUSTERS[self.cluster].exchanges
+        if self.exchange not in EXCHANGES:
             problems.append(
                 f"{name}: exchange is {self.exchange!r}, must be one of "
-                f"{', '.join(get_args(Exchange))}"
+                f"{', '.join(EXCHANGES)}"
+            )
+        elif self.exchange not in exchanges and not self.replicated:
+            problems.append(
+                f"{name}: exchange is {self.exchange!r}, in cluster {self.cluster} "
+                f"must be one of {', '.join(exchanges)}"
             )
         if self.table.is_dynamic and (
-            self.cluster == "dp"
+            self.replicated
             or self.column_shards > 1
             or self.hot_rows
             or len(set(self.devices)) < len(self.devices)
         ):
             problems.append(
-                f"{name}: is dynamic, must be in rb or ub, without hot_rows or "
-                "column_shards, with one row shard a device at most"
+                f"{name}: is dynamic, must be in {' or '.join(SHARDED)}, without "
+                "hot_rows or column_shards, with one row shard a device at most"
             )
-        if self.cluster == "dp":
-            if self.exchange != "flat":
-                problems.append(f"{name}: cluster dp is replicated, takes no exchange")
+        if self.replicated:
+            replicated = f"{name}: cluster {self.cluster} is replicated"
+            if self.exchange not in exchanges:
+                problems.append(f"{replicated}, takes no exchange")
             if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
-                problems.append(f"{name}: cluster dp is replicated, takes no shards")
+                problems.append(f"{replicated}, takes no shards")
             if self.hot_rows or self.hot_ids:
-                problems.append(f"{name}: cluster dp is replicated, takes no hot_rows")
+                problems.append(f"{replicated}, takes no hot_rows")
             if self.table.cached:
                 problems.append(
-                    f"{name}: cluster dp is replicated, takes no tier "
-                    f"{self.table.tier!r}; choose rb or ub"
+                    f"{replicated}, takes no tier {self.table.tier!r}; choose "
+                    f"{' or '.join(SHARDED)}"
                 )
             return problems
         shards = self.row_shards * self.column_shards
@@ -200,7 +225,8 @@ class Placement:
         return problems
 
     def _problems_of_list(self) -> list[str]:
-        name, ids = f"table {self.table.name!r}", np.asarray(self.hot_ids)
+        name = f"table {self.table.name!r}"
+        ids = np.asarray(self.hot_ids)
         if len(ids) != self.hot_rows:
             return [
                 f"{name}: hot_ids lists {len(ids)} rows, must list hot_rows "
@@ -252,7 +278,7 @@ class Storage:
 
     @property
     def replicated(self) -> bool:
-        return self.cluster == "dp"
+        return self.kind.of_cluster.replicated
 
     @property
     def cached(self) -> bool:
@@ -277,21 +303,22 @@ def lay_out(
     groups: dict[StorageKind, list[RowRange]] = {}
     for rows in row_ranges(placements):
         kind = storage_kind(
-            rows.cluster,
-            rows.table.dim,
-            rows.column_shards,
-            rows.table.name in weighted,
-            rows.exchange,
-            rows.table.tier,
-            rows.table.evict,
-            rows.table.name if rows.table.is_dynamic else "",
-            rows.table.optimizer,
-            rows.table.dtype,
+            cluster=rows.cluster,
+            dim=rows.table.dim,
+            column_shards=rows.column_shards,
+            weighted=rows.table.name in weighted,
+            exchange=rows.exchange,
+            tier=rows.table.tier,
+            evict=rows.table.evict,
+            dynamic=rows.table.name if rows.table.is_dynamic else "",
+            rule=rows.table.optimizer,
+            dtype=rows.table.dtype,
         )
         groups.setdefault(kind, []).append(rows)
     storages = []
     for kind, members in sorted(groups.items(), key=lambda item: item[0]):
-        used, slots = [0] * devices, [0] * devices
+        used = [0] * devices
+        slots = [0] * devices
         first_slots = {}
         for rows in members:
             first = np.zeros((rows.row_shards, rows.column_shards), np.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
-from embark_jax.plans.options import Cluster, WireFormat
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.wire import SLOT_BYTES, pooled_id_bytes, row_bytes, sum_blocks
 
 VALUE_BYTES = 4
@@ -23,18 +23,11 @@ a row. A least-significant-digit radix sort reads and writes keys and positions 
 each digit of eight bits (https://arxiv.org/abs/2206.01784): as often as a key has
 bytes."""
 
-# 32-bit values that are read and written beside sorts and exchanges, counted in steps
-# that were compiled for 8 H100s with Pallas kernels: experiments/planners/README.md.
-OWN_VALUES: dict[Cluster, int] = {"dp": 16, "rb": 14, "ub": 27}
-"""Values for each id that a device has itself, once for each column shard."""
 EXCHANGED_VALUES = 23
-"""Values in DP for each id that devices tell each other, since they sum only rows that
-the batch touches."""
-RECEIVED_VALUES: dict[Cluster, int] = {"rb": 26, "ub": 12}
-"""Values for each slot that an owner receives. RB has twice as many: it unpacks bags,
-and marks where they end."""
+"""32-bit values that are read and written in DP for each id that devices tell each
+other, since they sum only rows that the batch touches; counted as in ``clusters``."""
 SQUARE_VALUES = 38
-"""Values for each received slot where squares of column shards are exchanged."""
+"""Such values for each received slot where squares of column shards are exchanged."""
 
 
 @dataclasses.dataclass(frozen=True)

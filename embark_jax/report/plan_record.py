@@ -84,11 +84,11 @@ def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
 
 def _shards(rows: RowRange, devices: int) -> Iterator[dict[str, Any]]:
     owners = rows.devices
-    if rows.cluster == "dp":
+    if rows.replicated:
         owners = tuple(range(devices))
     for index, owner in enumerate(owners):
         j, k = divmod(index, rows.column_shards)
-        if rows.cluster == "dp":
+        if rows.replicated:
             j = k = 0
         yield {
             "table": rows.table.name,

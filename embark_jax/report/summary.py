@@ -197,7 +197,7 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
     unsorted = []
     for members in groups:
         first, names = members[0], tuple(p.table.name for p in members)
-        replicated = first.cluster == "dp"
+        replicated = first.replicated
         owners = [device for p in members for device in p.devices]
         split = "" if replicated else f" {first.row_shards} × {first.column_shards}"
         if first.hot_rows:
@@ -249,7 +249,7 @@ def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
     }
     for rows in row_ranges(plan.placements):
         held = bytes_of_table[rows.table.name]
-        if rows.cluster == "dp":
+        if rows.replicated:
             held += rows.rows * rows.width * VALUE_BYTES[rows.table.dtype]
         for index, owner in enumerate(rows.devices):
             count = rows.shard_slots(index // rows.column_shards)

@@ -166,8 +166,6 @@ class Experiment:
                 self.plan,
                 mesh,
                 wire=wire(config),
-                # XLA has this collective on GPUs only.
-                ragged=config.embedding.ragged and jax.default_backend() == "gpu",
                 implementation=_implementation(config),
             )
         with config_error_at("model"):

@@ -49,8 +49,8 @@ def workload(
     embedding = config.embedding
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
     return Workload(
-        machines,
-        config.train.batch_size // config.train.micro_batches,
+        fleet=machines,
+        batch_size=config.train.batch_size // config.train.micro_batches,
         zipf_exponent=data.zipf_exponent,
         capacity_slack=embedding.capacity_slack,
         optimizer=max(kinds, key=STATE_VALUES.__getitem__),
@@ -59,6 +59,7 @@ def workload(
         dense=_dense_load(config, data, tables, features),
         micro_batches=config.train.micro_batches,
         overlap=config.train.overlap,
+        ragged=embedding.ragged,
         memory_gb=embedding.memory_gb,
     )
 
@@ -95,12 +96,12 @@ def make_plan(
     """
     forced = {
         name: ForcedPlacement(
-            table.cluster,
-            table.row_shards,
-            table.column_shards,
-            table.devices,
-            table.exchange,
-            table.hot_rows,
+            cluster=table.cluster,
+            row_shards=table.row_shards,
+            column_shards=table.column_shards,
+            devices=table.devices,
+            exchange=table.exchange,
+            hot_rows=table.hot_rows,
         )
         for name, table in config.embedding.tables.items()
     }

@@ -17,7 +17,7 @@ from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
-from embark_jax.plans.collectives import Reach
+from embark_jax.plans.clusters import Reach
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
@@ -131,7 +131,9 @@ def program_tasks(
         of_storage.setdefault(_stage(phase), []).append(phase)
 
     make = Tasks(Rates(workload.fleet))
-    sharded = [storage for storage in sorted(by_storage) if storage.cluster != "dp"]
+    sharded = [
+        storage for storage in sorted(by_storage) if not storage.of_cluster.replicated
+    ]
     forward: list[Task] = []
     routes = [] if workload.overlap else forward
     backward: list[Task] = []
@@ -227,7 +229,7 @@ def _stage_tasks(
         "rail": (NETWORK, fleet.devices),
     }
     tasks = [make.memory(f"{name}: pack", stage, half, after, kernels=0)]
-    back = storage.cluster == "rb" and stage == "gradient exchange"
+    back = storage.of_cluster.pools_at_owner and stage == "gradient exchange"
     for reach in FAR_FIRST if back else NEAR_FIRST:
         sent = [
             phase

@@ -77,7 +77,6 @@ def planned(
         {name: ForcedPlacement(cluster) for name, cluster in (forced or {}).items()},
         dataclasses.replace(workload, fleet=model.bins),
         model,
-        ("flat",),
     )
     found = solve(instance).assignment
     reasons = [""] * len(tables)

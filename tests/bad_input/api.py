@@ -121,7 +121,7 @@ PLANS = [
     _forced(
         "an unknown cluster",
         ej.ForcedPlacement("xx"),
-        "cluster is 'xx', must be dp, rb",
+        "cluster is 'xx', must be one of dp, rb",
     ),
     _forced(
         "no row shards", ej.ForcedPlacement("rb", row_shards=0), "row_shards is 0, must"

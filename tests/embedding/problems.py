@@ -51,13 +51,12 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A plan, an optimizer, a seed for batches, all small, and what travels how."""
+    """A plan, an optimizer, a seed for batches, all small, and the wires."""
 
     plan: Plan
     optimizer: RowOptimizer
     seed: int
     wire: Wire = FLOAT32
-    ragged: bool = False
 
 
 def placements(tables: tuple[TableSpec, ...], devices: int):
@@ -166,7 +165,6 @@ def solve(problem: Problem, implementation: str = "xla"):
         plan,
         mesh,
         wire=problem.wire,
-        ragged=problem.ragged,
         implementation=implementation,
     )
     storages = collection.init(jax.random.key(problem.seed))

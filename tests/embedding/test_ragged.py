@@ -11,6 +11,7 @@ from embark_kernels import LazyAdam
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from embark_jax.embedding import ragged
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
@@ -63,6 +64,7 @@ def calls(monkeypatch):
         return emulated(operand, *rest, **options)
 
     monkeypatch.setattr(lax, "ragged_all_to_all", record)
+    monkeypatch.setattr(ragged, "available", lambda mesh: True)
     return seen
 
 
@@ -86,7 +88,7 @@ def test_the_emulation_does_as_documented():
     np.testing.assert_array_equal(found, [1, 3, 0, 0, 2, 2, 4, 0])
 
 
-def make_problem(mesh, wire=FLOAT32, ragged=True) -> Problem:
+def make_problem(mesh, wire=FLOAT32, exchange="ragged") -> Problem:
     """Row shards in nodes and across, twice on a device, weights and a sequence; beside
     a hierarchical exchange, which stays padded. The optimizer would move rows that
     nobody asked for."""
@@ -97,20 +99,26 @@ def make_problem(mesh, wire=FLOAT32, ragged=True) -> Problem:
         FeatureSpec("hierarchical", hotness=2),
     ]
     placed = [
-        Placement(tables[0], "ub", 4, 1, (7, 0, 7, 2)),
+        Placement(tables[0], "ub", 4, 1, (7, 0, 7, 2), exchange),
         Placement(tables[1], "ub", 2, 1, (1, 6), "hierarchical"),
     ]
     planned = make_plan(features, placed, *mesh, 16)
-    return Problem(planned, LazyAdam(0.1, eps=1.0), 3, wire, ragged)
+    return Problem(planned, LazyAdam(0.1, eps=1.0), 3, wire)
 
 
 @pytest.mark.parametrize("mesh", thorough([(1, 8), (2, 4), (4, 2), (8, 1)], [(2, 4)]))
 def test_it_equals_the_reference(mesh, calls):
     problem = make_problem(mesh)
     check(problem)
-    places = 8 * problem.plan.capacities["ub_4"]
+    places = 8 * problem.plan.capacities["ub_4_ragged"]
     ids, rows = ((places,), "int32"), ((places, 4), "float32")
     assert calls == [ids, rows, rows]
+
+
+def test_it_is_padded_where_the_collective_is_missing(calls, monkeypatch):
+    monkeypatch.undo()
+    check(make_problem((2, 4)))
+    assert not calls
 
 
 def test_no_bit_of_compressed_rows_differs_from_padded(calls):
@@ -118,6 +126,6 @@ def test_no_bit_of_compressed_rows_differs_from_padded(calls):
     found = problems.solve(make_problem((2, 4), wire))
     assert [dtype for _, dtype in calls] == ["int32", "uint16", "uint8"]
     calls.clear()
-    expected = problems.solve(make_problem((2, 4), wire, ragged=False))
+    expected = problems.solve(make_problem((2, 4), wire, exchange="flat"))
     assert not calls
     jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 import embark_jax as ej
+from embark_jax.planner import ProgramModel, Workload, phases
 from embark_jax.plans.options import Exchange
 from experiments.compile_at_scale.program import collectives
 from tests.compiled import compile_step, compiled_collectives
@@ -20,16 +21,11 @@ FEATURES = (
 
 
 @functools.cache
-def compiled(
-    nodes: int,
-    exchange: Exchange = "flat",
-    ragged: bool = False,
-    overlap: bool = False,
-):
-    """A step with a table of each cluster, two of them with a row shard a device."""
+def planned(nodes: int, exchange: Exchange, of_unique: Exchange) -> ej.Plan:
+    """A table of each cluster, two of them with a row shard a device."""
     machines = ej.fleets.dgx_h100(nodes)
     devices = machines.devices
-    planned = ej.plan(
+    return ej.plan(
         [
             ej.TableSpec("reduced", 3_000_000, WIDTH),
             ej.TableSpec("unique", 1_000_000, WIDTH),
@@ -40,29 +36,53 @@ def compiled(
         BATCH_PER_DEVICE * devices,
         forced={
             "reduced": ej.ForcedPlacement("rb", devices, exchange=exchange),
-            "unique": ej.ForcedPlacement("ub", devices, exchange=exchange),
+            "unique": ej.ForcedPlacement("ub", devices, exchange=of_unique),
             "replicated": ej.ForcedPlacement("dp"),
         },
     )
+
+
+@functools.cache
+def compiled(
+    nodes: int,
+    exchange: Exchange = "flat",
+    of_unique: Exchange | None = None,
+    overlap: bool = False,
+):
+    """A step of that plan."""
     return compile_step(
-        planned,
+        planned(nodes, exchange, of_unique or exchange),
         h100_mesh(nodes),
         ej.RowwiseAdagrad(0.1),
         bottom=(512, 256, 128),
         top=(1024, 512, 1),
         rank=64,
-        ragged=ragged,
         overlap=overlap,
     )[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
-    padded, ragged = compiled(nodes), compiled(nodes, ragged=True)
+    """Those that the cost model says, and in place of padded ones of equal size."""
+    padded, ragged = compiled(nodes), compiled(nodes, of_unique="ragged")
     found = compiled_collectives(ragged.as_text())
+    ragged_plan = planned(nodes, "flat", "ragged")
+    workload = Workload(ej.fleets.dgx_h100(nodes), ragged_plan.batch_size)
+    predicted = Counter(
+        (phase.collective, int(phase.buffer_bytes))
+        for phase in phases(
+            ragged_plan.placements,
+            FEATURES,
+            workload,
+            ProgramModel(workload),
+            ragged_plan.capacities,
+        )
+        if phase.storage.exchange == "ragged" and phase.collective
+    )
     unpadded = Counter({key: n for key, n in found.items() if "ragged" in key[0]})
     assert unpadded.total() == 3  # ids, rows and their gradients
     sizes = Counter({("all_to_all", 4 * nodes * GPUS_PER_NODE): 1})
+    assert predicted == unpadded + sizes
     in_their_place = Counter(
         {("all_to_all", size): n for (_, size), n in unpadded.items()}
     )

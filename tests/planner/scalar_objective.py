@@ -32,7 +32,7 @@ def step_ms(placements, features, workload, model):
             phases[storage, "lookup"][device] += owner_ms[0, j]
             phases[storage, "gradients"][device] += owner_ms[1, j]
             update[device] += owner_ms[2, j]
-        if storage.hierarchical:
+        if storage.of_exchange.staged:
             gpus, columns = workload.fleet.gpus_per_node, placed.column_shards
             held = {(d // gpus, i % columns) for i, d in enumerate(placed.devices)}
             nodes[storage].update(

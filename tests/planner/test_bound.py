@@ -9,7 +9,6 @@ import pytest
 from embark_jax.planner import EmbarkModel, ProgramModel, Workload, plan_for, predict
 from embark_jax.planner.cost.objective import PEAKS
 from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.planning import exchanges_of
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import searched
 from embark_jax.plans import fleet
@@ -83,7 +82,7 @@ def all_ms(instance, allowed):
                 )
                 for index, owner in enumerate(owners):
                     own[:, each.storage[c], owner] += shards[:, index // columns]
-                if each.hierarchical[c]:
+                if each.staged[c]:
                     held = {(node_of[d], i % columns) for i, d in enumerate(owners)}
                     for node, _ in held:
                         of_node[each.storage[c], node] += shards[0].max()
@@ -126,8 +125,7 @@ def check(seed, certify_s=0.0):
     """How far the plan is from the best there is, as a ratio; None if that is not
     known."""
     tables, features, forced, workload, model = request(seed)
-    exchanges = exchanges_of(workload.fleet, model)
-    instance = make_instance(tables, features, forced, workload, model, exchanges)
+    instance = make_instance(tables, features, forced, workload, model)
     optima, least_bytes = [], np.inf
     for allowed in searched(instance):
         relaxation = Relaxation(instance, allowed)
@@ -206,7 +204,7 @@ def test_the_relaxation_counts_large_shards_where_memory_is_short():
         for width in (32, 64, 128)
     ]
     features = [FeatureSpec(table.name) for table in tables]
-    instance = make_instance(tables, features, {}, workload, model, ("flat",))
+    instance = make_instance(tables, features, {}, workload, model)
     relaxed = Relaxation(instance).solve()
     assert relaxed is not None
     needed_bytes = relaxed.tables @ instance.shard_bytes

@@ -1,18 +1,18 @@
 """Each term of the cost model, worked by hand."""
 
 import dataclasses
-from typing import get_args
 
 import numpy as np
 import pytest
 
-from embark_jax.planner import phases, predict
-from embark_jax.planner.cost.model import EmbarkModel, ProgramModel
+from embark_jax.planner import phases, plan_for, predict
+from embark_jax.planner.cost.embark import EmbarkModel
+from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import price as priced_plan
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans import fleet, traffic
-from embark_jax.plans.options import Exchange
+from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
@@ -110,7 +110,7 @@ def test_the_price_of_a_ub_storage():
 
 def test_the_price_of_a_hierarchical_storage():
     flat = MODEL.storage_price(StorageKind("rb", 16))
-    price = MODEL.storage_price(StorageKind("rb", 16, hierarchical=True))
+    price = MODEL.storage_price(StorageKind("rb", 16, exchange="hierarchical"))
     # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
     # memory; of a sum of a node 1280 bytes, half of which leave it: 0.64 + 5.12. The
     # 32 bytes of where blocks end are sent twice: 24 bytes inside, 16 between nodes.
@@ -143,7 +143,9 @@ def test_an_all_to_all_takes_longer_the_more_it_sends_to():
         model = ProgramModel(Workload(machines, 80 * nodes))
         flat = model.storage_price(StorageKind("rb", 16)).fixed_ms
         assert flat == pytest.approx(3 * (15 + 2 * 4 * (nodes - 1)) / 1e3)
-        staged = model.storage_price(StorageKind("rb", 16, hierarchical=True)).fixed_ms
+        staged = model.storage_price(
+            StorageKind("rb", 16, exchange="hierarchical")
+        ).fixed_ms
         assert staged == pytest.approx(3 * (11 + 15 + 2 * (nodes - 1)) / 1e3)
 
 
@@ -155,7 +157,7 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
     table, devices = TableSpec("t", 100_000_000, 128), tuple(range(machines.devices))
     features = [FeatureSpec(f"f{i}", "t", 10) for i in range(8)]
     sent_bytes, step_ms = {}, {}
-    for exchange in get_args(Exchange):
+    for exchange in ("flat", "hierarchical"):
         placed = [Placement(table, "rb", len(devices), 1, devices, exchange)]
         model = ProgramModel(workload)
         parts = phases(placed, features, workload, model)
@@ -163,6 +165,42 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
         step_ms[exchange] = predict(placed, features, workload, model).step_ms
     assert sent_bytes["flat"] > 4 * sent_bytes["hierarchical"]
     assert step_ms["flat"] > step_ms["hierarchical"]
+
+
+def test_a_ragged_exchange_keeps_slack_at_home_and_announces_what_is_sent():
+    """Slots, rows and gradients of 16 columns for 8 devices: half of them cross the
+    network, 1.25 times as many with slack. Before them the number that comes from each
+    device travels, in an exchange of 15 µs."""
+    flat, ragged = (
+        MODEL.storage_price(StorageKind("ub", 16, exchange=exchange))
+        for exchange in ("flat", "ragged")
+    )
+    on_links_ms = 4 * 8 * (1 + 16 + 16) / 2 / 1e6
+    assert flat.id_ms - ragged.id_ms == pytest.approx(on_links_ms * (1 - 1 / 1.25))
+    numbers_ms = 0.015 + (4 * 32 + 32 / 2) / 1e6
+    assert ragged.fixed_ms - flat.fixed_ms == pytest.approx(numbers_ms)
+
+
+def test_an_exchange_is_ragged_only_where_that_is_allowed_or_forced():
+    machines = fleet.dgx_h100()
+    table, features = TableSpec("t", 10_000_000, 128), [FeatureSpec("t", hotness=50)]
+    workload = Workload(machines, 65_536, 1.05)
+    forced = {"t": ForcedPlacement("ub", machines.devices, hot_rows=0)}
+
+    def exchange(ragged, **forced_too):
+        (placement,) = plan_for(
+            dataclasses.replace(workload, ragged=ragged),
+            [table],
+            features,
+            forced={"t": dataclasses.replace(forced["t"], **forced_too)},
+        ).placements
+        return placement.exchange
+
+    assert exchange(False) == "flat"
+    assert exchange(True) == "ragged"
+    assert exchange(False, exchange="ragged") == "ragged"
+    with pytest.raises(ValueError, match="in cluster rb must be one of flat, hier"):
+        exchange(True, cluster="rb", exchange="ragged")
 
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():

@@ -42,13 +42,13 @@ def test_what_storages_take():
     sum_bytes = 2 * 4 * 16 * 10 * 8
     assert memory.sum_bytes(StorageKind("rb", 16)) == sum_bytes
     assert memory.sum_bytes(StorageKind("ub", 16)) == 0
-    staged = StorageKind("rb", 16, hierarchical=True)
+    staged = StorageKind("rb", 16, exchange="hierarchical")
     assert memory.sum_bytes(staged) == sum_bytes
     assert memory.node_sum_bytes(staged) == sum_bytes / 4  # for 2 nodes
     assert memory.node_sum_bytes(StorageKind("rb", 16)) == 0
     # Rows of 16 columns for each of 8 devices.
-    assert memory.place_bytes(StorageKind("ub", 16)) == 2 * 4 * 16 * 8
-    assert memory.place_bytes(StorageKind("rb", 16)) == 0
+    assert memory.travelling_row_bytes(StorageKind("ub", 16)) == 2 * 4 * 16 * 8
+    assert memory.travelling_row_bytes(StorageKind("rb", 16)) == 0
 
 
 def test_what_routes_take():
@@ -194,7 +194,7 @@ def test_no_plan_takes_less_than_the_bound_says():
     features = [FeatureSpec(t.name, hotness=int(rng.integers(1, 20))) for t in tables]
     workload = dataclasses.replace(WORKLOAD, batch_size=800, dense=DENSE)
     model = ProgramModel(workload)
-    instance = make_instance(tables, features, {}, workload, model, ("flat",))
+    instance = make_instance(tables, features, {}, workload, model)
     relaxation = Relaxation(instance)
     found = plan_for(workload, tables, features).prediction
     assert 0 < relaxation.least_bytes() <= found.device_bytes[0]

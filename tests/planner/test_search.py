@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.planner import plan, read_table_list
-from embark_jax.planner.cost.model import EmbarkModel
+from embark_jax.planner.cost.embark import EmbarkModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement

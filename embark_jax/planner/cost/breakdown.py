@@ -23,6 +23,9 @@ from embark_jax.plans.prediction import Breakdown
 from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
+EXCHANGED = "all_to_all", "ragged_all_to_all"
+"""Collectives in which devices send each other buffers of one size."""
+
 
 def break_down(
     placements: Sequence[Placement],
@@ -36,76 +39,76 @@ def break_down(
       placements, features, workload, model: as for ``predict``.
     """
     priced = price(placements, features, workload, model)
-    parts = phases(placements, features, workload, model)
+    of_step = phases(placements, features, workload, model)
     ranges = row_ranges(placements)
     shapes = shapes_of(ranges, features, workload)
-    likely = [each.likely_ids for each in shapes]  # [row_shards] of each row range
+    likely = [shape.likely_ids for shape in shapes]  # [row_shards] of each row range
     device_ids = np.zeros(workload.devices)
-    for i, (rows, ids) in enumerate(zip(ranges, likely, strict=True)):
-        each = np.repeat(ids, rows.column_shards) if rows.devices else ids[:0]
-        np.add.at(device_ids, priced.owners[i], each)
+    for rows, ids, owners in zip(ranges, likely, priced.owners, strict=True):
+        if not rows.replicated:
+            np.add.at(device_ids, owners, np.repeat(ids, rows.column_shards))
     exchanged_bytes = sum(
-        part.buffer_bytes
-        for part in parts
-        if part.collective == "all_to_all" and part.reach != "rail"
+        phase.buffer_bytes
+        for phase in of_step
+        if phase.collective in EXCHANGED and phase.reach != "rail"
     )
     reduced_bytes = sum(
-        float((part.node_link_bytes + part.network_bytes).max())
-        for part in parts
-        if part.collective not in (None, "all_to_all")
+        float((phase.node_link_bytes + phase.network_bytes).max())
+        for phase in of_step
+        if phase.collective not in (None, *EXCHANGED)
     )
     names = [rows.table.name for rows in ranges]
     table_ms = dict.fromkeys(names, 0.0)
-    for name, ms in zip(names, map(float, _range_ms(priced)), strict=True):
+    for name, ms in zip(names, _range_ms(priced).tolist(), strict=True):
         table_ms[name] += ms
     return Breakdown(
-        critical_ms(parts),
-        _device_ms(parts, workload.devices),
-        table_ms,
-        {
+        critical_ms=critical_ms(of_step),
+        phase_ms=_device_ms(of_step, workload.devices),
+        table_ms=table_ms,
+        hottest_row_shard={
             # A table with hot rows has two ranges; the cold rows come last.
             name: float(ids.max() / ids.mean()) if ids.any() else 1.0
             for name, ids in zip(names, likely, strict=True)
         },
-        tuple(map(float, device_ids / workload.device_batch)),
-        exchanged_bytes / workload.devices,
-        reduced_bytes,
-        removals(placements, features, workload, model),
-        allocation(placements, features, workload, model),
+        device_ids=tuple(map(float, device_ids / workload.device_batch)),
+        padded_bytes=exchanged_bytes / workload.devices,
+        reduced_bytes=reduced_bytes,
+        removals=removals(placements, features, workload, model),
+        allocation=allocation(placements, features, workload, model),
     )
 
 
-def _device_ms(parts: Sequence[Phase], devices: int) -> dict[str, tuple[float, ...]]:
-    names = dict.fromkeys((*PHASES, *(part.name for part in parts)))
+def _device_ms(of_step: Sequence[Phase], devices: int) -> dict[str, tuple[float, ...]]:
+    names = dict.fromkeys((*PHASES, *(phase.name for phase in of_step)))
     total_ms = {name: np.zeros(devices) for name in names}
-    for part in parts:
-        total_ms[part.name] += part.device_ms
+    for phase in of_step:
+        total_ms[phase.name] += phase.device_ms
     return {name: tuple(map(float, ms)) for name, ms in total_ms.items() if ms.any()}
 
 
 def _range_ms(priced: Priced) -> np.ndarray:
-    """Returns ``[ranges]`` the part of the step that each range causes: at every peak
-    its part of the fullest device's load, so that the parts sum to the step."""
-    candidates, _, loads, objective = priced
-    peaks, prices = objective.peaks(loads), objective.prices
+    """Returns ``[ranges]`` the ms of the step that each range causes: at every peak its
+    share of the fullest device's load, so that they sum to the step."""
+    candidates, all_owners, loads, objective = priced
+    peaks_ms = objective.prices * objective.peaks(loads)
     total_ms = candidates.everywhere_ms.copy()
     total_ms += (objective.fixed_ms / np.maximum(loads.tables, 1))[candidates.storage]
-    held = objective.counted(loads.own, at_least=True)
+    of_devices = objective.counted(loads.own, at_least=True)
     last = int(np.argmax(loads.update_ms))
-    for i in range(len(candidates)):
-        s, owners = candidates.storage[i], priced.owners[i]
-        shards = candidates.shard_loads(i)
+    for i, owners in enumerate(all_owners):
+        s = candidates.storage[i]
         row_shard = np.arange(len(owners)) // candidates.column_shards[i]
-        counted = objective.counted(shards, at_least=True)[:, row_shard]
+        of_shards = objective.counted(candidates.shard_loads(i), at_least=True)
+        of_shards = of_shards[:, row_shard]
         for peak in (PEAK_SUMS, PEAK_IDS, PEAK_LOOKUP, PEAK_GRADIENTS):
-            fullest = int(np.argmax(held[peak, s]))
-            if held[peak, s, fullest] > 0:
-                mine = counted[peak, owners == fullest].sum()
-                share = mine / held[peak, s, fullest]
-                total_ms[i] += share * prices[peak, s] * peaks[peak, s]
-        total_ms[i] += counted[-1, owners == last].sum()
-        if candidates.hierarchical[i]:
-            node = int(np.argmax(loads.node_sums[s]))
-            mine = loads.of_nodes(i, owners)[node]
-            total_ms[i] += prices[PEAK_NODE, s] * mine
+            fullest = int(np.argmax(of_devices[peak, s]))
+            whole = of_devices[peak, s, fullest]
+            if whole > 0:
+                share = of_shards[peak, owners == fullest].sum() / whole
+                total_ms[i] += share * peaks_ms[peak, s]
+        total_ms[i] += of_shards[-1, owners == last].sum()
+        if candidates.staged[i]:
+            fullest = int(np.argmax(loads.node_sums[s]))
+            sums = loads.of_nodes(i, owners)[fullest]
+            total_ms[i] += objective.prices[PEAK_NODE, s] * sums
     return total_ms

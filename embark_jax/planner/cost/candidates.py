@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
 
@@ -17,12 +16,15 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.shapes import Shapes, uses_of
 from embark_jax.planner.request.workload import TableUse, Workload
+from embark_jax.plans.clusters import CLUSTERS, EXCHANGES
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import RowRange, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 
-CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)
-EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
+CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
+EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
+POOLS_AT_OWNER = np.array([each.pools_at_owner for each in CLUSTERS.values()])
+"""``[clusters]`` whether tables of each make partial sums."""
 SUMS, CERTAIN, EXPECTED, ROWS, LOOKUP_MS, GRADIENTS_MS, UPDATE_MS = range(7)
 """Loads that a row shard adds to its owner: partial sums a sample; ids that a device
 sends it, certain and expected; rows; and time in ``OWNER_PHASES``."""
@@ -35,7 +37,8 @@ class Candidates:
     Attributes:
       uses: the use of each table.
       table: ``[candidates]`` table of each, a number in ``uses``.
-      cluster, exchange: ``[candidates]`` numbers in ``CLUSTERS`` and ``EXCHANGES``.
+      cluster, exchange: ``[candidates]`` numbers in ``CLUSTER_NAMES`` and
+        ``EXCHANGE_NAMES``.
       row_shards, column_shards: ``[candidates]``; both 1 for DP.
       hot_rows: ``[candidates]`` rows of the table that lie in DP.
       storages: all storages of the candidates.
@@ -76,19 +79,24 @@ class Candidates:
         return int(row_shards * self.column_shards[candidate])
 
     @functools.cached_property
-    def hierarchical(self) -> np.ndarray:
+    def pooled(self) -> np.ndarray:
+        """``[candidates]`` whether owners pool."""
+        return POOLS_AT_OWNER[self.cluster]
+
+    @functools.cached_property
+    def staged(self) -> np.ndarray:
         """``[candidates]`` whether partial sums are added up inside nodes."""
-        return np.array([storage.hierarchical for storage in self.storages])[
-            self.storage
-        ]
+        staged = [storage.of_exchange.staged for storage in self.storages]
+        return np.array(staged)[self.storage]
 
     def reduced(self, operation: np.ufunc, values: np.ndarray) -> np.ndarray:
         """Reduces ``[..., row shards]`` to ``[..., candidates]`` by sum or maximum."""
-        found = np.zeros((*values.shape[:-1], len(self)))
-        some = np.flatnonzero(np.diff(self.first))
-        if len(some):
-            found[..., some] = operation.reduceat(values, self.first[some], axis=-1)
-        return found
+        reduced = np.zeros((*values.shape[:-1], len(self)))
+        sharded = np.flatnonzero(np.diff(self.first))
+        if len(sharded):
+            first = self.first[sharded]
+            reduced[..., sharded] = operation.reduceat(values, first, axis=-1)
+        return reduced
 
 
 def weigh(
@@ -107,42 +115,43 @@ def weigh(
     """
     choices = np.asarray(choices, np.int64).reshape(-1, 5)
     table, cluster, exchange, row_shards, column_shards = choices.T
-    held = np.where(cluster == CLUSTERS.index("dp"), 0, row_shards)
-    first = np.concatenate([[0], np.cumsum(held)])
+    replicated = np.array([each.replicated for each in CLUSTERS.values()])
+    owned_shards = np.where(replicated[cluster], 0, row_shards)
+    first = np.concatenate([[0], np.cumsum(owned_shards)])
     number = len(table)
     everywhere_ms, everywhere_bytes = np.zeros((2, number))
     loads = np.zeros((7, first[-1]))
-    kinds: list[StorageKind] = [StorageKind("dp", 0)] * number
-    for name, way in {(c, e) for c, e in zip(cluster.tolist(), exchange.tolist())}:  # noqa: B905
-        mine = np.flatnonzero((cluster == name) & (exchange == way))
+    kinds: dict[int, StorageKind] = {}
+    pairs = zip(cluster.tolist(), exchange.tolist(), strict=True)
+    for of_cluster, of_exchange in sorted(set(pairs)):
+        alike = np.flatnonzero((cluster == of_cluster) & (exchange == of_exchange))
         shapes = Shapes(
-            workload,
-            uses,
-            CLUSTERS[name],
-            EXCHANGES[way],
-            table[mine],
-            row_shards[mine],
-            column_shards[mine],
+            workload=workload,
+            uses=uses,
+            cluster=CLUSTER_NAMES[of_cluster],
+            exchange=EXCHANGE_NAMES[of_exchange],
+            table=table[alike],
+            row_shards=row_shards[alike],
+            column_shards=column_shards[alike],
         )
-        everywhere_ms[mine] = model.everywhere_ms(shapes)
-        everywhere_bytes[mine] = memory.everywhere_bytes(shapes)
-        for i, kind in zip(mine.tolist(), shapes.storages, strict=True):
-            kinds[i] = kind
-        if shapes.cluster != "dp":
-            flat = first[mine][shapes.shape] + shapes.row_shard
+        everywhere_ms[alike] = model.everywhere_ms(shapes)
+        everywhere_bytes[alike] = memory.everywhere_bytes(shapes)
+        kinds.update(zip(alike.tolist(), shapes.storages, strict=True))
+        if not shapes.of_cluster.replicated:
+            flat = first[alike][shapes.shape] + shapes.row_shard
             loads[:, flat] = _shard_loads(shapes, model)
-    storages = tuple(sorted(set(kinds)))
+    storages = tuple(sorted(set(kinds.values())))
     numbers = {kind: s for s, kind in enumerate(storages)}
     return Candidates(
-        uses,
-        table,
-        cluster,
-        exchange,
-        row_shards,
-        column_shards,
+        uses=uses,
+        table=table,
+        cluster=cluster,
+        exchange=exchange,
+        row_shards=row_shards,
+        column_shards=column_shards,
         hot_rows=np.zeros(number, np.int64),
         storages=storages,
-        storage=np.array([numbers[kind] for kind in kinds], np.int64),
+        storage=np.array([numbers[kinds[i]] for i in range(number)], np.int64),
         hot_storage=np.full(number, -1),
         everywhere_ms=everywhere_ms,
         everywhere_bytes=everywhere_bytes,
@@ -163,7 +172,8 @@ def with_hot_rows(
       table: ``[ways]`` table of each way.
       hot_rows: ``[ways]`` number of hot rows; 0 where all rows are cold.
     """
-    way, some = cold.table, hot_rows[cold.table] > 0
+    way = cold.table
+    has_hot = hot_rows[way] > 0
     taken = {hot.storages[s] for s in hot.storage[hot_rows > 0]}
     storages = tuple(sorted({*cold.storages, *taken}))
     numbers = {kind: s for s, kind in enumerate(storages)}
@@ -175,20 +185,19 @@ def with_hot_rows(
         hot_rows=hot_rows[way],
         storages=storages,
         storage=of_cold[cold.storage],
-        hot_storage=np.where(some, of_hot[hot.storage[way]], -1),
-        everywhere_ms=cold.everywhere_ms + some * hot.everywhere_ms[way],
-        everywhere_bytes=cold.everywhere_bytes + some * hot.everywhere_bytes[way],
+        hot_storage=np.where(has_hot, of_hot[hot.storage[way]], -1),
+        everywhere_ms=cold.everywhere_ms + has_hot * hot.everywhere_ms[way],
+        everywhere_bytes=cold.everywhere_bytes + has_hot * hot.everywhere_bytes[way],
     )
 
 
 def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
     """Returns ``[7, row shards]`` loads."""
     certain, expected = shapes.sent_ids
-    pooled = shapes.cluster == "rb"
-    none = np.zeros(len(shapes.shape))
+    sums = shapes.bags * shapes.of_cluster.pools_at_owner
     return np.stack(
         [
-            shapes.bags[shapes.shape] if pooled else none,
+            sums[shapes.shape],
             certain,
             expected,
             shapes.shard_slots,
@@ -208,11 +217,11 @@ def candidates_of(
     choices = [
         (
             i,
-            CLUSTERS.index(each.cluster),
-            EXCHANGES.index(each.exchange),
-            each.row_shards,
-            each.column_shards,
+            CLUSTER_NAMES.index(rows.cluster),
+            EXCHANGE_NAMES.index(rows.exchange),
+            rows.row_shards,
+            rows.column_shards,
         )
-        for i, each in enumerate(ranges)
+        for i, rows in enumerate(ranges)
     ]
     return weigh(uses, np.array(choices), workload, model, Memory(workload))

@@ -34,13 +34,13 @@ NCCL, scratch of sorts and matrix products, and for gaps between arrays. JAX tak
 much if XLA_PYTHON_CLIENT_MEM_FRACTION says so
 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
 
-PLACE_VALUES = 4
+RECEIVED_ROUTE_VALUES = 4
 """int32 values that a route holds for each element of an exchange: the bag, the group
 of elements for the same row, and for that group its slot and how to reach it."""
 INDEX_BYTES = 28
 """Bytes of the key index of a cached storage for each slot: two ways of its directory,
 a key and a slot each; the slot's key, when it was last read, and how often."""
-ENTRY_VALUES = 2
+OWN_ROUTE_VALUES = 2
 """int32 values for each id that a device pools itself: the slot or element that it
 reads, and its group."""
 
@@ -53,9 +53,9 @@ class Memory:
 
     @property
     def limit_bytes(self) -> float:
-        most = self.workload.fleet.device.memory_bytes * MEMORY_SHARE
+        limit_bytes = self.workload.fleet.device.memory_bytes * MEMORY_SHARE
         target_gb = self.workload.memory_gb
-        return most if target_gb is None else min(most, 1e9 * target_gb)
+        return limit_bytes if target_gb is None else min(limit_bytes, 1e9 * target_gb)
 
     @property
     def dense_bytes(self) -> float:
@@ -94,10 +94,10 @@ class Memory:
 
     def id_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of the route of one id of capacity for each device."""
-        if storage.cluster == "dp":
+        if storage.of_cluster.replicated:
             return 0.0
-        asked = storage.split and self.workload.row_wise  # squares come back the way
-        values = PLACE_VALUES + storage.weighted + asked
+        squares = storage.split and self.workload.row_wise  # they come back the way
+        values = RECEIVED_ROUTE_VALUES + storage.weighted + squares
         return self.routed * traffic.id_buffer_bytes(values, self.workload.devices)
 
     def everywhere_bytes(self, shapes: Shapes) -> np.ndarray:
@@ -106,15 +106,14 @@ class Memory:
         if it is replicated, the whole table and the buffer that sums its gradients."""
         workload = self.workload
         per_sample = shapes.hotness * (1 + shapes.weighted)
-        if shapes.cluster != "rb":
-            per_sample = (
-                per_sample + ENTRY_VALUES * shapes.hotness * shapes.column_shards
-            )
+        if not shapes.of_cluster.pools_at_owner:
+            own_ids = shapes.hotness * shapes.column_shards
+            per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
         ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
         pooled_bytes = traffic.rows_bytes(shapes.bags, shapes.dim)
         pooled_bytes = workload.micro_batches * pooled_bytes
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
-        if shapes.cluster != "dp":
+        if not shapes.of_cluster.replicated:
             return held_bytes
         rows = np.minimum(shapes.rows, workload.batch_size * shapes.hotness)
         gradient_bytes = traffic.replicated_gradient_bytes(rows, shapes.dim)
@@ -124,7 +123,7 @@ class Memory:
     def sum_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of a partial sum a sample, or of its gradients, both sent
         and received."""
-        if storage.cluster != "rb":
+        if not storage.of_cluster.pools_at_owner:
             return 0.0
         workload = self.workload
         return 2 * traffic.sum_buffer_bytes(
@@ -134,17 +133,18 @@ class Memory:
     def node_sum_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of a node's partial sum, if its devices add up theirs, or
         of its gradients, both sent and received."""
-        if storage.cluster != "rb" or not storage.hierarchical:
+        if not (storage.of_cluster.pools_at_owner and storage.of_exchange.staged):
             return 0.0
         workload = self.workload
         return 2 * traffic.sum_buffer_bytes(
             storage.width, workload.device_batch, workload.fleet.nodes
         )
 
-    def place_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of UB rows, or of their gradients, both sent and received,
-        for one id of capacity for each device."""
-        if storage.cluster != "ub":
+    def travelling_row_bytes(self, storage: StorageKind) -> float:
+        """Returns the bytes of rows that travel, or of their gradients, both sent and
+        received, for one id of capacity for each device."""
+        properties = storage.of_cluster
+        if properties.replicated or properties.pools_at_owner:
             return 0.0
         return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
 
@@ -157,7 +157,8 @@ class Memory:
           tables_bytes: bytes of them for tables and their optimizer state.
           forced: whether some placement is forced.
         """
-        workload, limit_bytes = self.workload, self.limit_bytes
+        workload = self.workload
+        limit_bytes = self.limit_bytes
         fleet = workload.fleet
         nodes = math.ceil(needed_bytes / limit_bytes * fleet.nodes)
         short = needed_bytes > limit_bytes
@@ -181,16 +182,16 @@ class Memory:
         if not short:
             lacking = "but no plan was found that fits"
         where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
-        parts_named = "tables, optimizer state and exchange buffers"
+        contents = "tables, optimizer state and exchange buffers"
         if self.dense_bytes:
-            parts_named = "tables, optimizer state, exchange buffers and dense layers"
+            contents = "tables, optimizer state, exchange buffers and dense layers"
         source = f"{MEMORY_SHARE:.0%} of its memory"
         if is_target:
             source = "the memory_gb asked for"
             enough = f"a memory_gb above {needed_bytes / 1e9:.2f}"
             remedies.insert(0, enough if short else "a larger memory_gb")
         return (
-            f"memory is short on {where}: {parts_named} need "
+            f"memory is short on {where}: {contents} need "
             f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
             f"{limit_bytes / 1e9:.2f} GB for them ({source}), "
             f"{lacking}; "

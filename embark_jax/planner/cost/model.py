@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.cost.work import Unit, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
+from embark_jax.plans.clusters import CLUSTERS, Reach
 from embark_jax.plans.collectives import (
     Collective,
+    CollectiveKind,
     replicated_collectives,
     replicated_sums,
     storage_collectives,
@@ -35,6 +36,35 @@ from embark_jax.plans.storage import StorageKind
 OWNER_PHASES = "lookup", "gradients", "update"
 """Phases in which owners work on their own shards. Lookup and gradients of a storage
 lie between its exchanges; the update of all follows the last exchange of a step."""
+
+
+Unit = Literal["storage", "sum", "node_sum", "id"]
+"""Unit of a storage's work: once if any table lies in it; each partial sum a sample
+that the fullest device, or node, makes; each id of its capacity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One kind of work of a phase of the step.
+
+    Attributes:
+      phase: phase of the step.
+      what: name of what is moved.
+      memory_bytes: bytes read and written in device memory; ``[shapes]`` or ``[row
+        shards]`` if it is the work of several.
+      collective: collective that carries it; None if it does not travel.
+      reach: devices that take part in the collective.
+      buffer_bytes: size of its buffer on one device.
+      latency_ms: latency of the collective, whatever its size.
+    """
+
+    phase: str
+    what: str
+    memory_bytes: float | np.ndarray = 0.0
+    collective: CollectiveKind | None = None
+    reach: Reach = "fleet"
+    buffer_bytes: float = 0.0
+    latency_ms: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +121,19 @@ class ProgramModel:
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
-        return ("dp", "rb", "ub")
+        return tuple(CLUSTERS)
 
     def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
         """Yields the work of every device in a storage's exchanges, for a unit of
         each."""
         workload = self.workload
-        if storage.cluster == "dp":
+        properties = storage.of_cluster
+        if properties.replicated:
             for kind, carries in replicated_sums(workload.wire.gradients):
                 summed = Collective(kind, "gradient exchange", carries)
                 yield "storage", self._latency(summed)
             return
-        for each in storage_collectives(
+        for collective in storage_collectives(
             storage,
             workload.fleet.nodes,
             workload.fleet.gpus_per_node,
@@ -110,33 +141,34 @@ class ProgramModel:
             workload.row_wise,
             workload.wire,
         ):
-            yield "storage", self._latency(each)
-            if each.fixed_bytes:
-                yield "storage", self._moved(each, each.fixed_bytes)
-            if each.sum_bytes:
-                yield "sum", self._moved(each, each.sum_bytes)
-            if each.node_sum_bytes:
-                yield "node_sum", self._moved(each, each.node_sum_bytes)
-            if each.id_bytes:
-                yield "id", self._moved(each, each.id_bytes)
+            yield "storage", self._latency(collective)
+            unit_bytes: dict[Unit, float] = {
+                "storage": collective.fixed_bytes,
+                "sum": collective.sum_bytes,
+                "node_sum": collective.node_sum_bytes,
+                "id": collective.id_bytes,
+            }
+            for unit, buffer_bytes in unit_bytes.items():
+                if buffer_bytes:
+                    yield unit, self._moved(collective, buffer_bytes)
         # One id of capacity for each device: what arrives is sorted by row.
-        places = workload.devices
-        values = traffic.RECEIVED_VALUES[storage.cluster]
-        yield "id", Work("sort", "received slots", _sorted_bytes(places, values))
-        place_bytes = traffic.rows_bytes(places, storage.width)
-        if storage.cluster == "ub":
-            yield "id", Work("lookup", "rows", place_bytes)
+        slots = workload.devices
+        slots_bytes = _sorted_bytes(slots, properties.received_values)
+        yield "id", Work("sort", "received slots", slots_bytes)
+        rows_bytes = traffic.rows_bytes(slots, storage.width)
+        if not properties.pools_at_owner:
+            yield "id", Work("lookup", "rows", rows_bytes)
         if storage.split and workload.row_wise:
             # A kernel sums row gradients of whole rows where it updates them. These
             # have an array of their own, which is zeroed, squared and read.
-            yield "id", Work("gradients", "row gradients", 3 * place_bytes)
-            squares_bytes = traffic.index_bytes(places, traffic.SQUARE_VALUES)
+            yield "id", Work("gradients", "row gradients", 3 * rows_bytes)
+            squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
             yield "id", Work("gradients", "squares", squares_bytes)
 
     def owner_work(self, shapes: Shapes) -> Iterator[Work]:
         """Yields the work of the owners of row shards, in each column shard."""
         row_bytes = traffic.rows_bytes(1, shapes.width)[shapes.shape]
-        if shapes.cluster == "rb":  # owners pool
+        if shapes.of_cluster.pools_at_owner:
             read_bytes = traffic.rows_bytes(1, shapes.width, shapes.value_bytes)
             yield Work("lookup", "rows", read_bytes[shapes.shape] * shapes.batch_ids)
             yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
@@ -160,44 +192,49 @@ class ProgramModel:
         ids = workload.device_batch * shapes.hotness
         bags = workload.device_batch * shapes.bags
         yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, shapes.dim))
-        if shapes.cluster != "rb":
-            pooled = ids * shapes.filled, shapes.dim
-            # Rows of UB have arrived as float32.
-            each_bytes = traffic.VALUE_BYTES
-            if shapes.cluster == "dp":
-                each_bytes = shapes.value_bytes
-            yield Work("lookup", "rows", traffic.rows_bytes(*pooled, each_bytes))
-            yield Work("gradients", "bag gradients", traffic.rows_bytes(*pooled))
-        keys, values = ids * shapes.column_shards, traffic.OWN_VALUES[shapes.cluster]
-        by_owner = shapes.cluster == "rb"
-        key_bytes = traffic.OWNER_KEY_BYTES if by_owner else traffic.ROW_KEY_BYTES
-        what = "slots" if shapes.cluster == "dp" else "ids"
-        yield Work("sort", what, _sorted_bytes(keys, values, key_bytes))
-        if shapes.cluster == "dp":
+        properties = shapes.of_cluster
+        key_bytes = traffic.OWNER_KEY_BYTES
+        if not properties.pools_at_owner:
+            key_bytes = traffic.ROW_KEY_BYTES
+            pooled_ids = ids * shapes.filled
+            # Rows that travelled have arrived as float32.
+            value_bytes = traffic.VALUE_BYTES
+            if properties.replicated:
+                value_bytes = shapes.value_bytes
+            read_bytes = traffic.rows_bytes(pooled_ids, shapes.dim, value_bytes)
+            yield Work("lookup", "rows", read_bytes)
+            gradients_bytes = traffic.rows_bytes(pooled_ids, shapes.dim)
+            yield Work("gradients", "bag gradients", gradients_bytes)
+        keys_bytes = _sorted_bytes(
+            ids * shapes.column_shards, properties.own_values, key_bytes
+        )
+        what = "slots" if properties.replicated else "ids"
+        yield Work("sort", what, keys_bytes)
+        if properties.replicated:
             yield from self._replicated_work(shapes)
 
     def _replicated_work(self, shapes: Shapes) -> Iterator[Work]:
         workload = self.workload
         batch_ids = workload.batch_size * shapes.hotness
         # Collectives of one kind carry the work of all shapes together, as arrays.
-        moved: dict[tuple, np.ndarray] = {}
-        each = zip(shapes.rows, shapes.dim, batch_ids, strict=True)
-        for i, (rows, dim, of_batch) in enumerate(each):
-            for found in replicated_collectives(
-                int(rows),
-                int(dim),
-                int(of_batch),
+        buffer_bytes: dict[Collective, np.ndarray] = {}
+        for i in range(len(shapes)):
+            for collective in replicated_collectives(
+                int(shapes.rows[i]),
+                int(shapes.dim[i]),
+                int(batch_ids[i]),
                 workload.devices,
                 workload.wire.gradients,
             ):
-                key = found.kind, found.phase, found.carries
-                moved.setdefault(key, np.zeros(len(shapes)))[i] += found.fixed_bytes
-        for key, buffer_bytes in moved.items():
-            yield self._moved(Collective(*key), buffer_bytes)
+                sized = dataclasses.replace(collective, fixed_bytes=0.0)
+                of_shapes = buffer_bytes.setdefault(sized, np.zeros(len(shapes)))
+                of_shapes[i] += collective.fixed_bytes
+        for collective, collective_bytes in buffer_bytes.items():
+            yield self._moved(collective, collective_bytes)
         if workload.devices > 1:
-            told = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
-            told_bytes = _sorted_bytes(told, traffic.EXCHANGED_VALUES)
-            yield Work("sort", "told slots", told_bytes)
+            gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
+            gathered_bytes = _sorted_bytes(gathered, traffic.EXCHANGED_VALUES)
+            yield Work("sort", "gathered slots", gathered_bytes)
             # The buffer of row gradients is zeroed, and read once more for squares.
             passes = 1 + workload.row_wise
             summed = np.minimum(shapes.rows, batch_ids)
@@ -234,27 +271,30 @@ class ProgramModel:
         fleet = self.workload.fleet
         nodes = 1 if work.reach == "node" else fleet.nodes
         gpus_per_node = 1 if work.reach == "rail" else fleet.gpus_per_node
-        sent_bytes = {
-            "all_to_all": traffic.all_to_all_bytes,
-            "all_reduce": traffic.all_reduce_bytes,
-            "all_gather": traffic.all_gather_bytes,
-        }[work.collective]
-        return sent_bytes(work.buffer_bytes, nodes, gpus_per_node)
+        sent_bytes, share = traffic.all_to_all_bytes, 1.0
+        match work.collective:
+            case "ragged_all_to_all":  # slack stays at home
+                share = 1 / max(1.0, self.workload.capacity_slack)
+            case "all_reduce":
+                sent_bytes = traffic.all_reduce_bytes
+            case "all_gather":
+                sent_bytes = traffic.all_gather_bytes
+        return sent_bytes(share * work.buffer_bytes, nodes, gpus_per_node)
 
     def _moved(self, collective: Collective, buffer_bytes: Any) -> Work:
         return Work(
-            collective.phase,
-            collective.carries,
-            traffic.buffer_memory_bytes(buffer_bytes),
-            collective.kind,
-            collective.reach,
-            buffer_bytes,
+            phase=collective.phase,
+            what=collective.carries,
+            memory_bytes=traffic.buffer_memory_bytes(buffer_bytes),
+            collective=collective.kind,
+            reach=collective.reach,
+            buffer_bytes=buffer_bytes,
         )
 
     def _latency(self, collective: Collective) -> Work:
         rates = Rates(self.workload.fleet)
         latency_us = rates.reduce_us
-        if collective.kind == "all_to_all":
+        if collective.kind in ("all_to_all", "ragged_all_to_all"):
             latency_us = {
                 "fleet": rates.exchange_us,
                 "node": rates.node_exchange_us,
@@ -274,46 +314,3 @@ def _sorted_bytes(
 ) -> Any:
     """Returns the bytes in memory of sorting ids, and of what is done around it."""
     return traffic.sort_bytes(ids, key_bytes) + traffic.index_bytes(ids, values_per_id)
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbarkModel:
-    """The cost that EMBark's released planner searches with, for RB shards only.
-
-    ``W · B · Σ hotness · width / row shards + R · B · Σ width`` over the shards of a
-    device, where B is the global batch; between nodes the first term is divided by 8,
-    the second multiplied by 1.5 / 8 (HugeCTR, ``benchmarks/embedding_collection``). W
-    and R weigh bytes of memory and of links against each other; a weighted byte takes
-    as long as one of device memory. Skew, ids, latency and padding are left out.
-    """
-
-    workload: Workload
-    memory_weight: float = 4.0
-    link_weight: float = 50.0
-    """R; published values are 50 to 80."""
-    name = "embark"
-
-    @property
-    def clusters(self) -> tuple[Cluster, ...]:
-        return ("rb",)
-
-    def storage_price(self, storage: StorageKind) -> StoragePrice:
-        return StoragePrice()
-
-    def owner_ms(self, shapes: Shapes) -> np.ndarray:
-        hierarchical = self.workload.fleet.nodes > 1
-        lookup_share, link_share = (1 / 8, 1.5 / 8) if hierarchical else (1.0, 1.0)
-        weighted_bytes = (
-            self.workload.batch_size
-            * shapes.width
-            * (
-                self.memory_weight * lookup_share * shapes.hotness / shapes.row_shards
-                + self.link_weight * link_share * shapes.bags
-            )
-        )
-        rate = self.workload.fleet.device.memory_bytes_per_s
-        ms = (1e3 * weighted_bytes / rate)[shapes.shape]
-        return np.stack([np.zeros_like(ms), np.zeros_like(ms), ms])
-
-    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
-        return np.zeros(len(shapes))

@@ -60,8 +60,10 @@ class Loads:
     """
 
     def __init__(self, candidates: Candidates, workload: Workload):
-        fleet, storages = workload.fleet, len(candidates.storages)
-        self.candidates, self.gpus_per_node = candidates, fleet.gpus_per_node
+        fleet = workload.fleet
+        storages = len(candidates.storages)
+        self.candidates = candidates
+        self.gpus_per_node = fleet.gpus_per_node
         self.own = np.zeros((7, storages, fleet.devices))
         self.node_sums = np.zeros((storages, fleet.nodes))
         self.tables = np.zeros(storages, int)
@@ -70,23 +72,25 @@ class Loads:
     def add(self, candidate: int, owners: np.ndarray, times: int = 1) -> None:
         """Adds a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
         with ``times`` -1 removes it."""
-        each = self.candidates
-        s = each.storage[candidate]
+        candidates = self.candidates
+        s = candidates.storage[candidate]
         self.tables[s] += times
-        if each.hot_rows[candidate]:
-            self.tables[each.hot_storage[candidate]] += times
-        self.everywhere_ms += times * each.everywhere_ms[candidate]
-        self.everywhere_bytes += times * each.everywhere_bytes[candidate]
+        if candidates.hot_rows[candidate]:
+            self.tables[candidates.hot_storage[candidate]] += times
+        self.everywhere_ms += times * candidates.everywhere_ms[candidate]
+        self.everywhere_bytes += times * candidates.everywhere_bytes[candidate]
         if not len(owners):
             return
-        loads = np.repeat(
-            times * each.shard_loads(candidate), each.column_shards[candidate], axis=1
-        )
-        kinds, devices = len(loads), self.own.shape[2]
+        columns = candidates.column_shards[candidate]
+        loads = np.repeat(times * candidates.shard_loads(candidate), columns, axis=1)
+        # A device may own several shards: bincount adds them up, one kind of load
+        # after the other.
+        kinds = len(loads)
+        devices = self.own.shape[2]
         index = (np.arange(kinds)[:, None] * devices + owners).reshape(-1)
         added = np.bincount(index, loads.reshape(-1), kinds * devices)
         self.own[:, s] += added.reshape(kinds, devices)
-        if each.hierarchical[candidate]:
+        if candidates.staged[candidate]:
             self.node_sums[s] += times * self.of_nodes(candidate, owners)
 
     def of_nodes(self, candidate: int, owners: np.ndarray) -> np.ndarray:
@@ -128,8 +132,11 @@ class Objective:
         model: CostModel,
         memory: Memory,
     ):
-        self.storages, self.workload, self.memory = tuple(storages), workload, memory
-        self.slack, self.devices = workload.capacity_slack, workload.devices
+        self.storages = tuple(storages)
+        self.workload = workload
+        self.memory = memory
+        self.slack = workload.capacity_slack
+        self.devices = workload.devices
         prices = [model.storage_price(storage) for storage in storages]
         self.fixed_ms = np.array([price.fixed_ms for price in prices])
         self.prices, self.held_bytes, self.update_bytes = np.zeros(
@@ -139,18 +146,15 @@ class Objective:
         self.prices[PEAK_IDS] = [price.id_ms for price in prices]
         self.prices[[PEAK_LOOKUP, PEAK_GRADIENTS]] = 1.0
         self.prices[PEAK_NODE] = [price.node_sum_ms for price in prices]
-        self.held_bytes[PEAK_IDS] = [memory.id_bytes(each) for each in storages]
-        self.held_bytes[PEAK_ROWS] = [
-            0.0 if each.cluster == "dp" else memory.slot_bytes(each)
-            for each in storages
-        ]
-        self.update_bytes[PEAK_SUMS] = [memory.sum_bytes(each) for each in storages]
-        self.update_bytes[PEAK_IDS] = [memory.place_bytes(each) for each in storages]
-        self.update_bytes[PEAK_NODE] = [
-            memory.node_sum_bytes(each) for each in storages
-        ]
+        for s, storage in enumerate(storages):
+            self.held_bytes[PEAK_IDS, s] = memory.id_bytes(storage)
+            if not storage.of_cluster.replicated:
+                self.held_bytes[PEAK_ROWS, s] = memory.slot_bytes(storage)
+            self.update_bytes[PEAK_SUMS, s] = memory.sum_bytes(storage)
+            self.update_bytes[PEAK_IDS, s] = memory.travelling_row_bytes(storage)
+            self.update_bytes[PEAK_NODE, s] = memory.node_sum_bytes(storage)
         self.row_gradient_bytes = np.array(
-            [traffic.rows_bytes(1, each.width) for each in storages]
+            [traffic.rows_bytes(1, storage.width) for storage in storages]
         )
         self.fixed_bytes = memory.dense_bytes + np.array(
             [memory.activation_bytes, memory.dense_gradient_bytes]
@@ -166,16 +170,17 @@ class Objective:
         the order of peaks partial sums, capacity, rows, ms of lookup and of gradients,
         and last the ms of the update. ``at_least`` leaves out what chance adds to a
         capacity, so that the parts of a sum add up."""
-        found = np.empty((6, *own.shape[1:]))
-        found[PEAK_SUMS], found[PEAK_ROWS] = own[SUMS], own[ROWS]
-        found[PEAK_IDS] = (
-            own[CERTAIN] + self.slack * own[EXPECTED]
-            if at_least
-            else self.capacities(own[CERTAIN], own[EXPECTED])
-        )
-        found[PEAK_LOOKUP], found[PEAK_GRADIENTS] = own[LOOKUP_MS], own[GRADIENTS_MS]
-        found[-1] = own[UPDATE_MS]
-        return found
+        amounts = np.empty((6, *own.shape[1:]))
+        amounts[PEAK_SUMS] = own[SUMS]
+        if at_least:
+            amounts[PEAK_IDS] = own[CERTAIN] + self.slack * own[EXPECTED]
+        else:
+            amounts[PEAK_IDS] = self.capacities(own[CERTAIN], own[EXPECTED])
+        amounts[PEAK_ROWS] = own[ROWS]
+        amounts[PEAK_LOOKUP] = own[LOOKUP_MS]
+        amounts[PEAK_GRADIENTS] = own[GRADIENTS_MS]
+        amounts[-1] = own[UPDATE_MS]
+        return amounts
 
     def peaks(self, loads: Loads) -> np.ndarray:
         """Returns ``[peaks, storages]`` loads of the fullest devices."""
@@ -200,23 +205,26 @@ class Objective:
 
     def unit_bytes(self, loads: Loads) -> np.ndarray:
         """Returns ``[peaks, storages]`` bytes that one more unit of each peak takes."""
-        peaks, found = self.peaks(loads), self.held_bytes + self.update_bytes
-        fewer_places = peaks[PEAK_IDS] * self.devices < peaks[PEAK_ROWS]
+        peaks = self.peaks(loads)
+        unit_bytes = self.held_bytes + self.update_bytes
+        # Row gradients are as many as ids received, or as rows if those are fewer.
+        ids_are_fewer = peaks[PEAK_IDS] * self.devices < peaks[PEAK_ROWS]
         gradient_bytes = self.row_gradient_bytes
-        found[PEAK_IDS] += gradient_bytes * self.devices * fewer_places
-        found[PEAK_ROWS] += gradient_bytes * ~fewer_places
-        return found
+        unit_bytes[PEAK_IDS] += gradient_bytes * self.devices * ids_are_fewer
+        unit_bytes[PEAK_ROWS] += gradient_bytes * ~ids_are_fewer
+        return unit_bytes
 
     def bytes(self, loads: Loads) -> float:
         """Returns the bytes on every device, at the fuller of two times
         (``memory.py``)."""
         peaks = self.peaks(loads)
         held = (self.held_bytes * peaks).sum() + loads.everywhere_bytes
-        places, rows = peaks[PEAK_IDS] * self.devices, peaks[PEAK_ROWS]
-        touched = np.minimum(places, rows)
+        received = peaks[PEAK_IDS] * self.devices
+        rows = peaks[PEAK_ROWS]
+        touched = np.minimum(received, rows)
         batches = self.workload.micro_batches
         if batches > 1:  # gradients of one, and the sum over all
-            touched = touched + np.minimum(batches * places, rows)
+            touched = touched + np.minimum(batches * received, rows)
         update = (self.update_bytes * peaks).sum() + self.row_gradient_bytes @ touched
         times = self.fixed_bytes + np.array([0.0, update])
         return float(held + times.max())

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.model import ProgramModel
+from embark_jax.planner.cost.model import ProgramModel, Work
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.planner.cost.work import Work
 from embark_jax.planner.request.workload import Workload
-from embark_jax.plans.collectives import CollectiveKind, Reach
+from embark_jax.plans.clusters import Reach
+from embark_jax.plans.collectives import CollectiveKind
 from embark_jax.plans.storage import Placement, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
@@ -85,7 +85,7 @@ def phases(
     priced = price(placements, features, workload, model)
     peaks = priced.objective.peaks(priced.loads)
     everywhere = np.ones(workload.devices)
-    parts: list[Phase] = []
+    unmerged: list[Phase] = []
     for s, storage in enumerate(priced.candidates.storages):
         capacity = peaks[PEAK_IDS, s]
         if capacities is not None:
@@ -97,13 +97,13 @@ def phases(
             "id": capacity * everywhere,
         }
         for unit, work in model.storage_work(storage):
-            parts.append(_phase(model, storage, work, units[unit]))
+            unmerged.append(_phase(model, storage, work, units[unit]))
     ranges = row_ranges(placements)
     of_ranges = shapes_of(ranges, features, workload)
     for rows, shapes in zip(ranges, of_ranges, strict=True):
         for work in model.everywhere_work(shapes):
-            parts.append(_phase(model, shapes.storages[0], work, everywhere))
-        if rows.cluster == "dp":
+            unmerged.append(_phase(model, shapes.storages[0], work, everywhere))
+        if rows.replicated:
             continue
         owners = np.array(rows.devices)
         row_shard = np.arange(len(owners)) // rows.column_shards
@@ -111,26 +111,26 @@ def phases(
             own_bytes = np.broadcast_to(work.memory_bytes, rows.row_shards)
             times = np.bincount(owners, own_bytes[row_shard], workload.devices)
             byte = dataclasses.replace(work, memory_bytes=1.0)
-            parts.append(_phase(model, shapes.storages[0], byte, times))
+            unmerged.append(_phase(model, shapes.storages[0], byte, times))
     merged: dict[tuple, Phase] = {}
-    for part in parts:
-        key = (part.storage, part.name, part.what, part.collective, part.reach)
-        merged[key] = _add(merged[key], part) if key in merged else part
+    for phase in unmerged:
+        key = phase.storage, phase.name, phase.what, phase.collective, phase.reach
+        merged[key] = _add(merged[key], phase) if key in merged else phase
     return tuple(merged.values())
 
 
-def critical_ms(parts: Sequence[Phase]) -> dict[str, float]:
+def critical_ms(of_step: Sequence[Phase]) -> dict[str, float]:
     """Returns how long each phase lasts, in the order of the step: until its fullest
     device is done, storage by storage, or in the update of all storages together."""
     total_ms: dict[tuple[str, StorageKind | None], np.ndarray] = {}
-    for part in parts:
+    for phase in of_step:
         # Between exchanges, uneven work ends when the fullest device is done.
-        key = part.name, part.storage if part.name != "update" else None
-        total_ms[key] = total_ms.get(key, 0.0) + part.device_ms
-    found = dict.fromkeys((*PHASES, *(part.name for part in parts)), 0.0)
+        key = phase.name, phase.storage if phase.name != "update" else None
+        total_ms[key] = total_ms.get(key, 0.0) + phase.device_ms
+    lasts_ms = dict.fromkeys((*PHASES, *(phase.name for phase in of_step)), 0.0)
     for (name, _), device_ms in total_ms.items():
-        found[name] += float(device_ms.max())
-    return {name: ms for name, ms in found.items() if ms}
+        lasts_ms[name] += float(device_ms.max())
+    return {name: ms for name, ms in lasts_ms.items() if ms}
 
 
 def _phase(
@@ -139,28 +139,19 @@ def _phase(
     """Returns the part of the step in which each device does ``times`` units of
     work."""
     sent = model.link_bytes(work)
-    memory_bytes, buffer_bytes, link_bytes, network_bytes, ms = (
-        float(np.sum(each))
-        for each in (
-            work.memory_bytes,
-            work.buffer_bytes,
-            sent.node_link,
-            sent.network,
-            model.work_ms(work),
-        )
-    )
+    most_times = float(times.max())
     return Phase(
-        work.phase,
-        work.what,
-        storage,
-        work.collective,
-        work.reach,
-        buffer_bytes * float(times.max()),
-        memory_bytes * times,
-        link_bytes * times,
-        network_bytes * times,
-        work.latency_ms * float(times.max()),
-        ms * times,
+        name=work.phase,
+        what=work.what,
+        storage=storage,
+        collective=work.collective,
+        reach=work.reach,
+        buffer_bytes=float(np.sum(work.buffer_bytes)) * most_times,
+        memory_bytes=np.sum(work.memory_bytes) * times,
+        node_link_bytes=np.sum(sent.node_link) * times,
+        network_bytes=np.sum(sent.network) * times,
+        latency_ms=work.latency_ms * most_times,
+        device_ms=np.sum(model.work_ms(work)) * times,
     )
 
 

@@ -7,15 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import (
-    CERTAIN,
-    EXPECTED,
-    Candidates,
-    candidates_of,
-)
+from embark_jax.planner.cost.candidates import Candidates, candidates_of
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel, ProgramModel
-from embark_jax.planner.cost.objective import Loads, Objective
+from embark_jax.planner.cost.objective import PEAK_IDS, Loads, Objective
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, row_ranges
@@ -69,7 +64,11 @@ def price(
     model: CostModel,
 ) -> Priced:
     """Returns the loads of ``placements``, with what prices them."""
-    problems = [p for each in placements for p in each.problems(workload.devices)]
+    problems = [
+        problem
+        for placement in placements
+        for problem in placement.problems(workload.devices)
+    ]
     if problems:
         raise ValueError("; ".join(problems))
     ranges = row_ranges(placements)
@@ -97,10 +96,9 @@ def capacities(
       workload: circumstances of the plan: fleet, batch, skew and slack.
     """
     priced = price(placements, features, workload, ProgramModel(workload))
-    own, objective = priced.loads.own, priced.objective
-    found = objective.capacities(own[CERTAIN], own[EXPECTED]).max(axis=1)
+    peaks = priced.objective.peaks(priced.loads)[PEAK_IDS]
     return {
         storage.name: max(1, int(capacity))
-        for storage, capacity in zip(priced.candidates.storages, found, strict=True)
-        if storage.cluster != "dp"
+        for storage, capacity in zip(priced.objective.storages, peaks, strict=True)
+        if not storage.of_cluster.replicated
     }

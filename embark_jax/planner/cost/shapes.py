@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.clusters import CLUSTERS, DIRECT, ClusterProperties
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import RowRange, StorageKind, storage_kind
 from embark_jax.plans.tables import FeatureSpec
@@ -48,7 +49,7 @@ class Shapes:
         cluster: Cluster,
         row_shards: int = 1,
         column_shards: int = 1,
-        exchange: Exchange = "flat",
+        exchange: Exchange = DIRECT,
     ) -> Shapes:
         """Returns a single shape."""
         arrays = np.array([[0], [row_shards], [column_shards]])
@@ -56,6 +57,11 @@ class Shapes:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @property
+    def of_cluster(self) -> ClusterProperties:
+        """Properties of the cluster."""
+        return CLUSTERS[self.cluster]
 
     def _of_use(self, name: str) -> np.ndarray:
         return np.array([getattr(use, name) for use in self.uses])[self.table]
@@ -95,22 +101,23 @@ class Shapes:
     @functools.cached_property
     def storages(self) -> list[StorageKind]:
         """Returns ``[shapes]`` the storage that each would lie in."""
-        uses = [
-            (u.dim, u.weighted, u.tier, u.evict, u.dynamic, u.rule, u.dtype)
-            for u in self.uses
-        ]
-        known: dict[tuple, StorageKind] = {}
-        found = []
-        each = zip(self.table.tolist(), self.column_shards.tolist(), strict=True)
-        for table, columns in each:
-            key = uses[table], columns
-            if key not in known:
-                dim, weighted, *others = uses[table]
-                known[key] = storage_kind(
-                    self.cluster, dim, columns, weighted, self.exchange, *others
-                )
-            found.append(known[key])
-        return found
+        kinds: dict[tuple[int, int], StorageKind] = {}
+        pairs = list(zip(self.table.tolist(), self.column_shards.tolist(), strict=True))
+        for table, columns in set(pairs):
+            use = self.uses[table]
+            kinds[table, columns] = storage_kind(
+                cluster=self.cluster,
+                dim=use.dim,
+                column_shards=columns,
+                weighted=use.weighted,
+                exchange=self.exchange,
+                tier=use.tier,
+                evict=use.evict,
+                dynamic=use.dynamic,
+                rule=use.rule,
+                dtype=use.dtype,
+            )
+        return [kinds[pair] for pair in pairs]
 
     # Flat arrays, one element for each row shard.
 
@@ -142,29 +149,29 @@ class Shapes:
     def shares(self) -> np.ndarray:
         """Share of its table's ids that fall on each row shard."""
         pairs = list(zip(self.table.tolist(), self.row_shards.tolist(), strict=True))
-        known: dict[tuple[int, int], np.ndarray] = {}
+        shares: dict[tuple[int, int], np.ndarray] = {}
         for table, shards in dict.fromkeys(pairs):  # table by table: skews keep some
             use = self.uses[table]
-            known[table, shards] = use.skew.row_shard_shares(use.rows, shards)
-        return np.concatenate([np.zeros(0), *(known[pair] for pair in pairs)])
+            shares[table, shards] = use.skew.row_shard_shares(use.rows, shards)
+        return np.concatenate([np.zeros(0), *(shares[pair] for pair in pairs)])
 
     @functools.cached_property
     def sent_ids(self) -> tuple[np.ndarray, np.ndarray]:
         """``(certain, expected)`` ids that a device sends to each row shard: the most
         that are possible, where slack would go beyond them, or else the expectation."""
-        most = self.workload.device_batch * self.hotness[self.shape].astype(float)
-        if self.cluster == "ub":
-            most = np.minimum(most, self.shard_rows)
+        possible = self.workload.device_batch * self.hotness[self.shape].astype(float)
+        if self.of_cluster.unique_ids:
+            possible = np.minimum(possible, self.shard_rows)
         likely = self.likely_ids
-        sure = likely * self.workload.capacity_slack >= most
-        return np.where(sure, most, 0.0), np.where(sure, 0.0, likely)
+        certain = likely * self.workload.capacity_slack >= possible
+        return np.where(certain, possible, 0.0), np.where(certain, 0.0, likely)
 
     @functools.cached_property
     def likely_ids(self) -> np.ndarray:
         """Ids that a device is expected to send to each row shard: in RB every id, in
         UB every unique id."""
         likely = (self.workload.device_batch * self._ids)[self.shape] * self.shares
-        if self.cluster == "ub":
+        if self.of_cluster.unique_ids:
             unique = self.expected_unique(self.workload.device_batch) / self.row_shards
             likely = np.minimum(likely, unique[self.shape])
         return likely

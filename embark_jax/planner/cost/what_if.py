@@ -18,13 +18,16 @@ from embark_jax.planner.cost.objective import PEAK_ROWS
 from embark_jax.planner.cost.predict import Priced, predict, price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.alike import alike
+from embark_jax.plans.clusters import SHARDED
 from embark_jax.plans.prediction import Allocation, Removal
 from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
-UNEVEN, LARGE = 1.2, 0.2
-"""Smallest ratio of the fullest device's rows to the mean, and smallest share of all
-memory, at which a shard is said to set the memory of all."""
+UNEVEN = 1.2
+"""Smallest ratio of the fullest device's rows to the mean at which a shard is said to
+set the memory of all."""
+LARGE = 0.2
+"""Smallest share of all memory that these rows then take."""
 LESS = 0.95
 """A split is worth naming if it leaves at most this share of the memory."""
 
@@ -41,7 +44,10 @@ def removals(
     of_table: dict[str, list[int]] = {}
     for i, rows in enumerate(row_ranges(placements)):
         of_table.setdefault(rows.table.name, []).append(i)
-    groups = [tuple(p.table.name for p in each) for each in alike(placements, features)]
+    groups = [
+        tuple(placement.table.name for placement in group)
+        for group in alike(placements, features)
+    ]
     singles = [(name,) for name in of_table]
     return tuple(
         Removal(names, _step_ms_without(priced, [of_table[name] for name in names]))
@@ -70,14 +76,14 @@ def allocation(
     """Returns the shard that sets the memory of all devices, and what splitting its
     table costs; None if the rows lie evenly or take little of the memory."""
     priced = price(placements, features, workload, model)
-    objective, loads = priced.objective, priced.loads
-    rows_bytes = objective.held_bytes[PEAK_ROWS][:, None] * loads.own[ROWS]
+    objective = priced.objective
+    rows_bytes = objective.held_bytes[PEAK_ROWS][:, None] * priced.loads.own[ROWS]
     storage = int(np.argmax(rows_bytes.max(axis=1)))
-    held = rows_bytes[storage]
-    total_bytes = objective.bytes(loads)
-    if held.max() < max(LARGE * total_bytes, UNEVEN * held.mean()):
+    device_bytes = rows_bytes[storage]
+    total_bytes = objective.bytes(priced.loads)
+    if device_bytes.max() < max(LARGE * total_bytes, UNEVEN * device_bytes.mean()):
         return None
-    device = int(np.argmax(held))
+    device = int(np.argmax(device_bytes))
     ranges = row_ranges(placements)
     shards = [
         (ranges[i].shard_slots(k // ranges[i].column_shards), i, k)
@@ -87,40 +93,42 @@ def allocation(
     ]
     slots, i, shard = max(shards)
     table = ranges[i].table.name
-    found = Allocation(
-        table,
-        *divmod(shard, ranges[i].column_shards),
-        device,
-        float(objective.held_bytes[PEAK_ROWS, storage] * slots),
-        float(held.mean()),
+    row_shard, column_shard = divmod(shard, ranges[i].column_shards)
+    unsplit = Allocation(
+        table=table,
+        row_shard=row_shard,
+        column_shard=column_shard,
+        device=device,
+        shard_bytes=float(objective.held_bytes[PEAK_ROWS, storage] * slots),
+        mean_bytes=float(device_bytes.mean()),
     )
     others = [p for p in placements if p.table.name != table]
-    (mine,) = (p for p in placements if p.table.name == table)
+    (placement,) = (p for p in placements if p.table.name == table)
     splits = []
-    for split in _splits(mine, workload.devices, workload.fleet.gpus_per_node):
+    for split in _splits(placement, workload.devices, workload.fleet.gpus_per_node):
         if split.problems(workload.devices):
             continue
         prediction = predict([*others, split], features, workload, model)
         if prediction.device_bytes[0] <= LESS * total_bytes:
             splits.append((prediction.step_ms, prediction.device_bytes[0], split))
     if not splits:
-        return found
-    step_ms, device_bytes, split = min(splits, key=lambda each: each[:2])
+        return unsplit
+    step_ms, split_bytes, split = min(splits, key=lambda priced: priced[:2])
     return dataclasses.replace(
-        found,
+        unsplit,
         split=f"{split.cluster.upper()} {split.row_shards} × {split.column_shards}",
         split_step_ms=step_ms,
-        split_device_bytes=device_bytes,
+        split_device_bytes=split_bytes,
     )
 
 
-def _splits(mine: Placement, devices: int, per_node: int) -> Iterator[Placement]:
+def _splits(placement: Placement, devices: int, per_node: int) -> Iterator[Placement]:
     """Yields finer splits of a table, with a shard for each device that has one."""
-    for cluster in ("rb", "ub"):
+    for cluster in SHARDED:
         for rows, columns in ((devices, 1), (1, devices), (per_node, 1), (1, per_node)):
-            if rows * columns > mine.row_shards * mine.column_shards:
+            if rows * columns > placement.row_shards * placement.column_shards:
                 yield dataclasses.replace(
-                    mine,
+                    placement,
                     cluster=cluster,
                     row_shards=rows,
                     column_shards=columns,

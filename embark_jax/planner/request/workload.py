@@ -47,6 +47,7 @@ class Workload:
       dense: the dense layers.
       micro_batches: number of micro-batches that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
+      ragged: whether tables may have a ragged exchange.
       memory_gb: most memory of a device that a step may take; None is most of all.
 
     Raises:
@@ -63,6 +64,7 @@ class Workload:
     dense: DenseLoad = NO_DENSE
     micro_batches: int = 1
     overlap: bool = False
+    ragged: bool = False
     memory_gb: float | None = None
 
     def __post_init__(self):

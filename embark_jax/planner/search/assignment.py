@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, ROWS
+from embark_jax.planner.cost.candidates import CLUSTER_NAMES, EXCHANGE_NAMES, ROWS
 from embark_jax.planner.cost.objective import Loads
 from embark_jax.planner.search.instance import Instance
 from embark_jax.plans.plan import MAX_SLOTS
@@ -79,11 +79,11 @@ class Assignment:
         return tuple(
             Placement(
                 table,
-                CLUSTERS[each.cluster[c]],
+                CLUSTER_NAMES[each.cluster[c]],
                 int(each.row_shards[c]),
                 int(each.column_shards[c]),
                 tuple(map(int, owners)),
-                EXCHANGES[each.exchange[c]],
+                EXCHANGE_NAMES[each.exchange[c]],
                 reason,
                 int(each.hot_rows[c]),
                 self.instance.workload.statistics.hot_ids(table, int(each.hot_rows[c])),

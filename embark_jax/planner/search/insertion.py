@@ -53,7 +53,7 @@ class Shortlist:
         devices, gpus = fleet.devices, fleet.gpus_per_node
         self.chosen, self.storage = chosen, each.storage[chosen]
         self.loads = np.zeros((7, len(chosen), devices))
-        self.staged = np.flatnonzero(each.hierarchical[chosen])
+        self.staged = np.flatnonzero(each.staged[chosen])
         self.node_sums = np.zeros((len(self.staged), fleet.nodes))
         self.in_node = np.zeros((len(self.staged), gpus))
         self.positions: list[np.ndarray] = []
@@ -62,15 +62,15 @@ class Shortlist:
             rows, columns = shards.shape[1], int(each.column_shards[c])
             order = np.argsort(-(shards[CERTAIN] + shards[EXPECTED]), kind="stable")
             positions = np.zeros((rows, columns), np.int64)
-            hierarchical = bool(each.hierarchical[c])
+            staged = bool(each.staged[c])
             positions[order] = (
                 _on_few_nodes(rows, columns, gpus, fleet.nodes)
-                if hierarchical
+                if staged
                 else np.arange(rows * columns).reshape(rows, columns) % devices
             )
             self.positions.append(positions.reshape(-1))
             np.add.at(self.loads[:, i].T, positions, shards.T[:, None])
-            if hierarchical:
+            if staged:
                 of_staged = int(np.searchsorted(self.staged, i))
                 held = np.zeros((fleet.nodes, columns), bool)
                 held[positions // gpus, np.arange(columns)] = True

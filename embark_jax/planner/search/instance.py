@@ -9,21 +9,28 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from embark_jax.planner.cost.candidates import (
-    CLUSTERS,
-    EXCHANGES,
+    CLUSTER_NAMES,
+    EXCHANGE_NAMES,
     ROWS,
     Candidates,
     weigh,
     with_hot_rows,
 )
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.cost.model import CostModel
+from embark_jax.planner.cost.model import CostModel, StoragePrice
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.clusters import (
+    CLUSTERS,
+    DIRECT,
+    EXCHANGES,
+    REPLICATED,
+    SHARDED,
+)
 from embark_jax.plans.forced import FREE, ForcedPlacement
-from embark_jax.plans.options import Exchange
+from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.plan import MAX_SLOTS
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.histogram import Histogram
 
@@ -94,14 +101,12 @@ def make_instance(
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
     model: CostModel,
-    exchanges: Sequence[Exchange],
 ) -> Instance:
     """Makes the instance of one request.
 
     Args:
       tables, features, forced: as for ``plan``.
       workload, model: circumstances of the plan, and what prices it.
-      exchanges: exchanges of RB to choose among.
     """
     memory = Memory(workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
@@ -117,14 +122,16 @@ def make_instance(
         for g, (use, force) in enumerate(numbers)
         for hot_rows in _hot_rows(use, force, workload.devices, model)
     ]
+    exchanges: dict[Cluster, Sequence[Exchange]] = {
+        cluster: worthwhile_exchanges(cluster, workload, model)
+        for cluster in model.clusters
+    }
     choices = [
         (way, *choice)
         for way, (_, use, force, hot_rows) in enumerate(ways)
-        for choice in _choices(
-            use, force, hot_rows, cached_rows, splits, model, exchanges
-        )
+        for choice in _choices(use, force, hot_rows, cached_rows, splits, exchanges)
     ]
-    in_dp = [(way, *REPLICATED) for way in range(len(ways))]
+    in_dp = [(way, *HELD_BY_ALL) for way in range(len(ways))]
     # A use without hot rows must still have a row to weigh.
     hot_uses = [use.of_rows(0, max(1, hot), _listed(use)) for _, use, _, hot in ways]
     cold_uses = [use.of_rows(hot, use.rows, _listed(use)) for _, use, _, hot in ways]
@@ -162,7 +169,7 @@ def _hot_rows(
     way has as many as are forced."""
     if force.hot_rows is not None:
         return [force.hot_rows]
-    if force.is_fixed or devices == 1 or "dp" not in model.clusters:
+    if force.is_fixed or devices == 1 or REPLICATED not in model.clusters:
         return [0]
     most = int(use.rows / FEWER_ROWS)
     listed = _listed(use)
@@ -188,7 +195,12 @@ def _hot_rows(
 
 Choice = tuple[int, int, int, int]
 """Cluster and exchange, as numbers, row shards and column shards."""
-REPLICATED: Choice = (CLUSTERS.index("dp"), EXCHANGES.index("flat"), 1, 1)
+HELD_BY_ALL: Choice = (
+    CLUSTER_NAMES.index(REPLICATED),
+    EXCHANGE_NAMES.index(DIRECT),
+    1,
+    1,
+)
 
 
 def _choices(
@@ -197,36 +209,63 @@ def _choices(
     hot_rows: int,
     cached_rows: int,
     row_splits: Sequence[int],
-    model: CostModel,
-    exchanges: Sequence[Exchange],
+    exchanges: Mapping[Cluster, Sequence[Exchange]],
 ) -> list[Choice]:
     """Returns the candidates of cold rows that are worth a try: halvings of columns and
     these splits of rows that make at most one shard for each device, and shards whose
     rows all have numbers, if there are any. Memory limits how many rows a device has of
     other tables, but not of cached ones: all of those together must have numbers."""
-    clusters, devices = model.clusters, row_splits[-1]
+    clusters: tuple[Cluster, ...] = tuple(exchanges)
     if force.cluster is not None:
         clusters = (force.cluster,)
     elif force.sharded or hot_rows or use.slots:
-        clusters = tuple(cluster for cluster in clusters if cluster != "dp")
-    elif devices == 1 and "dp" in clusters:
-        clusters = ("dp",)
+        clusters = tuple(cluster for cluster in clusters if cluster in SHARDED)
+    elif row_splits[-1] == 1 and REPLICATED in clusters:  # a single device
+        clusters = (REPLICATED,)
+    if force.exchange is not None:
+        clusters = tuple(
+            cluster
+            for cluster in clusters
+            if force.exchange in CLUSTERS[cluster].exchanges
+        )
     cold_rows = use.rows - hot_rows
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for cluster in clusters:
-        number = CLUSTERS.index(cluster)
-        if cluster == "dp":
-            found.append(REPLICATED)
+        if CLUSTERS[cluster].replicated:
+            choices.append(HELD_BY_ALL)
             continue
-        # In UB a hierarchical exchange saves nothing, as no partial sums are added up.
-        ways = exchanges if cluster == "rb" else ("flat",)
-        ways = ways if force.exchange is None else (force.exchange,)
-        for way in map(EXCHANGES.index, ways):
+        worthwhile = exchanges.get(cluster, (DIRECT,))
+        for exchange in worthwhile if force.exchange is None else (force.exchange,):
+            numbers = CLUSTER_NAMES.index(cluster), EXCHANGE_NAMES.index(exchange)
             splits = _splits(use.dim, cold_rows, force, row_splits)
-            found += [(number, way, rows, columns) for rows, columns in splits]
+            choices += [(*numbers, rows, columns) for rows, columns in splits]
     numbered_rows = cached_rows if use.slots else cold_rows
-    numbered = [each for each in found if -(-numbered_rows // each[2]) <= MAX_SLOTS]
-    return numbered or found
+    numbered = [
+        choice for choice in choices if -(-numbered_rows // choice[2]) <= MAX_SLOTS
+    ]
+    return numbered or choices
+
+
+def worthwhile_exchanges(
+    cluster: Cluster, workload: Workload, model: CostModel
+) -> list[Exchange]:
+    """Returns the exchanges of a cluster that may be worth their price: those that go
+    inside nodes first only where they add up partial sums on the way, and ragged ones
+    only if the workload allows them."""
+    fleet = workload.fleet
+    properties = CLUSTERS[cluster]
+    of_price: dict[StoragePrice, Exchange] = {}
+    for exchange in properties.exchanges:
+        of_exchange = EXCHANGES[exchange]
+        stages = of_exchange.reaches(fleet.nodes, fleet.gpus_per_node)
+        adds_up = properties.pools_at_owner and len(stages) > 1
+        allowed = of_exchange.padded or workload.ragged
+        if allowed and (adds_up or not of_exchange.staged):
+            price = model.storage_price(
+                StorageKind(cluster, MIN_WIDTH, exchange=exchange)
+            )
+            of_price.setdefault(price, exchange)
+    return list(of_price.values())
 
 
 def _splits(
@@ -240,8 +279,8 @@ def _splits(
         elif force.devices is not None:
             yield max(1, len(force.devices) // columns), columns
         else:
-            most = min(rows, devices // columns)
-            yield from ((shards, columns) for shards in row_splits if shards <= most)
+            limit = min(rows, devices // columns)
+            yield from ((shards, columns) for shards in row_splits if shards <= limit)
 
 
 def _column_splits(dim: int, force: ForcedPlacement) -> list[int]:
@@ -266,15 +305,23 @@ def forced_problems(
     """Lists what is impossible about a forced placement."""
     columns = 1 if force.column_shards is None else force.column_shards
     rows = force.row_shards
-    if force.cluster == "dp":
-        rows, owners = 1 if rows is None else rows, force.devices or ()
-    else:
-        if rows is None:
-            rows = max(1, len(force.devices or ()) // max(1, columns))
-        owners = (0,) * (rows * columns) if force.devices is None else force.devices
-    cluster, exchange = force.cluster or "rb", force.exchange or "flat"
-    hot_rows = 0 if force.hot_rows is None else force.hot_rows
+    owners = force.devices
+    exchange = force.exchange or DIRECT
+    able: list[Cluster] = [
+        name for name in SHARDED if exchange in CLUSTERS[name].exchanges
+    ]
+    cluster = force.cluster or (able or list(SHARDED))[0]
+    if rows is None:
+        rows = max(1, len(owners or ()) // max(1, columns))
+    if owners is None:
+        owners = () if cluster == REPLICATED else (0,) * (rows * columns)
     placement = Placement(
-        table, cluster, rows, columns, owners, exchange, hot_rows=hot_rows
+        table=table,
+        cluster=cluster,
+        row_shards=rows,
+        column_shards=columns,
+        devices=owners,
+        exchange=exchange,
+        hot_rows=force.hot_rows or 0,
     )
     return placement.problems(devices)

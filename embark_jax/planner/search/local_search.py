@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import CLUSTERS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.insertion import Insertion, Shortlist
 from embark_jax.planner.search.instance import Instance
@@ -94,7 +93,7 @@ class LocalSearch:
         for table in np.flatnonzero(~self.movable).tolist():
             owners = forced[instance.group[table]]
             assignment.put(table, int(chosen[table]), np.asarray(owners))
-        together = np.where(each.hierarchical, each.row_shards, 0)
+        together = np.where(each.staged, each.row_shards, 0)
         size = {c: insertion.best(shortlist)[0] for c, shortlist in shortlists.items()}
         sizes = np.array([size[c] for c in chosen.tolist()])
         order = np.lexsort((np.arange(len(chosen)), -sizes, -together[chosen]))
@@ -133,7 +132,7 @@ class LocalSearch:
         """Gives all tables in RB the same number of column shards, one number after the
         other, where that makes a better assignment. No table would change alone, since
         shards of another width lie in another storage, with exchanges of its own."""
-        pooled = self.instance.candidates.cluster == CLUSTERS.index("rb")
+        pooled = self.instance.candidates.pooled
         group = self.instance.group
         for shortlists in self._cuts:
             mine = pooled[best.candidate] & np.isin(group, [*shortlists])
@@ -189,7 +188,7 @@ def _cuts(instance: Instance, usable: np.ndarray) -> list[dict[int, Shortlist]]:
       usable: numbers of candidates, the promising ones of each group first.
     """
     each = instance.candidates
-    pooled = each.cluster[usable] == CLUSTERS.index("rb")
+    pooled = each.pooled[usable]
     columns, group = each.column_shards[usable], each.table[usable]
     found = []
     for number in np.unique(columns[pooled]).tolist():

@@ -6,20 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embark_jax.planner.cost.breakdown import break_down
-from embark_jax.planner.cost.model import (
-    CostModel,
-    EmbarkModel,
-    ProgramModel,
-)
+from embark_jax.planner.cost.embark import EmbarkModel
+from embark_jax.planner.cost.model import CostModel, ProgramModel
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.certify import certify
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
-from embark_jax.planner.search.instance import (
-    MIN_WIDTH,
-    forced_problems,
-    make_instance,
-)
+from embark_jax.planner.search.instance import forced_problems, make_instance
 from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.replanning import replanned
 from embark_jax.planner.search.slots import choose_slots
@@ -27,9 +20,7 @@ from embark_jax.planner.search.solve import Found, solve
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.options import Exchange
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import (
     MOST_BATCH,
     FeatureSpec,
@@ -87,13 +78,13 @@ def plan(
     if isinstance(fleet, str):
         fleet = fleets.load(fleet)
     workload = Workload(
-        fleet,
-        batch,
-        zipf_exponent,
-        capacity_slack,
-        optimizer,
-        statistics,
-        wire,
+        fleet=fleet,
+        batch_size=batch,
+        zipf_exponent=zipf_exponent,
+        capacity_slack=capacity_slack,
+        optimizer=optimizer,
+        statistics=statistics,
+        wire=wire,
         memory_gb=memory_gb,
     )
     return plan_for(
@@ -151,8 +142,7 @@ def plan_for(
             known = list(models)
             raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
         cost_model = models[cost_model]
-    exchanges = exchanges_of(fleet, cost_model)
-    instance = make_instance(tables, features, forced, workload, cost_model, exchanges)
+    instance = make_instance(tables, features, forced, workload, cost_model)
     found, certified = solve(instance), ""
     if certify_s:
         before, found = found, certify(instance, found, certify_s)
@@ -231,16 +221,6 @@ def _as_plan(
             placeholders=workload.fleet.placeholders,
         ),
     )
-
-
-def exchanges_of(fleet: Fleet, model: CostModel) -> tuple[Exchange, ...]:
-    """Returns the exchanges of RB that differ in route and in price."""
-    flat = StorageKind("rb", MIN_WIDTH)
-    staged = flat._replace(hierarchical=True)
-    alike = model.storage_price(flat) == model.storage_price(staged)
-    if alike or fleet.nodes == 1 or fleet.gpus_per_node == 1:
-        return ("flat",)
-    return ("flat", "hierarchical")
 
 
 def _check_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embark_jax.planner.cost import candidates as kinds
-from embark_jax.planner.cost.candidates import CLUSTERS, EXCHANGES, Candidates
+from embark_jax.planner.cost.candidates import CLUSTER_NAMES, Candidates
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -25,7 +25,7 @@ def reasons(assignment: Assignment) -> list[str]:
     fleet, ms = instance.workload.fleet, spread_evenly(instance).alone_ms
     dearer: list[dict[str, int]] = [{} for _ in instance.counts]
     for c in np.argsort(ms, kind="stable").tolist():
-        dearer[each.table[c]].setdefault(CLUSTERS[each.cluster[c]], c)
+        dearer[each.table[c]].setdefault(CLUSTER_NAMES[each.cluster[c]], c)
     found = []
     for table, chosen in enumerate(assignment.candidate.tolist()):
         group = instance.group[table]
@@ -44,7 +44,7 @@ def reasons(assignment: Assignment) -> list[str]:
             others = [
                 f"{cluster.upper()} {times(float(ms[other] / ms[chosen]))}"
                 for cluster, other in sorted(dearer[group].items())
-                if cluster != CLUSTERS[each.cluster[chosen]]
+                if cluster != CLUSTER_NAMES[each.cluster[chosen]]
                 and ms[other] > NOTABLE * ms[chosen] > 0
             ]
             slower = "; alone it would take longer in " * bool(others)
@@ -87,8 +87,8 @@ def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> st
     if fleet.nodes > 1 and devices > 1:
         where = f"{where} of {nodes} nodes" if nodes > 1 else "inside a node"
     how = ""
-    if CLUSTERS[each.cluster[chosen]] == "rb":
-        if EXCHANGES[each.exchange[chosen]] == "hierarchical":
+    if each.pooled[chosen]:
+        if each.staged[chosen]:
             how = ", added up inside each" if nodes > 1 else ", added up there"
         ids = each.shard_loads(chosen)[[kinds.CERTAIN, kinds.EXPECTED]].sum(axis=0)
         hottest = ids.max() / ids.mean()

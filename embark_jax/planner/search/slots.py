@@ -15,6 +15,7 @@ import numpy as np
 
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.clusters import SHARDED
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -72,7 +73,7 @@ def _stretches(
 ) -> list[tuple[float, int, int, float]]:
     """Returns for each row range: minus the ids a sample for each byte, table,
     rows, and bytes of a row."""
-    row_bytes = memory.slot_bytes(StorageKind("ub", use.dim, tier=use.tier))
+    row_bytes = memory.slot_bytes(StorageKind(SHARDED[0], use.dim, tier=use.tier))
     edges = np.unique(np.geomspace(first, use.rows, STRETCHES + 1).astype(np.int64))
     ids = use.hotness * use.filled
     shares = [use.skew.share(use.rows, 0, int(edge), True) for edge in edges]

@@ -7,7 +7,6 @@ import functools
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import CLUSTERS
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
@@ -102,14 +101,14 @@ def searched(instance: Instance) -> list[np.ndarray]:
     does not fit."""
     each = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
-    free = (each.cluster == CLUSTERS.index("rb")) & ~fixed[each.table]
+    free = each.pooled & ~fixed[each.table]
     fits = instance.shard_bytes <= instance.memory.limit_bytes
     fewest = np.full(len(instance.counts), np.iinfo(np.int64).max)
     np.minimum.at(fewest, each.table, each.hot_rows)
     cold = each.hot_rows == fewest[each.table]
-    exchanges = np.unique(each.hierarchical[free]) if free.any() else [False]
+    exchanges = np.unique(each.staged[free]) if free.any() else [False]
     masks = [
-        ~(free & (each.hierarchical != exchange)) & (cold | hot) & fits
+        ~(free & (each.staged != exchange)) & (cold | hot) & fits
         for exchange in exchanges
         for hot in ((True,) if instance.is_large else (True, False))
     ]

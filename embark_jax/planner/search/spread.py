@@ -63,7 +63,7 @@ def spread_evenly(instance: Instance) -> Spread:
         largest[measure] = each.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
     nodes = np.ceil(each.row_shards / gpus)  # on the fewest, each on another device
-    largest[PEAK_NODE] = each.hierarchical * largest[PEAK_SUMS]
+    largest[PEAK_NODE] = each.staged * largest[PEAK_SUMS]
     mean[PEAK_NODE] = largest[PEAK_NODE] * nodes * each.column_shards * gpus / devices
     largest[USED], largest[USED_HOT] = 1.0, each.hot_rows > 0
     row = np.arange(MEASURES)[:, None] * storages + each.storage
