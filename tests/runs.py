@@ -154,7 +154,7 @@ def assert_refused(outcome: Outcome, *expected: str) -> None:
     """One message, which has all that is expected in it, and no traceback."""
     assert outcome.code == 1
     assert outcome.err.startswith("error: ")
-    assert outcome.err.count("error: ") == 1
+    assert len(re.findall("^error: ", outcome.err, re.MULTILINE)) == 1
     for text in expected:
         assert text in outcome.err
     assert "Traceback" not in outcome.err

@@ -1,6 +1,5 @@
 """From a raw CSV to scored raw rows: three commands, and ten lines of config."""
 
-import csv
 import math
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.data import DataError
 from tests import runs
+from tests.data.prepare.raw_files import write_table
 from tests.runs import done, embark
 
 pytestmark = pytest.mark.slow
@@ -50,8 +50,8 @@ class Trained:
                 }
             )
         self.rows, self.test = rows, rows[1900:]
-        self.raw = self.write(folder / "ratings.csv", rows)
-        self.new = self.write(folder / "new.csv", self.test)
+        self.raw = write_table(folder / "ratings.csv", rows)
+        self.new = write_table(folder / "new.csv", self.test)
         self.workdir, self.data = folder / "run", folder / "data"
         config = runs.write_config(folder, CONFIG.replace("DATA", str(self.data)))
         columns = "label=stars positive_from=3 time=when dense.price=log "
@@ -59,14 +59,6 @@ class Trained:
         columns += "'dense.age={transform: quantiles, quantiles: 6}'"
         done(f"data prepare csv --raw {self.raw} --out {self.data} {columns}")
         done("train", config, "--workdir", self.workdir)
-
-    @staticmethod
-    def write(path: Path, rows: list[dict]) -> Path:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        return path
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +158,7 @@ def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
         for i, row in enumerate(trained.rows)
         for like in [int(row["stars"] >= 3)]
     ]
-    raw, data = Trained.write(tmp_path / "likes.csv", rows), tmp_path / "data"
+    raw, data = write_table(tmp_path / "likes.csv", rows), tmp_path / "data"
     model = "{kind: mmoe, tasks: [like, love], experts: 2, expert: [8], tower: [4]}"
     text = CONFIG.replace("DATA", str(data)).replace("epochs: 3", "epochs: 1")
     text = text.replace(

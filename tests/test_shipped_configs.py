@@ -188,7 +188,12 @@ PLANNED = {name.lower().replace("-", "_") for name, _ in GAPS}
 
 
 @pytest.mark.parametrize(
-    "path", [each for each in TABLE_LISTS if each.stem not in PLANNED], ids=name_of
+    "path",
+    thorough(
+        [path for path in TABLE_LISTS if path.stem not in PLANNED],
+        [CONFIGS / "models" / f"{name}.yaml" for name in ("rmc1", "synthetic_tiny")],
+    ),
+    ids=name_of,
 )
 def test_every_other_table_list_plans_for_its_fleet(path, tmp_path):
     (words,) = re.findall("embark (plan .*?) embark train", header(path)["Run"])

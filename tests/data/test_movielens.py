@@ -167,6 +167,12 @@ LINE = "11\t5\t3\t881250949"
     ("kind", "text", "message"),
     [
         ("inter", HEADER + f"{LINE}\t9\n", "line 2: has 5 columns, must have 4"),
+        ("inter", HEADER + f"{LINE[:-10]}\n", "line 2: has 3 columns, must have 4"),
+        (
+            "inter",
+            f"{HEADER}{LINE}\n".replace("3", "nan"),
+            "rating: value is nan, must",
+        ),
         ("inter", HEADER + f"{LINE}\n{LINE}", "line 3: the file ends inside this line"),
         ("inter", HEADER + f"{LINE}\n", "has 1 ratings, must have 30"),
         ("inter", "", "inter: is empty"),
@@ -181,6 +187,7 @@ LINE = "11\t5\t3\t881250949"
         ("inter", HEADER + f"{LINE}\n".replace("5", "8", 1), "item: has no item '8'"),
         ("user", USERS + "12\t30\tM\tother\t1\n", "user: user '12' has 2 lines"),
         ("user", USERS.replace("53", "old"), "user, line 3: column age: .*'old'"),
+        ("user", USERS.replace("53", "inf"), "age: value is 'inf', must be a whole"),
         ("item", ITEMS.replace("\tThriller", "\t"), "line 3: column genres: is empty"),
         ("item", ITEMS[:-3], "item, line 4: the file ends inside this line"),
     ],

@@ -1,8 +1,6 @@
 """A new source of data needs its file, its section and one line of the registry; a new
 recipe its file and one line. Commands, help, messages and plans follow."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

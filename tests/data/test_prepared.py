@@ -1,7 +1,5 @@
 """Prepared data as a dataset: every sample once an epoch, in an order of its own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

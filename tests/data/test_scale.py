@@ -1,7 +1,5 @@
 """A warning about dense columns that are far from 1 in size."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -31,6 +31,7 @@ from tests.kernels.implementations import (
     run,
     run_gpu_programs,
 )
+from tests.thorough import thorough
 
 SMALL = UpdateConfig(rows_per_block=3, rows_in_flight=2)
 ROWS, STEP = 9, 3
@@ -238,7 +239,11 @@ def test_from_gradients_of_bags(implementation, weighted):
 @each_implementation
 @pytest.mark.parametrize(
     ("optimizer", "width"),
-    [(optimizer, 8) for optimizer in OPTIMIZERS] + [(RowwiseAdagrad(0.1), 128)],
+    thorough(
+        [*((optimizer, 8) for optimizer in OPTIMIZERS), (RowwiseAdagrad(0.1), 128)],
+        [(OPTIMIZERS[-2], 8), (OPTIMIZERS[-1], 8), (RowwiseAdagrad(0.1), 128)],
+        unpack=True,
+    ),
     ids=lambda each: str(each) if isinstance(each, int) else check_cases.name_of(each),
 )
 def test_rows_are_updated_by_the_sums_of_their_gradients(

@@ -9,6 +9,7 @@ import pytest
 from embark_jax.data import DataError
 from tests.builders import SMALL_BATCH, SMALL_DATA, Sum
 from tests.processes import outputs_of_two
+from tests.thorough import thorough
 from tests.train.tasks import WEIGHTS, batch_of, halves, mmoe, tasks_trainer, trained
 
 PROCESS = """
@@ -44,7 +45,7 @@ def test_a_mesh_and_micro_batches_change_nothing():
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("gpus", thorough([1, 4], [4]))
 def test_a_weight_counts_like_copies_of_its_sample(gpus):
     """Weights 2 and 0, and all others 1, train as the batch with copies in their
     place."""

@@ -1,7 +1,6 @@
 """Raw files as users have them, and what is prepared of them."""
 
-from __future__ import annotations
-
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +43,15 @@ def write_rows(path: Path, header, rows, separator=",", encoding="utf-8") -> Non
     lines = [header, *rows] if header else rows
     text = "".join(separator.join(map(str, line)) + "\n" for line in lines)
     path.write_text(text, encoding)
+
+
+def write_table(path: Path, rows: list[dict]) -> Path:
+    """A CSV file whose header are the keys of its rows."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def criteo_lines(count: int, seed: int = 0) -> list[str]:

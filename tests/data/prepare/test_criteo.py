@@ -1,7 +1,5 @@
 """Criteo's files to samples, against the same written line by line."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import math

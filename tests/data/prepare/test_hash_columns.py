@@ -1,7 +1,5 @@
 """Columns that are hashed beside columns with a vocabulary."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from embark_jax.config import reading
 from embark_jax.data import PreparedData
 from tests.data.prepare.raw_files import write_rows
-from tests.runs import embark, write_config
+from tests.runs import assert_refused, done, embark, write_config
 
 ROWS = [(i % 2, f"u{i % 23}", f"v{i % 7}", f"c{i % 3}", i % 11) for i in range(60)]
 KEYS = 2**63 - 1
@@ -22,8 +20,7 @@ def raw(tmp_path):
 
 
 def prepare(raw, out, *options):
-    shown = embark("data", "prepare", "csv", "--raw", raw, "--out", out, *options)
-    assert (shown.code, shown.err) == (0, "")
+    shown = done("data", "prepare", "csv", "--raw", raw, "--out", out, *options)
     return PreparedData(out), shown.out
 
 
@@ -72,8 +69,7 @@ def test_what_cannot_be_hashed_is_refused_before_anything_is_read(
 ):
     command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
     refused = embark(*command, "--hash-column", option)
-    assert refused.code == 1
-    assert message in refused.err
+    assert_refused(refused, message)
     assert not (tmp_path / "out").exists()
 
 
@@ -81,8 +77,7 @@ def test_columns_of_one_table_have_one_number_of_rows(raw, tmp_path):
     command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
     hashed_columns = ("--hash-column", "user=9", "--hash-column", "item=8")
     refused = embark(*command, "features.item.table=user", *hashed_columns)
-    assert refused.code == 1
-    assert "8 rows, but another column of table 'user' has 9" in refused.err
+    assert_refused(refused, "8 rows, but another column of table 'user' has 9")
 
 
 def test_a_table_of_keys_must_be_dynamic(raw, tmp_path):

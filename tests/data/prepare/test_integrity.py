@@ -1,7 +1,5 @@
 """Names stay inside their folder, and what is read is what was written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +12,7 @@ from embark_jax.data.manifest import checksum_of
 from embark_jax.data.prepare import own_files, raw_rows, run
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import prepared, write_rows
-from tests.runs import embark, snapshot
+from tests.runs import assert_refused, embark, snapshot
 
 
 @pytest.mark.parametrize(
@@ -35,8 +33,7 @@ def test_names_of_columns_name_files(tmp_path, name, message):
     command = ("data", "prepare", "csv", "--raw", tmp_path / "raw", "--out")
     before = snapshot(tmp_path)
     refused = embark(*command, tmp_path / "deep" / "deeper" / "out")
-    assert refused.code == 1
-    assert message in refused.err
+    assert_refused(refused, message)
     assert snapshot(tmp_path) == before
     assert not (tmp_path / "deep").exists()
 

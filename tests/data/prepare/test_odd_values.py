@@ -1,7 +1,5 @@
 """Odd values become what Python says they are, or are refused with file and value."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re
@@ -17,7 +15,7 @@ from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.vocabulary import FIRST_ID
 from tests.data.prepare.raw_files import prepared
-from tests.runs import embark
+from tests.runs import assert_refused, embark
 
 ROWS = 60
 LABELS = [i % 2 for i in range(ROWS)]
@@ -129,8 +127,7 @@ def test_separators_are_one_character(tmp_path, separator):
     (tmp_path / "a.csv").write_text("label,a\n1,2\n")
     command = ("data", "prepare", "csv", "--raw", tmp_path / "a.csv", "--out")
     done = embark(*command, tmp_path / "out", f"separator={json.dumps(separator)}")
-    assert done.code == 1
-    assert "separator: " in done.err
+    assert_refused(done, "separator: ")
     assert not (tmp_path / "out").exists()
 
 
@@ -139,8 +136,7 @@ def test_columns_are_safe_yaml(tmp_path):
     (tmp_path / "c.yaml").write_text("label: !!python/object/apply:os.system [id]\n")
     command = ("data", "prepare", "csv", "--raw", tmp_path / "a.csv", "--out")
     done = embark(*command, tmp_path / "out", "--columns", tmp_path / "c.yaml")
-    assert done.code == 1
-    assert "could not determine a constructor for the tag" in done.err
+    assert_refused(done, "could not determine a constructor for the tag")
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path):

@@ -1,9 +1,6 @@
 """Files of one's own: lists, sequences, times, splits, numbers, and what is said of
 them, against what plain Python makes of the same rows."""
 
-from __future__ import annotations
-
-import csv
 import math
 import shutil
 from pathlib import Path
@@ -17,8 +14,14 @@ from embark_jax.data import DataError
 from embark_jax.data.prepare import chunks, numbers, own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import Moments, NumberFit
-from tests.data.prepare.raw_files import everything, prepared, samples, write_rows
-from tests.runs import embark
+from tests.data.prepare.raw_files import (
+    everything,
+    prepared,
+    samples,
+    write_rows,
+    write_table,
+)
+from tests.runs import assert_refused, done, embark
 
 
 def of(path: Path, out: Path, **columns):
@@ -43,16 +46,8 @@ def rows() -> list[dict]:
     ]
 
 
-def write(path: Path, rows: list[dict]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
-    path = write(tmp_path / "rows.csv", rows)
+    path = write_table(tmp_path / "rows.csv", rows)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
     columns = {
         "label": "stars",
@@ -95,7 +90,7 @@ def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
         row["like"] = i % 3
         row["stars"] = int(row["stars"] >= 4) * 3
         row["w"] = f"{i / 8}"
-    path = write(tmp_path / "rows.csv", rows)
+    path = write_table(tmp_path / "rows.csv", rows)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
     columns = {"labels": ["stars", "like"], "positive_from": 2, "split": "fold"}
     columns["weight"] = "w"
@@ -111,17 +106,17 @@ def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
     (batch,) = (data.train_batch(0, 16),)
     assert batch.labels.shape == (16, 2)
     rows[5]["like"] = ""
-    path = write(tmp_path / "bad.csv", rows)
+    path = write_table(tmp_path / "bad.csv", rows)
     with pytest.raises(DataError, match="column like"):
         of(path, tmp_path / "bad", features={"film": {}}, others=False, **columns)
     rows[5] |= {"like": 1, "w": "-2"}
-    path = write(tmp_path / "bad.csv", rows)
+    path = write_table(tmp_path / "bad.csv", rows)
     with pytest.raises(DataError, match="column w: is -2, must be 0 or more"):
         of(path, tmp_path / "worse", features={"film": {}}, others=False, **columns)
 
 
 def test_the_latest_are_held_out(rows, tmp_path):
-    path = write(tmp_path / "rows.csv", rows)
+    path = write_table(tmp_path / "rows.csv", rows)
     columns = {"label": "stars", "positive_from": 4, "time": "when", "others": False}
     data = of(path, tmp_path / "out", features={"film": {}}, **columns)
     # Ten samples a day, which are in one split.
@@ -140,15 +135,14 @@ def test_files_say_the_split(tmp_path):
     for name, word in (("train", "a"), ("valid", "b"), ("test", "c")):
         write_rows(tmp_path / f"{name}.csv", ["label", "w"], [(1, word), (0, "a")])
     out = tmp_path / "out"
-    done = embark("data", "prepare", "csv", "--raw", tmp_path, "--out", out)
-    assert (done.code, done.err) == (0, "")
-    assert "2 train, 2 validation, 2 test samples" in done.out
+    outcome = done("data", "prepare", "csv", "--raw", tmp_path, "--out", out)
+    assert "2 train, 2 validation, 2 test samples" in outcome.out
 
 
 @pytest.mark.parametrize("transform", ["none", "log", "standardize", "quantiles"])
 @pytest.mark.parametrize("missing", ["zero", "mean"])
 def test_numbers(rows, tmp_path, monkeypatch, transform, missing):
-    path = write(tmp_path / "rows.csv", rows)
+    path = write_table(tmp_path / "rows.csv", rows)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
     column = {"transform": transform, "missing": missing, "quantiles": 5}
     data = of(
@@ -233,11 +227,10 @@ def test_what_a_person_would_say(tmp_path):
         }
         for i in range(1000)
     ]
-    path, out = write(tmp_path / "rows.csv", rows), tmp_path / "out"
+    path, out = write_table(tmp_path / "rows.csv", rows), tmp_path / "out"
     command = ("data", "prepare", "csv", "--raw", path, "--out", out)
-    done = embark(*command, "dense.count=none")
-    assert (done.code, done.err) == (0, "")
-    said = [line for line in done.out.splitlines() if line.startswith("warning: ")]
+    outcome = done(*command, "dense.count=none")
+    said = [line for line in outcome.out.splitlines() if line.startswith("warning: ")]
     start = "warning: column {}: ".format
     for name, text in {
         "tags": "say so in --columns: features: {tags: {separator: '|'}}",
@@ -254,11 +247,11 @@ def test_what_a_person_would_say(tmp_path):
     # The report is kept, and told again by a second run, which has nothing to do.
     first, again = embark(*command, "dense.count=none").out.split("\n", 1)
     assert first.startswith("already prepared, nothing was read")
-    assert again == done.out
+    assert again == outcome.out
 
 
 def test_arguments_and_a_file_say_the_same(rows, tmp_path):
-    path = write(tmp_path / "rows.tsv", rows)
+    path = write_table(tmp_path / "rows.tsv", rows)
     path.write_text(path.read_text().replace(",", "\t"))
     command = ("data", "prepare", "csv", "--raw", path)
     arguments = [
@@ -271,8 +264,7 @@ def test_arguments_and_a_file_say_the_same(rows, tmp_path):
         'features.seen={separator: ";", sequence: true, longest: 3, table: film}',
         "ignore=[fold]",
     ]
-    done = embark(*command, "--out", tmp_path / "a", *arguments)
-    assert (done.code, done.err) == (0, "")
+    done(*command, "--out", tmp_path / "a", *arguments)
     file = tmp_path / "columns.yaml"
     file.write_text(
         "label: stars\npositive_from: 4\ntime: when\nignore: [fold]\n"
@@ -281,8 +273,7 @@ def test_arguments_and_a_file_say_the_same(rows, tmp_path):
         "features:\n  genres: {separator: '|', longest: 3}\n"
         "  seen: {separator: ;, sequence: true, longest: 3, table: film}\n"
     )
-    done = embark(*command, "--out", tmp_path / "b", "--columns", file)
-    assert (done.code, done.err) == (0, "")
+    done(*command, "--out", tmp_path / "b", "--columns", file)
     made = [(tmp_path / name / "manifest.json").read_text() for name in "ab"]
     assert made[0] == made[1]
 
@@ -339,20 +330,19 @@ def test_what_cannot_be(tmp_path, columns, message):
 def test_arguments_that_are_wrong(tmp_path, argument, problem):
     write_rows(tmp_path / "a.csv", ["label", "w"], [(1, "a")])
     command = ("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out")
-    done = embark(*command, argument)
-    assert done.code == 1
-    assert problem in done.err
-    assert repr(argument) in done.err
+    outcome = embark(*command, argument)
+    assert_refused(outcome, problem)
+    assert repr(argument) in outcome.err
 
 
 def test_ratings_are_no_labels_unless_told(rows, tmp_path):
-    path = write(tmp_path / "rows.csv", rows)
+    path = write_table(tmp_path / "rows.csv", rows)
     with pytest.raises(DataError, match="must be a finite number from 0 to 1"):
         of(path, tmp_path / "out", label="stars")
 
 
 def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
-    path, out = write(tmp_path / "rows.csv", rows), tmp_path / "out"
+    path, out = write_table(tmp_path / "rows.csv", rows), tmp_path / "out"
     data = of(
         path,
         out,

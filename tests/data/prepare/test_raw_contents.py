@@ -1,7 +1,5 @@
 """Prepared data are of the raw files as they are now, or the command says no."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Raw rows become the samples of training, whatever they are in."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Every data set from files like those that users download, against what they say."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import math

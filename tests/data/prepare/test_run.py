@@ -1,7 +1,5 @@
 """Preparing in stages: what is stopped goes on, and what is damaged is said."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -22,7 +20,7 @@ from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment
 from tests import runs
 from tests.data.prepare.raw_files import criteo_lines
-from tests.runs import embark
+from tests.runs import done, embark
 
 OPTIONS = Options(split="time", min_count=2)
 
@@ -154,8 +152,7 @@ def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
     assert re.match(r"error: .*train\.txt, line 18: has 39 columns, must", strict.err)
 
     out = tmp_path / "out"
-    lenient = embark(*command, "--out", out, "--on-bad-line", "skip")
-    assert (lenient.code, lenient.err) == (0, "")
+    lenient = done(*command, "--out", out, "--on-bad-line", "skip")
     assert "170 train, 14 validation, 14 test samples" in lenient.out
     assert "left out 2 bad lines; the first of them:" in lenient.out
     assert f"{raw}/train.txt, line 18: has 39 columns, must have 40" in lenient.out
@@ -172,8 +169,7 @@ def test_an_unknown_data_set_names_the_nearest(tmp_path):
 def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     out = tmp_path / "out"
     command = ("data", "prepare", "criteo-kaggle", "--raw", raw, "--out", out)
-    outcome = embark(*command)
-    assert (outcome.code, outcome.err) == (0, "")
+    done(*command)
     config = runs.write_config(
         tmp_path,
         f"name: prepared\ndata: {{kind: prepared, path: {out}}}\n"
@@ -183,8 +179,7 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
         "train: {batch_size: 16, steps: 4}\n",
     )
     every = "train.eval_every=2"
-    trained = embark("train", config, every, "--workdir", tmp_path / "run")
-    assert (trained.code, trained.err) == (0, "")
+    trained = done("train", config, every, "--workdir", tmp_path / "run")
     # The validation set is looked at on the way, and the test set once.
     validation = [
         (each["step"], each["validation_samples"])
@@ -196,12 +191,10 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     assert tested == [runs.final(tmp_path / "run")]
     assert tested[0]["test_samples"] == 14
     assert "step 2: validation loss 0." in trained.out
-    stats = embark("data", "stats", config)
-    assert (stats.code, stats.err) == (0, "")
+    stats = done("data", "stats", config)
     assert "Bags of 160 samples" in stats.out
     plot = tmp_path / "plot.png"
-    stats = embark("data", "stats", out, "--plot", plot)
-    assert (stats.code, stats.err) == (0, "")
+    stats = done("data", "stats", out, "--plot", plot)
     assert "Bags of 172 samples" in stats.out
     assert plot.read_bytes().startswith(b"\x89PNG")
     shutil.rmtree(out / "test")
@@ -241,8 +234,7 @@ def test_missing_and_unscaled_dense_values_are_told(tmp_path):
     raw.mkdir()
     (raw / "a.csv").write_text("\n".join(["label,age,share,word", *rows]) + "\n")
     command = ("data", "prepare", "csv", "--raw", raw, "--out", out)
-    prepared = embark(*command, "dense={age: none, share: none}")
-    assert (prepared.code, prepared.err) == (0, "")
+    prepared = done(*command, "dense={age: none, share: none}")
     assert "column 'age': 100 missing values (25.0%) are 0\n" in prepared.out
     assert manifests.load(out).missing_dense == {"age": 100}
     ages = np.concatenate(
@@ -257,8 +249,7 @@ def test_missing_and_unscaled_dense_values_are_told(tmp_path):
         "model: {kind: dlrm, bottom: [4], top: [1]}\n"
         "embedding: {dim: 4}\ntrain: {batch_size: 16, steps: 2}\n",
     )
-    trained = embark("train", config, "--workdir", tmp_path / "run")
-    assert (trained.code, trained.err) == (0, "")
+    trained = done("train", config, "--workdir", tmp_path / "run")
     (warning,) = [t for t in trained.out.splitlines() if t.startswith("warning: ")]
     assert "dense columns are far from 1 in size" in warning
     assert re.search(r"fail: age about \d\d\.\d \(root mean square", warning)
@@ -301,7 +292,7 @@ def test_a_run_does_not_go_on_with_other_data_and_says_what_to_do(tmp_path):
         raw = tmp_path / f"{day}.csv"
         raw.write_text("\n".join(["label,word", *lines]) + "\n")
         out = tmp_path / day
-        assert embark("data", "prepare", "csv", "--raw", raw, "--out", out).code == 0
+        done("data", "prepare", "csv", "--raw", raw, "--out", out)
     config = runs.write_config(
         tmp_path,
         f"name: own\ndata: {{kind: prepared, path: {tmp_path / 'a'}}}\n"
@@ -309,7 +300,7 @@ def test_a_run_does_not_go_on_with_other_data_and_says_what_to_do(tmp_path):
         "embedding: {dim: 4}\ntrain: {batch_size: 16, steps: 2}\n",
     )
     run = ("train", config, "--workdir", tmp_path / "run")
-    assert embark(*run).code == 0
+    done(*run)
     runs.assert_refused(
         embark(*run, f"data.path={tmp_path / 'b'}", "--resume"),
         "2: belongs to another experiment:\n  data.files is ",

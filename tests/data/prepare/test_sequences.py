@@ -1,7 +1,5 @@
 """Sequences: of the same user, earlier, the last ones, and of nothing later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

@@ -1,7 +1,5 @@
 """Synthetic clicks on disk: the samples that the generator makes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import synthetic_files
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run import experiment
-from tests.runs import embark
+from tests.runs import done, embark
 
 TABLES = [TableSpec("big", 10**10, 4), TableSpec("small", 50, 4)]
 FEATURES = [
@@ -57,8 +55,7 @@ def test_the_command(tmp_path):
     )
     out = tmp_path / "out"
     options = ("--rows", "300", "--scale", "0.1", "--out", out)
-    outcome = embark("data", "synth", "--model", tables, *options)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = done("data", "synth", "--model", tables, *options)
     assert "300 train, 0 validation, 30 test samples, 900 rows of 1" in outcome.out
     assert PreparedData(out).train_batch(0, 300).ids["t0"].shape == (300, 3)
     # The config beside them trains the list's model, with the rows of the data.
