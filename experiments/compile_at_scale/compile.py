@@ -52,9 +52,9 @@ def planned_traffic(
         inside += float(part.node_link_bytes.max())
         between += float(part.network_bytes.max())
     # Of the whole step: the capacities and whether an id was bad, gradients of the
-    # dense layers, the loss, and for each feature whether its gradients are finite.
+    # dense layers, the loss, and whether the gradients of rows are finite.
     needed = len(plan.capacities) + 1
-    for summed_bytes in (4 * needed, 4 * parameters, 4, len(plan.features)):
+    for summed_bytes in (4 * needed, 4 * parameters, 4, 4):
         by_kind["all-reduce"] += summed_bytes
         sent = all_reduce_bytes(summed_bytes, plan.nodes, plan.gpus_per_node)
         inside, between = inside + sent.node_link, between + sent.network

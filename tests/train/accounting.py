@@ -139,10 +139,9 @@ def compile_and_predict(
         lowered = step.lower(state, batch, None, None)
     compiled = lowered.compile(compiler_options=compiler_options)
 
-    # The gradients of the dense layers are one operand an array, the checks one a
-    # feature.
+    # The gradients of the dense layers are one operand an array, and the check of those
+    # of rows is one.
     parameters = [leaf.size for leaf in jax.tree.leaves(state.params)]
-    arrays = len(plan.features)
     needed = 4 * (len(plan.capacities) + 1)
     expected = Counter()
     for part in predicted(plan, name, wire):
@@ -151,6 +150,6 @@ def compile_and_predict(
         else:
             expected.update([(part.collective, int(part.buffer_bytes))])
     expected.update(("all_reduce", 4 * size) for size in parameters)
-    expected.update([("all_reduce", 4)] + [("all_reduce", 1)] * arrays)
+    expected.update([("all_reduce", 4), ("all_reduce", 4)])
     expected.update([("all_reduce", needed)])
     return compiled_collectives(compiled.as_text()), expected
