@@ -123,7 +123,7 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     outcome = embark("export", cut, "--out", tmp_path / "export")
     runs.assert_refused(outcome, "code/my_model.py; it would run with all your rights")
     done("export", cut, "--out", tmp_path / "export", "--trust-code")
-    assert (tmp_path / "export/code/my_model.py").exists()
+    assert not (tmp_path / "export/code").exists()
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["model"]["kind"] == "my_model:Bilinear"
     swept = tmp_path / "swept"

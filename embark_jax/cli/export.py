@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 from rich.progress import track
 
 from embark_jax.cli.arguments import TrustCode, console, say
+from embark_jax.plans.options import RowFormat
+from embark_jax.plans.tables import TableSpec
 
 
 def export(
@@ -26,28 +29,40 @@ def export(
             "an export in a folder.",
         ),
     ] = None,
+    rows: Annotated[
+        RowFormat,
+        typer.Option(
+            help="Format of the rows; int8 takes a quarter of the space, and has a "
+            "scale for each row."
+        ),
+    ] = "float32",
+    onnx: Annotated[
+        bool,
+        typer.Option(
+            help="Write the dense layers in ONNX; without them scoring needs JAX."
+        ),
+    ] = True,
     trust_code: TrustCode = False,
 ) -> None:
-    """Export a trained model as safetensors, with scoring in NumPy and in JAX."""
-    from embark_jax.export import export_run
+    """Export a trained model: rows as safetensors, dense layers in ONNX and in JAX."""
+    from embark_jax.export.writing import export_run
 
-    known = export_run(
+    def show(tables: Sequence[TableSpec]) -> Iterable[TableSpec]:
+        return track(
+            tables, "tables", console=console, transient=True, disable=len(tables) < 2
+        )
+
+    export_run(
         workdir,
         out,
         step,
-        lambda tables: track(
-            tables, "tables", console=console, transient=True, disable=len(tables) < 2
-        ),
-        since,
-        trust_code,
+        progress=show,
+        since=since,
+        trust_code=trust_code,
+        row_format=rows,
+        onnx=onnx,
     )
     if since is not None:
         say(f"changes since {since} written to {out}; Scorer.update takes them over")
         return
-    how = (
-        "score.py there shows how to use it"
-        if known
-        else "score.py does not know a model of your own: use scoring.jax, or "
-        "`embark predict --trust-code`"
-    )
-    say(f"model written to {out}; {how}")
+    say(f"model written to {out}; score rows with `embark predict {out} --in FILE`")

@@ -89,7 +89,9 @@ class TBSMConfig(BaseModelConfig):
     """TBSM: attention over a behaviour sequence (https://arxiv.org/abs/2008.11922)."""
 
     kind: Literal["tbsm"] = "tbsm"
-    history: Annotated[Mapping[str, str], Field(min_length=1)]
+    history: Annotated[
+        Mapping[str, str], Field(min_length=1, examples=[{"past_items": "item"}])
+    ]
     """Feature whose past values each sequence feature (pooling none) holds."""
     bottom: tuple[PositiveInt, ...] = (16,)
     """Widths of the MLP that reads the dense features; data without them have none."""
@@ -135,7 +137,9 @@ class DINConfig(BaseModelConfig):
     """DIN (https://arxiv.org/abs/1706.06978)."""
 
     kind: Literal["din"] = "din"
-    history: Annotated[Mapping[str, str], Field(min_length=1)]
+    history: Annotated[
+        Mapping[str, str], Field(min_length=1, examples=[{"past_items": "item"}])
+    ]
     """Feature whose past values each sequence feature (pooling none) holds."""
     activation: tuple[PositiveInt, ...] = (80, 40)
     """Hidden widths of the unit that weighs events of the history."""
@@ -147,7 +151,7 @@ class TwoTowerConfig(BaseModelConfig):
     """Two towers for retrieval (https://doi.org/10.1145/3298689.3346996)."""
 
     kind: Literal["two_tower"] = "two_tower"
-    items: Annotated[tuple[str, ...], Field(min_length=1)]
+    items: Annotated[tuple[str, ...], Field(min_length=1, examples=[("item",)])]
     """Features of the item; the first one identifies it."""
     tower: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
     """Widths of each tower; the last is the length of the vectors."""
@@ -159,7 +163,7 @@ class MMoEConfig(BaseModelConfig):
     """MMoE, for data with several labels (https://doi.org/10.1145/3219819.3220007)."""
 
     kind: Literal["mmoe"] = "mmoe"
-    tasks: Annotated[tuple[str, ...], Field(min_length=2)]
+    tasks: Annotated[tuple[str, ...], Field(min_length=2, examples=[("click", "like")])]
     """Names of the tasks: the labels of the data, in their order."""
     experts: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 8
     """Experts, which all tasks share; a single one makes the shared-bottom model."""

@@ -1,7 +1,7 @@
 """Your own models and data, which a config names as ``my_package.my_module:Name``.
 
-Such a config runs the code that it names, as Python's ``import`` does. A run and an
-export have copies of it, which are loaded from their files, under names of their own.
+Such a config runs the code that it names, as Python's ``import`` does. A run has
+copies of it, which are loaded from their files, under names of their own.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def one_of(kinds: Iterable[type[Config]]) -> Any:
 
 
 CODE = "code"
-"""Folder in a run or an export with copies of the modules that its config names."""
+"""Folder in a run with copies of the modules that its config names."""
 _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 @contextlib.contextmanager
 def code_of(folder: Path) -> Iterator[None]:
-    """Makes names of modules mean the copies in a run or an export."""
+    """Makes names of modules mean the copies in a run."""
     token = _folder.set(folder)
     try:
         yield
@@ -72,7 +72,7 @@ def code_of(folder: Path) -> Iterator[None]:
 
 
 def copy_path(kind: str) -> str:
-    """Returns the path of a module's copy in a run or an export.
+    """Returns the path of a module's copy in a run.
 
     Raises:
       ConfigError: if the module's name is none.
@@ -91,7 +91,7 @@ def trusted(folder: Path, kind: str, trust_code: bool) -> None:
     """Lets code run that a folder names, if it is trusted.
 
     Args:
-      folder: a run or an export.
+      folder: a run.
       kind: kind of its model, or another name in its config.
       trust_code: whether the user trusts the folder.
 

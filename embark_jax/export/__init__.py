@@ -1,6 +1,15 @@
-"""Exports trained models as plain files that do not need this package."""
+"""Exports trained models as plain files, and scores with them.
 
-from embark_jax.export.export import ExportError as ExportError
-from embark_jax.export.export import export_run as export_run
+- ``scorer``, ``id_scorer``: score raw rows, and ids. With an export, and what they
+  import (``description``, ``arrays``, ``lookup``, ``initial_rows``,
+  ``dense_layers``), they need neither JAX nor the model's code.
+- ``run_scorer``: scores with a checkpoint, in JAX (``dense_model``, ``jax_layers``).
+- ``writing``: makes exports, with dense layers in ONNX (``onnx_graph``) and in JAX, or
+  with what has changed (``delta``).
+"""
+
+from embark_jax.export.description import ExportError as ExportError
+from embark_jax.export.id_scorer import IdScorer as IdScorer
+from embark_jax.export.id_scorer import load_id_scorer as load_id_scorer
 from embark_jax.export.scorer import Scorer as Scorer
 from embark_jax.export.scorer import load_scorer as load_scorer

@@ -1,6 +1,6 @@
 """What has changed in a model's tables since an earlier checkpoint or export.
 
-The rows of both are read piece by piece, and compared bit by bit. Training does nothing
+The rows of both are read range by range, and compared bit by bit. Training does nothing
 for it, and any two checkpoints of a run will do, at the price of reading both.
 """
 
@@ -14,9 +14,13 @@ from typing import Protocol
 import numpy as np
 
 from embark_jax._base.storage import local
-from embark_jax.export.errors import ExportError
-from embark_jax.export.lookup import read_table
-from embark_jax.export.reading import DESCRIPTION, KEYS, read_description
+from embark_jax.export.description import (
+    FILE_NAME,
+    Description,
+    ExportError,
+    read_description,
+)
+from embark_jax.export.lookup import LookupTable, read_table
 from embark_jax.plans.tables import TableSpec
 from embark_jax.run.saved import SavedModel
 
@@ -49,7 +53,7 @@ class _Checkpoint:
 
     def rows(self, now: SavedModel, table: TableSpec) -> Callable[[range], np.ndarray]:
         if not table.is_dynamic:
-            return lambda piece: self._saved.rows(table, piece)
+            return lambda numbers: self._saved.rows(table, numbers)
         keys = self._saved.keys(table)
         if not np.array_equal(keys, now.keys(table)[: len(keys)]):
             raise ExportError(
@@ -57,28 +61,28 @@ class _Checkpoint:
                 "was another run"
             )
 
-        def read(piece: range) -> np.ndarray:
-            rows = np.full((len(piece), table.dim), np.nan, np.float32)
-            known = range(piece.start, min(piece.stop, len(keys)))
-            if known:
-                rows[: len(known)] = self._saved.rows(table, known)
+        def read(numbers: range) -> np.ndarray:
+            rows = np.full((len(numbers), table.dim), np.nan, np.float32)
+            stored = range(numbers.start, min(numbers.stop, len(keys)))
+            if stored:
+                rows[: len(stored)] = self._saved.rows(table, stored)
             return rows
 
         return read
 
 
 class _Export:
-    def __init__(self, folder: Path, description: dict):
-        self._folder, self._tables = folder, description["tables"]
-        self.step = description["step"]
-        self.shapes = {n: (t["rows"], t["dim"]) for n, t in self._tables.items()}
+    def __init__(self, folder: Path, description: Description):
+        self._folder, self._description = folder, description
+        self.step = description.step
+        self.shapes = {n: (t.rows, t.dim) for n, t in description.tables.items()}
 
     def rows(self, now: SavedModel, table: TableSpec) -> Callable[[range], np.ndarray]:
-        rows = read_table(self._folder, table.name, self._tables[table.name])
+        rows = read_table(self._folder, self._description, table.name)
         if not table.is_dynamic:
-            return lambda piece: rows[piece.start : piece.stop]
+            return lambda numbers: rows.values[numbers.start : numbers.stop]
         keys = now.keys(table)
-        return lambda piece: rows[keys[piece.start : piece.stop]]
+        return lambda numbers: rows[keys[numbers.start : numbers.stop]]
 
 
 @contextmanager
@@ -87,19 +91,19 @@ def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
 
     Args:
       since: a step, the folder of a checkpoint, or that of an export.
-      checkpoints: checkpoints of the run, which are asked for a step, and for that of
-        an export which has changes alone.
+      checkpoints: checkpoints of the run: they have the rows of a step, and those of
+        an export which has changes alone, or rows in 8 bits.
 
     Raises:
       ExportError, CheckpointError: if there is no such thing.
     """
     folder, step = local(since), since
-    if (folder / DESCRIPTION).exists():
+    if (folder / FILE_NAME).exists():
         description = read_description(folder)
-        if "since" not in description:
+        if description.since is None and description.row_format == "float32":
             yield _Export(folder, description)
             return
-        step = str(description["step"])
+        step = str(description.step)
     elif folder.is_dir():
         checkpoints, step = folder.absolute().parent, folder.absolute().name
     if not step.isdecimal():
@@ -128,24 +132,23 @@ def check(now: SavedModel, then: Earlier) -> None:
         )
 
 
-def changed_rows(
-    now: SavedModel, then: Earlier, table: TableSpec
-) -> dict[str, np.ndarray]:
-    """Returns the contents of a table's file: numbers, or keys, of the rows that have
-    changed, in ascending order, and these rows."""
+def changed_rows(now: SavedModel, then: Earlier, table: TableSpec) -> LookupTable:
+    """Returns the rows that have changed; their keys are row numbers of a table that is
+    not dynamic."""
     before = then.rows(now, table)
 
-    def compare(piece: range) -> tuple[np.ndarray, np.ndarray]:
-        rows = now.rows(table, piece)
-        bits = (each.view(np.uint32) for each in (rows, before(piece)))
-        changed = np.flatnonzero(np.not_equal(*bits).any(axis=1))
-        return piece.start + changed, rows[changed]
+    def compare(numbers: range) -> tuple[np.ndarray, np.ndarray]:
+        rows = now.rows(table, numbers)
+        differs = rows.view(np.uint32) != before(numbers).view(np.uint32)
+        changed = np.flatnonzero(differs.any(axis=1))
+        return numbers.start + changed, rows[changed]
 
-    found = list(now.each_piece(table, compare))
-    empty = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
-    numbers, rows = map(np.concatenate, zip(empty, *found, strict=True))
-    if table.is_dynamic:
-        keys = now.keys(table)[numbers]
-        order = np.argsort(keys)
-        numbers, rows = keys[order], rows[order]
-    return {KEYS: numbers, table.name: rows}
+    changes = list(now.each_piece(table, compare))
+    no_numbers, no_rows = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
+    numbers = np.concatenate([no_numbers, *(numbers for numbers, _ in changes)])
+    rows = np.concatenate([no_rows, *(rows for _, rows in changes)])
+    if not table.is_dynamic:
+        return LookupTable(rows, keys=numbers)
+    keys = now.keys(table)[numbers]
+    order = np.argsort(keys)
+    return LookupTable(rows[order], keys=keys[order])

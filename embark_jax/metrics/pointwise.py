@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
-from jax.typing import ArrayLike
 
 from embark_jax._base.errors import UserError
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
 
 
 class NonFiniteLogitError(UserError, ValueError):
@@ -183,6 +183,9 @@ class EvalAccumulator:
 
 def _to_host(array: ArrayLike) -> np.ndarray:
     """Returns the whole of an array, whichever processes hold its parts."""
+    import jax  # which an export is scored without
+    from jax.experimental import multihost_utils
+
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)

@@ -17,6 +17,8 @@ WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
 Pooling = Literal["sum", "mean", "none"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 """Number format in which rows are stored."""
+RowFormat = Literal["float32", "int8"]
+"""Number format of the rows of an export; int8 has a scale for each row."""
 Initializer = Literal["uniform", "normal"]
 Tier = Literal["device", "host", "disk"]
 """Where all rows of a table have room."""

@@ -100,7 +100,7 @@ class SavedModel:
         self._saved.close()
 
     def dense(self) -> dict[str, np.ndarray]:
-        """Returns parameters and running statistics of the dense model by dotted path,
+        """Returns parameters and other variables of the dense model by dotted path,
         such as "top.layers.0.w"."""
         names = {
             name.partition(".")[2]: name
@@ -108,13 +108,9 @@ class SavedModel:
             if name.startswith(("params.", "model_state."))
         }
         try:
-            arrays = {path: self._saved.array(name) for path, name in names.items()}
+            return {path: self._saved.array(name) for path, name in names.items()}
         except CheckpointError as error:
             raise self._damaged(error) from None
-        # Leaves out keys and counts of random streams, which training alone uses.
-        return {
-            path: array for path, array in arrays.items() if array.dtype.kind == "f"
-        }
 
     def table(self, table: TableSpec) -> np.ndarray:
         """Returns ``[rows, dim]`` float32 of one table; nothing else is read. Of a

@@ -4,14 +4,12 @@
 ``__main__.py`` makes, shows the messages.
 """
 
-from tests.bad_input import api, batches, exports
+from tests.bad_input import api, batches
 from tests.bad_input.case import Case
 from tests.bad_input.commands import read_cases
 
-COMMANDS = read_cases()
-COMMANDS["exports and score.py"] += exports.CASES
 ENTRANCES: dict[str, list[Case]] = {
-    **COMMANDS,
+    **read_cases(),
     **api.ENTRANCES,
     **batches.ENTRANCES,
 }

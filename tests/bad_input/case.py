@@ -2,16 +2,11 @@
 
 import os
 import re
-import runpy
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
-
-import numpy as np
 
 from tests import runs
 
@@ -52,9 +47,7 @@ def message_of(case: Case) -> str:
         except (ValueError, OSError) as error:
             return str(error)
         raise AcceptedError(f"gave {found!r:.200}")
-    program, *words = shlex.split(case.call)
-    if program == "score.py":
-        return _scored(words)
+    _, *words = shlex.split(case.call)
     outcome = runs.embark(*words)
     if outcome.code == 0:
         raise AcceptedError(outcome.out[-200:])
@@ -65,16 +58,6 @@ def message_of(case: Case) -> str:
     assert outcome.err.startswith("error: ")
     assert len(re.findall("^error: ", outcome.err, re.MULTILINE)) == 1
     return outcome.err.removeprefix("error: ").rstrip("\n")
-
-
-def _scored(words: list[str]) -> str:
-    """Of the script that an export holds."""
-    with mock.patch.object(sys, "argv", ["score.py", *words]):
-        try:
-            runpy.run_path("export/score.py", run_name="__main__")
-        except SystemExit as end:
-            return str(end.code).removeprefix("error: ")
-    raise AcceptedError("scored")
 
 
 TRAINED = """\
@@ -99,8 +82,8 @@ SAMPLES = 100
 def make_world(folder: Path) -> None:
     """Fills a folder with one of each thing that a user may have.
 
-    ``tiny.yaml``, its ``run`` and what is left of that: ``plan.json``, ``stats.json``,
-    ``export`` and ``samples.npz``; ``raw/clicks.csv``, what is ``prepared`` of it and
+    ``tiny.yaml``, its ``run`` and what is left of that: ``plan.json`` and
+    ``stats.json``; ``raw/clicks.csv``, what is ``prepared`` of it and
     ``prepared.yaml``; ``tables.yaml`` and ``fleet.yaml``.
     """
     with inside(folder):
@@ -115,21 +98,10 @@ def make_world(folder: Path) -> None:
             "train tiny.yaml --workdir run",
             "data stats tiny.yaml --out stats.json",
             "data prepare csv dense.price=none --raw raw --out prepared --split random",
-            "export run --out export",
         ):
             outcome = runs.embark(*command.split())
             assert (outcome.code, outcome.err) == (0, ""), outcome.err
         write("plan.json", Path("run/plan.json").read_text())
-        np.savez("samples.npz", **samples())
-
-
-def samples() -> dict[str, np.ndarray]:
-    """What ``score.py`` takes."""
-    return {
-        "dense": np.zeros((5, 2), np.float32),
-        "ids/user": np.arange(5)[:, None],
-        "ids/items": np.tile([1, 2, -1], (5, 1)),
-    }
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embark_jax.export.reading import checksum, sha256_of
+from embark_jax._base.files import sha256_of
+from embark_jax.data.manifest import checksum_of
 
 
 def sign(
@@ -16,9 +17,9 @@ def sign(
     """Changes ``model.json``, with all checksums as they then must be."""
     path = folder / "model.json"
     description = json.loads(path.read_text())
-    for name, file in description["files"].items():
-        file["bytes"] = (folder / name).stat().st_size
-        file["sha256"] = sha256_of(folder / name)
+    for file in description["files"]:
+        file["bytes"] = (folder / file["file"]).stat().st_size
+        file["sha256"] = sha256_of(folder / file["file"])
     change(description)
-    description["sha256"] = checksum(description)
+    description["checksum"] = checksum_of(description)
     path.write_text(json.dumps(description))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -9,13 +10,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 import embark_jax as ej
 from embark_jax._base.errors import UserError
-from embark_jax.export import score
 from tests import runs
 from tests.export.changed import sign
 from tests.runs import embark
@@ -74,35 +75,23 @@ def test_every_file_is_checked(export):
     """A bit of each file is flipped: at its beginning, in its middle, at its end."""
     files = [path for path in export.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"model.json", "score.py", "scoring.jax", "summing.py", "user.arrow"} < names
+    assert {"model.json", "model.onnx", "dense.jax", "user.arrow"} < names
     for path in files:
         data = path.read_bytes()
-        for place in (0, 9, len(data) // 2, len(data) - 2):
+        for offset in (0, 9, len(data) // 2, len(data) - 2):
             flipped = bytearray(data)
-            flipped[place] ^= 4
+            flipped[offset] ^= 4
             path.write_bytes(flipped)
-            for load in (score.Model, ej.load_scorer):
-                with pytest.raises(UserError, match=r"copy|export the run again"):
-                    load(export)
+            with pytest.raises(UserError, match=r"copy|export the run again"):
+                ej.load_scorer(export)
         path.write_bytes(data[:-2])
         with pytest.raises(UserError):
-            score.Model(export)
+            ej.load_scorer(export)
         path.unlink()
         with pytest.raises((UserError, OSError)):
-            score.Model(export)
+            ej.load_scorer(export)
         path.write_bytes(data)
-    score.Model(export)
-
-
-def test_the_script_checks_its_files(export):
-    path = export / "tables/user.safetensors"
-    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
-    np.savez(export.parent / "samples.npz", dense=np.zeros((1, 0)))
-    script = [sys.executable, "-I", export / "score.py", export.parent / "samples.npz"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "user.safetensors: is not as it was written (SHA-256)" in done.stderr
-    assert "Traceback" not in done.stderr
+    ej.load_scorer(export)
 
 
 def header(path: Path, change) -> None:
@@ -117,96 +106,159 @@ def header(path: Path, change) -> None:
 USER = "tables/user.safetensors"
 
 
+def described(change):
+    """Damages ``model.json``."""
+    return lambda folder: sign(folder, change)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "model.json").write_text("{"), "model.json: is no JSON"),
-        (lambda f: (f / "model.json").write_bytes(b"\xff"), "model.json: is no JSON"),
-        (lambda f: (f / "model.json").write_text("[]"), "version is None, must be 2"),
-        (lambda f: (f / "model.json").write_text("[" * 10**5), "is no JSON"),
-        (lambda f: sign(f, lambda d: d.update(version=1)), "version is 1, must be 2"),
-        (lambda f: sign(f, lambda d: d.pop("dense")), "model.json: dense is None"),
-        (lambda f: sign(f, lambda d: d.update(step="2")), "model.json: step is '2'"),
-        (lambda f: sign(f, lambda d: d.update(tables=[])), "model.json: tables is"),
+        (lambda f: (f / "model.json").write_text("{"), "model.json: the file: Invalid"),
+        (lambda f: (f / "model.json").write_bytes(b"\xff"), "model.json: the file: "),
+        (lambda f: (f / "model.json").write_text("[]"), "model.json: the file: "),
+        (lambda f: (f / "model.json").write_text("[" * 10**5), "the file: Invalid"),
+        (described(lambda d: d.update(version=2)), "version: Input should be 3"),
+        (described(lambda d: d.pop("name")), "model.json: name: Field required"),
+        (described(lambda d: d.update(step="two")), "model.json: step: Input should"),
+        (described(lambda d: d.update(tables=[])), "model.json: tables: Input should"),
+        (described(lambda d: d.update(extra=1)), "model.json: extra: Extra inputs"),
         (
-            lambda f: sign(f, lambda d: d["features"]["user"].update(table="x")),
+            described(lambda d: d["features"]["user"].update(table="x")),
             "features.user: has no table 'x'",
         ),
         (
-            lambda f: sign(f, lambda d: d["files"].pop("dense.safetensors")),
-            "files lack 'dense.safetensors'",
+            described(lambda d: d["tables"]["user"].update(rows=None)),
+            "tables.user: must have either rows or initial",
         ),
         (
-            lambda f: sign(f, lambda d: d["tables"]["user"].update(dim=2)),
-            "shape of 'user' is",
+            described(lambda d: d.update(files=d["files"][2:])),
+            "files: lack dense.jax, dense.safetensors",
+        ),
+        (
+            described(lambda d: d["tables"]["user"].update(dim=2)),
+            "shape of 'rows' is",
+        ),
+        (
+            described(lambda d: d.update(row_format="int8")),
+            "dtype of 'rows' is float32, must be int8",
         ),
         (
             lambda f: (f / USER).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
-            "header has 4,611,686,018,427,387,904 bytes",
+            "header too large",
         ),
-        (lambda f: header(f / USER, lambda h: {"user": 3}), "user: cannot be 3"),
+        (lambda f: header(f / USER, lambda h: {"rows": 3}), "invalid JSON in header"),
         (
-            lambda f: header(f / USER, lambda h: h["user"].update(shape=[2**60, 4])),
-            "user: cannot be",
-        ),
-        (
-            lambda f: header(f / USER, lambda h: h["user"].update(dtype="F128")),
-            "user: cannot be",
+            lambda f: header(f / USER, lambda h: h["rows"].update(shape=[2**60, 4])),
+            "deserializing header: ",
         ),
         (
-            lambda f: header(f / USER, lambda h: {"other": h["user"]}),
-            "has no array 'user'",
+            lambda f: header(f / USER, lambda h: h["rows"].update(dtype="F128")),
+            "invalid JSON in header",
+        ),
+        (
+            lambda f: header(f / USER, lambda h: h["rows"].update(dtype="F8_E5M2")),
+            "deserializing header: ",
+        ),
+        (
+            lambda f: header(f / USER, lambda h: {"other": h["rows"]}),
+            "has no array 'rows'",
+        ),
+        (
+            lambda f: (f / "model.onnx").write_bytes(b"no graph"),
+            "model.onnx: onnxruntime does not take it",
         ),
     ],
 )
 def test_what_somebody_wrote_who_knows_the_format(export, damage, message):
     damage(export)
-    if "model.json" not in message and "JSON" not in message and "ver" not in message:
-        sign(export)
-    for load in (score.Model, lambda folder: ej.load_scorer(folder, trust_code=True)):
-        with pytest.raises(UserError) as error:
-            load(export)
-        assert message in str(error.value)
-        assert str(export) in str(error.value)
+    if "model.json" not in message and "version" not in message:
+        with contextlib.suppress(ValueError, RecursionError):  # of what is no JSON
+            sign(export)
+    with pytest.raises(UserError) as error:
+        ej.load_scorer(export)
+    assert message in str(error.value)
+    assert str(export) in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["../outside", "link", "ABSOLUTE"])
 def test_files_outside_the_export_are_not_read(export, name):
     outside = export.parent / "outside"
-    shutil.copyfile(export / USER, outside)
+    shutil.copyfile(export / "dense.safetensors", outside)
     (export / "link").symlink_to(outside)
     name = str(outside) if name == "ABSOLUTE" else name
 
-    def change(description):
-        description["files"][name] = description["files"][USER]
-        description["tables"]["user"]["file"] = name
+    def list_it(description):
+        (dense,) = (
+            file for file in description["files"] if file["file"] == "dense.safetensors"
+        )
+        description["files"].append(dense | {"file": name})
 
-    sign(export, change)
-    for load in (score.Model, ej.load_scorer):
-        with pytest.raises(UserError, match="must lie in this folder"):
-            load(export)
+    sign(export, list_it)
+    with pytest.raises(UserError, match="must lie in this folder"):
+        ej.load_scorer(export)
+
+    sign(export, lambda description: description["files"].pop())
+    path = export / "model.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    for tensor in graph.graph.initializer:
+        for entry in tensor.external_data[:1]:
+            entry.value = name
+    path.write_bytes(graph.SerializeToString())
+    sign(export)
+    with pytest.raises(UserError, match=r"model\.onnx: onnxruntime does not take it"):
+        ej.load_scorer(export)
 
 
-def test_code_of_a_folder_runs_if_it_is_trusted(made, tmp_path):
-    for folder in (made / "run", made / "export"):
-        copy = shutil.copytree(folder, tmp_path / folder.name)
-        path = copy / "code/summing.py"
-        path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MODEL}")
-        if folder.name == "export":
-            sign(copy)
-        (tmp_path / "rows.csv").write_text("user,item\nu1,7\n")
-        done = embark("predict", copy, "--in", tmp_path / "rows.csv")
-        runs.assert_refused(done, str(path), "--trust-code")
-        with pytest.raises(UserError, match=r"code/summing\.py.*trust_code=True"):
-            ej.load_scorer(copy)
-        assert not (tmp_path / "ran").exists()
-        done = embark("predict", copy, "--in", tmp_path / "rows.csv", "--trust-code")
-        assert (done.code, done.err) == (0, "")
-        (tmp_path / "ran").unlink()
-    done = embark("export", tmp_path / "run", "--out", tmp_path / "new")
+def test_code_of_a_run_runs_if_it_is_trusted(made, tmp_path):
+    run = shutil.copytree(made / "run", tmp_path / "run")
+    (run / "code/summing.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\n{MODEL}"
+    )
+    (tmp_path / "rows.csv").write_text("user,item\nu1,7\n")
+    done = embark("predict", run, "--in", tmp_path / "rows.csv")
+    runs.assert_refused(done, str(run / "code/summing.py"), "--trust-code")
+    with pytest.raises(UserError, match=r"code/summing\.py.*trust_code=True"):
+        ej.load_scorer(run)
+    done = embark("export", run, "--out", tmp_path / "new")
     runs.assert_refused(done, "code/summing.py", "--trust-code")
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "new").exists()
+    done = embark("predict", run, "--in", tmp_path / "rows.csv", "--trust-code")
+    assert (done.code, done.err) == (0, "")
+    (tmp_path / "ran").unlink()
+
+
+def test_an_export_is_scored_without_code(made, tmp_path):
+    """Whatever lies in it, or in the working directory; and as the run is."""
+    copy = shutil.copytree(made / "export", tmp_path / "export")
+    (copy / "code").mkdir()
+    (copy / "code/summing.py").write_text("raise RuntimeError('no file of the export')")
+    assert "summing" not in sys.modules
+    of_export = ej.load_scorer(copy).predict(ROWS)
+    of_run = ej.load_scorer(made / "run", trust_code=True).predict(ROWS)
+    np.testing.assert_allclose(of_export, of_run, rtol=1e-6)
+
+
+def test_the_command_scores_an_export_without_jax(made, tmp_path):
+    program = (
+        "import sys\n"
+        "sys.modules['jax'] = sys.modules['jaxlib'] = None  # to import them raises\n"
+        "from embark_jax.cli import main\nmain()\n"
+    )
+    command = "predict", made / "export", "--in", made / "raw.csv"
+    out = tmp_path / "scores.csv"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command, "--out", out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compared with their labels: AUC" in done.stdout
+    expected = ej.load_scorer(made / "run", trust_code=True).predict(made / "raw.csv")
+    probabilities = pyarrow.csv.read_csv(out)["probability"]
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-6)
 
 
 def test_models_of_one_name_keep_apart(made, tmp_path, monkeypatch):
@@ -217,26 +269,21 @@ def test_models_of_one_name_keep_apart(made, tmp_path, monkeypatch):
     modules, paths = set(sys.modules), list(sys.path)
     logits = []
     for constant in (1, 3):
-        copy = shutil.copytree(made / "export", tmp_path / f"export{constant}")
+        copy = shutil.copytree(made / "run", tmp_path / f"run{constant}")
         text = MODEL.replace("CONSTANT = 1.0", f"CONSTANT = {constant}.0")
         (copy / "code/summing.py").write_text(text)
-        (copy / "code/jax.py").write_text("raise RuntimeError('no file of the export')")
-        sign(copy)
-        found = ej.load_scorer(copy, trust_code=True).predict(ROWS)
-        logits.append(np.log(found / (1 - found)))
+        (copy / "code/jax.py").write_text("raise RuntimeError('no file of the run')")
+        probabilities = ej.load_scorer(copy, trust_code=True).predict(ROWS)
+        logits.append(np.log(probabilities / (1 - probabilities)))
     np.testing.assert_allclose(logits[1] - logits[0], 2, rtol=1e-5)
     assert "summing" not in sys.modules
     assert sys.path == paths
     new = {name for name in set(sys.modules) - modules if "summing" in name}
     assert len(new) == 2
     (copy / "code/summing.py").unlink()
-    with pytest.raises(UserError, match=r"summing\.py: is missing"):
-        ej.load_scorer(copy, trust_code=True)
-    run = shutil.copytree(made / "run", tmp_path / "run")
-    (run / "code/summing.py").unlink()
     (tmp_path / "summing.py").write_text(MODEL)
     with pytest.raises(UserError, match=r"summing\.py: no such file; the module"):
-        ej.load_scorer(run, trust_code=True)
+        ej.load_scorer(copy, trust_code=True)
     sys.modules.pop("summing")
 
 
@@ -256,7 +303,7 @@ def test_code_is_never_a_link_or_a_cache(made, tmp_path):
 def test_columns_are_kept_beside_the_probability(made, tmp_path):
     rows, out = made / "raw.csv", tmp_path / "scores.csv"
     keep = "--keep", "key", "--keep", "user"
-    command = "predict", made / "export", "--trust-code", "--in"
+    command = "predict", made / "export", "--in"
     done = embark(*command, rows, "--out", out, *keep)
     assert (done.code, done.err) == (0, "")
     found = pyarrow.csv.read_csv(out)

@@ -13,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
-from embark_jax.export import ExportError, load_scorer, score
+from embark_jax.data import DataError
+from embark_jax.export import ExportError, IdScorer, load_id_scorer
+from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
 from tests.export.changed import sign
-from tests.export.raw_rows import BatchesAsRows
 from tests.runs import embark
 
 CONFIG = """\
@@ -64,19 +65,25 @@ def export(workdir: Path, out: Path, *args) -> Path:
     return out
 
 
-def assert_same_model(found: score.Model, folder: Path) -> None:
+def assert_same_model(model: IdScorer, folder: Path) -> None:
     """All that a whole export has, and initial rows elsewhere."""
-    expected = score.Model(folder)
-    assert found.description["step"] == expected.description["step"]
+    expected = load_id_scorer(folder)
+    assert model.step == expected.step
     for name in ("item", "city"):
-        np.testing.assert_array_equal(found.tables[name], expected.tables[name])
-    for model, other in ((found, expected), (expected, found)):
-        keys = np.append(model.tables["user"].keys, 2**62)
         np.testing.assert_array_equal(
-            other.tables["user"][keys], model.tables["user"][keys]
+            model.tables[name].values, expected.tables[name].values
         )
-    for name, each in load_file(folder / "dense.safetensors").items():
-        np.testing.assert_array_equal(found.params[name], each)
+    users, others = model.tables["user"], expected.tables["user"]
+    for keys in (users.keys, others.keys):
+        assert keys is not None
+        keys = np.append(keys, 2**62)
+        np.testing.assert_array_equal(others[keys], users[keys])
+    for name, array in load_file(folder / "dense.safetensors").items():
+        np.testing.assert_array_equal(model.params[name], array)
+    rng = np.random.default_rng(0)
+    dense = rng.normal(size=(64, 2)).astype(np.float32)
+    ids = {name: rng.integers(200, size=(64, 1)) for name in ("user", "item", "city")}
+    np.testing.assert_array_equal(model.logits(dense, ids), expected.logits(dense, ids))
 
 
 @pytest.mark.parametrize("since", ["2", "checkpoints/2", "whole2"])
@@ -84,23 +91,42 @@ def test_a_whole_export_and_changes_are_the_later_whole_export(run, since, tmp_p
     if since != "2":
         since = run / since
     delta = export(run, tmp_path / "delta", "--step", 4, "--since", since)
-    assert not (delta / "scoring.jax").exists()
+    assert not list(delta.glob("*.onnx"))
+    assert not (delta / "dense.jax").exists()
     city = load_file(delta / "tables/city.safetensors")
     assert 0 < len(city["keys"]) <= 2 * 16  # two steps of 16 samples
     before, after = (
-        load_file(run / f"whole{step}/tables/city.safetensors")["city"]
+        load_file(run / f"whole{step}/tables/city.safetensors")["rows"]
         for step in STEPS[:2]
     )
     changed = np.flatnonzero((before != after).any(axis=1))
     assert city["keys"].tolist() == changed.tolist()
-    model = score.Model(run / "whole2")
+    model = load_id_scorer(run / "whole2")
     model.update(delta)
     assert_same_model(model, run / "whole4")
     further = export(run, tmp_path / "further", "--since", delta)
     model.update(further)
     assert_same_model(model, run / "whole5")
     # Nothing was written into the export.
-    assert_same_model(score.Model(run / "whole2"), run / "whole2")
+    assert_same_model(load_id_scorer(run / "whole2"), run / "whole2")
+
+
+def test_changes_of_rows_in_eight_bits(run, tmp_path):
+    int8 = "--rows", "int8"
+    whole, later = (
+        export(run, tmp_path / f"whole{step}", "--step", step, *int8)
+        for step in STEPS[:2]
+    )
+    delta = export(run, tmp_path / "delta", "--step", 4, "--since", whole, *int8)
+    city = load_file(delta / "tables/city.safetensors")
+    assert 0 < len(city["keys"]) <= 2 * 16
+    assert city["rows"].dtype == np.int8
+    model = load_id_scorer(whole)
+    model.update(delta)
+    assert_same_model(model, later)
+    delta = export(run, tmp_path / "float32", "--step", 4, "--since", whole)
+    with pytest.raises(ExportError, match="float32, but the model has them in int8"):
+        load_id_scorer(whole).update(delta)
 
 
 def test_what_is_no_change_of_the_model(run, tmp_path):
@@ -110,9 +136,9 @@ def test_what_is_no_change_of_the_model(run, tmp_path):
         ("whole2", run / "whole4", "is a whole export"),
     ):
         with pytest.raises(ValueError, match=message):
-            score.Model(run / folder).update(update)
-    with pytest.raises(ValueError, match="has changes alone"):
-        score.Model(delta)
+            load_id_scorer(run / folder).update(update)
+    with pytest.raises(ValueError, match="has changes since step 2 alone"):
+        load_id_scorer(delta)
 
     def refused(*args) -> str:
         outcome = embark("export", run, "--out", tmp_path / "new", *args)
@@ -153,7 +179,7 @@ def set_first(key: int):
     [
         lambda delta: (delta / "tables/city.safetensors").write_bytes(b"12345678"),
         lambda delta: (delta / "dense.safetensors").unlink(),
-        lambda delta: sign(delta, lambda it: it["tables"]["city"].update(file="../x")),
+        lambda delta: sign(delta, lambda it: it["files"][0].update(file="../x")),
         city_keys(set_first(-1)),
         city_keys(lambda keys: keys + 200),
         city_keys(lambda keys: keys[::-1].copy()),
@@ -163,23 +189,20 @@ def set_first(key: int):
 def test_damaged_changes_change_nothing(run, tmp_path, damage):
     delta = export(run, tmp_path / "delta", "--step", 4, "--since", 2)
     damage(delta)
-    model = score.Model(run / "whole2")
-    with pytest.raises(ExportError, match=re.escape(str(delta))):
+    model = load_id_scorer(run / "whole2")
+    with pytest.raises(DataError, match=re.escape(str(delta))):
         model.update(delta)
     assert_same_model(model, run / "whole2")
 
 
-def test_a_scorer_is_updated(run, tmp_path, monkeypatch):
+def test_a_scorer_of_a_run_is_updated(run, tmp_path):
     delta: Any = export(run, tmp_path / "delta", "--step", 5, "--since", 2)
-
-    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", BatchesAsRows)
     config = reading.load(run / "config.yaml")
     batch = experiment.build(config).training_data.train_batch(30, 16)
-    for folder in (run / "whole2", run):
-        scorer = load_scorer(folder, 2 if folder == run else None)
-        before = scorer.predict(batch)
-        scorer.update(delta)
-        assert scorer.step == 5
-        expected = load_scorer(run / "whole5").predict(batch)
-        np.testing.assert_array_equal(scorer.predict(batch), expected)
-        assert (before != expected).any()
+    scorer = load_run_scorer(run, 2)
+    before = scorer.logits(batch.dense, batch.ids)
+    scorer.update(delta)
+    assert scorer.step == 5
+    expected = load_run_scorer(run).logits(batch.dense, batch.ids)
+    np.testing.assert_array_equal(scorer.logits(batch.dense, batch.ids), expected)
+    assert (before != expected).any()

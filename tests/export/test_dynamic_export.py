@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
-from jax import export as jax_export
 from safetensors.numpy import load_file
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.data import Batch
-from embark_jax.export import load_scorer
-from embark_jax.export.lookup import KeyedRows, threefry
+from embark_jax.export.description import InitialRows
+from embark_jax.export.initial_rows import threefry
+from embark_jax.export.lookup import LookupTable, quantized
+from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
-from tests.export.raw_rows import BatchesAsRows
+from tests.export.without_jax import score_without_jax
 from tests.runs import embark
 
 CONFIG = """\
@@ -91,46 +89,20 @@ def test_rows_lie_beside_their_keys(exported):
     description = json.loads((exported.folder / "model.json").read_text())
     assert description["tables"]["user"]["rows"] is None
     assert description["tables"]["item"]["rows"] == 60
-    found = load_file(exported.folder / "tables/user.safetensors")
-    assert found["keys"].tolist() == sorted(exported.known)
-    assert found["user"].shape == (len(exported.known), 4)
+    arrays = load_file(exported.folder / "tables/user.safetensors")
+    assert arrays["keys"].tolist() == sorted(exported.known)
+    assert arrays["rows"].shape == (len(exported.known), 4)
     assert not set(exported.batch.ids["user"].ravel()) <= exported.known | {-1}
 
 
-def test_numpy_alone_gives_the_logits(exported, tmp_path):
-    samples = tmp_path / "samples.npz"
-    ids = {f"ids/{name}": each for name, each in exported.batch.ids.items()}
-    np.savez(samples, dense=exported.batch.dense, **ids)
-    script = [sys.executable, "-I", exported.folder / "score.py", samples]
-    done = subprocess.run(script, capture_output=True, text=True, check=True)
-    logits = np.array(done.stdout.split(), np.float32)
-    np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
-
-
-def test_the_serialized_function_gives_the_logits(exported):
-    folder = exported.folder
-    scoring = jax_export.deserialize(bytearray((folder / "scoring.jax").read_bytes()))
-    tables: dict[str, Any] = load_file(folder / "tables/item.safetensors")
-    user = load_file(folder / "tables/user.safetensors")
-    tables["user"] = user["keys"], user["user"]
-    params = load_file(folder / "dense.safetensors")
+def test_a_run_and_an_export_score_alike(exported, tmp_path):
+    """An export without JAX."""
     batch = exported.batch
-    ids = {n: batch.ids[n].astype(np.int64) for n in ("user", "friend")}
-    ids["item"] = batch.ids["item"].astype(np.int32)
-    with jax.enable_x64(True):
-        found = np.asarray(scoring.call(params, tables, batch.dense, ids, {}))
-        ids["friend"][3] = -2  # no key
-        wrong = np.asarray(scoring.call(params, tables, batch.dense, ids, {}))
-    np.testing.assert_allclose(found, exported.logits, rtol=1e-5, atol=1e-5)
-    assert np.flatnonzero(np.isnan(wrong)).tolist() == [3]
-
-
-@pytest.mark.parametrize("name", ["workdir", "folder"])
-def test_a_run_and_an_export_score_alike(exported, monkeypatch, name):
-    monkeypatch.setattr("embark_jax.export.scorer.RowEncoder", BatchesAsRows)
-    found = load_scorer(getattr(exported, name)).predict(exported.batch)
-    expected = 1 / (1 + np.exp(-exported.logits.astype(np.float64)))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for logits in (
+        score_without_jax(exported.folder, batch, tmp_path),
+        load_run_scorer(exported.workdir).logits(batch.dense, batch.ids),
+    ):
+        np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 
 
 def test_threefry_is_the_published_one():
@@ -140,15 +112,30 @@ def test_threefry_is_the_published_one():
     assert threefry(ones, ones, ones, ones) == (0x1CB996FC, 0xBB002BE7)
 
 
-def test_rows_by_key_are_updated():
-    initial = {"key": [0, 1], "table": 5, "scale": 0.5}
-    keys = np.array([3, 7, 20], np.int64)
-    table = KeyedRows(keys, np.ones((3, 2), np.float32), initial)
-    new = np.array([30, 7, 1], np.int64)
-    first = table[new[:1]]
+@pytest.mark.parametrize("row_format", ["float32", "int8"])
+def test_rows_by_key_are_updated(row_format):
+    initial = InitialRows(key=(0, 1), table=5, scale=0.5)
+
+    def table(keys, rows) -> LookupTable:
+        rows = np.array(rows, np.float32)
+        values, scales = quantized(rows) if row_format == "int8" else (rows, None)
+        return LookupTable(values, scales, np.array(keys, np.int64), initial)
+
+    rows = table([3, 7, 20], np.ones((3, 2)))
+    first = rows[np.array([30])]
     assert (np.abs(first) < 0.5).all()
-    table.update(new, np.array([[3, 3], [7, 7], [1, 2]], np.float32))
-    assert table.keys.tolist() == [1, 3, 7, 20, 30]
-    expected = [[1, 2], [1, 1], [7, 7], [1, 1], [3, 3]]
-    np.testing.assert_array_equal(table[table.keys], expected)
-    np.testing.assert_array_equal(table.rows, expected)
+    rows.update(table([1, 7, 30], [[127, 64], [7, 7], [3, 3]]))
+    assert rows.keys is not None
+    assert rows.keys.tolist() == [1, 3, 7, 20, 30]
+    expected = [[127, 64], [1, 1], [7, 7], [1, 1], [3, 3]]
+    np.testing.assert_allclose(rows[rows.keys], expected, rtol=1e-6)
+    np.testing.assert_allclose(rows.rows(np.arange(5)), expected, rtol=1e-6)
+
+
+def test_quantized_rows_of_any_size():
+    rows = np.array([[0, 0], [1e-45, 0], [-3e38, 1e38], [0.5, -1]], np.float32)
+    values, scales = quantized(rows)
+    assert (values.dtype, scales.dtype) == (np.int8, np.float32)
+    change = np.abs(values * scales[:, None].astype(np.float64) - rows)
+    assert (change <= 0.5001 * scales[:, None] + 1e-44).all()
+    assert np.isfinite(values * scales[:, None]).all()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
+import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,23 +13,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
 import pytest
-from flax import nnx
 from jax import export as jax_export
 from safetensors.numpy import load_file
 
 import embark_jax as ej
-from embark_jax import models
-from embark_jax._base.config import kind_of, sections
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.config import models as configs
 from embark_jax.config import reading
-from embark_jax.data import Batch
-from embark_jax.embedding import reference
-from embark_jax.export import score
-from embark_jax.export.scoring import serialized_scoring
+from embark_jax.data import Batch, DataError
+from embark_jax.export import ExportError, load_id_scorer
+from embark_jax.export.arrays import save_arrays
+from embark_jax.export.dense_layers import OnnxLayers
+from embark_jax.export.dense_model import DenseModel
+from embark_jax.export.jax_layers import serialized
+from embark_jax.export.onnx_graph import write_graphs
 from embark_jax.run import experiment
 from tests import runs
+from tests.export.without_jax import score_without_jax
+from tests.models import small
 from tests.runs import embark
 from tests.thorough import thorough
 
@@ -105,56 +106,32 @@ def test_tables_are_logical_and_exact(exported):
     assert description["step"] == 2
     assert description["dense_features"] == 3
     for name, expected in exported.tables.items():
-        found = load_file(exported.folder / description["tables"][name]["file"])
-        np.testing.assert_array_equal(found.pop(name), expected)
-        assert not found
+        arrays = load_file(exported.folder / f"tables/{name}.safetensors")
+        np.testing.assert_array_equal(arrays.pop("rows"), expected)
+        assert not arrays
     assert len(list((exported.folder / "tables").iterdir())) == len(exported.tables)
 
 
-def test_numpy_alone_gives_the_logits(exported, tmp_path):
-    batch, samples = exported.batch, tmp_path / "samples.npz"
-    ids = {f"ids/{name}": each for name, each in batch.ids.items()}
-    weights = {f"weights/{name}": each for name, each in batch.weights.items()}
-    np.savez(samples, dense=batch.dense, **ids, **weights)
-    # An interpreter that sees nothing of this package.
-    script = [sys.executable, "-I", exported.folder / "score.py", samples]
-    done = subprocess.run(script, capture_output=True, text=True, check=True)
-    logits = np.array(done.stdout.split(), np.float32)
+def test_an_export_is_scored_without_jax(exported, tmp_path):
+    logits = score_without_jax(exported.folder, exported.batch, tmp_path)
     np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 
 
-def test_the_scoring_script_imports_numpy_alone(exported):
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(ast.parse((exported.folder / "score.py").read_text()))
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
-    }
-    assert imported - sys.stdlib_module_names == {"numpy"}
-
-
-def call_jax(exported: Exported, batch: Batch) -> np.ndarray:
-    """Scores with the serialized function and nothing of this package."""
-    folder = exported.folder
-    scoring = jax_export.deserialize(bytearray((folder / "scoring.jax").read_bytes()))
-    params = load_file(folder / "dense.safetensors")
-    tables = {}
-    for path in (folder / "tables").iterdir():
-        tables |= load_file(path)
-    ids, weights = dict(batch.ids), dict(batch.weights)
-    return np.asarray(scoring.call(params, tables, batch.dense, ids, weights))
-
-
-@pytest.mark.parametrize("samples", [1, 64])
-def test_the_serialized_function_gives_the_logits(exported, samples):
-    found = call_jax(exported, head(exported.batch, samples))
-    expected = exported.logits[:samples]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+def test_onnxruntime_and_numpy_are_enough(exported):
+    """A program of one's own, as the page on exports shows it."""
+    folder, batch = exported.folder, exported.batch
+    features = json.loads((folder / "model.json").read_text())["features"]
+    inputs = {"dense": batch.dense}
+    for name, feature in features.items():
+        rows = load_file(folder / f"tables/{feature['table']}.safetensors")["rows"]
+        factors = (batch.ids[name] >= 0) * batch.weights.get(name, np.float32(1))
+        if feature["pooling"] == "mean":
+            factors = factors / np.maximum(factors.sum(axis=1, keepdims=True), 1e-9)
+        pooled = np.einsum("bhd,bh->bd", rows[batch.ids[name]], factors)
+        inputs[f"embeddings.{name}"] = pooled.astype(np.float32)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    (logits,) = session.run(["logits"], inputs)
+    np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 
 
 def head(batch: Batch, samples: int) -> Batch:
@@ -168,15 +145,90 @@ def head(batch: Batch, samples: int) -> Batch:
     )
 
 
-@pytest.mark.parametrize("bad", [21, -2])
-def test_an_id_out_of_range_is_not_taken_for_another(exported, bad):
+@pytest.mark.parametrize(
+    ("kind", "name", "array", "message"),
+    [
+        ("ids", "user", None, "ids of features user: missing"),
+        ("ids", "town", np.zeros((2, 1), int), "town: not declared by the model"),
+        ("weights", "user", np.ones((2, 1)), "weights of features user: not declared"),
+        ("ids", "user", np.zeros(2, int), "shape is (2,), must be [2, up to 1]"),
+        ("ids", "user", np.zeros((2, 2), int), "a bag has more ids than the declared"),
+        ("ids", "user", np.zeros((3, 1), int), "shape is (3, 1), must be [2, up to 1]"),
+        ("ids", "user", np.zeros((2, 1)), "dtype is float64, must be an integer type"),
+        ("ids", "cities", np.full((2, 1), 21), "value is 21, must be from 0 to 20"),
+        ("ids", "cities", np.full((2, 1), -2), "value is -2, must be from 0 to 20"),
+        ("dense", "", np.zeros((2, 4)), "dense: shape is (2, 4), must be (2, 3)"),
+        ("dense", "", np.full((2, 3), np.nan), "dense, column 0: value is nan, must"),
+    ],
+)
+def test_what_are_no_samples_of_the_model(exported, kind, name, array, message):
     batch = head(exported.batch, 2)
-    batch.ids["cities"][1, 0] = bad
-    with pytest.raises(ValueError, match=r"'cities': ids must be -1 \(padding\) to 20"):
-        score.Model(exported.folder).logits(batch.dense, batch.ids, batch.weights)
-    good, wrong = call_jax(exported, batch)
-    assert np.isfinite(good)
-    assert np.isnan(wrong)
+    columns: dict[str, Any] = {
+        "dense": batch.dense,
+        "ids": batch.ids,
+        "weights": dict(batch.weights),
+    }
+    if kind == "dense":
+        columns[kind] = array
+    elif array is None:
+        del columns[kind][name]
+    else:
+        columns[kind][name] = array
+    with pytest.raises(DataError, match=re.escape(message)):
+        load_id_scorer(exported.folder).logits(**columns)
+
+
+def test_no_samples_have_no_logits(exported):
+    batch = head(exported.batch, 0)
+    logits = load_id_scorer(exported.folder).logits(
+        batch.dense, batch.ids, batch.weights
+    )
+    assert logits.shape == (0,)
+
+
+def test_rows_in_eight_bits_are_close(exported, tmp_path):
+    folder = tmp_path / "int8"
+    done = embark("export", exported.workdir, "--rows", "int8", "--out", folder)
+    assert (done.code, done.err) == (0, "")
+    for name, expected in exported.tables.items():
+        arrays = load_file(folder / f"tables/{name}.safetensors")
+        assert arrays["rows"].dtype == np.int8
+        largest = np.abs(expected).max(axis=1)
+        np.testing.assert_allclose(arrays["scales"], largest / 127, rtol=1e-6)
+        rows = arrays["rows"] * arrays["scales"][:, None]
+        # Half a scale, and roundings of float32.
+        assert (np.abs(rows - expected) <= 0.501 * arrays["scales"][:, None]).all()
+    batch = exported.batch
+    logits = load_id_scorer(folder).logits(batch.dense, batch.ids, batch.weights)
+    change = np.abs(logits - exported.logits).max()
+    assert 0 < change < 0.02 * np.abs(exported.logits).max()
+    size, exact = (
+        (path / "tables/user.safetensors").stat().st_size
+        for path in (folder, exported.folder)
+    )
+    assert size < 0.6 * exact  # of 4 values: 8 bytes in place of 16
+
+
+def test_without_onnx_jax_scores(exported, tmp_path, monkeypatch):
+    folder = tmp_path / "jax"
+    done = embark("export", exported.workdir, "--no-onnx", "--out", folder)
+    assert (done.code, done.err) == (0, "")
+    assert not (folder / "model.onnx").exists()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    batch = exported.batch
+    logits = load_id_scorer(folder).logits(batch.dense, batch.ids, batch.weights)
+    np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])
+def test_what_is_not_installed_is_named(exported, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    done = embark("export", exported.workdir, "--out", tmp_path / "out")
+    runs.assert_refused(done, package, 'pip install "embark_jax[onnx]"', "--no-onnx")
+    assert not (tmp_path / "out").exists()
+    if package == "onnxruntime":
+        with pytest.raises(ExportError, match=r"pip install .embark_jax\[onnx\]"):
+            load_id_scorer(exported.folder)
 
 
 def test_an_older_checkpoint_is_exported_by_its_step(exported, tmp_path):
@@ -222,81 +274,62 @@ def test_a_run_that_stopped_early_is_exported_at_its_best(exported, tmp_path):
     assert json.loads((tmp_path / "out" / "model.json").read_text())["step"] == 1
 
 
-MODELS = (
-    configs.DLRMConfig(bottom=(8, 4), top=(8, 1)),
-    configs.DLRMConfig(bottom=(4,), top=(1,)),
-    configs.DLRMConfig(bottom=(8, 4), top=(8, 1), batch_norm=True, dropout=0.5),
-    configs.DLRMDCNv2Config(bottom=(), top=(1,), cross_layers=2, cross_rank=5),
-    configs.DLRMDCNv2Config(
-        structure="parallel", bottom=(4,), top=(8, 5, 1), cross_rank=5
-    ),
-    configs.DCNConfig(cross_layers=2, deep=(8,)),
-    configs.WideDeepConfig(deep=(8,)),
-    configs.DeepFMConfig(deep=(8,)),
-    configs.TBSMConfig(
-        history={"recent": "item"}, bottom=(4,), event=(5,), attention=(6,), top=(7, 1)
-    ),
-    configs.AutoIntConfig(attention=(6, 8), heads=2, deep=(5,), batch_norm=True),
-    configs.AutoIntConfig(attention=(6,), heads=3),
-    configs.FinalMLPConfig(stream1=(8,), stream2=(6, 4), heads=2, batch_norm=True),
-    configs.FinalMLPConfig(stream1=(8,), stream2=(4,), gate=(5,), context1=("user",)),
-    configs.MMoEConfig(tasks=("a", "b"), experts=3, expert=(8,), tower=(5,)),
-    configs.MMoEConfig(tasks=("a", "b"), experts=1, expert=(8,), batch_norm=True),
-    configs.DINConfig(history={"recent": "item"}, activation=(5, 4), deep=(6,)),
-    configs.TwoTowerConfig(items=("item",), tower=(6, 4)),
-)
-
-
-def test_every_model_has_a_numpy_twin():
-    named = {kind_of(each) for each in sections(configs.ModelConfig)}
-    kinds = named - {kind_of(configs.OwnModelConfig)}
-    assert kinds == score.MODELS.keys() == {each.kind for each in MODELS}
+def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:
+    """Arrays of dense layers as training might leave them: a variance is positive."""
+    generator = np.random.default_rng(0)
+    return {
+        name: np.asarray(
+            generator.uniform(0.5, 1.5, array.shape)
+            if "var" in name
+            else generator.normal(scale=0.5, size=array.shape),
+            np.float32,
+        )
+        for name, array in model.arrays.items()
+    }
 
 
 @pytest.mark.parametrize("dense_features", thorough([3, 0], [3]))
-@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
-def test_every_model_scores_alike_in_numpy_and_serialized(config, dense_features):
+@pytest.mark.parametrize("changes", thorough([{}, {"batch_norm": True}], [{}]))
+@pytest.mark.parametrize("kind", small.KINDS)
+def test_every_model_scores_alike_in_onnx_and_jax(
+    kind, changes, dense_features, tmp_path
+):
+    if kind == "din":
+        changes = {}  # it normalizes always
+    config = small.small_config(small.KINDS[kind], dropout=0.5, **changes)
+    model = DenseModel(config, small.TABLES, small.features_of(config), dense_features)
+    params = draw_arrays(model)
     generator = np.random.default_rng(0)
-    specs = [ej.TableSpec("user", 30, 4), ej.TableSpec("item", 50, 4)]
-    features = [
-        ej.FeatureSpec("user"),
-        ej.FeatureSpec("item", hotness=3, pooling="mean"),
-        ej.FeatureSpec("recent", "item", hotness=3, pooling="none"),
-    ][: 3 if config.kind in ("tbsm", "din") else 2]
-    tables = {
-        spec.name: generator.normal(size=(spec.rows, spec.dim)).astype(np.float32)
-        for spec in specs
-    }
-    ids = {
-        f.name: generator.integers(-1, 30, (7, f.hotness), np.int32) for f in features
-    }
-    dense = generator.normal(size=(7, dense_features)).astype(np.float32)
-
-    embeddings = {
-        name: value.astype(np.float32)
-        for name, value in reference.lookup(tables, features, ids, {}).items()
-    }
-    shapes = {name: value.shape[1:] for name, value in embeddings.items()}
-    model = models.build(config, shapes, dense_features, nnx.Rngs(0))
-    model.eval()
-    state = drawn(nnx.state(model, (nnx.Param, nnx.BatchStat)), 0)
-    state = jax.tree.map_with_path(  # a variance is positive
-        lambda path, each: 0.5 + each**2 if "var" in str(path) else each, state
+    dense, embeddings = jax.tree.map(
+        lambda shape: generator.normal(size=shape.shape).astype(np.float32),
+        model.shapes(7),
     )
-    nnx.update(model, state)
-    expected = np.asarray(model(dense, jax.tree.map(jnp.asarray, embeddings)))
+    expected = np.asarray(model(params, dense, embeddings))
+    assert np.isfinite(expected).all()
 
-    params = {
-        ".".join(map(str, path)): np.asarray(param[...])
-        for path, param in nnx.to_flat_state(state)
-    }
-    forward = score.MODELS[config.kind]
-    arguments = config.model_dump(mode="json"), dense, dict(sorted(embeddings.items()))
-    found = forward(params, *arguments)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    save_arrays(tmp_path / "dense.safetensors", params)
+    write_graphs(tmp_path, model, params)
+    in_onnx = OnnxLayers(tmp_path / "model.onnx")(dense, embeddings)
+    in_jax = jax_export.deserialize(bytearray(serialized(model))).call
+    for logits in (in_onnx, in_jax(params, dense, embeddings)):
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
 
-    scoring = serialized_scoring(config, specs, features, dense_features)
-    found = jax_export.deserialize(bytearray(scoring)).call(
-        params, tables, dense, ids, {}
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+def test_layers_in_bfloat16_are_scored_in_float32(tmp_path):
+    """As near to the oracle as those that are float32 in training, too."""
+    section = small.KINDS["dlrm_dcnv2"]
+    logits = {}
+    for dtype in ("float32", "bfloat16"):
+        config = small.small_config(section, compute_dtype=dtype)
+        model = DenseModel(config, small.TABLES, small.features_of(config), 3)
+        params, folder = draw_arrays(model), tmp_path / dtype
+        folder.mkdir()
+        save_arrays(folder / "dense.safetensors", params)
+        write_graphs(folder, model, params)
+        generator = np.random.default_rng(1)
+        inputs = jax.tree.map(
+            lambda leaf, draw=generator: draw.normal(size=leaf.shape).astype("f4"),
+            model.shapes(5),
+        )
+        logits[dtype] = OnnxLayers(folder / "model.onnx")(*inputs)
+    np.testing.assert_allclose(logits["bfloat16"], logits["float32"], rtol=1e-5)

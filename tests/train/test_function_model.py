@@ -10,11 +10,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax import export as jax_export
-from safetensors.numpy import load_file
 
 import embark_jax as ej
 from embark_jax.config import reading
+from embark_jax.export import load_id_scorer
 from embark_jax.run import experiment
 from tests import runs
 from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
@@ -163,13 +162,7 @@ def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
     assert runs.losses(cut) == runs.losses(whole)
     done("export", cut, "--out", tmp_path / "export", "--trust-code")
     setup = experiment.build(reading.load(config))
-    scoring = jax_export.deserialize((tmp_path / "export/scoring.jax").read_bytes())
-    dense = load_file(tmp_path / "export" / "dense.safetensors")
-    tables = {
-        n: load_file(tmp_path / "export" / "tables" / f"{n}.safetensors")[n]
-        for n in ("user", "item")
-    }
     (batch,) = setup.dataset.test_batches(2_000)
-    logits = scoring.call(dense, tables, batch.dense, dict(batch.ids), {})
-    found, final = ej.evaluate(batch.labels, np.asarray(logits)), runs.final(cut)
+    logits = load_id_scorer(tmp_path / "export").logits(batch.dense, batch.ids)
+    found, final = ej.evaluate(batch.labels, logits), runs.final(cut)
     assert found.log_loss == pytest.approx(final["test_log_loss"], rel=1e-5)

@@ -1,0 +1,111 @@
+"""The dense part of a model as functions of the arrays that scoring reads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import Var
+
+from embark_jax import models
+from embark_jax.checkpoint.layout import array_name
+from embark_jax.config import AnyModelConfig
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.train.flax_model import CALL
+from embark_jax.train.function_model import step_model
+
+TOWERS = ("users", "items")
+"""Methods of a model of two towers: ``(dense, embeddings) -> vectors [batch, width]``.
+"""
+
+
+class DenseModel:
+    """Functions of arrays by dotted path: ``model(arrays, dense, embeddings)``.
+
+    Args:
+      config: the model's config.
+      tables, features: the model's tables and features.
+      dense_features: number of columns of its dense input.
+
+    Attributes:
+      arrays: shapes of the parameters and other variables that scoring reads.
+      methods: the call, and towers if the model has them.
+      embedding_shapes: each feature's embedding shape per sample.
+    """
+
+    def __init__(
+        self,
+        config: AnyModelConfig,
+        tables: Sequence[TableSpec],
+        features: Sequence[FeatureSpec],
+        dense_features: int,
+    ):
+        dims = {table.name: table.dim for table in tables}
+        self.dense_features = dense_features
+        self.embedding_shapes = {
+            f.name: (f.hotness, dims[f.table])
+            if f.pooling == "none"
+            else (dims[f.table],)
+            for f in features
+        }
+        model = nnx.eval_shape(
+            lambda: models.build(
+                config, self.embedding_shapes, dense_features, nnx.Rngs(0)
+            )
+        )
+        has_towers = all(callable(getattr(model, tower, None)) for tower in TOWERS)
+        self.methods = (CALL, *TOWERS) if has_towers else (CALL,)
+        self._model = step_model(model)
+        variables = self._model.params, self._model.state
+        leaves, self._structure = jax.tree.flatten_with_path(variables)
+        # Names as in a checkpoint, but for the first word: whose variables they are.
+        self._variables = {array_name(path[1:]): leaf for path, leaf in leaves}
+        read = set().union(*map(self._names_read, self.methods))
+        self.arrays = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for name, leaf in sorted(self._variables.items())
+            if name in read
+        }
+
+    def __call__(
+        self,
+        arrays: Mapping[str, jax.Array],
+        dense: jax.Array,
+        embeddings: Mapping[str, jax.Array],
+        method: str = CALL,
+    ) -> jax.Array:
+        """Returns logits, or a tower's vectors; see ``models.interface`` for shapes."""
+        # Of those that scoring does not read there are shapes alone.
+        leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
+        params, state = self._structure.unflatten(leaves)
+        return self._model.score(params, state, dense, dict(embeddings), method)
+
+    def shapes(self, batch: Any) -> tuple[jax.ShapeDtypeStruct, dict[str, Any]]:
+        """Returns the shapes of the dense input and the embeddings of a batch, whose
+        size may be symbolic."""
+
+        def shape(*dims):
+            return jax.ShapeDtypeStruct((batch, *dims), jnp.float32)
+
+        return shape(self.dense_features), {
+            name: shape(*dims) for name, dims in self.embedding_shapes.items()
+        }
+
+    def _names_read(self, method: str) -> set[str]:
+        """Returns the names of the variables that a method reads: others are of
+        training, such as the keys of dropout."""
+        call = functools.partial(self, method=method)
+        jaxpr = jax.make_jaxpr(call)(self._variables, *self.shapes(2)).jaxpr
+        read = {
+            variable
+            for values in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
+            for variable in values
+            if isinstance(variable, Var)
+        }
+        # A mapping is flattened in the order of its keys.
+        names = sorted(self._variables)
+        return {n for n, v in zip(names, jaxpr.invars, strict=False) if v in read}

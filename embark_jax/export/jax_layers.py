@@ -1,0 +1,57 @@
+"""The dense layers in JAX, on one device: of a run, or as ``jax.export`` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from embark_jax.export.dense_layers import BATCH, Arrays
+from embark_jax.export.dense_model import DenseModel
+from embark_jax.train.step import MATMUL_PRECISION
+
+PLATFORMS = ("cpu", "cuda")
+
+
+class JaxLayers:
+    """Dense layers that are compiled once, for BATCH samples: fewer are filled up.
+
+    Args:
+      model: ``(params, dense, embeddings) -> logits``.
+      params: parameters by dotted path.
+    """
+
+    def __init__(self, model: Callable[..., jax.Array], params: Arrays):
+        self._model = jax.jit(model)
+        self._params = jax.tree.map(jnp.asarray, dict(params))
+
+    def __call__(self, dense: np.ndarray, embeddings: Arrays) -> np.ndarray:
+        samples = len(dense)
+
+        def filled(array: np.ndarray) -> np.ndarray:
+            return np.pad(array, [(0, BATCH - samples)] + [(0, 0)] * (array.ndim - 1))
+
+        inputs = jax.tree.map(filled, (dense, dict(embeddings)))
+        with jax.default_matmul_precision(MATMUL_PRECISION):
+            logits = self._model(self._params, *inputs)
+        return np.asarray(logits)[:samples]
+
+    def with_params(self, params: Arrays) -> JaxLayers:
+        return JaxLayers(self._model, params)
+
+
+def serialized(model: DenseModel) -> bytes:
+    """Serializes ``(params, dense, embeddings) -> logits`` by ``jax.export``, for any
+    batch size, on CPU and CUDA."""
+    shapes = model.shapes(export.symbolic_shape("batch")[0])
+    exported = export.export(jax.jit(model), platforms=PLATFORMS)
+    return bytes(exported(model.arrays, *shapes).serialize())
+
+
+def read_serialized(path: Path) -> Callable[..., jax.Array]:
+    """Reads what ``serialized`` made."""
+    return export.deserialize(bytearray(path.read_bytes())).call

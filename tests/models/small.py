@@ -1,0 +1,49 @@
+"""A small config of each model of the registry, and data that it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import embark_jax as ej
+from embark_jax.config.models import MODELS, BaseModelConfig
+
+DIM, LENGTH = 8, 3
+TABLES = (ej.TableSpec("user", 30, DIM), ej.TableSpec("item", 50, DIM))
+KINDS = {section.model_fields["kind"].default: section for section in MODELS}
+
+
+def small_config(section: type[BaseModelConfig], **changes: Any) -> BaseModelConfig:
+    """Makes a config with the first examples of required keys, and all widths DIM but
+    for those of logits."""
+    values = {}
+    for name, field in section.model_fields.items():
+        if field.is_required():
+            assert field.examples, f"{section.__name__}.{name} needs an example"
+            values[name] = field.examples[0]
+        elif isinstance(field.default, tuple):
+            values[name] = tuple(
+                DIM if isinstance(width, int) and width > 1 else width
+                for width in field.default
+            )
+    return section(**(values | changes))
+
+
+def features_of(config: BaseModelConfig) -> tuple[ej.FeatureSpec, ...]:
+    """Returns features of the small tables, with the sequences that the model reads."""
+    histories = getattr(config, "history", {})
+    return (
+        ej.FeatureSpec("user"),
+        ej.FeatureSpec("item", hotness=2, pooling="mean"),
+        *(
+            ej.FeatureSpec(name, table, hotness=LENGTH, pooling="none")
+            for name, table in histories.items()
+        ),
+    )
+
+
+def shapes_of(config: BaseModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns each feature's embedding shape per sample."""
+    return {
+        feature.name: (LENGTH, DIM) if feature.pooling == "none" else (DIM,)
+        for feature in features_of(config)
+    }
