@@ -15,8 +15,7 @@ from embark_jax import models
 from embark_jax.checkpoint.layout import array_name
 from embark_jax.config import AnyModelConfig
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.train.flax_model import CALL
-from embark_jax.train.function_model import step_model
+from embark_jax.train.step_model import CALL, step_model
 
 TOWERS = ("users", "items")
 """Methods of a model of two towers: ``(dense, embeddings) -> vectors [batch, width]``.

@@ -27,8 +27,8 @@ from embark_jax.export.dense_layers import (
 )
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.description import DENSE, ONNX, ExportError
-from embark_jax.train.flax_model import CALL
 from embark_jax.train.step import MATMUL_PRECISION
+from embark_jax.train.step_model import CALL
 
 OTHERWISE = "or leave the graph out with --no-onnx: dense.jax takes any model"
 SAMPLES = 3
@@ -105,8 +105,8 @@ def _graph(path: Path, model: DenseModel, method: str) -> tuple[bytes, bool]:
     except Exception as error:  # of any class, for want of one of jax2onnx's own
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise ExportError(
-            f"{path.name}: jax2onnx cannot convert the model: {first}; compute it "
-            f"otherwise, {OTHERWISE}"
+            f"{path.name}: jax2onnx cannot convert it: {first}; compute it otherwise, "
+            f"{OTHERWISE}"
         ) from error
     has_bf16 = _to_float32(graph)
     _link(graph, path.with_name(DENSE), keep_inputs=method == CALL)

@@ -19,7 +19,7 @@ import embark_jax as ej
 from embark_jax._base.errors import UserError
 from tests import runs
 from tests.export.changed import sign
-from tests.runs import embark
+from tests.runs import done, embark
 
 MODEL = """\
 import jax.numpy as jnp
@@ -60,8 +60,7 @@ def made(tmp_path_factory):
             ("train", config, "--workdir", folder / "run"),
             ("export", folder / "run", "--out", folder / "export", "--trust-code"),
         ):
-            done = embark(*command)
-            assert (done.code, done.err) == (0, ""), done.err
+            done(*command)
     sys.modules.pop("summing")
     return folder
 
@@ -216,16 +215,15 @@ def test_code_of_a_run_runs_if_it_is_trusted(made, tmp_path):
         f"open({str(tmp_path / 'ran')!r}, 'w')\n{MODEL}"
     )
     (tmp_path / "rows.csv").write_text("user,item\nu1,7\n")
-    done = embark("predict", run, "--in", tmp_path / "rows.csv")
-    runs.assert_refused(done, str(run / "code/summing.py"), "--trust-code")
+    outcome = embark("predict", run, "--in", tmp_path / "rows.csv")
+    runs.assert_refused(outcome, str(run / "code/summing.py"), "--trust-code")
     with pytest.raises(UserError, match=r"code/summing\.py.*trust_code=True"):
         ej.load_scorer(run)
-    done = embark("export", run, "--out", tmp_path / "new")
-    runs.assert_refused(done, "code/summing.py", "--trust-code")
+    outcome = embark("export", run, "--out", tmp_path / "new")
+    runs.assert_refused(outcome, "code/summing.py", "--trust-code")
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "new").exists()
-    done = embark("predict", run, "--in", tmp_path / "rows.csv", "--trust-code")
-    assert (done.code, done.err) == (0, "")
+    done("predict", run, "--in", tmp_path / "rows.csv", "--trust-code")
     (tmp_path / "ran").unlink()
 
 
@@ -304,8 +302,7 @@ def test_columns_are_kept_beside_the_probability(made, tmp_path):
     rows, out = made / "raw.csv", tmp_path / "scores.csv"
     keep = "--keep", "key", "--keep", "user"
     command = "predict", made / "export", "--in"
-    done = embark(*command, rows, "--out", out, *keep)
-    assert (done.code, done.err) == (0, "")
+    done(*command, rows, "--out", out, *keep)
     found = pyarrow.csv.read_csv(out)
     assert found.column_names == ["key", "user", "probability"]
     given = pyarrow.csv.read_csv(rows)
@@ -315,13 +312,12 @@ def test_columns_are_kept_beside_the_probability(made, tmp_path):
     given = given.set_column(1, "key", pyarrow.array(big, pyarrow.uint64()))
     pq.write_table(given, tmp_path / "rows.parquet", row_group_size=7)
     out = tmp_path / "scores.parquet"
-    done = embark(*command, tmp_path / "rows.parquet", "--out", out, *keep)
-    assert (done.code, done.err) == (0, "")
+    done(*command, tmp_path / "rows.parquet", "--out", out, *keep)
     kept = pq.read_table(out)
     assert kept["key"].to_pylist() == big
     np.testing.assert_allclose(kept["probability"], found["probability"], rtol=1e-6)
-    done = embark(*command, rows, "--keep", "key")
-    first, *_ = done.out.splitlines()
+    outcome = embark(*command, rows, "--keep", "key")
+    first, *_ = outcome.out.splitlines()
     assert first.split("\t") == ["0", f"{found['probability'][0].as_py():.6g}"]
-    done = embark(*command, rows, "--keep", "kye")
-    runs.assert_refused(done, "has no column 'kye'; did you mean key?")
+    outcome = embark(*command, rows, "--keep", "kye")
+    runs.assert_refused(outcome, "has no column 'kye'; did you mean key?")

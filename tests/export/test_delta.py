@@ -19,7 +19,7 @@ from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
 from tests.export.changed import sign
-from tests.runs import embark
+from tests.runs import done, embark
 
 CONFIG = """\
 name: changing
@@ -60,8 +60,7 @@ def run(tmp_path_factory) -> Path:
 
 
 def export(workdir: Path, out: Path, *args) -> Path:
-    done = embark("export", workdir, "--out", out, *args)
-    assert (done.code, done.err) == (0, "")
+    done("export", workdir, "--out", out, *args)
     return out
 
 

@@ -21,7 +21,7 @@ from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
 from tests.export.without_jax import score_without_jax
-from tests.runs import embark
+from tests.runs import done
 
 CONFIG = """\
 name: growing
@@ -68,8 +68,7 @@ def exported(tmp_path_factory) -> Exported:
         checkpoints.save(trainer.whole_state(), trainer.step, trainer.embeddings, {})
     batch = far(setup.dataset.train_batch(100, 32))
     ((batch, logits),) = trainer.predict([batch])
-    done = embark("export", workdir, "--out", workdir / "exported")
-    assert (done.code, done.err) == (0, "")
+    done("export", workdir, "--out", workdir / "exported")
     known -= {-1}
     return Exported(workdir, workdir / "exported", known, batch, np.asarray(logits))
 

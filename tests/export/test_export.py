@@ -32,7 +32,7 @@ from embark_jax.run import experiment
 from tests import runs
 from tests.export.without_jax import score_without_jax
 from tests.models import small
-from tests.runs import embark
+from tests.runs import done, embark
 from tests.thorough import thorough
 
 CONFIG = """\
@@ -188,8 +188,7 @@ def test_no_samples_have_no_logits(exported):
 
 def test_rows_in_eight_bits_are_close(exported, tmp_path):
     folder = tmp_path / "int8"
-    done = embark("export", exported.workdir, "--rows", "int8", "--out", folder)
-    assert (done.code, done.err) == (0, "")
+    done("export", exported.workdir, "--rows", "int8", "--out", folder)
     for name, expected in exported.tables.items():
         arrays = load_file(folder / f"tables/{name}.safetensors")
         assert arrays["rows"].dtype == np.int8
@@ -211,8 +210,7 @@ def test_rows_in_eight_bits_are_close(exported, tmp_path):
 
 def test_without_onnx_jax_scores(exported, tmp_path, monkeypatch):
     folder = tmp_path / "jax"
-    done = embark("export", exported.workdir, "--no-onnx", "--out", folder)
-    assert (done.code, done.err) == (0, "")
+    done("export", exported.workdir, "--no-onnx", "--out", folder)
     assert not (folder / "model.onnx").exists()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     batch = exported.batch
@@ -223,8 +221,8 @@ def test_without_onnx_jax_scores(exported, tmp_path, monkeypatch):
 @pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])
 def test_what_is_not_installed_is_named(exported, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    done = embark("export", exported.workdir, "--out", tmp_path / "out")
-    runs.assert_refused(done, package, 'pip install "embark_jax[onnx]"', "--no-onnx")
+    outcome = embark("export", exported.workdir, "--out", tmp_path / "out")
+    runs.assert_refused(outcome, package, 'pip install "embark_jax[onnx]"', "--no-onnx")
     assert not (tmp_path / "out").exists()
     if package == "onnxruntime":
         with pytest.raises(ExportError, match=r"pip install .embark_jax\[onnx\]"):
@@ -232,8 +230,7 @@ def test_what_is_not_installed_is_named(exported, tmp_path, monkeypatch, package
 
 
 def test_an_older_checkpoint_is_exported_by_its_step(exported, tmp_path):
-    outcome = embark("export", exported.workdir, "--step", 1, "--out", tmp_path / "out")
-    assert (outcome.code, outcome.err) == (0, "")
+    done("export", exported.workdir, "--step", 1, "--out", tmp_path / "out")
     description = json.loads((tmp_path / "out" / "model.json").read_text())
     assert description["step"] == 1
 
@@ -269,8 +266,7 @@ def test_a_run_that_stopped_early_is_exported_at_its_best(exported, tmp_path):
     records = [{"step": 1, "loss": 0.5}, {"step": 2, "final": True, "best_step": 1}]
     lines = [json.dumps(record) for record in records]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    done = embark("export", run, "--out", tmp_path / "out")
-    assert (done.code, done.err) == (0, "")
+    done("export", run, "--out", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "model.json").read_text())["step"] == 1
 
 
