@@ -110,6 +110,7 @@ NOUN_ROOMS = (
     "embedding",
     "train",
     "cache",
+    "cli",
 )
 """Rooms in which no variable is one of ``PRONOUNS``."""
 PRONOUNS = {"each", "given", "known", "most"}
