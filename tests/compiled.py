@@ -14,8 +14,7 @@ import embark_jax as ej
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
 from embark_jax.embedding.arrays import BATCH
-from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch
-from embark_jax.embedding.micro_batches import route_batch
+from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
 from embark_jax.planner import plan
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state

@@ -41,8 +41,7 @@ from embark_jax.cache.stored_rows import ROWS_AT_ONCE
 from embark_jax.cache.table_stores import Keys, TableStores
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import DeviceBatch
-from embark_jax.embedding.micro_batches import route_batch
+from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 from embark_jax.embedding.rules import AnyRule
 
 NO_UNSEEN_KEYS: Keys = MappingProxyType({})

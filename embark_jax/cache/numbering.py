@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import numpy as np
 
 from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers
-from embark_jax.cache.sharing import tell_all_keys
 from embark_jax.data import Batch
 from embark_jax.embedding.logical import TableRows
+from embark_jax.launch.agreement import tell_all_bytes
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import PADDING_ID
 
@@ -132,3 +133,23 @@ class Numbering:
         return np.concatenate(
             [column[column != PADDING_ID] for column in ids], dtype=np.int64
         )
+
+
+def tell_all_keys(keys: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Tells all processes some ``[n]`` int64 arrays; returns, for each of them, what
+    all processes have given, without duplicates and in ascending order.
+
+    All processes must call it equally often, and with as many arrays.
+    """
+    if jax.process_count() == 1 or not keys:
+        return [np.unique(array) for array in keys]
+    sizes = np.array([len(array) for array in keys], np.int64)
+    keys_by_process = []
+    for message in tell_all_bytes(np.concatenate([sizes, *keys]).tobytes(), "keys"):
+        words = np.frombuffer(message, np.int64)
+        ends = np.cumsum([len(keys), *words[: len(keys)]])
+        keys_by_process.append(np.split(words, ends)[1:-1])
+    return [
+        np.unique(np.concatenate(arrays))
+        for arrays in zip(*keys_by_process, strict=True)
+    ]

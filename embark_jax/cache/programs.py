@@ -34,12 +34,11 @@ from embark_jax.embedding.arrays import (
     Routes,
     Storages,
 )
-from embark_jax.embedding.cluster import Route, ShardedCluster
+from embark_jax.embedding.cluster import Route, ShardedCluster, pick
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
 from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.rules import AnyRule, rule_of
-from embark_jax.embedding.sharded import pick
 from embark_jax.plans.storage import Storage
 
 WORDS = 1

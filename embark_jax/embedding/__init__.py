@@ -1,14 +1,14 @@
 """Sharded embedding tables: from the ids of a batch to updated rows.
 
 - ``collection``: all tables of a plan on a mesh; what others use.
-- ``device_batch``, ``micro_batches``: a batch on the devices, and its cuts.
+- ``device_batch``: a batch on the devices, and its micro-batches.
 - ``arrays``: rows, optimizer state and routes, as types.
 - ``bags``, ``indexing``, ``hot_keys``: masks of bad ids, ids to owners and slots, hot
   rows told from cold.
 - ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB, of which
   ``clusters`` is the registry.
-- ``exchange``, ``ragged``, ``wire``, ``id_wire``: the collectives, and their formats.
-- ``rules``, ``row_updates``, ``rounding``: the update of touched rows.
+- ``exchange``, ``ragged``, ``wire``: the collectives, and their formats.
+- ``rules``, ``row_updates``: the update of touched rows.
 - ``initial``, ``logical``: first values of rows, and rows by number.
 - ``reference``: the unsharded oracle in NumPy.
 

@@ -23,7 +23,7 @@ from embark_kernels import (
     pooled_lookup,
 )
 
-from embark_jax.embedding.cluster import RowGradients, Summands
+from embark_jax.embedding.cluster import RowGradients, Summands, sum_up
 from embark_jax.embedding.exchange import (
     Exchange,
     own_share,
@@ -31,7 +31,6 @@ from embark_jax.embedding.exchange import (
     sum_over_devices,
 )
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.sharded import sum_up
 from embark_jax.plans.collectives import summed_rows, summed_whole
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.wire import Wire

@@ -1,4 +1,8 @@
-"""A batch on the devices, sharded by samples, as a step takes it."""
+"""A batch on the devices, sharded by samples, as a step takes it.
+
+Its micro-batches are equal shares of each device's samples, so that cutting a batch
+moves nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError
 from embark_jax.data.records import WORD_BYTES, layout
+from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.plans.tables import PADDING_ID
 
@@ -181,3 +187,43 @@ def own_samples(batch: Batch, size: int) -> Batch:
     share = size // jax.process_count()
     first = share * jax.process_index()
     return Batch.of(records[first : first + share], batch.locate)
+
+
+@jax.named_scope("sort")
+def route_batch(
+    collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
+) -> Routes:
+    """Routes a batch, under jit; several micro-batches lie along a first axis of the
+    result."""
+    columns = batch.columns()
+    if micro_batches == 1:
+        return collection.route(columns.ids, columns.weights)
+    return lax.map(
+        lambda cut: collection.route(cut.ids, cut.weights),
+        cut_batch(collection, columns, micro_batches),
+    )
+
+
+def cut_batch(
+    collection: EmbeddingCollection, batch: Columns, micro_batches: int
+) -> Columns:
+    """Cuts ``[batch, …]`` into ``[micro_batches, batch / micro_batches, …]``."""
+
+    def cut(samples):
+        return jax.tree.map(
+            lambda column: column.reshape(micro_batches, -1, *column.shape[1:]), samples
+        )
+
+    return jax.shard_map(
+        cut, mesh=collection.mesh, in_specs=BATCH, out_specs=MICRO_BATCHES
+    )(batch)
+
+
+def join_batch(collection: EmbeddingCollection, values: jax.Array) -> jax.Array:
+    """Joins ``[micro_batches, n, …]`` back to ``[batch, …]``."""
+    return jax.shard_map(
+        lambda cut: cut.reshape(-1, *cut.shape[2:]),
+        mesh=collection.mesh,
+        in_specs=MICRO_BATCHES,
+        out_specs=BATCH,
+    )(values)

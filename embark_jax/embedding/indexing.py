@@ -5,7 +5,7 @@ never code; the compiled step does not grow with the number of features.
 
 A sample has one *bag* of each pooled feature, and of a sequence (pooling "none") one
 for each of its ids. An *output* is what a bag is pooled into, in one column shard:
-``[batch, width]``. An *request* is an id of a bag, or its padding, once for each column
+``[batch, width]``. A *request* is an id of a bag, or its padding, once for each column
 shard of its table: the unit of routing. A sequence of 3 ids in a table of two column
 shards has 3 bags, 6 outputs and 6 requests; pooled, it has 1 bag, 2 outputs and 6
 requests.
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
-from embark_jax.embedding.row_shards import find
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
@@ -242,3 +242,19 @@ def index_storage(
         shard_first_slot=np.concatenate(first_slots).astype(np.int32),
         output_dim=np.array([rows.table.dim for rows in output_rows], np.float32),
     )
+
+
+def find(ids: Any, row_shards: Any) -> tuple[Any, Any]:
+    """Returns ``(row shard, row in it)`` of rows, both shaped like ``ids``.
+
+    Args:
+      ids: row numbers, not negative; the result for negative ones is not defined.
+      row_shards: number of row shards of each id's table, broadcast against ``ids``.
+    """
+    row = ids // row_shards
+    return ids - row * row_shards, row
+
+
+def ids_of(row_shard: Any, row: Any, row_shards: Any) -> Any:
+    """Inverts ``find``."""
+    return row * row_shards + row_shard

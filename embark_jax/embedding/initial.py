@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from embark_jax.embedding.hot_keys import HotKeys
-from embark_jax.embedding.row_shards import ids_of
+from embark_jax.embedding.indexing import ids_of
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.storage import Storage
 

@@ -17,15 +17,16 @@ from embark_kernels import (
     sum_bags,
 )
 
-from embark_jax.embedding.cluster import RowGradients, Summands
-from embark_jax.embedding.exchange import Exchange
-from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
-from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.sharded import (
+from embark_jax.embedding.cluster import (
+    RowGradients,
+    Summands,
     mean_square_over_column_shards,
     pick,
     sum_up,
 )
+from embark_jax.embedding.exchange import Exchange
+from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.wire import PooledIds, decode_ids, encode_ids
 from embark_jax.plans.wire import Wire, sum_blocks
 
 

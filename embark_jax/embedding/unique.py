@@ -20,14 +20,15 @@ from embark_kernels import (
     unique_by_owner,
 )
 
-from embark_jax.embedding.cluster import RowGradients, Summands
-from embark_jax.embedding.exchange import Exchange, Filled
-from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.sharded import (
+from embark_jax.embedding.cluster import (
+    RowGradients,
+    Summands,
     mean_square_over_column_shards,
     pick,
     sum_up,
 )
+from embark_jax.embedding.exchange import Exchange, Filled
+from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.plans.wire import Wire
 
 

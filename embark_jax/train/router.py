@@ -17,8 +17,7 @@ import numpy as np
 
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import DeviceBatch
-from embark_jax.embedding.micro_batches import route_batch
+from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 
 
 class Router(Protocol):

@@ -14,8 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes, Storages
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import Columns, check_batch
-from embark_jax.embedding.micro_batches import cut_batch, join_batch, route_batch
+from embark_jax.embedding.device_batch import (
+    Columns,
+    check_batch,
+    cut_batch,
+    join_batch,
+    route_batch,
+)
 from embark_jax.plans.options import DenseParallelism
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.losses import LOG_LOSS, Loss

@@ -36,8 +36,7 @@ from embark_jax.config import ModelConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.arrays import BATCH
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import abstract_batch
-from embark_jax.embedding.micro_batches import route_batch
+from embark_jax.embedding.device_batch import abstract_batch, route_batch
 from embark_jax.plans import fleet
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax.embedding.id_wire import PooledIds, decode_ids, encode_ids
+from embark_jax.embedding.wire import PooledIds, decode_ids, encode_ids
 from embark_jax.plans import traffic
 from embark_jax.plans.wire import sum_blocks
 

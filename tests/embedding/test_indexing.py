@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import embark_jax as ej
-from embark_jax.embedding.indexing import index_storage
-from embark_jax.embedding.row_shards import ids_of
+from embark_jax.embedding.indexing import ids_of, index_storage
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.storage import Placement, lay_out
 
