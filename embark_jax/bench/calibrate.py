@@ -111,7 +111,9 @@ class _Bench:
     """The measurements; each returns its fields of ``Rates``."""
 
     def __init__(self, mesh: Mesh, sizes: Sizes):
-        self.mesh, self.sizes, self.devices = mesh, sizes, mesh.size
+        self.mesh = mesh
+        self.sizes = sizes
+        self.devices = mesh.size
         self.table_rows = max(sizes.table_bytes // (4 * ROW_FLOATS * self.devices), 1)
         self.local_rows = max(min(sizes.rows // self.devices, self.table_rows), 1)
 

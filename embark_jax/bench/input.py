@@ -46,7 +46,10 @@ def measure_input(
     def make_batch(step: int) -> np.ndarray:
         return check(dataset.train_batch(step, size)).to_records()
 
-    times, copies, gathers, sample_bytes = [], [], [], 0
+    times = []
+    copies = []
+    gathers = []
+    sample_bytes = 0
     for number in range(rounds + 1):
         steps = range(number * batches, (number + 1) * batches)
         start = time.perf_counter()

@@ -100,7 +100,9 @@ class CachedRows:
         look_ahead: bool = False,
         scratch: Path | None = None,
     ):
-        self._optimizer, self._key, self._numbering = optimizer, key, numbering
+        self._optimizer = optimizer
+        self._key = key
+        self._numbering = numbering
         self._micro_batches, self._look_ahead = micro_batches, look_ahead
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None

@@ -46,7 +46,9 @@ class KeyNumbers:
         while len(left):
             number = self._cells[cell]
             held = number != UNKNOWN
-            left, cell, number = left[held], cell[held], number[held]
+            left = left[held]
+            cell = cell[held]
+            number = number[held]
             same = self._keys[number] == keys[left]
             numbers[left[same]] = number[same]
             left, cell = left[~same], self._next(cell[~same])

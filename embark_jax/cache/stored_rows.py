@@ -79,7 +79,9 @@ class StoredRows:
         self.storage = storage
         self._values = values
         self._width = max(columns.stop for columns in values.values())
-        self._mesh, self._scratch, self._keys = mesh, scratch, keys
+        self._mesh = mesh
+        self._scratch = scratch
+        self._keys = keys
         self._discards = any(row_range.table.discard for row_range in storage.ranges)
         rows = storage.rows_per_device
         self._stores: dict[Any, RowStore] = {

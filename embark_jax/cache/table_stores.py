@@ -45,7 +45,9 @@ class TableStores:
         numbering: Numbering,
         scratch: Path | None,
     ):
-        self._optimizer, self._key, self._numbering = optimizer, key, numbering
+        self._optimizer = optimizer
+        self._key = key
+        self._numbering = numbering
         self._values = {
             name: row_values(optimizer, storage)
             for name, storage in collection.cached.items()

@@ -74,7 +74,9 @@ class DataParallel:
             batch_ids[name] = batch_ids.get(name, 0) + ids
         # Tables that are summed whole: buffer rows of their first rows, and how far
         # their slots lie behind those; the latter for each id column, too.
-        first_row, behind, self._buffer_rows = [], [], 0
+        first_row = []
+        behind = []
+        self._buffer_rows = 0
         column_behind = np.zeros(index.columns, np.int32)
         column_whole = np.zeros(index.columns, bool)
         for rows in index.storage.ranges:

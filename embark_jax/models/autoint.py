@@ -43,7 +43,9 @@ class InteractingLayer(nnx.Module):
         def weights():
             return nnx.Param(xavier_normal(rngs.params(), (inputs, outputs)))
 
-        self.query, self.key, self.value = weights(), weights(), weights()
+        self.query = weights()
+        self.key = weights()
+        self.value = weights()
         self.residual = weights()
         self.heads = heads
         self.compute_dtype = jnp.dtype(compute_dtype)

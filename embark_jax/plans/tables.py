@@ -21,7 +21,9 @@ FIRST_SLOTS = 2**14
 """Slots that a dynamic table begins with, if nothing is said."""
 PADDING_ID = -1
 """Marks a padding element of a bag; it costs no lookup."""
-MOST, MOST_DIM, MOST_DEVICES = 2**31 - 1, 2**16, 2**16
+MOST = 2**31 - 1
+MOST_DIM = 2**16
+MOST_DEVICES = 2**16
 MOST_ROWS, MOST_BATCH = 2**42, 2**44
 """Largest counts: of all, dims, devices, rows, and samples of a batch. The bytes of
 such a table are a 64-bit integer, and no machine has them."""

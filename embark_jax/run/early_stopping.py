@@ -43,7 +43,9 @@ class _Best:
         sign = -1 if self._config.metric == "log_loss" else 1
         gain = sign * (value - self._value)
         if self.step is None or gain > self._config.min_change:
-            self.step, self._value, self.waited = step, value, 0
+            self.step = step
+            self._value = value
+            self.waited = 0
         else:
             self.waited += 1
 

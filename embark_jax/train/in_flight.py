@@ -46,7 +46,9 @@ class StepsInFlight:
     """
 
     def __init__(self, engine: Engine, placing: Placing, check: BatchChecker):
-        self._engine, self._placing, self._check = engine, placing, check
+        self._engine = engine
+        self._placing = placing
+        self._check = check
         self._waiting: deque[PlacedBatch] = deque()
         self._flying: deque[Flight] = deque()
 
