@@ -1,6 +1,7 @@
 """Adds pages to the site that are not in ``pages/``, and adapts links.
 
-Reference pages are generated from the code; READMEs of folders are used unchanged.
+Reference pages are generated from the code, and so is the list of models in the
+reference of the API; READMEs of folders are used unchanged.
 Links in the sources are those of the repository, so that they work there, too. A link
 to a file that the site has becomes a link within the site; any other link becomes the
 file's name.
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import site_reference
 from mkdocs.structure.files import File
+
+from embark_jax.config.models import MODELS
 
 ROOT = Path(__file__).parents[1]
 PAGES = "docs/pages"
@@ -55,8 +58,12 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turns links of the repository into links of the site."""
+    """Turns links of the repository into links of the site, and ``MODELS`` into the
+    classes of the registry of models."""
     here = page.file.src_uri
+    if here == "reference/api.md":
+        classes = [path.replace(":", ".") for path in MODELS.values()]
+        markdown = markdown.replace("\nMODELS\n", "\n::: ".join(["", *classes]) + "\n")
     sources = {site: path for path, site in READMES.items()}
     folder = posixpath.dirname(sources.get(here, f"{PAGES}/{here}"))
 

@@ -114,6 +114,8 @@ def _sections(sections_: Iterator[tuple[str, type[Config]]]) -> list[str]:
             default = field.get_default(call_default_factory=True)
             if field.is_required():
                 shown = "required"
+                if field.examples:
+                    shown += f", such as `{_plain(field.examples[0])}`"
             elif default is None:
                 shown = "not set"
             elif isinstance(default, Config):

@@ -206,4 +206,4 @@ def tasks_of(model: AnyModelConfig) -> tuple[str, ...]:
     """Returns the names of a model's tasks, if it has several; otherwise ()."""
     if isinstance(model, OwnModelConfig):
         return tuple(model.options.get("tasks", ()))
-    return model.tasks if isinstance(model, MMoEConfig) else ()
+    return getattr(model, "tasks", ())

@@ -12,6 +12,7 @@ from jax import export
 
 from embark_jax.export.dense_layers import BATCH, Arrays
 from embark_jax.export.dense_model import DenseModel
+from embark_jax.export.description import JAX, ExportError
 from embark_jax.train.step import MATMUL_PRECISION
 
 PLATFORMS = ("cpu", "cuda")
@@ -46,10 +47,20 @@ class JaxLayers:
 
 def serialized(model: DenseModel) -> bytes:
     """Serializes ``(params, dense, embeddings) -> logits`` by ``jax.export``, for any
-    batch size, on CPU and CUDA."""
+    batch size, on CPU and CUDA.
+
+    Raises:
+      ExportError: if an operation has no serialized form.
+    """
     shapes = model.shapes(export.symbolic_shape("batch")[0])
     exported = export.export(jax.jit(model), platforms=PLATFORMS)
-    return bytes(exported(model.arrays, *shapes).serialize())
+    try:
+        return bytes(exported(model.arrays, *shapes).serialize())
+    except Exception as error:  # of any class: there are shapes, effects, platforms
+        raise ExportError(
+            f"{JAX}: jax.export cannot serialize it: {error}; compute it otherwise, or "
+            "score with the run itself"
+        ) from error
 
 
 def read_serialized(path: Path) -> Callable[..., jax.Array]:

@@ -7,6 +7,9 @@ test's tolerance follows from the shapes and the operands' dtype alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -255,3 +258,158 @@ def unit(x: Bounded) -> Bounded:
 def sigmoid(x: Bounded) -> Bounded:
     value = 1 / (1 + np.exp(-x.value))
     return Bounded(value, x.error / 4 + ELEMENTARY * value)
+
+
+def near(value: np.ndarray) -> Bounded:
+    """Bounds what has no derived bound, through exponentials: 1e-5 of the largest."""
+    return Bounded(value, np.full_like(value, 1e-5 * np.abs(value).max()))
+
+
+def affine(layer: dict, x: np.ndarray) -> np.ndarray:
+    return x @ layer["w"] + layer["b"]
+
+
+def normalized(norm: dict, x: np.ndarray) -> np.ndarray:
+    """By the running statistics of training."""
+    return (x - norm["mean"]) / np.sqrt(norm["var"] + 1e-5)
+
+
+def plain_mlp(params: dict, x: np.ndarray, last_relu: bool = False) -> np.ndarray:
+    """An MLP in float64, with batch normalization if it has some."""
+    for i, layer in sorted(params["layers"].items()):
+        x = affine(layer, x)
+        if last_relu or i + 1 < len(params["layers"]):
+            if norm := params.get("norms", {}).get(i):
+                x = normalized(norm, x) * norm["scale"] + norm["bias"]
+            x = np.maximum(x, 0)
+    return x
+
+
+def side_by_side(*arrays: np.ndarray) -> np.ndarray:
+    return np.concatenate(arrays, axis=-1)
+
+
+def rows_of(embeddings: dict) -> list[np.ndarray]:
+    return [np.asarray(embeddings[name], np.float64) for name in sorted(embeddings)]
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def autoint(params, dense, embeddings, dtype, heads, attention, deep) -> Bounded:
+    """Logits of ``AutoInt``: self-attention between fields, head by head."""
+    fields = np.stack(rows_of(embeddings), axis=1)
+    if dense.shape[1]:
+        of_dense = dense[:, :, None] * params["dense_vectors"]
+        fields = np.concatenate([of_dense, fields], axis=1)
+    x = fields
+    for i in range(len(attention)):
+        layer = params["attention"][i]
+        q, k, v = (
+            np.split(x @ layer[name], heads, axis=2)
+            for name in ("query", "key", "value")
+        )
+        mixed = [softmax(q[h] @ k[h].transpose(0, 2, 1)) @ v[h] for h in range(heads)]
+        x = np.maximum(side_by_side(*mixed) + x @ layer["residual"], 0)
+    logits = affine(params["top"], x.reshape(len(x), -1))
+    if deep:
+        logits = logits + plain_mlp(params["deep"], fields.reshape(len(x), -1))
+    return near(logits)
+
+
+def finalmlp(params, dense, embeddings, dtype, gate, context1, context2) -> Bounded:
+    """Logits of ``FinalMLP``: two gated MLPs, and a bilinear form of both."""
+    x = side_by_side(dense, *rows_of(embeddings))
+    outputs = []
+    for i, names in enumerate((context1, context2)):
+        inputs = x
+        if gate:
+            gates = params["gates"][i]
+            context = [embeddings[name] for name in names] or [gates["context"]]
+            gate_logits = plain_mlp(gates["mlp"], side_by_side(*context))
+            inputs = 2 * x / (1 + np.exp(-gate_logits))
+        outputs.append(plain_mlp(params["streams"][i], inputs, last_relu=True))
+    logits = affine(params["linear"], side_by_side(*outputs))
+    w = params["bilinear"]
+    first, second = (np.split(output, len(w), axis=1) for output in outputs)
+    for head, matrix in enumerate(w):
+        logits += np.einsum("bi,ij,bj->b", first[head], matrix, second[head])[:, None]
+    return near(logits)
+
+
+def dice_mlp(params: dict, x: np.ndarray) -> np.ndarray:
+    """Linear layers with DIN's activation between them, in evaluation."""
+    for i, layer in sorted(params["layers"].items()):
+        x = affine(layer, x)
+        if i + 1 < len(params["layers"]):
+            unit = params["activations"][i]
+            share = 1 / (1 + np.exp(-normalized(unit["norm"], x)))
+            x = share * x + (1 - share) * unit["alpha"] * x
+    return x
+
+
+def din(params, dense, embeddings, dtype, history) -> Bounded:
+    """Logits of ``DIN``, behaviour by behaviour."""
+    vectors = dict(embeddings)
+    for i, (name, candidate) in enumerate(sorted(history.items())):
+        query, interest = embeddings[candidate], 0
+        for event in range(embeddings[name].shape[1]):
+            past = np.asarray(embeddings[name][:, event], np.float64)
+            pair = side_by_side(past, query, past - query, past * query)
+            interest = interest + dice_mlp(params["units"][i], pair) * past
+        vectors[name] = interest
+    return near(dice_mlp(params["deep"], side_by_side(dense, *rows_of(vectors))))
+
+
+def two_tower(params, dense, embeddings, dtype, items, temperature) -> Bounded:
+    """Logits of ``TwoTower``: cosines, divided by the temperature."""
+    of_items = {name: embeddings[name] for name in items}
+    of_users = {name: e for name, e in embeddings.items() if name not in items}
+    user = plain_mlp(params["user_tower"], side_by_side(dense, *rows_of(of_users)))
+    item = plain_mlp(params["item_tower"], side_by_side(*rows_of(of_items)))
+    lengths = np.linalg.norm(user, axis=1) * np.linalg.norm(item, axis=1)
+    return near(((user * item).sum(1) / lengths / temperature)[:, None])
+
+
+def mmoe(params, dense, embeddings, dtype, tasks, experts) -> Bounded:
+    """Logits of ``MMoE``: experts, mixed for each task by its gate."""
+    x = side_by_side(dense, *rows_of(embeddings))
+    outputs = [plain_mlp(params["experts"][i], x, True) for i in range(experts)]
+    logits = []
+    for i in range(len(tasks)):
+        gate = np.ones((1, 1))
+        if experts > 1:
+            gate = softmax(affine(params["gates"][i], x))
+        mixed = sum(gate[:, [n]] * output for n, output in enumerate(outputs))
+        logits.append(plain_mlp(params["towers"][i], mixed))
+    return near(side_by_side(*logits))
+
+
+ORACLES = {
+    function.__name__: function
+    for function in (
+        dlrm_dcnv2,
+        dlrm,
+        dcn,
+        wide_deep,
+        deepfm,
+        tbsm,
+        autoint,
+        finalmlp,
+        din,
+        two_tower,
+        mmoe,
+    )
+}
+KNOW_NORMS = {"autoint", "finalmlp", "two_tower", "mmoe"}
+"""Models whose oracle normalizes batches."""
+
+
+def oracle_of(config) -> Callable[..., Bounded]:
+    """``(params, dense, embeddings, dtype) -> logits [batch, tasks or 1]``, of a
+    config."""
+    function = ORACLES[config.kind]
+    _, _, _, _, *options = inspect.signature(function).parameters
+    return functools.partial(function, **{n: getattr(config, n) for n in options})

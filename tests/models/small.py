@@ -9,7 +9,16 @@ from embark_jax.config.models import MODELS, BaseModelConfig
 
 DIM, LENGTH = 8, 3
 TABLES = (ej.TableSpec("user", 30, DIM), ej.TableSpec("item", 50, DIM))
+VARIANTS = (
+    ("autoint", {"deep": (DIM,)}),
+    ("finalmlp", {"gate": (DIM,), "context1": ("user",)}),
+    ("mmoe", {"experts": 1}),
+    ("dlrm_dcnv2", {"structure": "parallel"}),
+)
+"""Options that add layers to a model, or take some away."""
 KINDS = {section.model_fields["kind"].default: section for section in MODELS}
+
+CASES = [*((kind, {}) for kind in KINDS), *VARIANTS]
 
 
 def small_config(section: type[BaseModelConfig], **changes: Any) -> BaseModelConfig:

@@ -1,6 +1,7 @@
 """Every model against its NumPy oracle, and what it must refuse."""
 
-import functools
+import inspect
+import pkgutil
 import re
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import models
 from embark_jax.config import models as config
+from embark_jax.config.models import MODELS
 from embark_jax.planner.request.dense import dlrm_dcnv2
 from tests.models import oracle
 
@@ -21,41 +23,34 @@ CASES = {
     "dlrm_dcnv2": (
         {"b": (3,), "c": (7,), "a": (4,)},
         config.DLRMDCNv2Config(bottom=(8, 6), top=(9, 1), cross_layers=2, cross_rank=3),
-        oracle.dlrm_dcnv2,
     ),
     "parallel": (
         {"b": (3,), "c": (7,), "a": (4,)},
         config.DLRMDCNv2Config(
             structure="parallel", bottom=(6,), top=(9, 8, 1), cross_rank=3
         ),
-        oracle.dlrm_dcnv2,
     ),
     "dlrm": (
         {"b": (6,), "c": (6,), "a": (6,)},
         config.DLRMConfig(bottom=(8, 6), top=(9, 1)),
-        oracle.dlrm,
     ),
     "dcn": (
         {"b": (3,), "c": (7,), "a": (4,)},
         config.DCNConfig(cross_layers=2, deep=(9, 8)),
-        oracle.dcn,
     ),
     "wide_deep": (
         {"b": (3,), "c": (1,), "a": (4,)},
         config.WideDeepConfig(deep=(9, 8)),
-        oracle.wide_deep,
     ),
     "deepfm": (
         {"b": (4,), "c": (1,), "a": (4,)},
         config.DeepFMConfig(deep=(9, 8)),
-        oracle.deepfm,
     ),
     "tbsm": (
         {"b": (6,), "past_b": (3, 6), "c": (6,), "past_a": (3, 6), "a": (6,)},
         config.TBSMConfig(
             history=HISTORY, bottom=(6,), event=(7,), attention=(5,), top=(8, 1)
         ),
-        functools.partial(oracle.tbsm, history=HISTORY),
     ),
 }
 MLPERF_SHAPES = {f"C{i}": (128,) for i in range(26)}
@@ -63,7 +58,8 @@ MLPERF_SHAPES = {f"C{i}": (128,) for i in range(26)}
 
 @pytest.fixture(params=CASES)
 def case(request):
-    return CASES[request.param]
+    shapes, model_config = CASES[request.param]
+    return shapes, model_config, oracle.oracle_of(model_config)
 
 
 def build(shapes, model_config, dtype="float32"):
@@ -187,30 +183,22 @@ def test_mlperf_has_the_parameters_counted_by_hand():
     assert all(leaf.dtype == jnp.float32 for leaf in leaves)
 
 
-def test_config_defaults_are_the_constructors_defaults():
-    history = {"past": "item"}
-    sequences = {"item": (16,), "past": (20, 16), "user": (16,)}
-    for model_config, model, shapes, required in (
-        (config.DLRMDCNv2Config(), models.DLRMDCNv2, MLPERF_SHAPES, {}),
-        (config.DLRMConfig(), models.DLRM, MLPERF_SHAPES, {}),
-        (config.DCNConfig(), models.DCN, MLPERF_SHAPES, {}),
-        (config.WideDeepConfig(), models.WideDeep, MLPERF_SHAPES, {}),
-        (config.DeepFMConfig(), models.DeepFM, MLPERF_SHAPES, {}),
-        (
-            config.TBSMConfig(history=history),
-            models.TBSM,
-            sequences,
-            {"history": history},
-        ),
-    ):
-        built = nnx.eval_shape(
-            lambda c=model_config, s=shapes: models.build(c, s, 13, nnx.Rngs(0))
-        )
-        direct = nnx.eval_shape(
-            lambda m=model, s=shapes, r=required: m(s, 13, **r, rngs=nnx.Rngs(0))
-        )
-        assert type(built) is model
-        assert nnx.state(built) == nnx.state(direct)
+@pytest.mark.parametrize("section", MODELS)
+def test_config_defaults_are_the_constructors_defaults(section):
+    model = pkgutil.resolve_name(MODELS[section])
+    assert getattr(models, model.__name__) is model
+    parameters = dict(inspect.signature(model.__init__).parameters)
+    for name in ("self", "embedding_shapes", "dense_features", "rngs"):
+        del parameters[name]
+    assert parameters.keys() == section.model_fields.keys() - {"kind"}
+    for name, parameter in parameters.items():
+        field = section.model_fields[name]
+        if field.is_required():
+            assert parameter.default is parameter.empty
+        elif name == "compute_dtype":
+            assert jnp.dtype(field.default) == jnp.dtype(parameter.default)
+        else:
+            assert field.default == parameter.default
 
 
 def test_the_order_of_mappings_does_not_matter(case):
@@ -238,7 +226,7 @@ def test_sharded_over_the_batch_equals_unsharded(case):
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"tbsm"}))
 def test_a_sequence_feature_is_refused(name):
-    _, model_config, _ = CASES[name]
+    _, model_config = CASES[name]
     rule = re.escape("feature 's' gives (10, 6) a sample, must be (dim,)")
     with pytest.raises(ValueError, match=rule):
         build({"a": (6,), "s": (10, 6)}, model_config)
@@ -273,7 +261,7 @@ def test_embeddings_must_be_those_the_model_was_built_for(case):
 
 
 def test_an_empty_place_of_a_sequence_changes_nothing():
-    shapes, model_config, _ = CASES["tbsm"]
+    shapes, model_config = CASES["tbsm"]
     model = build(shapes, model_config)
     dense, embeddings = inputs(shapes, empty_places=1)
 
@@ -287,7 +275,7 @@ def test_an_empty_place_of_a_sequence_changes_nothing():
 
 
 def test_a_sample_without_any_past_has_finite_gradients():
-    shapes, model_config, _ = CASES["tbsm"]
+    shapes, model_config = CASES["tbsm"]
     graph, state = nnx.split(build(shapes, model_config))
     dense, embeddings = inputs(shapes, empty_places=3)
 
