@@ -6,39 +6,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
+import embark_jax as ej
 from embark_jax.config import EmbeddingConfig
 from embark_jax.embedding import reference
-from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import export_table
-from embark_jax.embedding.rules import RowRules
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan, tables_of
 from tests.embedding.problems import batches, step_of
 
 RULES = {
-    "": RowwiseAdagrad(1.0, eps=1.0),
-    "fast": RowwiseAdagrad(4.0, eps=1.0),
-    "adam": LazyAdam(0.1, eps=1.0),
-    "sgd": SGD(0.5),
-    "squares": Adagrad(1.0, eps=1.0),
+    "": ej.RowwiseAdagrad(1.0, eps=1.0),
+    "fast": ej.RowwiseAdagrad(4.0, eps=1.0),
+    "adam": ej.LazyAdam(0.1, eps=1.0),
+    "sgd": ej.SGD(0.5),
+    "squares": ej.Adagrad(1.0, eps=1.0),
 }
 TABLES = [
-    TableSpec("a", 29, 8, init_scale=0.5),
-    TableSpec("b", 11, 8, init_scale=0.5, optimizer="fast", initializer="normal"),
-    TableSpec("c", 13, 8, init_scale=0.5, optimizer="adam"),
-    TableSpec("d", 7, 8, init_scale=0.5, optimizer="sgd"),
-    TableSpec("e", 17, 8, init_scale=0.5, optimizer="squares"),
+    ej.TableSpec("a", 29, 8, init_scale=0.5),
+    ej.TableSpec("b", 11, 8, init_scale=0.5, optimizer="fast", initializer="normal"),
+    ej.TableSpec("c", 13, 8, init_scale=0.5, optimizer="adam"),
+    ej.TableSpec("d", 7, 8, init_scale=0.5, optimizer="sgd"),
+    ej.TableSpec("e", 17, 8, init_scale=0.5, optimizer="squares"),
 ]
 FEATURES = [
-    FeatureSpec("a", hotness=2),
-    FeatureSpec("b", hotness=3, pooling="mean"),
-    FeatureSpec("b2", "b"),
-    FeatureSpec("c", hotness=2),
-    FeatureSpec("d"),
-    FeatureSpec("e", hotness=2),
+    ej.FeatureSpec("a", hotness=2),
+    ej.FeatureSpec("b", hotness=3, pooling="mean"),
+    ej.FeatureSpec("b2", "b"),
+    ej.FeatureSpec("c", hotness=2),
+    ej.FeatureSpec("d"),
+    ej.FeatureSpec("e", hotness=2),
 ]
 PLAN = make_plan(
     FEATURES,
@@ -56,8 +52,8 @@ PLAN = make_plan(
 
 
 def test_each_table_follows_its_own_rule():
-    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
-    rules = RowRules(RULES[""], {n: rule for n, rule in RULES.items() if n})
+    collection = ej.EmbeddingCollection(PLAN, PLAN.make_mesh())
+    rules = ej.RowRules(RULES[""], {n: rule for n, rule in RULES.items() if n})
     storages = collection.init(jax.random.key(0))
     state = collection.init_optimizer(rules)
 
@@ -91,15 +87,15 @@ def test_each_table_follows_its_own_rule():
 
 
 def test_an_unknown_rule_is_refused():
-    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    collection = ej.EmbeddingCollection(PLAN, PLAN.make_mesh())
     with pytest.raises(ValueError, match="table 'e': optimizer is 'squares', must be"):
         collection.init_optimizer(
-            RowRules(RULES[""], {n: RULES[n] for n in ("fast", "adam", "sgd")})
+            ej.RowRules(RULES[""], {n: RULES[n] for n in ("fast", "adam", "sgd")})
         )
 
 
 def test_normal_initial_values_are_those_of_jax():
-    collection = EmbeddingCollection(PLAN, PLAN.make_mesh())
+    collection = ej.EmbeddingCollection(PLAN, PLAN.make_mesh())
     key = jax.random.key(5)
     storages = collection.init(key)
     key = jax.random.fold_in(key, zlib.crc32(b"b") >> 1)
@@ -110,9 +106,9 @@ def test_normal_initial_values_are_those_of_jax():
 
     by_row = jax.vmap(jax.vmap(cell, (None, 0)), (0, None))
     expected = by_row(jnp.arange(11), jnp.arange(8))
-    found = export_table(collection, storages, "b")
+    found = ej.export_table(collection, storages, "b")
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    uniform = export_table(collection, storages, "a")
+    uniform = ej.export_table(collection, storages, "a")
     assert np.abs(uniform).max() <= 0.5 < np.abs(found).max()
 
 

@@ -6,14 +6,12 @@ import itertools
 import numpy as np
 import pytest
 
+import embark_jax as ej
 from embark_jax.planner import EmbarkModel, ProgramModel, Workload, plan_for, predict
 from embark_jax.planner.cost.objective import PEAKS
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import searched
-from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
@@ -29,7 +27,7 @@ def request(seed):
     skew, optimizer and memory."""
     rng = np.random.default_rng(seed)
     nodes, gpus, count = SIZES[seed % len(SIZES)]
-    machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
+    machines = ej.fleets.dgx_h100(nodes, gpus_per_node=gpus)
     dims = [8, 16] if machines.devices < 4 else [4, 8]
     alike = rng.random() < 0.3
     tables, features, forced = [], [], {}
@@ -38,11 +36,11 @@ def request(seed):
         hotness = int(10 ** rng.uniform(0, 2))
         if alike and i:
             rows, dim, hotness = tables[0].rows, tables[0].dim, features[0].hotness
-        tables.append(TableSpec(f"t{i}", rows, dim))
-        features.append(FeatureSpec(f"t{i}", hotness=hotness))
+        tables.append(ej.TableSpec(f"t{i}", rows, dim))
+        features.append(ej.FeatureSpec(f"t{i}", hotness=hotness))
         if rng.random() < 0.3:
             cluster = str(rng.choice(["dp", "rb", "ub"]))
-            forced[f"t{i}"] = ForcedPlacement(cluster)
+            forced[f"t{i}"] = ej.ForcedPlacement(cluster)
     workload = Workload(
         machines,
         int(rng.choice([1, 128, 2048])) * machines.devices,
@@ -179,10 +177,10 @@ def test_no_plan_is_below_the_bound_that_is_certified(seeds):
 def test_whole_tables_in_ub_are_plans_too():
     """Their ids are certain, where finer row shards need slack: each of 8 whole on a
     GPU is faster than any split of all."""
-    tables = [TableSpec(f"t{i}", 10_000_000, 64) for i in range(8)]
-    features = [FeatureSpec(table.name) for table in tables]
-    forced = {table.name: ForcedPlacement("ub") for table in tables}
-    workload = Workload(fleet.dgx_h100(), 65_536)
+    tables = [ej.TableSpec(f"t{i}", 10_000_000, 64) for i in range(8)]
+    features = [ej.FeatureSpec(table.name) for table in tables]
+    forced = {table.name: ej.ForcedPlacement("ub") for table in tables}
+    workload = Workload(ej.fleets.dgx_h100(), 65_536)
     found = plan_for(workload, tables, features, forced=forced)
     whole = [
         dataclasses.replace(each, row_shards=1, column_shards=1, devices=(i,))
@@ -197,13 +195,13 @@ def test_whole_tables_in_ub_are_plans_too():
 def test_the_relaxation_counts_large_shards_where_memory_is_short():
     """Storages are as large everywhere as on the fullest device: three whole tables of
     three widths, each most of a device's memory, do not fit, though their mean does."""
-    workload = Workload(fleet.dgx_h100(), 65_536)
+    workload = Workload(ej.fleets.dgx_h100(), 65_536)
     model = ProgramModel(workload)
     tables = [
-        TableSpec(f"t{width}", int(0.6 * 72e9 / (4 * (width + 1))), width)
+        ej.TableSpec(f"t{width}", int(0.6 * 72e9 / (4 * (width + 1))), width)
         for width in (32, 64, 128)
     ]
-    features = [FeatureSpec(table.name) for table in tables]
+    features = [ej.FeatureSpec(table.name) for table in tables]
     instance = make_instance(tables, features, {}, workload, model)
     relaxed = Relaxation(instance).solve()
     assert relaxed is not None
