@@ -151,7 +151,7 @@ TRAIN = [
 
 def _apply(given: str, bad: ej.Batch, *says: str) -> Case:
     def call(trainer):
-        trainer.apply(put_batch(bad, trainer.embeddings.mesh, SIZE))
+        trainer.apply(put_batch(bad, trainer.embeddings.mesh, len(bad)))
 
     return Case(given, untouched(call), says)
 

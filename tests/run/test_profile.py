@@ -8,8 +8,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from embark_jax._base.config import ConfigError
 from embark_jax.launch.stopping import Stop
 from embark_jax.planner.cost.phases import PHASES
+from embark_jax.run import profile as profiles
+from embark_jax.run.profile import StepProfile
 from embark_jax.train.engine import Engine
 from tests import runs
 
@@ -107,6 +110,23 @@ def test_other_steps_are_refused_before_anything_is_written(tmp_path, steps, mes
     assert not (tmp_path / "run").exists()
 
 
+def test_a_trace_is_closed_wherever_its_run_ends(tmp_path):
+    """Without training: inside the steps, before them, and behind them."""
+    said = []
+    with StepProfile(tmp_path, (4, 8), said.append) as profile:
+        profile.begin(3, ())
+    (trace,) = profiles.traces(tmp_path)
+    with StepProfile(tmp_path, (9, 10), said.append) as profile:
+        profile.begin(7, ())
+        profile.end(7, ())
+    assert profiles.traces(tmp_path) == [trace]
+    assert said[0].startswith(f"profile: {trace} (open it at https://ui.perfetto.dev")
+    assert said[1:] == ["no profile: training ended before step 9"]
+    with pytest.raises(ConfigError, match="5:8: this run trains steps 6 to 10"):
+        StepProfile(tmp_path, (5, 8), said.append).check(5, 10)
+
+
+@pytest.mark.slow
 def test_an_interrupted_trace_is_closed_and_passed_steps_are_refused(
     tmp_path, monkeypatch
 ):
