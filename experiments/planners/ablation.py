@@ -9,6 +9,7 @@ for stay.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import time
@@ -19,38 +20,27 @@ from unittest import mock
 import numpy as np
 
 from embark_jax import planner
-from embark_jax.planner.search import instance, planning, relaxation, solve
-from embark_jax.planner.search.local_search import LocalSearch
+from embark_jax.planner.search import instance, relaxation
+from embark_jax.planner.search.params import SearchParams
 from embark_jax.plans.fleet import dgx_h100
 from embark_jax.plans.forced import ForcedPlacement
 
 RESULTS = Path(__file__).parent / "results" / "search" / "ablation.json"
 ALL = "all parts"
-
-
-def stays(_, assignment, *__):
-    return assignment
-
-
-def keep_all(instance, spread):
-    return np.ones(len(instance.candidates), bool)
-
-
-PARTS = {
-    "roundings of crowded relaxations": mock.patch.object(solve, "CROWDING", (0.0,)),
-    "equal numbers of column shards": mock.patch.object(LocalSearch, "recut", stays),
-    "hot rows that take 90 % of the ids": mock.patch.object(
-        instance, "HOT_SHARES", (0.5,)
-    ),
+PARTS: dict[str, SearchParams | contextlib.AbstractContextManager] = {
+    "roundings of crowded relaxations": SearchParams(crowding=(0.0,)),
+    "hot rows that take 90 % of the ids": SearchParams(hot_shares=(0.5,)),
+    "hot rows that take 50 % of the ids": SearchParams(hot_shares=(0.9,)),
+    "candidates beyond the best eight": SearchParams(shortlist=8),
+    "dearer memory after a plan fits": SearchParams(memory_searches=1),
     "hierarchical exchanges": mock.patch.object(
-        planning, "exchanges_of", return_value=("flat",)
+        instance, "worthwhile_exchanges", return_value=("flat",)
     ),
-    "whole tables, where many are alike": mock.patch.object(solve, "FEW_CANDIDATES", 0),
     "dominated candidates left out": mock.patch.object(
-        relaxation, "undominated", keep_all
+        relaxation, "undominated", lambda made, _: np.ones(len(made.candidates), bool)
     ),
 }
-"""What is done without each part."""
+"""What is done without each part: other parameters, or another function."""
 CASES = (
     # model, nodes, Zipf exponent, whether hot rows can be chosen
     *(("dlrm_dcnv2", nodes, 1.1, True) for nodes in (1, 8, 16)),
@@ -72,14 +62,16 @@ CASES = (
 )
 
 
-def measure(model: str, nodes: int, skew: float, hot: bool) -> tuple[float, float]:
+def measure(
+    model: str, nodes: int, skew: float, hot: bool, params: SearchParams
+) -> tuple[float, float]:
     """Predicted ms of a step, and CPU seconds of planning."""
     listed = planner.load_table_list(model)
     tables, features = listed.specs()
     workload = listed.workload(dgx_h100(nodes), None, skew, None)
     cold = {} if hot else {t.name: ForcedPlacement(hot_rows=0) for t in tables}
     begin = time.process_time()
-    made = planner.plan_for(workload, tables, features, forced=cold)
+    made = planner.plan_for(workload, tables, features, forced=cold, params=params)
     assert made.prediction is not None
     return made.prediction.step_ms, time.process_time() - begin
 
@@ -112,10 +104,16 @@ def main() -> None:
     given = parser.parse_args()
     for part in given.parts:
         steps = {}
-        with PARTS.get(part, mock.patch.object(solve, "__doc__", "")):
+        without = PARTS.get(part, SearchParams())
+        params, patch = SearchParams(), contextlib.nullcontext()
+        if isinstance(without, SearchParams):
+            params = without
+        else:
+            patch = without
+        with patch:
             for model, nodes, skew, hot in CASES:
                 name = f"{model} on {8 * nodes}, Zipf {skew}" + ", hot rows" * hot
-                steps[name] = measure(model, nodes, skew, hot)
+                steps[name] = measure(model, nodes, skew, hot, params)
                 print(part, name, *steps[name], flush=True)
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         results[part] = steps

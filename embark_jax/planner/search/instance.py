@@ -20,6 +20,7 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel, StoragePrice
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.plans.clusters import (
     CLUSTERS,
     DIRECT,
@@ -38,13 +39,6 @@ MIN_WIDTH = 8
 """Smallest number of columns of a shard: 32 bytes, the sector in which GPU memory is
 read (https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
 
-HOT_SHARES = (0.5, 0.9)
-"""Shares of a table's ids that candidates' hot rows take."""
-FEWER_ROWS = 8.0
-"""Smallest ratio of the hot rows' share of ids to their share of the table's rows."""
-MANY = 64
-"""Largest number of unlike tables in a model that is not large."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instance:
@@ -58,7 +52,9 @@ class Instance:
       counts: ``[groups]`` number of tables.
       uses: ``[groups]`` use of each table.
       owners: ``[groups]`` forced owners, or None.
-      candidates: candidates of all groups; a candidate's ``table`` is a group.
+      candidates: candidates of all groups, group by group; a candidate's ``table`` is
+        a group.
+      params: how much is tried.
     """
 
     workload: Workload
@@ -71,6 +67,7 @@ class Instance:
     uses: Sequence[TableUse]
     forced: Sequence[ForcedPlacement]
     candidates: Candidates
+    params: SearchParams = DEFAULT
 
     @property
     def owners(self) -> list[np.ndarray | None]:
@@ -81,18 +78,18 @@ class Instance:
 
     @property
     def is_large(self) -> bool:
-        """Whether it has so many unlike tables that the search tries fewer candidates
-        of each, and only the best start."""
-        return len(self.counts) > MANY
+        """Whether it has so many unlike tables that the search tries fewer splits, and
+        only the best start."""
+        return len(self.counts) > self.params.large_model
 
     @functools.cached_property
     def shard_bytes(self) -> np.ndarray:
         """``[candidates]`` least bytes of a device that has their largest shard: its
         rows, and what every device holds."""
-        each = self.candidates
-        rows = each.reduced(np.maximum, each.loads[ROWS])
-        row_bytes = self.objective.held_bytes[PEAK_ROWS][each.storage]
-        return row_bytes * rows + each.everywhere_bytes
+        candidates = self.candidates
+        rows = candidates.reduced(np.maximum, candidates.loads[ROWS])
+        row_bytes = self.objective.held_bytes[PEAK_ROWS][candidates.storage]
+        return row_bytes * rows + candidates.everywhere_bytes
 
 
 def make_instance(
@@ -101,12 +98,14 @@ def make_instance(
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
     model: CostModel,
+    params: SearchParams = DEFAULT,
 ) -> Instance:
     """Makes the instance of one request.
 
     Args:
       tables, features, forced: as for ``plan``.
       workload, model: circumstances of the plan, and what prices it.
+      params: how much is tried.
     """
     memory = Memory(workload)
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
@@ -115,12 +114,14 @@ def make_instance(
         workload.statistics.hot_ids(table, force.hot_rows or 0)  # raises if unknown
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-    splits = _even_splits(workload.devices, coarse=len(numbers) > MANY)
+    splits = _even_splits(workload.devices, coarse=len(numbers) > params.large_model)
     cached_rows = sum(table.rows for table in tables if table.cached)
     ways = [
         (g, use, force, hot_rows)
         for g, (use, force) in enumerate(numbers)
-        for hot_rows in _hot_rows(use, force, workload.devices, model)
+        for hot_rows in _hot_rows(
+            use, force, workload.devices, model, params.hot_shares
+        )
     ]
     exchanges: dict[Cluster, Sequence[Exchange]] = {
         cluster: worthwhile_exchanges(cluster, workload, model)
@@ -143,16 +144,17 @@ def make_instance(
     )
     objective = Objective(candidates.storages, workload, model, memory)
     return Instance(
-        workload,
-        model,
-        memory,
-        objective,
-        tables,
-        group,
+        workload=workload,
+        model=model,
+        memory=memory,
+        objective=objective,
+        tables=tables,
+        group=group,
         counts=np.bincount(group),
         uses=[use for use, _ in numbers],
         forced=[force for _, force in numbers],
         candidates=candidates,
+        params=params,
     )
 
 
@@ -162,7 +164,11 @@ def _listed(use: TableUse) -> bool:
 
 
 def _hot_rows(
-    use: TableUse, force: ForcedPlacement, devices: int, model: CostModel
+    use: TableUse,
+    force: ForcedPlacement,
+    devices: int,
+    model: CostModel,
+    shares: Sequence[float],
 ) -> list[int]:
     """Returns the numbers of hot rows that are worth a try: none, and as many as take
     certain shares of the ids, if those are few. A table whose shards are forced in any
@@ -171,26 +177,30 @@ def _hot_rows(
         return [force.hot_rows]
     if force.is_fixed or devices == 1 or REPLICATED not in model.clusters:
         return [0]
-    most = int(use.rows / FEWER_ROWS)
+    known_rows = use.rows
     listed = _listed(use)
     if listed:
         assert isinstance(use.skew, Histogram)
-        most = min(most, len(use.skew.hottest))
+        known_rows = len(use.skew.hottest)
 
-    def share(hot_rows: int) -> float:
+    def share_of(hot_rows: int) -> float:
         return use.skew.share(use.rows, 0, hot_rows, listed)
 
-    found = [0]
-    for wanted in HOT_SHARES:
-        few = min(most, int(wanted / FEWER_ROWS * use.rows))
-        if few < 1 or share(few) < wanted:
+    numbers = {0}
+    for share in shares:
+        limit = min(known_rows, int(share * use.rows))
+        if limit < 1 or share_of(limit) < share:
             continue
-        low, high = 0, few  # the fewest rows that take the share, or slightly more
+        low = 0
+        high = limit  # the fewest rows that take the share, or slightly more
         while high - low > max(1, high // 8):
             middle = (low + high) // 2
-            low, high = (middle, high) if share(middle) < wanted else (low, middle)
-        found.append(high)
-    return sorted(set(found))
+            if share_of(middle) < share:
+                low = middle
+            else:
+                high = middle
+        numbers.add(high)
+    return sorted(numbers)
 
 
 Choice = tuple[int, int, int, int]

@@ -1,4 +1,4 @@
-"""A linear program that grows: HiGHS begins each solution where the last one ended.
+"""A linear program whose rows grow: HiGHS goes on from the last solution.
 
 Beside a new program for each solution (``scipy.optimize.linprog``), planning takes 0.5
 to 0.75 of the CPU time.
@@ -18,7 +18,7 @@ class Optimum(NamedTuple):
 
     Attributes:
       cost: least cost.
-      variables: ``[variables]`` values; 0 for those that were not added.
+      variables: ``[variables]`` values.
       multipliers: ``[rows]`` amount by which the cost falls for each unit that a row's
         limit rises, at least 0.
     """
@@ -30,7 +30,7 @@ class Optimum(NamedTuple):
 
 class LinearProgram:
     """Minimises ``cost @ x`` such that ``sums @ x = totals``, ``matrix @ x <= limits``
-    and ``0 <= x <= upper``; variables that were not added are 0.
+    and ``0 <= x <= upper``.
 
     Attributes:
       cost: ``[variables]`` cost.
@@ -41,7 +41,7 @@ class LinearProgram:
         self,
         cost: np.ndarray,
         upper: np.ndarray,
-        sums: sparse.csc_matrix,
+        sums: sparse.csr_matrix,
         totals: np.ndarray,
     ):
         """
@@ -49,42 +49,48 @@ class LinearProgram:
           cost, upper: ``[variables]``.
           sums, totals: ``[sums, variables]`` and ``[sums]``.
         """
-        self.cost, self._upper, self._sums = cost, upper, sums
-        self._first = len(totals)  # row after the sums
-        self.matrix = sparse.csc_matrix((0, len(cost)))
+        number = len(cost)
+        self.cost = cost
+        self.matrix = sparse.csr_matrix((0, number))
         self.limits = np.zeros(0)
-        self._added = np.zeros(0, np.int64)
+        self._sums = len(totals)
         self._solver: Any = highspy.Highs()
         self._solver.silent()
+        nothing = np.zeros(0, np.int32)
+        first = np.zeros(number, np.int32)
+        self._solver.addCols(
+            number, cost, np.zeros(number), upper, 0, first, nothing, np.zeros(0)
+        )
         self._add_rows(sums, totals, totals)
 
     def add_rows(self, matrix: sparse.csr_matrix, limits: np.ndarray) -> None:
         """Adds ``[rows, variables]`` with ``[rows]`` limits."""
-        self.matrix = sparse.vstack([self.matrix, matrix]).tocsc()
+        self.matrix = sparse.csr_matrix(sparse.vstack([self.matrix, matrix]))
         self.limits = np.append(self.limits, limits)
         self._add_rows(matrix, np.full(len(limits), -np.inf), limits)
 
-    def _add_rows(self, matrix, least: np.ndarray, most: np.ndarray) -> None:
-        here = sparse.csr_matrix(matrix.tocsc()[:, self._added])
-        triple = here.indptr, here.indices, here.data
-        self._solver.addRows(len(least), least, most, here.nnz, *triple)
-
-    def add_variables(self, numbers: np.ndarray) -> None:
-        """Adds the variables of these numbers that it does not have yet."""
-        new = np.setdiff1d(numbers, self._added)
-        self._added = np.append(self._added, new)
-        here = sparse.vstack([self._sums[:, new], self.matrix[:, new]]).tocsc()
-        bounds = self.cost[new], np.zeros(len(new)), self._upper[new]
-        triple = here.indptr, here.indices, here.data
-        self._solver.addCols(len(new), *bounds, here.nnz, *triple)
+    def _add_rows(
+        self, matrix: sparse.csr_matrix, lower: np.ndarray, upper: np.ndarray
+    ) -> None:
+        self._solver.addRows(
+            len(lower),
+            lower,
+            upper,
+            matrix.nnz,
+            matrix.indptr,
+            matrix.indices,
+            matrix.data,
+        )
 
     def solve(self) -> Optimum | None:
         """Returns the optimum; None if no values satisfy the rows."""
         self._solver.run()
         if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
-        found, x = self._solver.getSolution(), np.zeros(len(self.cost))
-        x[self._added] = np.maximum(found.col_value, 0.0)
-        of_rows = np.asarray(found.row_dual)[self._first :]
-        least = self._solver.getInfo().objective_function_value
-        return Optimum(least, x, np.maximum(-of_rows, 0.0))
+        solution = self._solver.getSolution()
+        row_multipliers = np.asarray(solution.row_dual)[self._sums :]
+        return Optimum(
+            cost=self._solver.getInfo().objective_function_value,
+            variables=np.maximum(solution.col_value, 0.0),
+            multipliers=np.maximum(-row_multipliers, 0.0),
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.embark import EmbarkModel
@@ -13,14 +13,16 @@ from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.certify import certify
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
 from embark_jax.planner.search.instance import forced_problems, make_instance
+from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.planner.search.reasons import reasons
-from embark_jax.planner.search.replanning import replanned
 from embark_jax.planner.search.slots import choose_slots
-from embark_jax.planner.search.solve import Found, solve
+from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans import fleet as fleets
+from embark_jax.plans.alike import alike
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
+from embark_jax.plans.prediction import Removal
 from embark_jax.plans.tables import (
     MOST_BATCH,
     FeatureSpec,
@@ -31,9 +33,9 @@ from embark_jax.plans.tables import (
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
-MOST_VALUES = 2**56
+MAX_VALUES = 2**56
 """Largest number of values that a step reads: their bytes are a 64-bit integer."""
-SAME = 1e-6
+ROUNDING = 1e-6
 """Change of a step or a bound that is a rounding error, as a share."""
 
 
@@ -106,102 +108,141 @@ def plan_for(
     cost_model: str | CostModel = "program",
     certify_s: float = 0.0,
     replan: int = 0,
+    params: SearchParams = DEFAULT,
 ) -> Plan:
     """Plans like ``plan``, with all that a workload knows, such as the dense layers.
     With ``replan`` it plans again without each of so many tables, those that take most
-    of the step."""
+    of the step; ``params`` say how much is tried."""
     check_model(tables, features)
-    forced, fleet, batch = dict(forced or {}), workload.fleet, workload.batch_size
-    given = dict(forced)
-    begun, tables = tables, fully_grown(tables)
-    forced |= spread(tables, forced, workload.devices)
-    _check_request(tables, forced, fleet, batch)
-    dims = {table.name: table.dim for table in tables}
-    values = batch * sum(f.hotness * dims[f.table] for f in features)
-    if values > MOST_VALUES:
-        raise ValueError(
-            f"batch size {batch:,}: a step reads {values:,} values of rows, must be at "
-            f"most {MOST_VALUES:,}; lower it, or hotness"
-        )
-    tables = choose_slots(
-        tables,
-        features,
-        workload,
-        lambda some: plan_for(
-            workload, some, features, forced=forced, cost_model=cost_model
-        ),
-    )
-    if problems := workload.statistics.problems(tables, features):
-        raise ValueError("; ".join(problems))
-    models: dict[str, CostModel] = {
-        "program": ProgramModel(workload),
-        "embark": EmbarkModel(workload),
-    }
-    if isinstance(cost_model, str):
-        if cost_model not in models:
-            known = list(models)
-            raise ValueError(f"cost_model is {cost_model!r}, must be one of {known}")
-        cost_model = models[cost_model]
-    instance = make_instance(tables, features, forced, workload, cost_model)
-    found, certified = solve(instance), ""
-    if certify_s:
-        before, found = found, certify(instance, found, certify_s)
-        certified = _difference(before, found, certify_s)
-    planned = _as_plan(found, begun, features, certified)
+    forced = dict(forced or {})
+    grown = fully_grown(tables)
+    all_forced = forced | spread(grown, forced, workload.devices)
+    _check_request(grown, features, all_forced, workload)
 
-    def statistics_without(names: frozenset[str]) -> Statistics:
-        known = workload.statistics
-        gone = {feature.name for feature in features if feature.table in names}
-        return dataclasses.replace(
-            known,
-            features={k: v for k, v in known.features.items() if k not in gone},
-            tables={k: v for k, v in known.tables.items() if k not in names},
+    def plan_of(
+        some: Sequence[TableSpec],
+        of_them: Sequence[FeatureSpec] = features,
+        workload: Workload = workload,
+    ) -> Plan:
+        names = {table.name for table in some}
+        return plan_for(
+            workload,
+            some,
+            of_them,
+            forced={name: force for name, force in forced.items() if name in names},
+            cost_model=cost_model,
+            params=params,
         )
+
+    slotted = choose_slots(grown, features, workload, plan_of)
+    if problems := workload.statistics.problems(slotted, features):
+        raise ValueError("; ".join(problems))
+    model = _cost_model(cost_model, workload)
+    instance = make_instance(slotted, features, all_forced, workload, model, params)
+    result = solve(instance)
+    certified = ""
+    if certify_s:
+        proven = certify(instance, result, certify_s)
+        certified = _difference(result, proven, certify_s)
+        result = proven
+    planned = _as_plan(result, tables, features, certified)
 
     def step_ms_without(names: frozenset[str]) -> float:
-        again = plan_for(
-            dataclasses.replace(workload, statistics=statistics_without(names)),
-            [table for table in begun if table.name not in names],
+        statistics = workload.statistics
+        gone = {feature.name for feature in features if feature.table in names}
+        left = dataclasses.replace(
+            statistics,
+            features={k: v for k, v in statistics.features.items() if k not in gone},
+            tables={k: v for k, v in statistics.tables.items() if k not in names},
+        )
+        again = plan_of(
+            [table for table in tables if table.name not in names],
             [feature for feature in features if feature.table not in names],
-            forced={name: each for name, each in given.items() if name not in names},
-            cost_model=cost_model,
+            dataclasses.replace(workload, statistics=left),
         )
         assert again.prediction is not None
         return again.prediction.step_ms
 
-    return replanned(planned, replan, step_ms_without)
+    return _replanned(planned, replan, step_ms_without)
 
 
-def _difference(before: Found, after: Found, seconds: float) -> str:
+def _cost_model(cost_model: str | CostModel, workload: Workload) -> CostModel:
+    match cost_model:
+        case "program":
+            return ProgramModel(workload)
+        case "embark":
+            return EmbarkModel(workload)
+        case str():
+            raise ValueError(
+                f"cost_model is {cost_model!r}, must be one of ['program', 'embark']"
+            )
+    return cost_model
+
+
+def _replanned(
+    plan: Plan, number: int, step_ms_without: Callable[[frozenset[str]], float]
+) -> Plan:
+    """Returns the plan, whose removals say how long the step of a new plan is without
+    them, for those tables that take most of the step.
+
+    Args:
+      plan: a plan of the planner.
+      number: number of tables, or of tables that are alike.
+      step_ms_without: plans without these tables.
+    """
+    prediction = plan.prediction
+    if prediction is None or prediction.breakdown is None:
+        return plan
+    breakdown = prediction.breakdown
+    groups = [
+        tuple(placement.table.name for placement in group)
+        for group in alike(plan.placements, plan.features)
+    ]
+    groups.sort(key=lambda names: -sum(breakdown.table_ms[name] for name in names))
+    largest = {frozenset(names) for names in groups[:number]}
+
+    def planned_again(removal: Removal) -> Removal:
+        names = frozenset(removal.tables)
+        if names not in largest:
+            return removal
+        everything = len(names) == len(plan.placements)
+        step_ms = 0.0 if everything else step_ms_without(names)
+        return dataclasses.replace(removal, replanned_ms=step_ms)
+
+    removals = tuple(map(planned_again, breakdown.removals))
+    breakdown = dataclasses.replace(breakdown, removals=removals)
+    prediction = dataclasses.replace(prediction, breakdown=breakdown)
+    return dataclasses.replace(plan, prediction=prediction)
+
+
+def _difference(before: SearchResult, after: SearchResult, seconds: float) -> str:
     """Says what the solver changed."""
-    step_ms = before.assignment.step_ms(), after.assignment.step_ms()
+    figures = (
+        ("the step", before.step_ms, after.step_ms),
+        ("the bound", before.bound_ms, after.bound_ms),
+    )
     changes = [
         f"{what} from {old:.3f} to {new:.3f} ms"
-        for what, old, new in (
-            ("the step", *step_ms),
-            ("the bound", before.bound_ms, after.bound_ms),
-        )
-        if abs(new - old) > SAME * old
+        for what, old, new in figures
+        if abs(new - old) > ROUNDING * old
     ]
-    changed = " and ".join(changes)
-    return f"certify, {seconds:g} s: " + (
-        f"changed {changed}" if changes else "changed neither the plan nor the bound"
-    )
+    changed = " and ".join(changes) or "neither the plan nor the bound"
+    return f"certify, {seconds:g} s: changed {changed}"
 
 
 def _as_plan(
-    found: Found,
+    result: SearchResult,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     certified: str,
 ) -> Plan:
-    assignment, instance = found.assignment, found.assignment.instance
-    workload, model = instance.workload, instance.model
-    step_ms = assignment.step_ms()
-    if found.bound_ms > step_ms:
+    assignment = result.assignment
+    workload = assignment.instance.workload
+    model = assignment.instance.model
+    if result.bound_ms > result.step_ms:
         raise RuntimeError(
-            f"the bound of {found.bound_ms} ms is above the plan's {step_ms} ms: "
-            "one of them is wrong; please report this request"
+            f"the bound of {result.bound_ms} ms is above the plan's {result.step_ms} "
+            "ms: one of them is wrong; please report this request"
         )
     placements = assignment.placements(reasons(assignment))
     return Plan(
@@ -213,7 +254,7 @@ def _as_plan(
         capacities=capacities(placements, features, workload),
         prediction=dataclasses.replace(
             predict(placements, features, workload, model),
-            lower_bound_ms=float(found.bound_ms),
+            lower_bound_ms=float(result.bound_ms),
             breakdown=break_down(placements, features, workload, model)
             if isinstance(model, ProgramModel)
             else None,
@@ -225,10 +266,11 @@ def _as_plan(
 
 def _check_request(
     tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement],
-    fleet: Fleet,
-    batch: int,
+    workload: Workload,
 ) -> None:
+    batch = workload.batch_size
     unknown = sorted(set(forced) - {table.name for table in tables})
     if unknown:
         raise ValueError(f"placements are forced for unknown tables {unknown}")
@@ -242,11 +284,18 @@ def _check_request(
         problem
         for table in tables
         if table.name in forced
-        for problem in forced_problems(table, forced[table.name], fleet.devices)
+        for problem in forced_problems(table, forced[table.name], workload.devices)
     ]
-    if whole("batch size", batch, MOST_BATCH) % fleet.devices:
+    if whole("batch size", batch, MOST_BATCH) % workload.devices:
         problems.append(
-            f"batch size {batch} must be a multiple of the {fleet.devices} devices"
+            f"batch size {batch} must be a multiple of the {workload.devices} devices"
         )
     if problems:
         raise ValueError("; ".join(problems))
+    dims = {table.name: table.dim for table in tables}
+    values = batch * sum(f.hotness * dims[f.table] for f in features)
+    if values > MAX_VALUES:
+        raise ValueError(
+            f"batch size {batch:,}: a step reads {values:,} values of rows, must be at "
+            f"most {MAX_VALUES:,}; lower it, or hotness"
+        )

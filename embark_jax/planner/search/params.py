@@ -1,0 +1,58 @@
+"""The parameters of the search, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchParams:
+    """How much the search tries. Larger counts take longer, and hardly any value
+    changes the steps of published models by more than 2 %. What each gains is measured
+    by ``experiments/planners/ablation.py``; see the README there.
+    """
+
+    hot_shares: tuple[float, ...] = (0.5, 0.9)
+    """Shares of a table's ids that the hot rows of candidates take."""
+    large_model: int = 64
+    """Number of groups of alike tables above which a model is large: fewer splits, and
+    only the start with the lowest bound. Without it, 1,000 unlike tables take four
+    times as long, for steps that are 1.6 % shorter."""
+    crowding: tuple[float, ...] = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 0.625)
+    """Shares of the largest shard that are added to peaks, of the relaxations whose
+    roundings are improved; 0 is the relaxation itself."""
+    rounded_groups: int = 120
+    """Groups of alike tables in all roundings together: models with more groups have
+    fewer roundings improved."""
+    shortlist: int = 16
+    """Number of candidates of a group that moves choose among: the best ones of the
+    relaxation."""
+    powers: tuple[int, ...] = (8, 32, 256)
+    """Powers of the smooth costs by which tables are moved, one pass for each; the
+    first is also that by which they are inserted at first. The last is within 128 ** (1
+    / 256) = 2 % of the maximum over 128 devices."""
+    failures: int = 2
+    """Failed moves of alike tables in a pass after which the others stay."""
+    memory_price: float = 0.1
+    """Price of all memory, in step times, where no plan fits without one; it is four
+    times as high from search to search."""
+    memory_searches: int = 8
+    """Largest number of searches, the first without a price: the last price is 400 step
+    times."""
+    tolerance: float = 3e-5
+    """Share of the optimum by which a row of the relaxation must be broken to be
+    added."""
+    gap: float = 1e-3
+    """Gap between plan and bound that needs no further proof."""
+    slot_batches: float = 2.0
+    """Smallest number of slots of a cached table, as a multiple of the rows that a
+    batch is expected to ask for."""
+    slot_share: float = 0.9
+    """Share of the remaining memory that slots take; the rest is for devices that are
+    fuller than others."""
+    slot_ranges: int = 64
+    """Number of row ranges of a cached table, from hot to cold, that get slots one by
+    one."""
+
+
+DEFAULT = SearchParams()
