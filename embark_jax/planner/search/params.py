@@ -27,7 +27,7 @@ class SearchParams:
     shortlist: int = 16
     """Number of candidates of a group that moves choose among: the best ones of the
     relaxation."""
-    powers: tuple[int, ...] = (8, 32, 256)
+    powers: tuple[int, ...] = (8, 16, 64, 256)
     """Powers of the smooth costs by which tables are moved, one pass for each; the
     first is also that by which they are inserted at first. The last is within 128 ** (1
     / 256) = 2 % of the maximum over 128 devices."""
