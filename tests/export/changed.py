@@ -1,7 +1,5 @@
 """Exports that somebody changes who knows their format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An export that is damaged, or made up by somebody, is refused, and runs no code."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

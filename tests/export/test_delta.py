@@ -1,7 +1,5 @@
 """A whole export and the changes after it are the later whole export."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports of dynamic tables: rows by key, and initial rows of all other keys."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

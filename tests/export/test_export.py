@@ -1,7 +1,5 @@
 """Exports: what another program reads out of them scores as the trainer does."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -85,8 +83,7 @@ def exported(tmp_path_factory) -> Exported:
         )
         for table in setup.tables
     }
-    outcome = embark("export", folder, "--out", folder / "exported")
-    assert (outcome.code, outcome.err) == (0, "")
+    done("export", folder, "--out", folder / "exported")
     return Exported(folder, folder / "exported", tables, batch, np.asarray(logits))
 
 

@@ -1,7 +1,5 @@
 """Exports of models of one's own: towers, functions, and what ONNX cannot say."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Scores an export in an interpreter in which an import of JAX raises."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small config of each model of the registry, and data that it takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import embark_jax as ej
