@@ -16,11 +16,12 @@ from jax.sharding import Sharding
 
 class StoredShard(NamedTuple):
     """A block: ``data`` is ``[rows, width]``, in place; ``index`` is its position in
-    the array; ``device`` is the one whose rows these are."""
+    the array; ``device`` is the one whose rows these are, and no other has them."""
 
     device: Any
     index: tuple[slice, ...]
     data: np.ndarray
+    replica_id: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

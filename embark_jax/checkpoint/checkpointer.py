@@ -1,14 +1,17 @@
 """The checkpoints of a run: saved during training, restored whatever plan wrote them.
 
-Each process writes and reads for its own devices, and waits for others only before it
-continues with them. The order of data is a function of seed and step: the step, with
-the seed in the identity, is the data position.
+Orbax saves in the background, gives a checkpoint its name when it is complete, and has
+all processes wait for each other. Each process writes and reads for its own devices; no
+device takes part. The order of data is a function of seed and step: the step, with the
+seed in the identity, is the data position.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
+import json
+import logging
 import platform
 import threading
 import time
@@ -17,37 +20,33 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
 from embark_jax._base.memory import free_memory_bytes
 from embark_jax._base.storage import local
 from embark_jax.cache.stored_array import StoredArray
-from embark_jax.checkpoint.errors import (
-    CheckpointError,
-    ForeignCheckpointError,
-    OtherExperimentError,
-)
-from embark_jax.checkpoint.files import write_file
+from embark_jax.checkpoint.agreement import in_process_0, together
+from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
+from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason
 from embark_jax.checkpoint.folder import CheckpointFolder
-from embark_jax.checkpoint.layout import check_whole, lay_out, named_arrays, with_arrays
-from embark_jax.checkpoint.manifest import NAME, Manifest
-from embark_jax.checkpoint.reading import SavedCheckpoint
-from embark_jax.checkpoint.restoring import restore_array, restore_tables
-from embark_jax.checkpoint.writing import GIGABYTE, StateWriter
+from embark_jax.checkpoint.layout import SavedArray, is_key, named_arrays, with_arrays
+from embark_jax.checkpoint.reading import READING_BYTES, SavedCheckpoint
+from embark_jax.checkpoint.restoring import restore_arrays
+from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import table_layouts
-from embark_jax.launch.agreement import tell_all
+from embark_jax.launch.agreement import WAIT_MS, tell_all
 from embark_jax.train.state import TrainState
 
-PLAN_NAME = "plan.json"
-READING_BYTES = 256 << 20
-"""Most bytes of memory that reading takes: more makes it no faster."""
-
+GIGABYTE = 1e9
 
 MakeRoom = Callable[[Mapping[str, int]], tuple[TrainState, EmbeddingCollection]]
+
+# Orbax logs each of its steps, and the errors that it raises.
+logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
 class Checkpointer:
@@ -90,26 +89,28 @@ class Checkpointer:
         self.evaluations: list[dict[str, Any]] = []
         self._memory_bytes = memory_bytes
         self._say = say
+        self._writer = StateWriter()
+        self._orbax = _orbax(self._writer)
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
         if keep is not None:
-            self._prepare()
+            in_process_0(self._folder.prepare)
 
     def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        # With several processes the others may never come to where they close.
         if kind is None or jax.process_count() == 1:
             self.close()
+        else:  # the others may never come to where they close
+            self._orbax.cancel()
 
     @property
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, in order; waits for one in the making.
 
         Raises:
-          CheckpointError: if the latter could not be written, or if the newest is of an
-            older version.
+          CheckpointError: if the latter could not be written.
         """
         self._finish()
         return self._folder.steps()
@@ -140,53 +141,53 @@ class Checkpointer:
         check_whole(state, embeddings)
         self._finish()
         begin = time.monotonic()
-        named = named_arrays(state, tables=True) | named_arrays(state, tables=False)
-        arrays, kinds = _numbers(named)
-        layout = lay_out(arrays, embeddings.mesh)
-        manifest = Manifest(
-            step,
-            self._identity,
-            dict(bad_ids),
-            list(self.evaluations),
-            layout.files,
-            {
-                name: dataclasses.replace(each, key=kinds.get(name))
-                for name, each in layout.arrays.items()
-            },
-            table_layouts(embeddings.plan.storages),
+        keys, arrays = {}, named_arrays(state)
+        for name, array in arrays.items():
+            if is_key(array):
+                keys[name] = str(jax.random.key_impl(array))
+                arrays[name] = jax.random.key_data(array)
+        saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
+        description = Description(
+            step=step,
+            identity=self._identity,
+            bad_ids=bad_ids,
+            evaluations=self.evaluations,
+            plan=json.loads(embeddings.plan.to_json()),
+            arrays={name: (each.dtype, each.shape) for name, each in saved.items()},
+            keys=keys,
+            tables=table_layouts(embeddings.plan.storages),
         )
+        items = {
+            ARRAYS: ocp.args.PyTreeSave(arrays),
+            DESCRIPTION: ocp.args.JsonSave(description.to_json()),
+        }
         # All come here once nothing of theirs is written any more: a step that failed
         # may be tried again.
         hosts = tell_all(platform.node())
-        memory = self._memory_bytes or _memory_share(hosts)
-        writer, problem = None, ""
+        share = free_memory_bytes() // 2 // hosts.count(platform.node())
+        self._writer.memory_bytes = self._memory_bytes or share
         try:
-            folder = self._folder.begin(step)
-            if jax.process_index() == 0:
-                (folder / PLAN_NAME).write_text(embeddings.plan.to_json())
-                write_file(folder / NAME, manifest.to_json().encode())
-            writer = StateWriter(folder, arrays, layout, embeddings.mesh, memory)
-        except OSError as error:
-            problem = _reason(error)
-        # Without this wait the others' next step would wait for a slow disk here.
-        problems = [each for each in tell_all(problem) if each]
-        if writer is None or problems:
-            if writer is not None:
-                writer.abandon()
-            raise self._failed(step, problems[0], all_know=True)
-        copied_s = time.monotonic() - begin
+            self._orbax.save(
+                self._folder.path / str(step), args=ocp.args.Composite(**items)
+            )
+        except Exception as error:
+            raise self._failed(step, error) from None
+        waited_s = time.monotonic() - begin
+
+        def tidy():
+            self._folder.keep(self._keep or 1, self.best_step)
 
         def complete():
             try:
-                writer.finish(lambda line: self._say(f"checkpoint {step}: {line}"))
-                self._complete(step, manifest)
-            except (OSError, CheckpointError) as error:
-                self._error = self._failed(step, _reason(error))
+                self._orbax.wait_until_finished()
+                in_process_0(tidy, "commit")
+            except Exception as error:
+                self._error = self._failed(step, error)
                 return
-            seconds, size = time.monotonic() - begin, writer.size / GIGABYTE
+            seconds, size = time.monotonic() - begin, self._writer.size / GIGABYTE
             self._say(
                 f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
-                f"{size / seconds:.2f} GB/s; training waited {copied_s:.2f} s"
+                f"{size / seconds:.2f} GB/s; training waited {waited_s:.2f} s"
             )
 
         self._thread = threading.Thread(target=complete, name="checkpoint", daemon=True)
@@ -216,47 +217,49 @@ class Checkpointer:
         """
         steps = chosen_steps(self._folder.path, self.steps, step)
         # The other processes may not see yet what process 0 sees.
-        steps = [int(each) for each in tell_all(" ".join(map(str, steps)))[0].split()]
-        memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
+        steps = [int(text) for text in tell_all(" ".join(map(str, steps)))[0].split()]
         jax.block_until_ready(state)  # else reading pays for initial tables
-        tables: dict[str, jax.Array] = {}
-        problems: list[str] = []
-        damaged: list[int] = []
+        overwritten: dict[str, jax.Array] = {}  # by a checkpoint that was damaged
+
+        def read(folder: Path) -> tuple[TrainState, Description]:
+            memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
+            saved = SavedCheckpoint(folder, memory)
+            self._check_identity(saved)
+            target, collection = state, embeddings
+            if make_room is not None:
+                target, collection = make_room(saved.description.table_rows)
+            check_whole(target, collection)
+            arrays = named_arrays(target) | overwritten
+            layouts = table_layouts(collection.plan.storages)
+            restored = restore_arrays(saved, arrays, layouts, overwritten)
+            return with_arrays(target, restored), saved.description
+
+        damaged, problem = [], ""
         for number in steps:
-            begin, restored, problem = time.monotonic(), None, ""
-            folder = self._folder.path / str(number)
+            begin, folder = time.monotonic(), self._folder.path / str(number)
             try:
-                with SavedCheckpoint(folder, memory) as saved:
-                    self._check_identity(saved)
-                    if make_room is not None:
-                        state, embeddings = make_room(saved.manifest.table_rows)
-                    check_whole(state, embeddings)
-                    tables = named_arrays(state, tables=True) | {
-                        name: array  # already overwritten in part
-                        for name, array in tables.items()
-                        if not isinstance(array, StoredArray)
-                    }
-                    places = table_layouts(embeddings.plan.storages)
-                    restore_tables(saved, tables, places)
-                    restored = _state(saved, state, tables, embeddings)
-            except ForeignCheckpointError:
+                restored, description = together(functools.partial(read, folder))
+            except OtherExperimentError:
                 raise
             except (CheckpointError, OSError) as error:
-                problem = f"{folder}: is damaged ({_reason(error)})"
-            problems = [each for each in tell_all(problem) if each]
-            if restored is not None and not problems:
-                seconds = time.monotonic() - begin
-                self._say(f"checkpoint {number}: read in {seconds:.1f} s")
-                self._set_aside(damaged)
-                self.evaluations = [dict(r) for r in saved.manifest.evaluations]
-                return restored, dict(saved.manifest.bad_ids)
-            self._say(f"left out {problems[0]}")
-            damaged.append(number)
-        raise CheckpointError(
-            f"{problems[0]}; delete it to use an older one"
-            if step is not None
-            else f"{problems[0]}, and so are all older ones"
-        )
+                problem = f"{folder}: is damaged ({reason(error)})"
+                self._say(f"left out {problem}")
+                damaged.append(number)
+                continue
+            seconds = time.monotonic() - begin
+            self._say(f"checkpoint {number}: read in {seconds:.1f} s")
+            if self._keep is not None and jax.process_index() == 0:
+                for other in damaged:  # the run will come to these steps again
+                    self._say(f"moved to {self._folder.set_aside(other)}")
+            self.evaluations = [dict(record) for record in description.evaluations]
+            # device_put would compare the processes' values in a collective.
+            sharding = NamedSharding(embeddings.mesh, PartitionSpec())
+            put = jax.jit(lambda *values: values, out_shardings=sharding)
+            at, halted = put(np.int32(number), np.bool_(False))
+            restored = restored._replace(step=at, halted=halted)
+            return restored, dict(description.bad_ids)
+        older = "delete it to use an older one" if step else "and so are all older ones"
+        raise CheckpointError(f"{problem}{';' if step else ','} {older}")
 
     def close(self) -> None:
         """Waits until everything is written.
@@ -269,35 +272,6 @@ class Checkpointer:
         finally:
             self._folder.release()
 
-    def _prepare(self) -> None:
-        """Process 0 clears the folder before any other writes into it."""
-        error, problem = None, ""
-        if jax.process_index() == 0:
-            try:
-                self._folder.prepare()
-            except (OSError, CheckpointError) as caught:
-                error, problem = caught, str(caught)
-        problems = [each for each in tell_all(problem) if each]
-        if error is not None:
-            raise error
-        if problems:
-            raise CheckpointError(problems[0])
-
-    def _set_aside(self, damaged: list[int]) -> None:
-        """Makes room for checkpoints of the same steps, in a run that resumes."""
-        if self._keep is not None and jax.process_index() == 0:
-            for step in damaged:
-                self._say(f"moved to {self._folder.set_aside(step)}")
-
-    def _complete(self, step: int, manifest: Manifest) -> None:
-        """Gives the checkpoint its name when all processes have written their parts."""
-        if jax.process_index() == 0:
-            self._folder.commit(step, manifest.files)
-            if self._keep is not None:
-                self._folder.keep(self._keep, self.best_step)
-        else:
-            self._folder.wait_for_commit(step)
-
     def _finish(self) -> None:
         """Waits for the checkpoint in the making; raises the reason if it failed."""
         if self._thread is not None:
@@ -307,41 +281,24 @@ class Checkpointer:
             error, self._error = self._error, None
             raise error
 
-    def _failed(
-        self, step: int, reason: str, all_know: bool = False
-    ) -> CheckpointError:
-        process = jax.process_index()
+    def _failed(self, step: int, error: Exception) -> CheckpointError:
+        newest = "there is none yet"
         with contextlib.suppress(OSError):
-            if process == 0:
-                self._folder.discard(self._folder.temporary(step))
-            elif not all_know:
-                self._folder.tell_failed(step, process, reason)
-        left = "there is none yet"
-        with contextlib.suppress(OSError, CheckpointError):
+            if jax.process_index() == 0:
+                self._folder.clear()
             if steps := self._folder.steps():
-                left = f"the newest is that of step {steps[-1]}"
+                newest = f"the newest is that of step {steps[-1]}"
         return CheckpointError(
             f"{self._folder.path / str(step)}: the checkpoint could not be written "
-            f"({reason}); {left}"
+            f"({reason(error)}); {newest}"
         )
 
     def _check_identity(self, saved: SavedCheckpoint) -> None:
-        theirs = saved.manifest.identity
-        theirs = {key: theirs.get(key) for key in self._identity}
-        if found := differences(theirs, self._identity, "in the checkpoint"):
-            lines = "\n  ".join(found)
+        theirs = {key: saved.description.identity.get(key) for key in self._identity}
+        if lines := differences(theirs, self._identity, "in the checkpoint"):
             raise OtherExperimentError(
-                f"{saved.folder}: belongs to another experiment:\n  {lines}"
+                "\n  ".join([f"{saved.folder}: belongs to another experiment:", *lines])
             )
-
-
-def _reason(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def _memory_share(hosts: Sequence[str]) -> int:
-    """Returns this process's share of half of its host's free memory."""
-    return free_memory_bytes() // 2 // hosts.count(platform.node())
 
 
 def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[int]:
@@ -360,37 +317,40 @@ def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[i
     return sorted(steps, reverse=True) if step is None else [step]
 
 
-def _numbers(
-    arrays: Mapping[str, jax.Array],
-) -> tuple[dict[str, jax.Array], dict[str, str]]:
-    """Replaces random keys by their data; returns the arrays and the keys' kinds."""
-    kinds = {
-        name: str(jax.random.key_impl(array))
-        for name, array in arrays.items()
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    }
-    numbers = {
-        name: jax.random.key_data(array) if name in kinds else array
-        for name, array in arrays.items()
-    }
-    return numbers, kinds
+def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
+    """Raises ``ValueError`` if a state has some rows of cached tables, not all."""
+    for name in embeddings.cached:
+        if not isinstance(state.storages[name], StoredArray):
+            raise ValueError(
+                f"the state has slots of {name}, which hold some rows of its tables "
+                "alone; give Trainer.whole_state()"
+            )
 
 
-def _state(
-    saved: SavedCheckpoint,
-    like: TrainState,
-    tables: Mapping[str, jax.Array],
-    embeddings: EmbeddingCollection,
-) -> TrainState:
-    """Returns the state, with the given arrays of the tables."""
-    dense = named_arrays(like, tables=False)
-    arrays = dict(tables) | {
-        name: restore_array(saved, name, array) for name, array in dense.items()
-    }
-    # device_put would compare the processes' values in a collective.
-    put = jax.jit(
-        lambda *values: values,
-        out_shardings=NamedSharding(embeddings.mesh, PartitionSpec()),
+def _orbax(writer: StateWriter) -> ocp.AsyncCheckpointer:
+    """Returns what saves arrays, which ``writer`` writes, and a description."""
+    # With processes named, they wait without a collective.
+    processes = ocp.options.MultiprocessingOptions(
+        active_processes=set(range(jax.process_count()))
     )
-    step, halted = put(np.int32(saved.manifest.step), np.bool_(False))
-    return with_arrays(like, arrays)._replace(step=step, halted=halted)
+    waiting = ocp.AsyncOptions(
+        timeout_secs=WAIT_MS // 1000, create_directories_asynchronously=False
+    )
+    arrays = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False,
+        use_zarr3=True,
+        multiprocessing_options=processes,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, writer), (StoredArray, writer)
+        ),
+    )
+    description = ocp.JsonCheckpointHandler(NAME, multiprocessing_options=processes)
+    options = ocp.CompositeOptions(
+        multiprocessing_options=processes, async_options=waiting
+    )
+    items = ocp.CompositeCheckpointHandler(
+        composite_options=options, **{ARRAYS: arrays, DESCRIPTION: description}
+    )
+    return ocp.AsyncCheckpointer(
+        items, async_options=waiting, multiprocessing_options=processes
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from embark_jax._base.errors import UserError
 
 
@@ -9,9 +12,14 @@ class CheckpointError(UserError, ValueError):
     """A checkpoint that is missing, damaged, of another model, or not written."""
 
 
-class ForeignCheckpointError(CheckpointError):
-    """A checkpoint of another model or other data, or in an unknown format."""
-
-
-class OtherExperimentError(ForeignCheckpointError):
+class OtherExperimentError(CheckpointError):
     """A checkpoint of another model or other data."""
+
+
+def reason(error: Exception) -> str:
+    """Returns what an error of the file system, TensorStore or Orbax says."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if number := re.search(r"os_error_code='(\d+)'", str(error)):
+        return os.strerror(int(number[1]))
+    return str(error)

@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints: which are complete, and how one becomes complete.
+"""The folder of a run's checkpoints: which are complete, and which may go.
 
-A checkpoint is written as ``STEP.tmp``, and is complete when it has the name ``STEP``.
-Anything with another name remains from a write that was killed.
+Orbax writes a checkpoint under a temporary name, and gives it the name of its step when
+it is complete.
 """
 
 from __future__ import annotations
@@ -10,20 +10,12 @@ import fcntl
 import itertools
 import os
 import shutil
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from embark_jax.checkpoint.errors import CheckpointError
-from embark_jax.checkpoint.files import sums_path, sync_folder, write_synced
-from embark_jax.checkpoint.manifest import NAME
+import orbax.checkpoint as ocp
 
-TEMPORARY = ".tmp"
-FAILED = "failed-"
-"""A process that cannot write its part leaves the reason in such a file."""
-PATIENCE_S = 3600.0
-"""Seconds by which one process may write later than another."""
-GLANCE_S = 0.05
+from embark_jax.checkpoint.description import DESCRIPTION, NAME
+from embark_jax.checkpoint.errors import CheckpointError
 
 
 class CheckpointFolder:
@@ -56,8 +48,7 @@ class CheckpointFolder:
             ) from None
         except OSError:
             pass  # a filesystem without locks
-        for path in self.path.glob(f"*{TEMPORARY}"):
-            shutil.rmtree(path, ignore_errors=True)
+        self.clear()
 
     def release(self) -> None:
         """Lets other writers in."""
@@ -67,83 +58,13 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
-        if not self.path.is_dir():
-            return []
-        names = [path.name for path in self.path.iterdir()]
-        return sorted(int(name) for name in names if name.isdecimal())
+        names = ocp.step.standard_name_format()
+        return sorted(each.step for each in names.find_all(self.path))
 
-    def temporary(self, step: int) -> Path:
-        """Returns the path at which the checkpoint is written."""
-        return self.path / f"{step}{TEMPORARY}"
-
-    def begin(self, step: int) -> Path:
-        """Makes the folder to write into, and returns it.
-
-        Raises:
-          CheckpointError: if that step already has a checkpoint.
-        """
-        if (self.path / str(step)).exists():
-            raise CheckpointError(f"{self.path / str(step)}: is there already")
-        folder = self.temporary(step)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def commit(self, step: int, files: Mapping[str, int]) -> None:
-        """Waits until all files are written, by whichever process, and makes them a
-        checkpoint.
-
-        Args:
-          step: step of the checkpoint.
-          files: bytes of each file.
-
-        Raises:
-          CheckpointError: if a process could not write its part.
-        """
-        folder = self.temporary(step)
-        wanted = [sums_path(folder / name) for name in (*files, NAME)]
-        deadline = time.monotonic() + PATIENCE_S
-        while missing := [path.name for path in wanted if not path.exists()]:
-            for path in folder.glob(f"{FAILED}*"):
-                raise CheckpointError(path.read_text())
-            if time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"{folder}: {missing[0]} and {len(missing) - 1} more files have "
-                    f"not come in {PATIENCE_S:.0f} s"
-                )
-            time.sleep(GLANCE_S)
-        for name, size in files.items():
-            if not (folder / name).is_file() or (folder / name).stat().st_size != size:
-                raise CheckpointError(f"{name} was taken away or cut")
-        sync_folder(folder)
-        folder.rename(self.path / str(step))
-        sync_folder(self.path)
-
-    def wait_for_commit(self, step: int) -> None:
-        """Waits until process 0 has completed the checkpoint, or given it up."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (self.path / str(step)).exists():
-            if not self.temporary(step).exists() or time.monotonic() > deadline:
-                if (self.path / str(step)).exists():
-                    return
-                raise CheckpointError("process 0 has not completed it")
-            time.sleep(GLANCE_S)
-
-    def tell_failed(self, step: int, process: int, reason: str) -> None:
-        """Tells process 0, which waits in ``commit``, that a part cannot be written."""
-        folder = self.temporary(step)
-        if folder.exists():
-            write_synced(folder / f"{FAILED}{process}", reason.encode())
-
-    def discard(self, path: Path) -> None:
-        """Deletes a checkpoint, complete or not.
-
-        It loses its name first, so that no name ever stands for a part of it and no
-        process writes into it any more.
-        """
-        names = (f"{path.stem}.old-{i}{TEMPORARY}" for i in itertools.count(1))
-        doomed = next(self.path / n for n in names if not (self.path / n).exists())
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+    def clear(self) -> None:
+        """Deletes what is left of writes that were killed or failed."""
+        for temporary in ocp.step.all_temporary_paths(self.path):
+            shutil.rmtree(temporary.get(), ignore_errors=True)
 
     def set_aside(self, step: int) -> Path:
         """Gives a damaged checkpoint another name, and returns it."""
@@ -152,7 +73,20 @@ class CheckpointFolder:
         return (self.path / str(step)).rename(path)
 
     def keep(self, count: int, best: int | None) -> None:
-        """Deletes all checkpoints except the newest ones and the best."""
-        for step in self.steps()[:-count]:
+        """Deletes all checkpoints except the newest ones and the best.
+
+        They become temporary first, so that no name ever stands for a part of one.
+        """
+        steps = self.steps()
+        # Orbax does not: what is older may go when the newest is on the disk.
+        for path in (self.path / str(steps[-1]) / DESCRIPTION / NAME, self.path):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        for step in steps[:-count]:
             if step != best:
-                self.discard(self.path / str(step))
+                path = self.path / str(step)
+                path.rename(path.with_name(path.name + ocp.utils.TMP_DIR_SUFFIX))
+        self.clear()

@@ -1,67 +1,59 @@
-"""The blocks of a state's arrays, the devices that write them, and their files.
+"""The arrays of a state by name, and how they lie on disk.
 
-Each device's blocks go into a file of its own, ``device-N.bin``. All processes compute
-the same layout without a message: shapes and shardings determine it.
+Each is a zarr array (version 3), which TensorStore writes and reads; each chunk of it
+has a checksum (CRC-32C). An array of a table is saved as ``[blocks, slots, width]``:
+devices' blocks apart, so that no two processes write one file. All others are saved in
+their shape. All processes compute the same layout without a message: shapes and
+shardings determine it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+import tensorstore as ts
+from jax import lax
 
 from embark_jax.cache.stored_array import StoredArray
-from embark_jax.checkpoint.files import CHECKED_BYTES, PAGE_BYTES
-from embark_jax.checkpoint.manifest import Block, SavedArray
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.train.state import TrainState
 
-SHARED_BYTES = 1 << 20
-"""Blocks that several devices hold are written in equal shares if they are larger."""
-BLOCK_ALIGNMENT = 64
+FILE_BYTES = 16 << 20
+"""Most bytes of a table in one file: what is copied and written at a time."""
+CHUNK_BYTES = 1 << 20
+"""Most bytes of a table behind one checksum: the least that is read."""
+CODECS = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
 
 NOT_SAVED = ("step", "halted")
-"""Fields of the state that the manifest has, or that are always equal."""
+"""Fields of the state that the description has, or that are always equal."""
 TABLE_FIELDS = ("storages", "embedding_state")
 
 
-def named_arrays(state: TrainState, tables: bool) -> dict[str, Any]:
-    """Returns the arrays of a state by dotted path, such as "params.top.layers.0.w".
-
-    Args:
-      state: state of arrays, or of their shapes.
-      tables: whether to return the arrays of the tables, or all others.
-    """
-    wanted = {
-        name: value
-        for name, value in state._asdict().items()
-        if name not in NOT_SAVED and (name in TABLE_FIELDS) == tables
-    }
-    return {array_name(path): leaf for path, leaf in jax.tree.leaves_with_path(wanted)}
-
-
-def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
-    """Raises ``ValueError`` if a state has some rows of cached tables, not all."""
-    for name in embeddings.cached:
-        if not isinstance(state.storages[name], StoredArray):
-            raise ValueError(
-                f"the state has slots of {name}, which hold some rows of its tables "
-                "alone; give Trainer.whole_state()"
-            )
+def named_arrays(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a state by dotted path, such as "params.top.layers.0.w"."""
+    leaves = jax.tree.leaves_with_path(_saved_fields(state))
+    return {array_name(path): leaf for path, leaf in leaves}
 
 
 def with_arrays(state: TrainState, arrays: Mapping[str, jax.Array]) -> TrainState:
     """Returns the state with other arrays, by the names that ``named_arrays`` gives."""
-    fields = {
-        name: value for name, value in state._asdict().items() if name not in NOT_SAVED
-    }
-    return state._replace(
-        **jax.tree.map_with_path(lambda path, _: arrays[array_name(path)], fields)
+    fields = jax.tree.map_with_path(
+        lambda path, _: arrays[array_name(path)], _saved_fields(state)
     )
+    return state._replace(**fields)
+
+
+def _saved_fields(state: TrainState) -> dict[str, Any]:
+    fields = state._asdict()
+    return {name: fields[name] for name in fields if name not in NOT_SAVED}
 
 
 def array_name(path: Sequence[Any]) -> str:
@@ -70,76 +62,128 @@ def array_name(path: Sequence[Any]) -> str:
     return name.removesuffix(".value")  # of nnx.Variable
 
 
-class Layout(NamedTuple):
-    """Arrays and their files.
+def of_table(name: str) -> bool:
+    """Whether an array is of tables, by its name."""
+    return name.startswith(TABLE_FIELDS)
+
+
+def is_key(array: Any) -> bool:
+    """Whether an array holds random keys, of which the data is saved."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedArray:
+    """An array on disk.
 
     Attributes:
-      arrays: arrays by name.
-      files: bytes of each file.
+      dtype: NumPy's name of its type, such as "float32".
+      shape: shape of the whole.
+      file: shape of what one file holds.
+      chunk: shape of what one checksum is of.
     """
 
-    arrays: dict[str, SavedArray]
-    files: dict[str, int]
+    dtype: str
+    shape: tuple[int, ...]
+    file: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, array: jax.Array | StoredArray) -> SavedArray:
+        """Returns how an array of numbers is saved."""
+        dtype, block = str(array.dtype), array.sharding.shard_shape(array.shape)
+        if not of_table(name):
+            file = tuple(max(1, size) for size in block)
+            return cls(dtype, array.shape, file, file)
+        slots, width = block
+        row_bytes = max(1, width * array.dtype.itemsize)
+        rows = max(1, min(slots, CHUNK_BYTES // row_bytes))
+        chunks = max(1, min(-(-slots // rows), FILE_BYTES // (rows * row_bytes)))
+        shape = array.shape[0] // max(1, slots), slots, width
+        return cls(dtype, shape, (1, chunks * rows, width), (1, rows, width))
+
+    def create(self, folder: Path, name: str) -> ts.Future:
+        """Opens the array for writing; process 0 writes its ``zarr.json``."""
+        chunks = {"chunk_shape": self.chunk, "codecs": CODECS, "index_codecs": CODECS}
+        grid = {"name": "regular", "configuration": {"chunk_shape": self.file}}
+        metadata = {
+            "shape": self.shape,
+            "data_type": self.dtype,
+            "chunk_grid": grid,
+            "codecs": [{"name": "sharding_indexed", "configuration": chunks}],
+        }
+        spec, main = _spec(folder, name), jax.process_index() == 0
+        return ts.open(
+            spec | {"metadata": metadata},
+            create=main,
+            open=True,
+            assume_metadata=not main,
+        )
 
 
-def device_numbers(mesh: Mesh) -> dict[Any, int]:
-    return {device: number for number, device in enumerate(mesh.devices.flat)}
+def open_array(folder: Path, name: str, context: ts.Context) -> ts.Future:
+    """Opens a saved array for reading."""
+    return ts.open(_spec(folder, name), open=True, read=True, context=context)
 
 
-def file_name(device: int) -> str:
-    return f"device-{device}.bin"
-
-
-def lay_out(arrays: Mapping[str, jax.Array], mesh: Mesh) -> Layout:
-    """Gives each block of each array its place.
-
-    Args:
-      arrays: arrays of numbers, by name.
-      mesh: mesh whose order of devices numbers the files.
-    """
-    numbers = device_numbers(mesh)
-    ends = [0] * len(numbers)
-    saved = {}
-    for name, array in arrays.items():
-        blocks = []
-        for number, begin, shape in _shares(array, numbers):
-            size = math.prod(shape) * array.dtype.itemsize
-            alignment = CHECKED_BYTES if size > CHECKED_BYTES else BLOCK_ALIGNMENT
-            offset = _round_up(ends[number], alignment)
-            ends[number] = offset + size
-            blocks.append(Block(file_name(number), offset, begin, shape))
-        blocks = tuple(sorted(blocks, key=lambda block: block.begin))
-        saved[name] = SavedArray(str(array.dtype), tuple(array.shape), blocks)
-    files = {
-        file_name(number): _round_up(end, PAGE_BYTES)
-        for number, end in enumerate(ends)
-        if end
+def _spec(folder: Path, name: str) -> dict[str, Any]:
+    return {
+        "driver": "zarr3",
+        "kvstore": {
+            "driver": "file",
+            "path": f"{folder / name}/",
+            # The folder gets its name last: no file has to appear as a whole.
+            "file_io_locking": {"mode": "non_atomic"},
+        },
+        "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,  # what is missing is an error, not zeros
     }
-    return Layout(saved, files)
 
 
-def _shares(
-    array: jax.Array, numbers: Mapping[Any, int]
-) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Yields ``(device number, begin, shape)`` of the blocks of an array."""
-    holders: dict[tuple, list[int]] = {}
-    for device, index in array.sharding.devices_indices_map(array.shape).items():
-        bounds = [each.indices(n) for each, n in zip(index, array.shape, strict=True)]
-        begin = tuple(begin for begin, _, _ in bounds)
-        shape = tuple(end - begin for begin, end, _ in bounds)
-        holders.setdefault((begin, shape), []).append(numbers[device])
-    found = []
-    for (begin, shape), those in holders.items():
-        if math.prod(shape) * array.dtype.itemsize <= SHARED_BYTES:
-            found.append((min(those), begin, shape))
+class Piece(NamedTuple):
+    """What one file will hold of an array.
+
+    Attributes:
+      name: name of the array.
+      index: position in the array as it is saved.
+      data: the block of a device that holds it.
+      rows: its rows in the block; None for all, of an array that is not of tables.
+      file: path of the file below the array's folder, of an array of tables.
+    """
+
+    name: str
+    index: tuple[int | slice, ...]
+    data: jax.Array | np.ndarray
+    rows: slice | None = None
+    file: str = ""
+
+    def on_host(self) -> np.ndarray:
+        """Returns the values, in place if they are in host memory."""
+        data, rows = self.data, self.rows
+        if rows is None:
+            return np.asarray(data)
+        if isinstance(data, np.ndarray) or next(iter(data.devices())).platform == "cpu":
+            return np.asarray(data)[rows]
+        # The first row is an operand: two programs copy all pieces of an array.
+        count = rows.stop - rows.start
+        return np.asarray(lax.dynamic_slice_in_dim(data, np.int32(rows.start), count))
+
+
+def pieces_of(
+    name: str, array: jax.Array | StoredArray, saved: SavedArray
+) -> Iterator[Piece]:
+    """Yields what this process writes of an array. Devices that hold the same rows of a
+    table write them in turn."""
+    for shard in array.addressable_shards:
+        if not of_table(name):
+            if shard.replica_id == 0:
+                yield Piece(name, shard.index, shard.data)
             continue
-        cuts = np.linspace(0, shape[0], len(those) + 1).astype(int).tolist()
-        for number, low, high in zip(sorted(those), cuts, cuts[1:], strict=False):
-            if high > low:
-                share = (high - low, *shape[1:])
-                found.append((number, (begin[0] + low, *begin[1:]), share))
-    return found
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+        blocks, slots, _ = saved.shape
+        replicas = len(array.sharding.device_set) // max(1, blocks)
+        block = (shard.index[0].start or 0) // max(1, slots)
+        for number, first in enumerate(range(0, slots, saved.file[1])):
+            if number % replicas == shard.replica_id:
+                rows = slice(first, min(first + saved.file[1], slots))
+                file = f"c/{block}/{number}/0"
+                yield Piece(name, (block, rows), shard.data, rows, file)

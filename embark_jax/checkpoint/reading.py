@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import tensorstore as ts
 
-from embark_jax.checkpoint.errors import CheckpointError
-from embark_jax.checkpoint.files import (
-    CHECKED_BYTES,
-    PIECE_BYTES,
-    Buffers,
-    FileReader,
-    read_file,
-)
-from embark_jax.checkpoint.manifest import NAME, Manifest, SavedArray
+from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
+from embark_jax.checkpoint.errors import CheckpointError, reason
+from embark_jax.checkpoint.layout import open_array
 from embark_jax.embedding.logical import RangeLayout
 
+READING_BYTES = 256 << 20
+"""Most bytes of memory that reading takes: more makes it no faster."""
 READING_THREADS = 4
-READ_BYTES = PIECE_BYTES - 2 * CHECKED_BYTES
-"""Bytes that surely fit a buffer, wherever they begin."""
+PIECE_BYTES = 8 << 20
+"""Bytes that are read at a time."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -33,44 +30,36 @@ class SavedCheckpoint:
 
     Args:
       folder: folder of the checkpoint.
-      memory_bytes: memory for bytes that were read and are not yet where they belong.
+      memory_bytes: memory for what is read and not yet where it belongs.
 
     Attributes:
-      manifest: description of the checkpoint.
+      description: description of the checkpoint.
 
     Raises:
-      CheckpointError: if a part is missing or its description is damaged.
+      CheckpointError: if something is missing or the description is damaged.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int):
+    def __init__(self, folder: Path, memory_bytes: int = READING_BYTES):
         self.folder = folder
-        self.manifest = Manifest.from_json(read_file(folder / NAME).decode())
-        self._files: dict[str, FileReader] = {}
         try:
-            for name, size in self.manifest.files.items():
-                if Path(name).name != name:
-                    raise CheckpointError(
-                        f"{NAME} names {name!r}, which is no file here"
-                    )
-                self._files[name] = FileReader(folder / name, size)
-        except BaseException:
-            self.close()
-            raise
-        # Buffers of each piece that is read: as on disk, in order, and as it will lie.
-        pieces = memory_bytes // (3 * PIECE_BYTES)
-        self._ahead = min(max(1, pieces - 1), READING_THREADS + 2)
-        self._threads = min(READING_THREADS, self._ahead + 1)
-        self.buffers = Buffers(3 * (self._ahead + 1) * PIECE_BYTES)
-
-    def __enter__(self) -> SavedCheckpoint:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+            text = (folder / DESCRIPTION / NAME).read_text("utf-8", "replace")
+        except FileNotFoundError:
+            raise CheckpointError(f"{NAME} is missing") from None
+        self.description = Description.from_json(text)
+        # A quarter of the memory keeps chunks of which other rows are read soon.
+        context = ts.Context({"cache_pool": {"total_bytes_limit": memory_bytes // 4}})
+        opening = {
+            name: open_array(folder / ARRAYS, name, context)
+            for name in self.description.arrays
+        }
+        self._stores = {name: _result(future) for name, future in opening.items()}
+        for name, store in self._stores.items():
+            shape = str(store.dtype.numpy_dtype), store.shape
+            if shape != self.description.arrays[name]:
+                raise CheckpointError(f"{name}/zarr.json differs from {NAME}")
+        # A piece is in memory as chunks, in order, and as it will lie.
+        pieces_in_memory = memory_bytes // (4 * PIECE_BYTES)
+        self._ahead = min(max(1, pieces_in_memory - 1), READING_THREADS + 2)
 
     def array(self, name: str) -> np.ndarray:
         """Returns a whole array, if it is a small one.
@@ -78,48 +67,24 @@ class SavedCheckpoint:
         Raises:
           CheckpointError: if there is none of that name, or it is damaged.
         """
-        saved = self.find(name)
-        found = np.empty(saved.shape, np.dtype(saved.dtype))
-        for block in saved.blocks:
-            data = np.empty(block.shape, found.dtype)
-            flat = data.reshape(-1).view(np.uint8)
-            for begin, part in self._read(block.file, block.offset, len(flat), 1):
-                flat[begin : begin + len(part)] = part
-            where = zip(block.begin, block.shape, strict=True)
-            found[tuple(slice(begin, begin + n) for begin, n in where)] = data
-        return found
+        return _result(self._store(name).read())
 
-    def find(self, name: str) -> SavedArray:
-        """Returns the description of an array; raises ``CheckpointError``."""
-        if name not in self.manifest.arrays:
-            raise CheckpointError(f"{NAME} has no array {name!r}")
-        return self.manifest.arrays[name]
+    def row_count(self, name: str) -> int:
+        """Returns the rows of a table's array, of all blocks; 0 if there is none."""
+        store = self._stores.get(name)
+        return 0 if store is None else store.shape[0] * store.shape[1]
 
-    def rows(
-        self, name: str, begin: int, count: int
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields rows of ``[rows, width]`` from ``begin`` on, in parts.
+    def rows(self, name: str, begin: int, count: int) -> Callable[[], np.ndarray]:
+        """Begins to read rows of one block of a table's array of ``[rows, width]``.
 
-        Yields:
-          The number of rows before, and the next rows; they are overwritten thereafter.
+        Returns:
+          A function that waits for them; it raises ``CheckpointError`` if they are
+          damaged.
         """
-        saved, done = self.find(name), 0
-        dtype, width = np.dtype(saved.dtype), saved.shape[1]
-        row_bytes = width * dtype.itemsize
-        while done < count:
-            row = begin + done
-            block = next(
-                each
-                for each in saved.blocks
-                if each.begin[0] <= row < each.begin[0] + each.shape[0]
-            )
-            inside = row - block.begin[0]
-            here = min(count - done, block.shape[0] - inside)
-            offset = block.offset + inside * row_bytes
-            for _, part in self._read(block.file, offset, here * row_bytes, row_bytes):
-                rows = part.view(dtype).reshape(-1, width)
-                yield done, rows
-                done += len(rows)
+        store = self._store(name)
+        block, slot = divmod(begin, store.shape[1])
+        future = store[block, slot : slot + count].read()
+        return lambda: _result(future)
 
     def table_rows(
         self,
@@ -138,25 +103,28 @@ class SavedCheckpoint:
           into: ``[rows, dim]`` array, or ``[rows, 1]`` for a state with one value a
             row; rows of other ranges keep their values.
           wanted: says which of the range's shards are needed; the others are not read.
+
+        Raises:
+          CheckpointError: if they are damaged.
         """
-        width = self.find(name).shape[1]
+        width, reads = self._store(name).shape[2], []
         for j in range(layout.row_shards):
             held = layout.held_rows(j, rows.start, rows.stop)
             # A state with one value a row has it in all column shards.
             for k in range(into.shape[1] // width):
-                if not held.count or not wanted(j, k):
-                    continue
-                slot = layout.first_slots[j][k] + held.first
-                for done, part in self.rows(name, slot, held.count):
-                    where = held.select(done, len(part))
-                    into[where, k * width : (k + 1) * width] = part
+                if held.count and wanted(j, k):
+                    slot = layout.first_slots[j][k] + held.first
+                    where = held.among, slice(k * width, (k + 1) * width)
+                    reads.append((where, self.rows(name, slot, held.count)))
+        for where, read in reads:
+            into[where] = read()
 
     def in_threads(
         self, function: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[Result]:
         """Yields the function's results in order, and computes a few of them ahead."""
         waiting: deque[Future[Result]] = deque()
-        with ThreadPoolExecutor(self._threads, "checkpoint-read") as pool:
+        with ThreadPoolExecutor(READING_THREADS, "checkpoint-read") as pool:
             try:
                 for item in items:
                     waiting.append(pool.submit(function, item))
@@ -164,34 +132,23 @@ class SavedCheckpoint:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
-            except BaseException as error:
-                self.buffers.fail(error)
+            finally:
                 pool.shutdown(cancel_futures=True)
-                raise
 
-    def read(self, file: str, offset: int, size: int, buffer: np.ndarray) -> np.ndarray:
-        """Reads at most ``READ_BYTES`` of a file, verified, into a part of the
-        buffer."""
-        return self._files[file].read(offset, offset + size, buffer)
-
-    def _read(
-        self, file: str, offset: int, size: int, unit: int
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields a file's bytes in parts of whole units, and where each begins."""
-        buffer, done = self.buffers.take(), 0
-        try:
-            while done < size:
-                begin = offset + done
-                # As many whole checked parts as the buffer takes.
-                most = begin // CHECKED_BYTES * CHECKED_BYTES + PIECE_BYTES - begin
-                count = min(size - done, most // unit * unit)
-                yield done, self._files[file].read(begin, begin + count, buffer)
-                done += count
-        finally:
-            self.buffers.give(buffer)
+    def _store(self, name: str) -> ts.TensorStore:
+        if name not in self._stores:
+            raise CheckpointError(f"{NAME} has no array {name!r}")
+        return self._stores[name]
 
 
 def pieces(rows: range, row_bytes: int) -> Iterator[range]:
-    """Yields rows of a table in parts that fit a buffer."""
+    """Yields rows of a table in parts of ``PIECE_BYTES``."""
     step = 1 << max(1, PIECE_BYTES // row_bytes).bit_length() - 1
     return (rows[i : i + step] for i in range(0, len(rows), step))
+
+
+def _result(future: ts.Future):
+    try:
+        return future.result()
+    except Exception as error:
+        raise CheckpointError(reason(error)) from None

@@ -1,164 +1,131 @@
 """Puts the arrays of a checkpoint onto devices, piece by piece.
 
-If this plan lays out a storage as the one that wrote it did, the bytes are copied
-unchanged. Else each table goes through host memory, some thousands of its rows at a
-time, out of the shards that hold them and into those that will. Either way existing
-arrays are overwritten in place.
+If this plan lays out a storage as the one that wrote it did, rows are copied unchanged.
+Else each table goes through host memory, some thousands of its rows at a time, out of
+the shards that hold them and into those that will. Either way the arrays of tables are
+overwritten in place, so that neither devices nor hosts need room for a second state.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.errors import CheckpointError
-from embark_jax.checkpoint.manifest import Block, Manifest
-from embark_jax.checkpoint.reading import READ_BYTES, SavedCheckpoint, pieces
+from embark_jax.checkpoint.layout import is_key, of_table
+from embark_jax.checkpoint.reading import SavedCheckpoint, pieces
 from embark_jax.embedding.logical import RangeLayout, TableLayout
 
 OVERWRITTEN_BYTES = 1 << 20
 """Bytes of a device's array that are overwritten at a time."""
 
+Rows = tuple[int, np.ndarray]
+"""Consecutive rows of an array, ``[rows, width]``, and the number of the first."""
 
-def restore_tables(
+
+def restore_arrays(
     saved: SavedCheckpoint,
-    arrays: dict[str, Any],
+    arrays: Mapping[str, Any],
     tables: Mapping[str, TableLayout],
-) -> None:
-    """Puts the rows of a checkpoint into storages and optimizer states.
+    overwritten: dict[str, jax.Array],
+) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint, sharded like those of a state.
 
     Args:
       saved: the checkpoint.
-      arrays: arrays by name in the state. They are overwritten, and others in their
-        place.
+      arrays: arrays by name in the state; those of tables are overwritten.
       tables: layouts of the tables in these arrays.
+      overwritten: gets what is left of those, even if this fails.
 
     Raises:
-      CheckpointError: if the checkpoint is damaged; the arrays then have some of its
-        rows, and may be given again.
+      CheckpointError: if the checkpoint is damaged, or lacks an array of this shape.
     """
+    restored = {}
     for name, array in arrays.items():
+        if not of_table(name):
+            restored[name] = _restored(saved, name, array)
+            continue
         blocks = _Blocks(array)
         try:
-            if _laid_out_alike(saved.manifest, name, array, tables):
-                _copy_straight(saved, name, blocks)
-            else:
-                for table, rows in _of_storage(tables, name).items():
-                    _copy_rows(saved, name, table, rows, blocks)
+            for rows in _rows_of(saved, name, blocks, tables):
+                blocks.put(*rows)
         finally:
-            arrays[name] = blocks.array()
+            restored[name] = blocks.array()
+            if isinstance(array, jax.Array):
+                overwritten[name] = restored[name]
+    return restored
 
 
-def restore_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
-    """Restores an array of the dense state, or random keys, sharded like ``like``.
-
-    Raises:
-      CheckpointError: if the saved array has another shape, or is damaged.
-    """
-    is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
-    data = jax.random.key_data(like) if is_key else like
+def _restored(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
+    """Returns an array that is not of tables, sharded like another one."""
+    data = jax.random.key_data(like) if is_key(like) else like
     value = saved.array(name)
     if (value.shape, value.dtype) != (data.shape, data.dtype):
         raise CheckpointError(
             f"{name} is {value.dtype}{list(value.shape)} in the checkpoint, "
             f"{data.dtype}{list(data.shape)} here"
         )
-    found = jax.make_array_from_callback(
+    array = jax.make_array_from_callback(
         data.shape, data.sharding, lambda index: value[index]
     )
-    if is_key:
-        impl = saved.find(name).key
-        return jax.jit(
-            lambda data: jax.random.wrap_key_data(data, impl=impl),
-            out_shardings=like.sharding,
-        )(found)
-    return found
-
-
-class _Found(NamedTuple):
-    """Rows on their way to devices.
-
-    Attributes:
-      buffer: buffer that holds them.
-      parts: consecutive rows of an array, and the number of the first.
-    """
-
-    buffer: np.ndarray
-    parts: list[tuple[int, np.ndarray]]
-
-
-class _Block(NamedTuple):
-    """Rows of an array on one device: ``data``, from ``begin`` on; for a
-    ``StoredArray`` they are in host memory."""
-
-    begin: int
-    data: jax.Array | np.ndarray
+    if not is_key(like):
+        return array
+    implementation = saved.description.keys[name]
+    wrap = functools.partial(jax.random.wrap_key_data, impl=implementation)
+    return jax.jit(wrap, out_shardings=like.sharding)(array)
 
 
 class _Blocks:
-    """The blocks of an array on the devices of this process, being overwritten."""
+    """The blocks of a table's array on the devices of this process.
+
+    Attributes:
+      rows, width, dtype: as of the array.
+      ranges: rows that this process has, each once.
+    """
 
     def __init__(self, array: jax.Array | StoredArray):
-        self._whole = array
-        self._like = jax.ShapeDtypeStruct(
-            array.shape, array.dtype, sharding=array.sharding
-        )
-        self.width = array.shape[1]
-        self.row_bytes = self.width * array.dtype.itemsize
-        self._blocks = [
-            _Block(shard.index[0].start or 0, shard.data)
-            for shard in array.addressable_shards
-        ]
+        self._array, self._blocks = array, array.addressable_shards
+        self._begins = [shard.index[0].start or 0 for shard in self._blocks]
+        self._data: list[Any] = [shard.data for shard in self._blocks]
+        self.rows, self.width = array.shape
+        self.dtype = np.dtype(array.dtype)
+        size = array.sharding.shard_shape(array.shape)[0]
+        self.ranges = [range(i, i + size) for i in sorted(set(self._begins))]
 
     @property
-    def ranges(self) -> list[range]:
-        """The rows that this process has, each once."""
-        found = {(begin, len(data)) for begin, data in self._blocks}
-        return [range(begin, begin + count) for begin, count in sorted(found)]
-
-    def rows_in(self, buffer: np.ndarray, count: int, width: int) -> np.ndarray:
-        """Returns ``[count, width]`` at the beginning of a buffer."""
-        dtype = np.dtype(self._like.dtype)
-        size = count * width * dtype.itemsize
-        return buffer[:size].view(dtype).reshape(count, width)
-
-    def have(self, row: int) -> bool:
-        return any(row in each for each in self.ranges)
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
 
     def put(self, first: int, rows: np.ndarray) -> None:
         """Overwrites rows, wherever this process has them."""
-        for number, (begin, data) in enumerate(self._blocks):
+        for number, begin in enumerate(self._begins):
+            data = self._data[number]
             if not begin <= first < begin + len(data):
                 continue
             if isinstance(data, np.ndarray):
-                data[first - begin :][: len(rows)] = rows
+                data[first - begin : first - begin + len(rows)] = rows
                 continue
             # Few sizes, so that few programs are compiled: the last part overlaps.
             most = max(1, OVERWRITTEN_BYTES // self.row_bytes)
             size = 1 << min(len(rows), most).bit_length() - 1
-            for start in [*range(0, len(rows) - size, size), len(rows) - size]:
-                part = jax.device_put(
-                    rows[start : start + size], data.device, may_alias=True
-                )
-                data = _overwrite(data, part, np.int32(first - begin + start))
-            # The rows' memory is used again.
-            self._blocks[number] = _Block(begin, data.block_until_ready())
+            for i in [*range(0, len(rows) - size, size), len(rows) - size]:
+                part = jax.device_put(rows[i : i + size], data.device, may_alias=True)
+                data = _overwrite(data, part, np.int32(first - begin + i))
+            # The rows' memory must not go before they are there.
+            self._data[number] = data.block_until_ready()
 
     def array(self) -> jax.Array | StoredArray:
-        if isinstance(self._whole, StoredArray):
-            return self._whole
-        return jax.make_array_from_single_device_arrays(
-            self._like.shape,
-            self._like.sharding,
-            [cast(jax.Array, data) for _, data in self._blocks],
-        )
+        """Returns the array as it is now."""
+        if isinstance(self._array, StoredArray):
+            return self._array
+        shape, sharding = self._array.shape, self._array.sharding
+        return jax.make_array_from_single_device_arrays(shape, sharding, self._data)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -166,115 +133,76 @@ def _overwrite(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(data, rows, first, axis=0)
 
 
-def _put_all(
-    saved: SavedCheckpoint, all_found: Iterable[_Found], blocks: _Blocks
-) -> None:
-    for found in all_found:
-        for first, rows in found.parts:
-            blocks.put(first, rows)
-        saved.buffers.give(found.buffer)
-
-
-def _storage_of(name: str) -> str:
-    """Returns the storage of a state's array, such as "embedding_state.rb_64.sum"."""
-    return name.split(".")[1]
-
-
-def _of_storage(tables: Mapping[str, TableLayout], name: str) -> dict[str, RangeLayout]:
-    """Returns the row range of each table that lies in the storage of an array."""
-    storage = _storage_of(name)
-    return {
-        table: rows
-        for table, ranges in tables.items()
-        for rows in ranges
-        if rows.storage == storage
-    }
-
-
-def _laid_out_alike(
-    manifest: Manifest,
+def _rows_of(
+    saved: SavedCheckpoint,
     name: str,
-    array: jax.Array,
+    blocks: _Blocks,
     tables: Mapping[str, TableLayout],
-) -> bool:
-    there = manifest.arrays.get(name)
-    return (
-        there is not None
-        and there.shape == array.shape
-        and _of_storage(manifest.tables, name) == _of_storage(tables, name)
-    )
+) -> Iterator[Rows]:
+    """Yields the rows of an array that this process has."""
+
+    def of_storage(layouts: Mapping[str, TableLayout]) -> dict[str, RangeLayout]:
+        storage = name.split(".")[1]
+        return {
+            table: layout
+            for table, ranges in layouts.items()
+            for layout in ranges
+            if layout.storage == storage
+        }
+
+    def read(rows: range) -> Rows:
+        return rows.start, saved.rows(name, rows.start, len(rows))()
+
+    here, there = of_storage(tables), of_storage(saved.description.tables)
+    if here == there and saved.row_count(name) == blocks.rows:
+        for rows in blocks.ranges:
+            yield from saved.in_threads(read, pieces(rows, blocks.row_bytes))
+        return
+    for table, layout in here.items():
+        for batch in _moved(saved, name, table, layout, blocks):
+            yield from batch
 
 
-def _copy_straight(saved: SavedCheckpoint, name: str, blocks: _Blocks) -> None:
-    step = max(1, READ_BYTES // blocks.row_bytes)
-    step = 1 << step.bit_length() - 1
-    parts = [
-        (block, range(begin, min(begin + step, end)))
-        for block in saved.find(name).blocks
-        for rows in blocks.ranges
-        for end in [min(rows.stop, block.begin[0] + block.shape[0])]
-        for begin in range(max(rows.start, block.begin[0]), end, step)
-    ]
-
-    def read(part: tuple[Block, range]) -> _Found:
-        block, rows = part
-        buffer = saved.buffers.take()
-        begin = block.offset + (rows.start - block.begin[0]) * blocks.row_bytes
-        found = saved.read(block.file, begin, len(rows) * blocks.row_bytes, buffer)
-        found = blocks.rows_in(found, len(rows), blocks.width)
-        return _Found(buffer, [(rows.start, found)])
-
-    _put_all(saved, saved.in_threads(read, parts), blocks)
-
-
-def _copy_rows(
+def _moved(
     saved: SavedCheckpoint, name: str, table: str, here: RangeLayout, blocks: _Blocks
-) -> None:
-    """Copies a table's rows that lie here in one storage, wherever they were."""
+) -> Iterator[list[Rows]]:
+    """Yields a table's rows that lie here in one storage, wherever they were."""
     whole = blocks.width == here.width  # else one value a row, in all column shards
-    mine = [
+    own_shards = [
         (j, k)
         for j in range(here.row_shards)
         for k in range(here.column_shards)
-        if blocks.have(here.first_slots[j][k])
+        if any(here.first_slots[j][k] in rows for rows in blocks.ranges)
     ]
 
     def wanted(there: RangeLayout, row_shard: int, column_shard: int) -> bool:
         return any(
             there.shares_rows(row_shard, here, j)
             and (not whole or there.shares_columns(column_shard, here, k))
-            for j, k in mine
+            for j, k in own_shards
         )
 
-    def read(piece: range) -> _Found:
-        all_held = {
-            j: here.held_rows(j, piece.start, piece.stop) for j in {j for j, _ in mine}
-        }
-        if not any(held.count for held in all_held.values()):
-            return _Found(saved.buffers.take(), [])
-        in_order, sorted_ = saved.buffers.take(), saved.buffers.take()
-        rows = blocks.rows_in(in_order, len(piece), here.dim if whole else 1)
-        for there in saved.manifest.tables[table]:
-            source = name.split(".")
-            source[1] = there.storage
-            needed = functools.partial(wanted, there)
-            saved.table_rows(there, ".".join(source), piece, rows, needed)
-        parts, used = [], 0
-        for j, k in mine:
-            held = all_held[j]
-            if not held.count:
-                continue
-            part = blocks.rows_in(sorted_[used:], held.count, blocks.width)
+    def read(piece: range) -> list[Rows]:
+        held = {j: here.held_rows(j, piece.start, piece.stop) for j, _ in own_shards}
+        if not any(rows.count for rows in held.values()):
+            return []
+        rows = np.empty((len(piece), here.dim if whole else 1), blocks.dtype)
+        for there in saved.description.tables[table]:
+            source = name.replace(f".{here.storage}", f".{there.storage}", 1)
+            saved.table_rows(
+                there, source, piece, rows, functools.partial(wanted, there)
+            )
+        batch = []
+        for j, k in own_shards:
+            first = here.first_slots[j][k] + held[j].first
             columns = slice(k * blocks.width, (k + 1) * blocks.width)
-            part[:] = rows[held.among, columns if whole else slice(None)]
-            used += part.nbytes
-            parts.append((here.first_slots[j][k] + held.first, part))
-        saved.buffers.give(in_order)
-        return _Found(sorted_, parts)
+            data = rows[held[j].among, columns if whole else slice(None)]
+            if len(data):
+                batch.append((first, np.ascontiguousarray(data)))
+        return batch
 
-    if mine:
-        row_bytes = blocks.row_bytes * here.column_shards
-        end = saved.manifest.table_rows[table]  # a dynamic table may have more here
+    if own_shards:
+        end = saved.description.table_rows[table]  # a dynamic table may have more here
         span = range(here.span.start, min(here.span.stop, end))
-        all_rows = pieces(span, row_bytes)
-        _put_all(saved, saved.in_threads(read, all_rows), blocks)
+        all_pieces = pieces(span, blocks.row_bytes * here.column_shards)
+        yield from saved.in_threads(read, all_pieces)

@@ -1,210 +1,154 @@
-"""One checkpoint on its way to disk: copied out of device memory, then written.
+"""Copies a state out of device memory, and has TensorStore write the copies.
 
-Training waits only for the copy. Copies go into buffers of bounded size; threads write
-them and give them back. With buffers for the whole state the copy is as fast as memory;
-with fewer it waits for the disk.
+Training waits only for the copy. Copies go into buffers of bounded size, which are used
+again as soon as they are written: with buffers for the whole state the copy is as fast
+as memory, with fewer it waits for the disk.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
-import time
+import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh
+import orbax.checkpoint as ocp
 
-from embark_jax.checkpoint.errors import CheckpointError
-from embark_jax.checkpoint.files import PIECE_BYTES, Buffers, FileWriter
-from embark_jax.checkpoint.layout import Layout, device_numbers, file_name
+from embark_jax.cache.stored_array import StoredArray
+from embark_jax.checkpoint.agreement import together
+from embark_jax.checkpoint.layout import FILE_BYTES, Piece, SavedArray, pieces_of
 
-WRITING_THREADS = 4
-"""Pieces on their way to disk at a time; more make no disk faster."""
-COPYING_THREADS = 8
-PROGRESS_S = 10.0
-"""Seconds between two lines that say how far writing is."""
-GIGABYTE = 1e9
+WRITING_THREADS = 8
+COPYING_THREADS = min(8, os.cpu_count() or 1)
 
 
-class _Part(NamedTuple):
-    """The place of rows of a device's array in that device's file.
+class StateWriter(ocp.type_handlers.TypeHandler):
+    """Writes this process's part of the arrays that Orbax saves.
 
     Attributes:
-      offset, size: position and number of bytes in the file.
-      data: the array, on its device; for a ``StoredArray``, in host memory.
-      skipped: number of bytes of the array before those rows.
+      memory_bytes: most memory for what is copied and not yet written.
+      size: bytes that this process wrote last.
     """
 
-    offset: int
-    size: int
-    data: jax.Array | np.ndarray
-    skipped: int
+    _array_metadata_store = None  # Orbax looks for it; zarr.json says the same
 
+    def __init__(self):
+        self.memory_bytes = 0
+        self.size = 0
 
-class StateWriter:
-    """Writes this process's part of a state.
+    def typestr(self) -> str:
+        """Returns the type as which plain Orbax reads the arrays."""
+        return "np.ndarray"
 
-    Args:
-      folder: folder to write into.
-      arrays: arrays of numbers, by name.
-      layout: layout of all these arrays.
-      mesh: mesh of the devices.
-      memory_bytes: size of all buffers.
-    """
-
-    def __init__(
+    async def serialize(
         self,
-        folder: Path,
-        arrays: Mapping[str, jax.Array],
-        layout: Layout,
-        mesh: Mesh,
-        memory_bytes: int,
-    ):
-        self._folder = folder
-        parts = _parts(arrays, layout, mesh)
-        self._files = {name: layout.files[name] for name in parts}
-        self.size = sum(self._files.values())
-        self.written = 0
-        self._buffers = Buffers(min(memory_bytes, self.size + PIECE_BYTES))
-        self._writers: dict[str, FileWriter] = {}
-        self._pool = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
-        self._writes: list[Future] = []
-        try:
-            for name, size in self._files.items():
-                self._writers[name] = FileWriter(folder / name, size)
-            self._copy(parts)
-        except BaseException:
-            self.abandon()
-            raise
+        values: Sequence[jax.Array | StoredArray],
+        infos: Sequence[Any],
+        args: Sequence[Any] | None = None,
+    ) -> list[Future]:
+        """Copies arrays; the result ends when all processes have written theirs."""
+        folder = Path(infos[0].parent_dir)
+        arrays = {info.name: value for info, value in zip(infos, values, strict=True)}
+        # Without waiting here the others' next step would wait for a slow disk.
+        writes = together(lambda: self._start(folder, arrays))
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the files that this process writes."""
-        return list(self._files)
+        def finish():
+            sizes = together(lambda: [write.result() for write in writes], "commit")
+            self.size = sum(sizes)
 
-    def finish(self, say: Callable[[str], None]) -> None:
-        """Returns when all is on the disk; calls ``say`` with how far it is."""
-        begin = said = time.monotonic()
-        try:
-            while any(not write.done() for write in self._writes):
-                time.sleep(0.01)
-                if (now := time.monotonic()) - said > PROGRESS_S:
-                    said, rate = now, self.written / GIGABYTE / (now - begin)
-                    say(
-                        f"{self.written / GIGABYTE:.1f} of "
-                        f"{self.size / GIGABYTE:.1f} GB are written, {rate:.2f} GB/s"
-                    )
-            for write in self._writes:
-                write.result()
-            list(self._pool.map(FileWriter.close, self._writers.values()))
-        except BaseException:
-            self.abandon()
-            raise
-        self._pool.shutdown()
+        return [_in_thread(finish)]
 
-    def abandon(self) -> None:
-        """Stops writing."""
-        self._buffers.fail(CheckpointError("the checkpoint was given up"))
-        self._pool.shutdown(cancel_futures=True)
-        for writer in self._writers.values():
-            writer.abandon()
+    async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
+        raise NotImplementedError
 
-    def _copy(self, parts: Mapping[str, Sequence[_Part]]) -> None:
+    async def deserialize(
+        self, infos: Sequence[Any], args: Sequence[Any] | None = None
+    ) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def _start(
+        self, folder: Path, arrays: Mapping[str, jax.Array | StoredArray]
+    ) -> list[Future[int]]:
+        """Copies all pieces of this process; each result is the bytes of a piece."""
+        saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
+        opening = {name: saved[name].create(folder, name) for name in arrays}
+        stores = {name: future.result() for name, future in opening.items()}
         pieces = [
-            (name, offset)
-            for name, size in self._files.items()
-            for offset in range(0, size, PIECE_BYTES)
+            piece
+            for name, array in arrays.items()
+            for piece in pieces_of(name, array, saved[name])
         ]
         # Copies from all devices at a time, each from the beginning.
-        pieces.sort(key=lambda piece: piece[1])
-        threads = min(COPYING_THREADS, os.cpu_count() or 1)
-        with ThreadPoolExecutor(threads, "checkpoint-copy") as copying:
-            for copied in [
-                copying.submit(self._copy_piece, name, offset, parts[name])
-                for name, offset in pieces
-            ]:
-                copied.result()
+        pieces.sort(key=lambda piece: piece.rows.start if piece.rows else 0)
+        files = self.memory_bytes // FILE_BYTES
+        # What is being written is in memory twice: as it was and encoded.
+        count = max(2, files // 2, files - WRITING_THREADS)
+        buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
+        for _ in range(min(count, len(pieces))):
+            buffers.put(np.empty(FILE_BYTES, np.uint8))
 
-    def _copy_piece(self, name: str, offset: int, parts: Sequence[_Part]) -> None:
-        size = min(PIECE_BYTES, self._files[name] - offset)
-        buffer = self._buffers.take()
-        done = 0
-        for part in parts:
-            low = max(part.offset, offset)
-            high = min(part.offset + part.size, offset + size)
-            if low >= high:
-                continue
-            buffer[done : low - offset] = 0  # between two parts
-            begin = low - part.offset + part.skipped
-            done = high - offset
-            buffer[low - offset : done] = _bytes_of(
-                part.data, begin, begin + high - low
-            )
-        buffer[done:size] = 0
-        self._writes.append(self._pool.submit(self._write, name, offset, buffer, size))
+        def copy(piece: Piece) -> Future[int]:
+            buffer = buffers.get()
+            try:
+                return writers.submit(write, piece, _copied(piece, buffer), buffer)
+            except BaseException:
+                buffers.put(buffer)
+                raise
 
-    def _write(self, name: str, offset: int, buffer: np.ndarray, size: int) -> None:
-        try:
-            self._writers[name].write(offset, buffer[:size])
-        except BaseException as error:
-            self._buffers.fail(error)
-            raise
-        self._buffers.give(buffer)
-        self.written += size
+        def write(piece: Piece, values: np.ndarray, buffer: np.ndarray) -> int:
+            try:
+                # Nobody reads the array: it needs the copy until it is written.
+                stores[piece.name][piece.index].write(
+                    values, can_reference_source_data_indefinitely=True
+                ).result()
+            finally:
+                buffers.put(buffer)
+            if piece.file:
+                _uncache(folder / piece.name / piece.file)
+            return values.nbytes
 
-
-def _parts(
-    arrays: Mapping[str, jax.Array], layout: Layout, mesh: Mesh
-) -> dict[str, list[_Part]]:
-    """Returns the parts that this process's devices write, by file, by offset."""
-    parts: dict[str, list[_Part]] = {}
-    numbers = device_numbers(mesh)
-    for name, array in arrays.items():
-        blocks = {block.file: block for block in layout.arrays[name].blocks}
-        for shard in array.addressable_shards:
-            block = blocks.get(file_name(numbers[shard.device]))
-            if block is None:
-                continue
-            size = math.prod(block.shape) * array.dtype.itemsize
-            skipped = 0
-            if block.shape:
-                ahead = block.begin[0] - (shard.index[0].start or 0)
-                skipped = ahead * (size // block.shape[0] if size else 0)
-            part = _Part(block.offset, size, shard.data, skipped)
-            parts.setdefault(block.file, []).append(part)
-    for each in parts.values():
-        each.sort(key=lambda part: part.offset)
-    return parts
+        writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
+        copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
+        with copiers:
+            writes = list(copiers.map(copy, pieces))
+        writers.shutdown(wait=False)
+        return writes
 
 
-def _bytes_of(array: jax.Array | np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Returns bytes of an array on one device or in host memory, as uint8."""
-    if isinstance(array, np.ndarray):  # columns of wider rows
-        row_bytes = array.itemsize * array.shape[1]
-        first = begin // row_bytes
-        rows = np.ascontiguousarray(array[first : -(-end // row_bytes)])
-        return rows.reshape(-1).view(np.uint8)[
-            begin - first * row_bytes : end - first * row_bytes
-        ]
-    (device,) = array.devices()
-    if array.nbytes <= PIECE_BYTES or device.platform == "cpu":
-        return np.asarray(array).reshape(-1).view(np.uint8)[begin:end]
-    row_bytes = array.nbytes // array.shape[0]
-    # As many rows for all pieces: one program copies them.
-    count = min(PIECE_BYTES // row_bytes + 2, array.shape[0])
-    first = min(begin // row_bytes, array.shape[0] - count)
-    rows = np.asarray(_rows(array, np.int32(first), count))
-    return rows.reshape(-1).view(np.uint8)[
-        begin - first * row_bytes : end - first * row_bytes
-    ]
+def _copied(piece: Piece, buffer: np.ndarray) -> np.ndarray:
+    """Returns a copy of a piece, in the buffer unless it is larger."""
+    values = piece.on_host()
+    if values.nbytes > len(buffer):
+        return values.copy()
+    copy = buffer[: values.nbytes].view(values.dtype).reshape(values.shape)
+    np.copyto(copy, values)
+    return copy
 
 
-@jax.jit(static_argnums=2)
-def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
-    return lax.dynamic_slice_in_dim(array, first, count)
+def _uncache(path: Path) -> None:
+    """Takes a file out of the page cache: what is written is not read soon, and would
+    push out what is."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _in_thread(function: Callable[[], None]) -> Future:
+    """Calls a function in a thread that does not outlive the program."""
+    future: Future = Future()
+
+    def call():
+        with contextlib.suppress(InvalidStateError):  # it was cancelled
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+    threading.Thread(target=call, name="checkpoint-commit", daemon=True).start()
+    return future

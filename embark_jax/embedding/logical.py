@@ -45,13 +45,6 @@ class HeldRows(NamedTuple):
     first: int
     count: int
 
-    def select(self, begin: int, count: int) -> slice | np.ndarray:
-        """Selects some of the rows, as ``among`` selects all."""
-        if isinstance(self.among, np.ndarray):
-            return self.among[begin : begin + count]
-        first = self.among.start + begin * self.among.step
-        return slice(first, first + count * self.among.step, self.among.step)
-
 
 @dataclasses.dataclass(frozen=True)
 class RangeLayout:

@@ -6,8 +6,7 @@ for it, and any two checkpoints of a run will do, at the price of reading both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -85,8 +84,7 @@ class _Export:
         return lambda numbers: rows[keys[numbers.start : numbers.stop]]
 
 
-@contextmanager
-def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
+def earlier(since: str, checkpoints: Path) -> Earlier:
     """Opens what ``--since`` names.
 
     Args:
@@ -101,8 +99,7 @@ def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
     if (folder / FILE_NAME).exists():
         description = read_description(folder)
         if description.since is None and description.row_format == "float32":
-            yield _Export(folder, description)
-            return
+            return _Export(folder, description)
         step = str(description.step)
     elif folder.is_dir():
         checkpoints, step = folder.absolute().parent, folder.absolute().name
@@ -110,8 +107,7 @@ def earlier(since: str, checkpoints: Path) -> Iterator[Earlier]:
         raise ExportError(
             f"--since {since}: must be a step, or the folder of a checkpoint or export"
         )
-    with SavedModel(checkpoints, int(step)) as saved:
-        yield _Checkpoint(saved)
+    return _Checkpoint(SavedModel(checkpoints, int(step)))
 
 
 def shapes(saved: SavedModel) -> dict[str, tuple[int | None, int]]:

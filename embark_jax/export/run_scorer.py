@@ -31,7 +31,8 @@ def load_run_scorer(
     trusted(folder, config.model.kind, trust_code)
     if step is None:
         step = best_step(folder)
-    with SavedModel(folder / "checkpoints", step) as saved, code_of(folder):
+    saved = SavedModel(folder / "checkpoints", step)
+    with code_of(folder):
         model = DenseModel(
             config.model, saved.tables, saved.features, saved.dense_features
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -85,11 +84,9 @@ def export_run(
     if step is None:
         step = best_step(workdir)
     checkpoints = workdir / "checkpoints"
-    with (
-        SavedModel(checkpoints, step) as saved,
-        earlier(since, checkpoints) if since else contextlib.nullcontext() as then,
-        code_of(workdir),
-    ):
+    saved = SavedModel(checkpoints, step)
+    then = earlier(since, checkpoints) if since else None
+    with code_of(workdir):
         if then is not None:
             check(saved, then)
         model = DenseModel(

@@ -6,6 +6,7 @@ Reading needs neither the mesh nor the plan nor the data of the training.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,8 +17,6 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import local
 from embark_jax.cache.stored_rows import KEY, NO_KEY
 from embark_jax.checkpoint import CheckpointError, chosen_steps
-from embark_jax.checkpoint.checkpointer import PLAN_NAME, READING_BYTES
-from embark_jax.checkpoint.errors import ForeignCheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, pieces
 from embark_jax.config import ExperimentConfig, reading
@@ -74,12 +73,10 @@ class SavedModel:
         (self.step, *_) = chosen_steps(folder, CheckpointFolder(folder).steps(), step)
         self._folder = folder / str(self.step)
         try:
-            self._saved = SavedCheckpoint(self._folder, READING_BYTES)
-        except ForeignCheckpointError as error:
-            raise ForeignCheckpointError(f"{self._folder}: {error}") from None
+            self._saved = SavedCheckpoint(self._folder)
         except CheckpointError as error:
             raise self._damaged(error) from None
-        identity = self._saved.manifest.identity
+        identity = self._saved.description.identity
         shapes = identity["tables"]
         dynamic = any(shape["rows"] is None for shape in shapes.values())
         planned = self._planned_tables() if dynamic else {}
@@ -93,18 +90,12 @@ class SavedModel:
         )
         self.dense_features: int = identity["dense_features"]
 
-    def __enter__(self) -> SavedModel:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._saved.close()
-
     def dense(self) -> dict[str, np.ndarray]:
         """Returns parameters and other variables of the dense model by dotted path,
         such as "top.layers.0.w"."""
         names = {
             name.partition(".")[2]: name
-            for name in self._saved.manifest.arrays
+            for name in self._saved.description.arrays
             if name.startswith(("params.", "model_state."))
         }
         try:
@@ -143,7 +134,7 @@ class SavedModel:
 
     def keys(self, table: TableSpec) -> np.ndarray:
         """Returns the ``[rows]`` int64 keys of a dynamic table, by number."""
-        room = self._saved.manifest.table_rows[table.name]
+        room = self._saved.description.table_rows[table.name]
         keys = np.empty((room, 1), np.int64)
         self._read(table, f"embedding_state.{{}}.{KEY}", keys)
         return keys[: np.count_nonzero(keys != NO_KEY), 0]
@@ -162,7 +153,7 @@ class SavedModel:
         self, table: TableSpec, array: str, piece: range, into: np.ndarray
     ) -> None:
         try:
-            for layout in self._saved.manifest.tables[table.name]:
+            for layout in self._saved.description.tables[table.name]:
                 self._saved.table_rows(
                     layout, array.format(layout.storage), piece, into
                 )
@@ -170,11 +161,8 @@ class SavedModel:
             raise self._damaged(error) from None
 
     def _planned_tables(self) -> dict[str, TableSpec]:
-        """Returns the tables by name, as the plan beside the checkpoint has them."""
-        try:
-            plan = Plan.from_json((self._folder / PLAN_NAME).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self._folder / PLAN_NAME}: {error}") from None
+        """Returns the tables by name, as the plan in the checkpoint has them."""
+        plan = Plan.from_json(json.dumps(self._saved.description.plan))
         return {table.name: table for table in plan.tables}
 
     def _damaged(self, error: CheckpointError) -> CheckpointError:

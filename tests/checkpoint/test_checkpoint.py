@@ -2,7 +2,6 @@
 
 import copy
 import errno
-import json
 import os
 import re
 import resource
@@ -15,9 +14,6 @@ import pytest
 
 from embark_jax import checkpoint
 from embark_jax.checkpoint import Checkpointer, CheckpointError
-from embark_jax.checkpoint.files import write_file
-from embark_jax.checkpoint.manifest import NAME
-from embark_jax.run.saved import SavedModel
 from tests import runs
 from tests.builders import assert_same_tables, tables_and_states
 from tests.checkpoint.states import BAD_IDS, build
@@ -131,23 +127,29 @@ def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
     )
 
 
-def flip(path, byte):
+CHUNK = "arrays/storages.rb_4/c/1/0/0"
+"""The rows that device 1 has of a storage."""
+DESCRIPTION = "embark/checkpoint.json"
+
+
+def flip(path, byte, bit=0):
     """Changes one bit of a file."""
     data = bytearray(path.read_bytes())
-    data[byte] ^= 1
+    data[byte] ^= 1 << bit
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda f: (f / "device-1.bin").unlink(), "device-1.bin is missing"),
-        (lambda f: os.truncate(f / "device-0.bin", 4096), "has 4,096 bytes, must have"),
-        (lambda f: flip(f / "device-1.bin", 5000), "checksum of 128 KiB from byte 0"),
-        (lambda f: flip(f / "device-0.bin.xxh3", 3), "device-0.bin: the checksum"),
-        (lambda f: (f / "device-0.bin.xxh3").unlink(), "device-0.bin.xxh3 is missing"),
-        (lambda f: flip(f / "checkpoint.json", 30), "checkpoint.json: the checksum"),
-        (lambda f: (f / "checkpoint.json").unlink(), "checkpoint.json is missing"),
+        (lambda f: (f / CHUNK).unlink(), f'{CHUNK}" is missing'),
+        (lambda f: os.truncate(f / CHUNK, 99), f'{CHUNK}": Error decoding shard index'),
+        (lambda f: os.truncate(f / CHUNK, 9), "Existing shard has size of 9 bytes"),
+        (lambda f: flip(f / CHUNK, 500), f'{CHUNK}": Digest mismatch'),
+        (lambda f: flip(f / CHUNK, -3), "Error decoding shard index"),
+        (lambda f: (f / "arrays/storages.rb_4/zarr.json").unlink(), "zarr.json"),
+        (lambda f: flip(f / DESCRIPTION, 30), "checkpoint.json: the checksum is wrong"),
+        (lambda f: (f / DESCRIPTION).unlink(), "checkpoint.json is missing"),
     ],
 )
 def test_a_damaged_checkpoint_is_left_out(saved, tmp_path, damage, reason):
@@ -165,17 +167,59 @@ def test_a_damaged_checkpoint_is_left_out(saved, tmp_path, damage, reason):
         assert reason in left_out
 
 
+def bits_of(folder, rng, count):
+    """Random bits of the files below a folder: ``count`` in each."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for byte in rng.integers(path.stat().st_size, size=count):
+            yield path, int(byte), int(rng.integers(8))
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=pytest.mark.slow), pytest.param(0, id="a few")]
+)
+def test_a_flipped_bit_is_found_wherever_it_is(saved, tmp_path, count):
+    """What is restored is either the newest checkpoint, where the bit changes nothing
+    that is read, or the one before it; nothing else passes."""
+    folder, identity, (older, _), trainer = saved
+    copied, rng = shutil.copytree(folder, tmp_path / "run"), np.random.default_rng(0)
+
+    def restored():
+        said = []
+        with Checkpointer(copied, identity, None, say=said.append) as checkpoints:
+            state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
+        trainer.restore(state)
+        return jax.tree.map(np.array, state), said
+
+    newest, _ = restored()
+    bits = list(bits_of(copied / "4", rng, max(1, count)))
+    if not count:
+        bits = [bits[i] for i in rng.choice(len(bits), 5, replace=False)]
+    found = 0
+    for path, byte, bit in bits:
+        flip(path, byte, bit)
+        state, said = restored()
+        flip(path, byte, bit)
+        left_out = [line for line in said if line.startswith("left out")]
+        expected = older if left_out else newest
+        jax.tree.map(np.testing.assert_array_equal, state, expected)
+        found += len(left_out)
+        if "/c/" in str(path):
+            (line,) = left_out
+            assert str(path) in line
+    assert found
+
+
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(saved, tmp_path):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
-    (copied / "4" / "device-0.bin").unlink()
+    (copied / "4" / DESCRIPTION).unlink()
     with (
         Checkpointer(copied, identity, keep=None) as checkpoints,
         pytest.raises(CheckpointError) as caught,
     ):
         checkpoints.restore(trainer.state, trainer.embeddings, 4)
     assert str(caught.value) == (
-        f"{copied / '4'}: is damaged (device-0.bin is missing); delete it to use an "
+        f"{copied / '4'}: is damaged (checkpoint.json is missing); delete it to use an "
         "older one"
     )
 
@@ -186,21 +230,21 @@ def test_a_run_that_goes_on_sets_a_damaged_checkpoint_aside(saved, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     said = []
     (copied / "4.damaged-1").mkdir()  # as it was before
-    (copied / "4" / "device-0.bin").unlink()
+    (copied / "4" / CHUNK).unlink()
     with Checkpointer(copied, identity, keep=2, say=said.append) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
         assert said[-1] == f"moved to {copied / '4.damaged-2'}"
         checkpoints.save(trainer.state, 4, trainer.embeddings, BAD_IDS)
         assert checkpoints.steps == [3, 4]
-    assert (copied / "4.damaged-2" / "device-1.bin").exists()
+    assert (copied / "4.damaged-2" / DESCRIPTION).exists()
 
 
 def test_when_all_are_damaged_it_says_so(saved, tmp_path):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
     for step in ("3", "4"):
-        (copied / step / "checkpoint.json").unlink()
+        (copied / step / DESCRIPTION).unlink()
     with (
         Checkpointer(copied, identity, keep=None) as checkpoints,
         pytest.raises(CheckpointError, match=r"3: is damaged .* so are all older ones"),
@@ -224,7 +268,7 @@ def test_a_missing_checkpoint_is_told(saved, tmp_path):
 def test_what_a_killed_write_left_goes_when_a_run_goes_on(saved, tmp_path):
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
-    left = shutil.copytree(copied / "4", copied / "5.tmp")
+    left = shutil.copytree(copied / "4", copied / "5.orbax-checkpoint-tmp")
     with Checkpointer(copied, identity, keep=None) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
@@ -267,11 +311,11 @@ def test_a_read_only_folder_leaves_the_older_checkpoints(saved, tmp_path, monkey
     before = runs.snapshot(copied)
 
     def refuse(path, *_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     with Checkpointer(copied, identity, keep=2) as checkpoints:
         with monkeypatch.context() as read_only:  # permissions do not bind root
-            read_only.setattr(Path, "mkdir", refuse)
+            read_only.setattr(os, "mkdir", refuse)
             with pytest.raises(CheckpointError) as caught:
                 checkpoints.save(trainer.state, 9, trainer.embeddings, BAD_IDS)
         assert str(caught.value) == (
@@ -320,21 +364,36 @@ def test_saving_copies_nothing_that_is_donated(tmp_path):
     assert places() == before
 
 
-def test_another_version_is_refused(saved, tmp_path):
-    folder, *_ = saved
-    copied = shutil.copytree(folder / "3", tmp_path / "run" / "3")
-    manifest = json.loads((copied / NAME).read_text()) | {"version": 1}
-    write_file(copied / NAME, json.dumps(manifest).encode())
-    with pytest.raises(CheckpointError, match="version 1; this program reads"):
-        SavedModel(tmp_path / "run")
+@pytest.fixture
+def readme():
+    """The examples of the format's description, which read a checkpoint each."""
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def test_numpy_alone_reads_a_table(saved):
+def test_plain_orbax_and_tensorstore_read_the_arrays(saved, readme, monkeypatch):
+    folder, _, (expected, _), _ = saved
+    monkeypatch.chdir(folder / "3")
+    orbax, tensorstore, _ = ({} for _ in readme)
+    exec(readme[0], orbax)
+    exec(readme[1], tensorstore)
+    storage = expected.storages["rb_4"]
+    np.testing.assert_array_equal(
+        orbax["arrays"]["storages.rb_4"].reshape(storage.shape), storage
+    )
+    np.testing.assert_array_equal(
+        orbax["arrays"]["params.bottom.layers.0.b"],
+        expected.params["bottom"]["layers"][0]["b"].get_value(),
+    )
+    np.testing.assert_array_equal(
+        tensorstore["rows"], storage.reshape(2, -1, 4)[1, 100:200]
+    )
+
+
+def test_json_and_tensorstore_read_a_table(saved, readme):
     folder, _, (_, expected), _ = saved
-    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
-    found = {}
-    exec(code, found)
+    example = {}
+    exec(readme[2], example)
     for name in ("user", "item", "city"):
         np.testing.assert_array_equal(
-            found["table"](folder / "3", name), expected[name, "weights"]
+            example["table"](folder / "3", name), expected[name, "weights"]
         )

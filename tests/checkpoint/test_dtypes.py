@@ -37,8 +37,8 @@ def test_sixteen_bits_are_kept_and_go_on_alike(tmp_path):
         pytest.raises(CheckpointError, match="dtype"),
     ):
         checkpoints.restore(float32.state, float32.embeddings, 2)
-    with SavedModel(tmp_path / "run", 2) as saved:
-        (user,) = (each for each in saved.tables if each.name == "user")
-        assert user.dtype == "bfloat16"
-        rows = saved.table(user)
+    saved = SavedModel(tmp_path / "run", 2)
+    (user,) = (each for each in saved.tables if each.name == "user")
+    assert user.dtype == "bfloat16"
+    rows = saved.table(user)
     np.testing.assert_array_equal(rows, expected["user", "weights"].astype(np.float32))

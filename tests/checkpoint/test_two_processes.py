@@ -44,12 +44,13 @@ blank, _ = state_of(plan, zeros)
 moved, other_embeddings = state_of(other, zeros)
 said = []
 
-(folder / "9.tmp").mkdir(parents=True, exist_ok=True)  # a killed write left it
+left = folder / "9.orbax-checkpoint-tmp"  # by a killed write
+left.mkdir(parents=True, exist_ok=True)
 tell_all("there")
 if index == 0:  # which clears the folder, before the other writes into it
     time.sleep(2)
 with Checkpointer(folder, {}, 2, say=said.append) as checkpoints:
-    assert not (folder / "9.tmp").exists()
+    assert not left.exists()
     for step in (1, 2):
         checkpoints.save(state, step, embeddings, {})
     assert checkpoints.steps == [1, 2]
@@ -58,7 +59,7 @@ with Checkpointer(folder, {}, 2, say=said.append) as checkpoints:
 RESTORE = """
     # Process 1 alone reads what is damaged; both must leave it out.
     if index == 0:
-        file = folder / "2" / "device-1.bin"
+        file = folder / "2/arrays/storages.rb_4/c/1/0/0"
         data = bytearray(file.read_bytes())
         data[7_000] ^= 1
         file.write_bytes(data)

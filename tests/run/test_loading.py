@@ -86,7 +86,7 @@ def test_on_another_mesh_it_has_the_same_rows(whole):
 def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, tmp_path):
     run = shutil.copytree(whole, tmp_path / "run")
     newest = run / "checkpoints" / "6"
-    largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+    largest = max(newest.rglob("c/*/*/*"), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)

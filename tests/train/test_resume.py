@@ -21,7 +21,7 @@ OVERRIDES = (
     f"train.steps={STEPS}",
     f"train.checkpoint_every={EVERY}",
 )
-TEMPORARY = "*.tmp"
+TEMPORARY = "*.orbax-checkpoint-tmp"
 TIMES = ("samples_per_s", "hot_step_ms", "mixed_step_ms")
 
 

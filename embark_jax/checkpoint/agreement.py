@@ -1,0 +1,43 @@
+"""What all processes do together, which fails in all of them if it fails in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from embark_jax.checkpoint.errors import CheckpointError, reason
+from embark_jax.launch.agreement import tell_all_bytes
+
+Result = TypeVar("Result")
+
+
+def together(function: Callable[[], Result], topic: str = "checkpoint") -> Result:
+    """Calls a function and waits until all processes have called theirs.
+
+    Args:
+      function: may raise whatever the file system, TensorStore and Orbax raise.
+      topic: name of a thread's calls; each thread has one of its own.
+
+    Raises:
+      Exception: what the function raises.
+      CheckpointError: if it raises in another process.
+    """
+    result, error = None, None
+    try:
+        result = function()
+    except Exception as caught:
+        error = caught
+    problem = "" if error is None else reason(error)
+    problems = [text for text in tell_all_bytes(problem.encode(), topic) if text]
+    if error is not None:
+        raise error
+    if problems:
+        raise CheckpointError(problems[0].decode())
+    return result  # pyright: ignore[reportReturnType]
+
+
+def in_process_0(function: Callable[[], Any], topic: str = "checkpoint") -> None:
+    """Calls a function in process 0 alone, and has all wait for it; as ``together``."""
+    together(function if jax.process_index() == 0 else lambda: None, topic)
