@@ -147,8 +147,8 @@ def restore(
 
 
 def orbax(plan: Plan, folder: Path) -> dict[str, float]:
-    """Saves and restores one plain array of as many bytes, sharded by rows, with Orbax's
-    own writer of arrays, without its compression: random numbers do not shrink."""
+    """Saves and restores one plain array of as many bytes, sharded by rows, with
+    Orbax's own writer of arrays, uncompressed: random numbers do not shrink."""
     state, _ = make_state(plan, filled=True)
     tree = {"table": next(iter(state.storages.values()))}
     like = jax.tree.map(
