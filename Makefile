@@ -2,6 +2,7 @@
 # make test         tests every behaviour, in a few minutes
 # make test-all     runs these and the slow tests: many examples, processes, notebooks
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
+# make test-emulator     executes what the kernels are compiled to, in an emulator
 # make check        checks format, lint and types
 # make docs         builds the documentation site into build/site
 #
@@ -15,7 +16,7 @@ PIP = -m pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: quickstart test test-slow test-all test-gpu-compile check docs clean
+.PHONY: quickstart test test-slow test-all test-gpu-compile test-emulator check docs clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/embark train configs/quickstart.yaml
@@ -29,7 +30,12 @@ test-slow: $(VENV)/.installed-test
 test-all: test test-slow
 
 test-gpu-compile: $(VENV_GPU)/.installed
-	$(VENV_GPU)/bin/python $(PYTEST) -m gpu_compile tests/gpu_compile
+	$(VENV_GPU)/bin/python $(PYTEST) -m "gpu_compile and not slow" \
+	  tests/gpu_compile tests/kernels/emulator
+
+test-emulator: $(VENV_GPU)/.installed
+	$(VENV_GPU)/bin/python $(PYTEST) -m "gpu_compile and slow" --durations=10 \
+	  tests/kernels/emulator
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .

@@ -232,25 +232,30 @@ def identifiers(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-@pytest.mark.parametrize("room", CLEAN_ROOMS)
+def modules_of(room: str) -> list[Path]:
+    """The modules of a room, or of the kernels, which are a package of their own."""
+    if room == "kernels":
+        return KERNELS
+    return [path for path in MODULES if layer_of(path) == room]
+
+
+@pytest.mark.parametrize("room", [*CLEAN_ROOMS, "kernels"])
 def test_names_are_made_of_no_retired_words(room):
     retired = RETIRED_WORDS | {f"{word}s" for word in RETIRED_WORDS}
     offenders = [
         f"{name_of(path)}:{line}: {name}"
-        for path in MODULES
-        if layer_of(path) == room
+        for path in modules_of(room)
         for line, name in identifiers(path)
         if retired & set(WORDS.sub("_", name).lower().split("_"))
     ]
     assert not offenders
 
 
-@pytest.mark.parametrize("room", NOUN_ROOMS)
+@pytest.mark.parametrize("room", [*NOUN_ROOMS, "kernels"])
 def test_variables_are_nouns(room):
     offenders = [
         f"{name_of(path)}:{line}: {name}"
-        for path in MODULES
-        if layer_of(path) == room
+        for path in modules_of(room)
         for line, name in identifiers(path)
         if name in PRONOUNS
     ]
@@ -306,7 +311,7 @@ def test_experiments_know_nothing_of_tests(path):
 def test_tests_lie_as_the_package_does(folder):
     """Beside those of the kernels, of the experiments and of bad input."""
     room = folder.relative_to(ROOT / "tests").as_posix()
-    others = {"kernels", "experiments", "bad_input", "gpu_compile"}
+    others = {"kernels", "kernels/emulator", "experiments", "bad_input", "gpu_compile"}
     assert room in others or (PACKAGE / room).is_dir()
 
 

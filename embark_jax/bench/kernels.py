@@ -67,7 +67,7 @@ def measure_kernels(
             "rows": shape.rows,
             "width": shape.width,
             "batch": shape.batch,
-            "ids": shape.entries,
+            "ids": shape.ids,
             "device_kind": jax.devices()[0].device_kind,
         }
         ids = _ids(shape)
@@ -82,7 +82,7 @@ def measure_kernels(
             }
             say(f"{name}: lookup, {implementation}")
             seconds = _median_s(_lookup(shape, ids, implementation), rounds)
-            values = shape.entries * (shape.width + 1)
+            values = shape.ids * (shape.width + 1)
             values += shape.batch * len(shape.hotness) * shape.width
             yield {
                 "op": "pooled_lookup",
@@ -125,7 +125,7 @@ def tune_kernels(
         ids = _ids(shape)
         bags = shape.batch * len(shape.hotness)
         say(f"{name}: tuning lookup")
-        key = lookup_key(shape.width, jnp.float32, shape.entries, bags)
+        key = lookup_key(shape.width, jnp.float32, shape.ids, bags)
         found = tune(
             key,
             LOOKUP_CANDIDATES,
@@ -212,7 +212,7 @@ def _update(
 def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
     """Updates spread-out rows, a tenth as many as there are ids."""
     state = [_table_and_states(shape)]
-    listed = min(shape.rows, max(1, shape.entries // 10))
+    listed = min(shape.rows, max(1, shape.ids // 10))
     rows = jnp.arange(listed, dtype=jnp.int32) * (shape.rows // listed)
     gradient = jnp.ones((listed, shape.width), jnp.float32)
 

@@ -124,7 +124,7 @@ class DataParallel:
             groups = group_rows(
                 slot.reshape(-1),
                 slots,
-                most=self.index.max_rows(len(slot)),
+                max_groups=self.index.max_rows(len(slot)),
                 implementation=implementation,
             )
             return groups, groups.row

@@ -82,7 +82,7 @@ class ReductionBased:
         )
 
         def picked(requests, fill):
-            return pick(requests.reshape(-1), buckets.entry, fill)
+            return pick(requests.reshape(-1), buckets.source, fill)
 
         if weights is not None:
             weights = picked(weights[:, index.request_column], 0)
@@ -92,10 +92,10 @@ class ReductionBased:
         touched = group_rows(
             received.slot.reshape(-1),
             index.slots,
-            most=index.max_rows(self.batch * index.devices),
+            max_groups=index.max_rows(self.batch * index.devices),
             implementation=self.implementation,
         )
-        return ReductionRoute(received, touched, buckets.entry), buckets.needed
+        return ReductionRoute(received, touched, buckets.source), buckets.needed
 
     def finish(self, route, largest):
         return route

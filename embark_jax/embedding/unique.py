@@ -90,24 +90,24 @@ class UniqueBased:
                 buckets.slot, filled=filled, empty=index.slots
             )
         received_slot = received_slot.reshape(-1)
-        implementation, cells = self.implementation, buckets.entry.size
+        implementation, cells = self.implementation, buckets.source.size
         route = UniqueRoute(
             received_slot,
             group_rows(
                 received_slot,
                 index.slots,
-                most=index.max_rows(len(ids) * index.devices),
+                max_groups=index.max_rows(len(ids) * index.devices),
                 implementation=implementation,
             ),
             buckets.inverse.reshape(owner.shape),
             group_targets(
                 buckets.inverse,
                 cells,
-                runs=buckets.runs,
+                sorted_ids=buckets.sorted_ids,
                 implementation=implementation,
             ),
             None if weights is None else weights[:, index.request_column],
-            buckets.entry,
+            buckets.source,
             filled,
         )
         return route, buckets.count.max()

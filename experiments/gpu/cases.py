@@ -131,7 +131,7 @@ def model_lookup(implementation: str, name: str) -> Case:
         lambda key: make_table(shape.rows, shape.width, "float32"),
         lambda key: make_ids(key, ids_shape, shape.rows, "uniform"),
         function,
-        bytes=4 * (shape.entries * (shape.width + 1) + bags * shape.width),
+        bytes=4 * (shape.ids * (shape.width + 1) + bags * shape.width),
     )
 
 

@@ -48,14 +48,14 @@ compile_(lambda t, s, i, g: ek.update_rows(t, s, i, g, rule, **kernels),
          table, state, of((batch,), jnp.int32), of((batch, width)))
 if width == 128:
     marks = of((batch * 40,), bool)
-    compile_(lambda m: ek.number_runs(m, batch, **kernels), marks)
+    compile_(lambda m: ek.number_segments(m, batch, **kernels), marks)
 """
 KERNELS = (
     "lookup",
-    "sum of runs begun before",
+    "sum of segments begun before",
     "sum and update",
     "update of listed rows",
-    "numbering of runs",
+    "numbering of segments",
 )
 """In the order in which they are compiled."""
 
@@ -80,7 +80,8 @@ def compiled(width: int) -> list[str]:
 
 def loop_of(text: str) -> tuple[int, int]:
     """``(fewest, most)`` instructions of an iteration of the kernel's longest loop:
-    with every forward jump taken, and with none; loops inside it run once."""
+    with every forward jump taken, and with none; loops inside it run once. A jump over
+    half of the loop is not taken: it is for ids that are no rows."""
     lines = re.findall(r"^(\.L_x_\d+):|/\*[0-9a-f]{4,}\*/ +(.*?) ;", text, re.M)
     label_at = {label: i for i, (label, _) in enumerate(lines) if label}
     jumps = {}
@@ -97,7 +98,8 @@ def loop_of(text: str) -> tuple[int, int]:
         while place <= end:
             count += bool(lines[place][1])
             target = jumps.get(place, 0)
-            place = target if taken and place < target <= end else place + 1
+            jumps_some = place < target <= min(end, place + (end - begin) // 2)
+            place = target if taken and jumps_some else place + 1
         counts.append(count)
     return min(counts), max(counts)
 
@@ -118,8 +120,6 @@ def describe(kernel: str, text: str, width: int) -> dict:
         "warps": blocks * WARPS,
     }
     fewest, most = loop_of(text)
-    if kernel == KERNELS[3]:  # the shortest way is that of unused rows
-        fewest = most
     if kernel == KERNELS[4]:  # a tile of 64 marks of 1 byte, each numbered in 4
         return row | {"rows_at_once": 64, "fewest": fewest / 64, "most": most / 64}
     lookup = kernel == KERNELS[0]
@@ -133,7 +133,7 @@ def describe(kernel: str, text: str, width: int) -> dict:
     issued = MULTIPROCESSORS * SCHEDULERS * CLOCK_HZ / (WARPS / programs)
     row |= {"rows_at_once": at_once, "fewest": fewest / at_once, "most": most / at_once}
     sums = kernel in KERNELS[:2]
-    # Each entry's value is read. With an entry that ends a run, its row is read and
+    # Each id's value is read. With an id that ends a segment, its row is read and
     # written, too, and with one that ends a bag, a sum is written.
     values = {KERNELS[0]: (1, 2), KERNELS[1]: (1, 1), KERNELS[2]: (1, 3)}
     least, whole = (4 * width * n for n in values.get(kernel, (3, 3)))

@@ -12,16 +12,16 @@ from embark_kernels.buckets import unique_by_owner as unique_by_owner
 from embark_kernels.config import LookupConfig as LookupConfig
 from embark_kernels.config import UpdateConfig as UpdateConfig
 from embark_kernels.grouping import RowGroups as RowGroups
-from embark_kernels.grouping import Runs as Runs
+from embark_kernels.grouping import SortedIds as SortedIds
+from embark_kernels.grouping import begins_segment as begins_segment
 from embark_kernels.grouping import group_rows as group_rows
 from embark_kernels.grouping import group_targets as group_targets
+from embark_kernels.grouping import number_segments as number_segments
+from embark_kernels.grouping import sort_positions as sort_positions
 from embark_kernels.lookup import bag_offsets as bag_offsets
 from embark_kernels.lookup import pooled_lookup as pooled_lookup
 from embark_kernels.lookup import sum_bags as sum_bags
 from embark_kernels.optimizers import *  # noqa: F403
-from embark_kernels.runs import begins_run as begins_run
-from embark_kernels.runs import number_runs as number_runs
-from embark_kernels.runs import sort_positions as sort_positions
 from embark_kernels.shapes import SHAPES as SHAPES
 from embark_kernels.shapes import LookupShape as LookupShape
 from embark_kernels.tuning import lookup_key as lookup_key

@@ -22,7 +22,7 @@ def cache_file(name: str) -> Path:
     return Path(folder or Path.home() / ".cache" / "embark_kernels") / name
 
 
-def read_mine(path: Path) -> dict[str, Any]:
+def read_for_device(path: Path) -> dict[str, Any]:
     """Returns what the file has for this machine's kind of device."""
     if not path.exists():
         return {}
@@ -30,17 +30,17 @@ def read_mine(path: Path) -> dict[str, Any]:
     return kinds.get(jax.devices()[0].device_kind, {})
 
 
-def keep_mine(path: Path, values: dict[str, Any]) -> None:
+def add_for_device(path: Path, values: dict[str, Any]) -> None:
     """Adds values for this machine's kind of device. The file is written as a whole or
     not at all: other processes may use it, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = dict(_read(path, path.stat().st_mtime_ns)) if path.exists() else {}
+    kinds = dict(_read(path, path.stat().st_mtime_ns)) if path.exists() else {}
     kind = jax.devices()[0].device_kind
-    found[kind] = {**found.get(kind, {}), **values}
+    kinds[kind] = {**kinds.get(kind, {}), **values}
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, suffix=".json", delete=False
     ) as file:
-        json.dump(found, file, indent=1, sort_keys=True)
+        json.dump(kinds, file, indent=1, sort_keys=True)
     os.replace(file.name, path)
 
 
@@ -48,12 +48,12 @@ def keep_mine(path: Path, values: dict[str, Any]) -> None:
 def _read(path: Path, changed: int) -> dict[str, dict[str, Any]]:
     """Reads ``{device kind: {key: value}}``; a new ``changed`` reads the file again."""
     try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict) or not all(
-            isinstance(each, dict) for each in found.values()
+        kinds = json.loads(path.read_text())
+        if not isinstance(kinds, dict) or not all(
+            isinstance(values, dict) for values in kinds.values()
         ):
             raise ValueError("not a JSON object of objects")
     except ValueError as error:
         warnings.warn(f"{path}: {error}; ignored, delete it", stacklevel=2)
         return {}
-    return found
+    return kinds

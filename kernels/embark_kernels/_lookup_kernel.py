@@ -1,9 +1,9 @@
-"""The Mosaic GPU kernel of sums of rows.
+"""The Mosaic GPU kernel of sums of table rows.
 
-A program sums a few consecutive bags, whose entries are consecutive, too. It reads
-these entries in chunks: first the row numbers of a chunk, then all its rows, before it
-adds up the first one. It writes a bag after its last entry. So the number of rows in
-flight does not depend on the lengths of bags, and an empty bag is simply written.
+A program sums a few consecutive bags, whose ids are consecutive, too. It reads these
+ids in chunks: first the row numbers of a chunk, then all its rows, before it adds up
+the first one. It writes a bag after its last id. So the number of rows in flight does
+not depend on the lengths of bags, and an empty bag is simply written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embark_kernels._mosaic import Rows, chunk_of, is_inside, moves, run
 from embark_kernels.config import LookupConfig
 
 
-def sum_stretches_mosaic_gpu(
+def sum_bags_mosaic_gpu(
     table: jax.Array,
     rows: jax.Array,
     offsets: jax.Array,
@@ -25,55 +25,54 @@ def sum_stretches_mosaic_gpu(
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig,
 ) -> jax.Array:
-    """See ``lookup.sum_stretches``; neither the table nor the entries may be empty."""
-    (num_rows, width), entries = table.shape, rows.shape[0]
-    lines, bags = offsets.shape[0], offsets.shape[1] - 1
-    parts = pl.cdiv(bags, config.bags_per_block)  # per line
-    chunk = min(config.rows_in_flight, entries)
+    """Sums bags as ``lookup.sum_bags_between`` does, if there are rows and ids."""
+    num_rows, width = table.shape
+    ids = rows.shape[0]
+    senders, bags = offsets.shape[0], offsets.shape[1] - 1
+    programs_per_sender = pl.cdiv(bags, config.bags_per_block)
+    chunk = min(config.rows_in_flight, ids)
     row_access = Rows(width)
 
-    def sum_stretches_kernel(program, *refs):
+    def sum_bags_kernel(program, *refs):
         table_ref, rows_ref, offsets_ref, *weights_refs, out_ref = refs
-        line = lax.div(program, jnp.int32(parts))
-        first_bag = lax.rem(program, jnp.int32(parts)) * config.bags_per_block
+        sender = lax.div(program, jnp.int32(programs_per_sender))
+        first_bag = lax.rem(program, jnp.int32(programs_per_sender))
+        first_bag *= config.bags_per_block
         end_bag = jnp.minimum(first_bag + config.bags_per_block, bags)
 
         def offset(bag):
-            return offsets_ref[line * (bags + 1) + bag]
+            return offsets_ref[sender * (bags + 1) + bag]
 
         first, end = offset(first_bag), offset(end_bag)
         zeros = row_access.zeros()
 
-        def write_bags_before(entry, state):
-            """Writes all bags that end at ``entry`` or before."""
+        def write_bags_before(index, state):
+            """Writes all bags that end at id ``index`` or before."""
 
             def write(state):
                 bag, _, total = state
-                row_access.store(out_ref, line * bags + bag, total)
+                row_access.store(out_ref, sender * bags + bag, total)
                 # The bag after the last one is never used, but its end is read.
                 return bag + 1, offset(jnp.minimum(bag + 2, bags)), zeros
 
             return lax.while_loop(
-                lambda state: (state[1] <= entry) & (state[0] < end_bag), write, state
+                lambda state: (state[1] <= index) & (state[0] < end_bag), write, state
             )
 
-        def add_chunk(index, state):
-            start = first + index * chunk
-            entry, mine = chunk_of(start, end, chunk, entries)
-            row = [rows_ref[each] for each in entry]
-            used = [mine[i] & is_inside(row[i], num_rows) for i in range(chunk)]
+        def add_chunk(number, state):
+            start = first + number * chunk
+            index, in_range = chunk_of(start, end, chunk, ids)
+            row = [rows_ref[i] for i in index]
+            used = [in_range[i] & is_inside(row[i], num_rows) for i in range(chunk)]
             values = [
                 row_access.load(table_ref, jnp.where(used[i], row[i], 0))
                 for i in range(chunk)
             ]
             if weights_refs:
-                factor = [weights_refs[0][each] for each in entry]
-                values = [
-                    value * row_access.fill(each)
-                    for value, each in zip(values, factor, strict=True)
-                ]
+                factor = [weights_refs[0][i] for i in index]
+                values = [values[i] * row_access.fill(factor[i]) for i in range(chunk)]
             for i in range(chunk):
-                bag, bag_end, total = write_bags_before(entry[i], state)
+                bag, bag_end, total = write_bags_before(index[i], state)
                 added = total + values[i]
                 total = jnp.where(row_access.fill(used[i]), added, total)
                 state = bag, bag_end, total
@@ -86,11 +85,12 @@ def sum_stretches_mosaic_gpu(
 
     operands = [table, rows, offsets.reshape(-1)]
     operands += [] if weights is None else [weights]
-    out_type = jax.ShapeDtypeStruct((lines * bags, width), out_dtype)
+    out_type = jax.ShapeDtypeStruct((senders * bags, width), out_dtype)
     with moves(
-        entries * width * table.dtype.itemsize
-        + sum(each.size * each.dtype.itemsize for each in operands[1:]),
-        lines * bags * width * jnp.dtype(out_dtype).itemsize,
+        ids * width * table.dtype.itemsize
+        + sum(array.size * array.dtype.itemsize for array in operands[1:]),
+        senders * bags * width * jnp.dtype(out_dtype).itemsize,
     ):
-        sums = run(sum_stretches_kernel, out_type, operands, row_access, lines * parts)
-    return sums.reshape(lines, bags, width)
+        programs = senders * programs_per_sender
+        sums = run(sum_bags_kernel, out_type, operands, row_access, programs)
+    return sums.reshape(senders, bags, width)

@@ -64,8 +64,8 @@ def launch_options() -> dict[str, Any]:
 
 
 def moves(reads_bytes: int, writes_bytes: int) -> Any:
-    """A scope that puts into a kernel's name what it moves in device memory if every
-    entry is used. A compiled program shows nothing else of a kernel."""
+    """Returns a scope that puts into a kernel's name what it moves in device memory if
+    no id is padding. A compiled program shows nothing else of a kernel."""
     return jax.named_scope(f"reads {reads_bytes} writes {writes_bytes} bytes")
 
 
@@ -110,11 +110,11 @@ class Rows:
             _warp_barrier()
 
     def load(self, ref: Any, row: jax.Array) -> jax.Array:
-        """``[width]`` float32."""
+        """Reads ``[width]`` values, in float32."""
         return self.load_bits(ref, row).astype(jnp.float32)
 
     def load_bits(self, ref: Any, row: jax.typing.ArrayLike) -> jax.Array:
-        """``[width]`` values as they are stored."""
+        """Reads ``[width]`` values as they are stored."""
         if self._layout is None:
             return ref[row]
         if _load_takes_index:
@@ -131,23 +131,23 @@ class Rows:
             plgpu.inline_mgpu(arg_types=types)(_store)(ref.at[row], values)
 
     def noises(self, noise: jax.Array | None) -> list[jax.Array]:
-        """The arrays that ``rounded`` reads: ``noise`` and that of columns."""
+        """Returns the arrays that ``rounded`` reads: ``noise`` and that of columns."""
         if noise is None:
             return []
         columns = jnp.arange(self.width, dtype=jnp.int32)
         return [noise, column_noise(columns)[None]]
 
-    def rounded(self, values: jax.Array, refs: Any, place: jax.Array) -> jax.Array:
-        """``[width]`` values to store in a row of bfloat16: rounded stochastically if
-        there are refs of ``noises``, with the noise at ``place``."""
+    def rounded(self, values: jax.Array, refs: Any, index: jax.Array) -> jax.Array:
+        """Returns ``[width]`` values to store in a row of bfloat16: rounded
+        stochastically if there are refs of ``noises``, with the noise at ``index``."""
         if not refs:
             return values
         noise_ref, columns_ref = refs
-        noise = self.fill(noise_ref[place]) + self.load_bits(columns_ref, 0)
+        noise = self.fill(noise_ref[index]) + self.load_bits(columns_ref, 0)
         return round_stochastically(values, random_bits(noise), jnp.bfloat16)
 
     def load_any(self, ref: Any, row: jax.Array) -> jax.Array:
-        """A row, or the scalar that ``ref`` has for it."""
+        """Reads a row, or the scalar that ``ref`` has for it."""
         return ref[row, 0] if ref.shape[1] == 1 else self.load(ref, row)
 
     def store_any(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
@@ -158,13 +158,13 @@ class Rows:
             self.store(ref, row, values)
 
     def zeros(self) -> jax.Array:
-        """``[width]`` float32."""
+        """Returns ``[width]`` zeros in float32."""
         zeros = jnp.zeros((self.width,), jnp.float32)
         return zeros if self._layout is None else plgpu.layout_cast(zeros, self._layout)
 
     def fill(self, scalar: jax.Array | float) -> jax.Array | float:
-        """``[width]`` copies of a scalar; Mosaic broadcasts only numbers of Python
-        implicitly."""
+        """Returns ``[width]`` copies of a scalar; Mosaic broadcasts only numbers of
+        Python implicitly."""
         if isinstance(scalar, float):
             return scalar
         return jnp.broadcast_to(scalar, (self.width,))
@@ -178,52 +178,61 @@ class Tile:
         self.shape = (size, size)
 
     def load_columns(self, ref: Any, first: int | jax.Array) -> jax.Array:
-        """``[size]`` values of a ref from ``first`` on, one for each column."""
-        place = pl.ds(first, self.shape[0])
+        """Reads ``[size]`` values of a ref from ``first`` on, one for each column."""
+        columns = pl.ds(first, self.shape[0])
         if _interpreted:
-            return ref[place]
+            return ref[columns]
         layout = plgpu.Layout.WGMMA.reduce(0)
         if _load_takes_index:
-            return _plgpu.load(ref, (place,), layout=layout, optimized=False)
-        return _plgpu.load(ref.at[place], layout=layout, optimized=False)
+            return _plgpu.load(ref, (columns,), layout=layout, optimized=False)
+        return _plgpu.load(ref.at[columns], layout=layout, optimized=False)
 
     def spread(self, columns: jax.Array) -> jax.Array:
-        """``[size, size]``: the same columns in each row."""
+        """Returns ``[size, size]``, the same columns in each row."""
         return lax.broadcast_in_dim(columns, self.shape, (1,))
 
     def index(self, axis: int) -> jax.Array:
-        """``[size, size]`` int32 index of the row (axis 0) or of the column (1)."""
+        """Returns ``[size, size]`` int32 indices of rows (axis 0) or of columns (1)."""
         if _interpreted:
             return lax.broadcasted_iota(jnp.int32, self.shape, axis)
         layout = plgpu.Layout.WGMMA
         return plgpu.broadcasted_iota(jnp.int32, self.shape, axis, layout=layout)
 
     def sum_rows(self, values: jax.Array) -> jax.Array:
-        """``[size]``: the sum of each row."""
+        """Sums each row."""
         return values.sum(axis=1)
 
 
 def is_inside(index: jax.Array, size: jax.typing.ArrayLike) -> jax.Array:
-    """Whether ``0 <= index < size``, in one comparison; ``size`` is not negative."""
+    """Returns whether ``0 <= index < size``, in one comparison; ``size`` is not
+    negative."""
     return index.astype(jnp.uint32) < jnp.asarray(size).astype(jnp.uint32)
 
 
 def chunk_of(
     start: jax.Array, end: jax.Array, size: int, count: int
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns ``size`` consecutive places below ``count``, and which of them are in the
-    range from ``start`` to ``end``. They begin at ``start`` or, at the end of all,
+    """Returns ``size`` consecutive indices below ``count``, and which of them are in
+    the range from ``start`` to ``end``. They begin at ``start`` or, at the end of all,
     earlier."""
     begin = jnp.minimum(start, count - size)
-    place = [begin + i for i in range(size)]
-    return place, [is_inside(each - start, end - start) for each in place]
+    indices = [begin + i for i in range(size)]
+    return indices, [is_inside(index - start, end - start) for index in indices]
+
+
+def rows_of_own(rows: list[jax.Array], used: list[jax.Array]) -> list[jax.Array]:
+    """Replaces rows that are not used by one that is, of which there must be one. To
+    read any other might be a race: its own program may be writing to it."""
+    own = rows[0]
+    for row, use in zip(rows, used, strict=True):
+        own = jnp.where(use, row, own)
+    return [jnp.where(use, row, own) for row, use in zip(rows, used, strict=True)]
 
 
 def sqrt(x: jax.Array) -> jax.Array:
-    """The square root of numbers >= 0; Mosaic has none for warpgroups."""
-    return x * lax.rsqrt(
-        jnp.maximum(x, SMALLEST_NORMAL)
-    )  # gives 0 for 0, not 0 times inf
+    """Returns the square root of numbers >= 0; Mosaic has none for warpgroups."""
+    # Gives 0 for 0, not 0 times inf.
+    return x * lax.rsqrt(jnp.maximum(x, SMALLEST_NORMAL))
 
 
 def run(
@@ -245,7 +254,7 @@ def run(
     )(*read)
 
 
-def run_in_place(
+def run_updating(
     body: Callable[..., None],
     updated: list[jax.Array],
     read: list[jax.Array],
@@ -273,10 +282,10 @@ def run_in_place(
 def _narrow_layout(width: int) -> Any:
     if width % WARPGROUP == 0:
         return None
-    lanes = math.gcd(width // PAIR, WARP)
-    copies = [] if lanes == WARP else [plgpu.Replicated(WARP // lanes)]
+    threads = math.gcd(width // PAIR, WARP)
+    copies = [] if threads == WARP else [plgpu.Replicated(WARP // threads)]
     return plgpu.Layout.TILED(
-        plgpu.Tiling(((lanes * PAIR,), (PAIR,))),
+        plgpu.Tiling(((threads * PAIR,), (PAIR,))),
         warp_dims=(plgpu.Replicated(WARPGROUP // WARP),),
         lane_dims=(*copies, -2),
         vector_dim=-1,

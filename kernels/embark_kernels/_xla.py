@@ -1,7 +1,7 @@
 """The operations of this package in plain XLA.
 
 The program differs where compilers differ. On CPU a fresh array costs more than the
-arithmetic on it, so loops make sums in parts that stay in the cache, and no ``[entries,
+arithmetic on it, so loops make sums a few at a time, in the cache, and no ``[ids,
 width]`` array is made. A GPU would pay a launch for every iteration of such a loop, so
 there it is a few gathers, which XLA fuses with their sums. A single gather of all rows
 of long bags would be written to memory first.
@@ -29,8 +29,8 @@ programs small."""
 SUMMANDS_WORTH_SORTING = 2
 """Summands per sum from which a GPU sorts them: with about one, sorting costs more
 bytes than it saves, and it changes what XLA schedules beside the exchanges."""
-ENTRIES_AT_ONCE = 2048
-"""Entries that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
+SUMMANDS_AT_ONCE = 2048
+"""Summands that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 
 
 def sum_columns(
@@ -39,7 +39,7 @@ def sum_columns(
     weights: jax.Array | None,
     lengths: tuple[int, ...],
 ) -> jax.Array:
-    """``[batch, bags, width]`` float32 sums; see ``lookup.pooled_lookup``."""
+    """Sums as ``lookup.pooled_lookup`` does: ``[batch, bags, width]`` float32."""
     starts = np.cumsum(lengths) - lengths
     alone = [np.array([bag]) for bag in range(len(lengths))]
     by_length = [np.flatnonzero(np.equal(lengths, n)) for n in np.unique(lengths)]
@@ -56,16 +56,16 @@ def sum_columns(
     def all_columns(table, ids, weights):
         total = jnp.zeros((), jnp.float32)
         for first in range(0, ids.shape[2], COLUMNS_AT_ONCE):
-            part = slice(first, first + COLUMNS_AT_ONCE)
-            rows = take(table, ids[..., part])
+            columns = slice(first, first + COLUMNS_AT_ONCE)
+            rows = take(table, ids[..., columns])
             if weights is not None:
-                rows *= weights[..., part, None]
+                rows *= weights[..., columns, None]
             total += rows.sum(axis=2)
         return total
 
     def a_few_columns(table, ids, weights):
         batch, bags, length = ids.shape
-        turns, rest = divmod(length, COLUMNS_AT_ONCE)
+        iterations, rest = divmod(length, COLUMNS_AT_ONCE)
 
         def add(total, ids, weights):
             used = is_inside(ids, table.shape[0])[..., None]
@@ -76,7 +76,7 @@ def sum_columns(
                 total += jnp.where(used[..., k, :], rows, 0)
             return total
 
-        def turn(i, total):
+        def add_next(i, total):
             cut = partial(
                 lax.dynamic_slice_in_dim,
                 start_index=rest + i * COLUMNS_AT_ONCE,
@@ -88,7 +88,7 @@ def sum_columns(
         total = jnp.zeros((batch, bags, table.shape[1]), jnp.float32)
         head = None if weights is None else weights[..., :rest]
         total = add(total, ids[..., :rest], head)
-        return lax.fori_loop(0, turns, turn, total) if turns else total
+        return lax.fori_loop(0, iterations, add_next, total) if iterations else total
 
     groups = alone if ids.shape[1] <= COLUMNS_ALONE else by_length
     return lax.platform_dependent(
@@ -113,7 +113,7 @@ def add_rows(
     Args:
       sums: ``[size, width]`` float32.
       values: ``[m, width]``.
-      source, target: ``[n]`` int32; entries out of range on either side add nothing.
+      source, target: ``[n]`` int32; out of range on either side adds nothing.
       weights: ``[n]`` float32 or None.
       ascending: whether the targets in range ascend.
 
@@ -131,7 +131,7 @@ def add_rows(
         return sums.at[target].add(rows, mode="drop", indices_are_sorted=in_order)
 
     def add_in_order(sums, values, source, target, weights):
-        # Nothing is dropped: unused entries add zeros, so that targets ascend.
+        # Nothing is dropped: what is out of range adds zeros, so that targets ascend.
         used = target < size
         rows = take(values, jnp.where(used, source, -1))
         if weights is not None:
@@ -140,22 +140,23 @@ def add_rows(
         return sums.at[target].add(rows, indices_are_sorted=True)
 
     def a_few_at_once(sums, values, source, target, weights):
-        entries = source.shape[0]
-        count = min(entries, ENTRIES_AT_ONCE)
-        turns = -(-entries // count)
+        summands = source.shape[0]
+        count = min(summands, SUMMANDS_AT_ONCE)
+        iterations = -(-summands // count)
 
         def cut(array, fill):
-            padding = turns * count - entries
-            return jnp.pad(array, (0, padding), constant_values=fill).reshape(turns, -1)
+            padding = iterations * count - summands
+            padded = jnp.pad(array, (0, padding), constant_values=fill)
+            return padded.reshape(iterations, -1)
 
         source, target = cut(source, 0), cut(target, size)
         weights = None if weights is None else cut(weights, 0)
 
-        def turn(i, sums):
+        def add_next(i, sums):
             factor = None if weights is None else weights[i]
             return add(sums, values, source[i], target[i], factor)
 
-        return lax.fori_loop(0, turns, turn, sums)
+        return lax.fori_loop(0, iterations, add_next, sums)
 
     def sort_and_add(sums, values, source, target, weights):
         # A GPU then reads and writes each sum once, not once for each summand.
@@ -164,17 +165,18 @@ def add_rows(
         weights = factors[0] if factors else None
         return add(sums, values, source, target, weights, in_order=True)
 
-    arguments = sums, values, source, target, weights
     default = add
     if ascending:
         default = add_in_order
     elif source.shape[0] >= SUMMANDS_WORTH_SORTING * size:
         default = sort_and_add
-    return lax.platform_dependent(*arguments, cpu=a_few_at_once, default=default)
+    return lax.platform_dependent(
+        sums, values, source, target, weights, cpu=a_few_at_once, default=default
+    )
 
 
 def zeros_after(values: T, shape: tuple[int, ...]) -> tuple[T, jax.Array]:
-    """Zeros to add values to, which are made only when the values exist.
+    """Makes zeros to add values to, but not before the values exist.
 
     Without this, XLA may make them early in a program, and hold them through all of a
     model's forward and backward.

@@ -1,4 +1,4 @@
-"""Buckets by owner: entries as they are, or unique ones."""
+"""Buckets by owner: ids as they are, or unique ones."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from embark_kernels.grouping import Runs
-from embark_kernels.runs import begins_run, number_runs, sort_positions
+from embark_kernels.grouping import (
+    SortedIds,
+    begins_segment,
+    number_segments,
+    sort_positions,
+)
 
 
 class Buckets(NamedTuple):
-    """Entries by owner, ready to be exchanged.
+    """Ids by owner, ready to be exchanged.
 
     Attributes:
-      entry: ``[owners, capacity]`` int32 entry at each place; ``n`` where empty.
-      needed: ``[]`` int32 number of entries of the fullest bucket; above capacity, the
-        last entries are lost.
+      source: ``[owners, capacity]`` int32 position of the id in each cell of a bucket;
+        ``n`` where empty.
+      needed: ``[]`` int32 number of ids of the fullest bucket; above capacity, the last
+        ids are lost.
     """
 
-    entry: jax.Array
+    source: jax.Array
     needed: jax.Array
 
 
@@ -32,7 +37,7 @@ def bucket_by_owner(
     minor: jax.Array | None = None,
     minors: int = 1,
 ) -> Buckets:
-    """Sorts entries into one bucket per owner, there by ``minor``, then as given.
+    """Sorts ids into one bucket per owner, there by ``minor``, then as given.
 
     Args:
       owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
@@ -52,9 +57,9 @@ def bucket_by_owner(
         edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(minors, key_type)
         start = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
     count = start[1:] - start[:-1]
-    place = jnp.arange(capacity, dtype=jnp.int32)[None]
-    entry = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
-    return Buckets(jnp.where(place < count[:, None], entry, n), count.max())
+    cell = jnp.arange(capacity, dtype=jnp.int32)[None]
+    source = order.at[start[:-1, None] + cell].get(mode="fill", fill_value=n)
+    return Buckets(jnp.where(cell < count[:, None], source, n), count.max())
 
 
 class UniqueBuckets(NamedTuple):
@@ -62,19 +67,20 @@ class UniqueBuckets(NamedTuple):
 
     Attributes:
       slot: ``[owners, capacity]`` slot on the owner; ``slots`` where empty.
-      entry: ``[owners, capacity]`` first entry with the slot; ``n`` where empty.
-      inverse: ``[n]`` place of each entry in the flattened buckets;
+      source: ``[owners, capacity]`` position of the first id with the slot; ``n`` where
+        empty.
+      inverse: ``[n]`` cell of each id's slot in the flattened buckets;
         ``owners * capacity`` where padded or lost.
       count: ``[owners]`` unique slots of each owner; above capacity, the largest slots
         are lost.
-      runs: entries sorted by place, for ``group_targets``.
+      sorted_ids: ids sorted by ``inverse``, for ``group_targets``.
     """
 
     slot: jax.Array
-    entry: jax.Array
+    source: jax.Array
     inverse: jax.Array
     count: jax.Array
-    runs: Runs
+    sorted_ids: SortedIds
 
 
 def unique_by_owner(
@@ -92,7 +98,7 @@ def unique_by_owner(
       owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
       slot: ``[n]`` int32 in ``[0, slots]``; ``slots`` where padded.
       owners, slots: number of each.
-      capacity: number of places in a bucket.
+      capacity: static size of a bucket.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
     """
     n, num_keys = owner.shape[0], owners * slots + 1
@@ -103,34 +109,35 @@ def unique_by_owner(
         key = owner.astype(key_type) * jnp.asarray(slots, key_type)
         key = jnp.where(owner == owners, padding, key + slot.astype(key_type))
         sorted_key, order = sort_positions(key, num_keys)
-        is_first = begins_run(sorted_key)
+        is_first = begins_segment(sorted_key)
         # Every owner's first key is owners * slots at most, which is the padding: the
         # last edge is where padding begins.
         edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(slots, key_type)
         edge = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
         sorted_owner = (sorted_key // jnp.asarray(slots, key_type)).astype(jnp.int32)
-    number, first = number_runs(is_first, n, implementation=implementation)
+    number, first = number_segments(is_first, n, implementation=implementation)
     start = jnp.where(edge < n, number.at[edge].get(mode="clip"), number[-1] + 1)
     count = start[1:] - start[:-1]
-    place = jnp.arange(capacity, dtype=jnp.int32)[None]
-    filled = place < count[:, None]
+    cell = jnp.arange(capacity, dtype=jnp.int32)[None]
+    filled = cell < count[:, None]
     # All indices below ascend, over the buckets, too.
-    run = jnp.minimum(
-        start[:-1, None] + place, jnp.minimum(start[1:], number[-1])[:, None]
-    )
-    begin = first.at[run].get(mode="clip", indices_are_sorted=True)
-    bucket_entry = order.at[begin].get(mode="clip", indices_are_sorted=True)
+    last = jnp.minimum(start[1:], number[-1])[:, None]
+    segment = jnp.minimum(start[:-1, None] + cell, last)
+    begin = first.at[segment].get(mode="clip", indices_are_sorted=True)
+    bucket_source = order.at[begin].get(mode="clip", indices_are_sorted=True)
     with jax.enable_x64(wide):
         bucket_key = sorted_key.at[begin].get(mode="clip", indices_are_sorted=True)
         bucket_slot = (bucket_key - edges[:-1, None]).astype(jnp.int32)
-    offset = number - start.at[sorted_owner].get(mode="clip")
-    lost = (sorted_owner == owners) | (offset >= capacity)
-    destination = jnp.where(lost, owners * capacity, sorted_owner * capacity + offset)
-    inverse = jnp.zeros(n, jnp.int32).at[order].set(destination, unique_indices=True)
+    sorted_cell = number - start.at[sorted_owner].get(mode="clip")
+    lost = (sorted_owner == owners) | (sorted_cell >= capacity)
+    sorted_cell = jnp.where(
+        lost, owners * capacity, sorted_owner * capacity + sorted_cell
+    )
+    inverse = jnp.zeros(n, jnp.int32).at[order].set(sorted_cell, unique_indices=True)
     return UniqueBuckets(
         jnp.where(filled, bucket_slot, slots),
-        jnp.where(filled, bucket_entry, n),
+        jnp.where(filled, bucket_source, n),
         inverse,
         count,
-        Runs(order, destination, destination),
+        SortedIds(order, sorted_cell, sorted_cell),
     )

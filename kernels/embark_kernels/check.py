@@ -55,9 +55,9 @@ def check_kernels(say: Callable[[str], None] = lambda _: None) -> list[Row]:
             group: pool.submit(run_group, group, [*command, group], LIMIT_S)
             for group in GROUPS
         }
-        for group, found in running.items():
+        for group, result in running.items():
             say(group)
-            rows += found.result()
+            rows += result.result()
     keep_verdict([row["op"] for row in rows if row["problem"]])
     return rows
 
@@ -101,7 +101,7 @@ def run_case(case: Case) -> Row:
     row["error"] = error if np.isfinite(error) else None
     if not error <= case.limit:
         row["problem"] = "differs from the textbook"
-    elif [each.tobytes() for each in first] != [each.tobytes() for each in second]:
+    elif [x.tobytes() for x in first] != [x.tobytes() for x in second]:
         row["problem"] = "differs from one call to the next"
     return row
 
@@ -109,8 +109,8 @@ def run_case(case: Case) -> Row:
 def largest_error(
     actual: np.ndarray, expected: np.ndarray, magnitudes: np.ndarray
 ) -> float:
-    """The largest error relative to its magnitude; infinite where that is 0 and there
-    is an error, and for what is not finite or not of the expected shape."""
+    """Returns the largest error relative to its magnitude: infinite where that is 0
+    and there is an error, and for what is not finite or not of the expected shape."""
     if actual.shape != expected.shape:
         return np.inf
     difference = np.abs(actual.astype(np.float64) - expected)
@@ -123,7 +123,7 @@ def largest_error(
 
 def _results(case: Case) -> list[np.ndarray]:
     arguments = jax.tree.map(jnp.array, case.arguments)
-    return [np.asarray(each) for each in jax.tree.leaves(case.program(*arguments))]
+    return [np.asarray(x) for x in jax.tree.leaves(case.program(*arguments))]
 
 
 def main(group: str) -> None:

@@ -1,9 +1,10 @@
 """Small inputs that break kernels, and what the kernels must make of them.
 
-Bags are empty, of one id, and of hundreds; ids follow a Zipf law, one row has most of
-them, others are out of range, and what padding must not read is NaN. Gradients that are
-summed and at once applied are multiples of 1/16, so that their sums are exact and only
-the optimizer rounds.
+Bags and groups are of hundreds of ids, and of so few that one ends at each of the ids
+that a program reads at once: kernels have code of its own for each. Ids follow a Zipf
+law, one row has many of them, others are out of range, and what padding must not read
+is NaN. Gradients that are summed and at once applied are multiples of 1/16, so that
+their sums are exact and only the optimizer rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from embark_kernels import oracle
 from embark_kernels.buckets import unique_by_owner
-from embark_kernels.grouping import group_rows
+from embark_kernels.grouping import begins_segment, group_rows, number_segments
 from embark_kernels.lookup import pooled_lookup, sum_bags
 from embark_kernels.optimizers import (
     ROW_OPTIMIZERS,
@@ -26,7 +27,6 @@ from embark_kernels.optimizers import (
     RowOptimizer,
     RowwiseAdagrad,
 )
-from embark_kernels.runs import begins_run, number_runs
 from embark_kernels.update import sum_and_update, sum_groups, update_rows
 
 WIDTHS = (16, 32, 64, 96, 128, 256, 512)
@@ -40,7 +40,9 @@ OPTIMIZERS = (
     RowwiseAdagrad(0.1, weight_decay=0.3, weight_decay_mode="l2"),
 )
 STEP = 3
-ROWS, ENTRIES, LONG_BAG = 997, 2048, 300
+ROWS, IDS, LONG_BAG = 997, 2048, 300
+FEW = (0, 0, 1, 1, 2, 3, 5)
+"""Lengths of bags, and of groups, many of which end where others do not."""
 OUT_OF_RANGE = (-1, -(2**31), ROWS, 2**31 - 1)
 EPS = float(np.finfo(np.float32).eps)
 BFLOAT16_ROUNDING = 2.0**-8
@@ -91,9 +93,9 @@ class Case:
 
 
 def cases(width: int | None) -> Iterator[Case]:
-    """The cases of one width; None has the integer work, which knows no width."""
+    """Makes the cases of one width; None has the integer work, which has none."""
     if width is None:
-        yield from _runs()
+        yield from _number_segments()
         yield _unique()
         return
     rng = np.random.default_rng(width)
@@ -104,24 +106,29 @@ def cases(width: int | None) -> Iterator[Case]:
     rules = [("float32", optimizer) for optimizer in OPTIMIZERS]
     for dtype, optimizer in [*rules, ("bfloat16", RowwiseAdagrad(0.1))]:
         yield _update_rows(rng, width, dtype, optimizer)
-        yield from _sum_and_update(rng, width, dtype, optimizer)
+        yield _sum_and_update(rng, width, dtype, optimizer)
+        if optimizer.schedule:
+            yield _sum_and_update(rng, width, dtype, optimizer, apply=False)
 
 
-def _runs() -> Iterator[Case]:
+def _number_segments() -> Iterator[Case]:
     rng = np.random.default_rng(0)
-    for runs, longest, capacity in ((600, 4, 1000), (600, 4, 300), (5, ENTRIES, 8)):
-        lengths = rng.integers(1, longest + 1, runs)
-        keys = np.repeat(np.arange(runs) * 7, lengths).astype(np.uint32)
-        numbers = np.repeat(np.arange(runs), lengths)
+    for segments, longest, capacity in ((600, 4, 1000), (600, 4, 300), (5, IDS, 8)):
+        lengths = rng.integers(1, longest + 1, segments)
+        # A block writes many segments as vectors, few one by one.
+        lengths = np.append(lengths, np.full(20, 64))
+        number = np.arange(len(lengths))
+        keys = np.repeat(number * 7, lengths).astype(np.uint32)
+        numbers = np.repeat(number, lengths)
         first = (np.cumsum(lengths) - lengths)[:capacity]
 
-        def function(keys, capacity=capacity, known=first.shape):
-            number, first = number_runs(begins_run(keys), capacity, **KERNELS)
-            return number, first[: known[0]]
+        def function(keys, capacity=capacity, shape=first.shape):
+            number, first = number_segments(begins_segment(keys), capacity, **KERNELS)
+            return number, first[: shape[0]]
 
-        about = f"{runs} runs of up to {longest}, room for {capacity}"
+        about = f"{segments} segments of up to {longest}, room for {capacity}"
         yield Case(
-            "number_runs",
+            "number_segments",
             None,
             "int32",
             about,
@@ -133,14 +140,14 @@ def _runs() -> Iterator[Case]:
 
 
 def _unique() -> Case:
-    ids = np.maximum(_ids(np.random.default_rng(1), ENTRIES, 0.0), 0)
+    ids = np.maximum(_ids(np.random.default_rng(1), IDS, 0.0), 0)
     listed, inverse = np.unique(ids, return_inverse=True)
-    slots = np.full(ENTRIES, ROWS)
+    slots = np.full(IDS, ROWS)
     slots[: len(listed)] = listed
 
     def function(ids):
-        found = unique_by_owner(jnp.zeros_like(ids), ids, 1, ROWS, ENTRIES, **KERNELS)
-        return found.slot[0], found.inverse
+        buckets = unique_by_owner(jnp.zeros_like(ids), ids, 1, ROWS, IDS, **KERNELS)
+        return buckets.slot[0], buckets.inverse
 
     return Case(
         "unique_by_owner",
@@ -155,7 +162,10 @@ def _unique() -> Case:
 
 
 def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
+    # Programs of one bag each, or of many.
     hotness, batch = (1, LONG_BAG, 7), 8
+    if weighted:
+        hotness += tuple(length for length in FEW if length) * 10
     table, bags = _table(rng, width, dtype), batch * len(hotness)
     ids = _ids(rng, (batch, sum(hotness)), 0.1)
     ids[0] = -1  # empty bags
@@ -169,16 +179,15 @@ def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
 
     def expected():
         flat = None if weights is None else weights.ravel()
-        sums = oracle.sum_entries(table, ids.ravel(), bag, bags, flat)
-        return [tuple(each.reshape(batch, -1, width) for each in sums)]
+        sums = oracle.sum_rows(table, ids.ravel(), bag, bags, flat)
+        return [tuple(x.reshape(batch, -1, width) for x in sums)]
 
     rounding = BFLOAT16_ROUNDING if dtype == "bfloat16" else 0.0
-    about = "weighted" if weighted else ""
     return Case(
         "pooled_lookup",
         width,
         dtype,
-        about,
+        "weighted" if weighted else "",
         function,
         (table, ids, weights),
         expected,
@@ -187,11 +196,11 @@ def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
 
 
 def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
-    """Two lines of bags, with entries at their ends that no bag has."""
-    lengths = np.array([0, 1, LONG_BAG, 0, 0, 7, 1, 64, 1, 0, 2, 0])
-    lines, bags = 2, len(lengths)
-    lengths = np.stack([lengths, rng.permutation(lengths)])
-    bag = np.stack([np.repeat(np.arange(bags + 1), [*each, 9]) for each in lengths])
+    """Makes bags of two senders, with rows at their ends that no bag has."""
+    lengths = np.array([*FEW * 40, LONG_BAG, 64])
+    senders, bags = 2, len(lengths)
+    counts = [[*rng.permutation(lengths), 9] for _ in range(senders)]
+    bag = np.stack([np.repeat(np.arange(bags + 1), count) for count in counts])
     table, rows = _table(rng, width, dtype), _ids(rng, bag.shape, 0.1)
     rows[bag == bags] = 0  # NaN
     weights = _normal(rng, bag.shape) if weighted else None
@@ -200,20 +209,19 @@ def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
         return sum_bags(table, rows, bag, bags, weights, **KERNELS)
 
     def expected():
-        line = np.arange(lines)[:, None] * bags
-        place = np.where(bag < bags, line + bag, -1).ravel()
+        first_bag = np.arange(senders)[:, None] * bags
+        target = np.where(bag < bags, first_bag + bag, -1).ravel()
         flat = None if weights is None else weights.ravel()
-        sums = oracle.sum_entries(table, rows.ravel(), place, lines * bags, flat)
-        return [tuple(each.reshape(lines, bags, width) for each in sums)]
+        sums = oracle.sum_rows(table, rows.ravel(), target, senders * bags, flat)
+        return [tuple(x.reshape(senders, bags, width) for x in sums)]
 
-    arguments = table, rows, bag.astype(np.int32), weights
     return Case(
         "sum_bags",
         width,
         dtype,
         "weighted" if weighted else "",
         function,
-        arguments,
+        (table, rows, bag.astype(np.int32), weights),
         expected,
         _sum_limit(LONG_BAG),
     )
@@ -221,8 +229,8 @@ def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
 
 def _sum_groups(rng, width: int, dtype: str, weighted: bool) -> Case:
     values = _table(rng, width, dtype)
-    rows, source = _ids(rng, ENTRIES, 0.1), _ids(rng, ENTRIES, 0.1)
-    weights = _normal(rng, ENTRIES) if weighted else None
+    rows, source = _grouped_ids(rng), _ids(rng, IDS, 0.1)
+    weights = _normal(rng, IDS) if weighted else None
     _, count = _touched(rows)
 
     def function(values, rows, source, weights):
@@ -232,8 +240,8 @@ def _sum_groups(rng, width: int, dtype: str, weighted: bool) -> Case:
         return jnp.zeros((2 * ROWS, width)).at[groups.row].add(sums, mode="drop")
 
     def expected():
-        sums = oracle.sum_entries(values, source, rows, ROWS, weights)
-        return [tuple(np.pad(each, ((0, ROWS), (0, 0))) for each in sums)]
+        sums = oracle.sum_rows(values, source, rows, ROWS, weights)
+        return [tuple(np.pad(x, ((0, ROWS), (0, 0))) for x in sums)]
 
     return Case(
         "sum_groups",
@@ -249,7 +257,9 @@ def _sum_groups(rng, width: int, dtype: str, weighted: bool) -> Case:
 
 def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
     table, states = _table_and_states(rng, width, dtype, optimizer)
-    rows = rng.permutation(ROWS + ROWS // 3)[:ROWS].astype(np.int32)
+    # With row 0, but not all others.
+    rows = 1 + rng.permutation(ROWS + ROWS // 3 - 1)[: ROWS - 1]
+    rows = rng.permutation(np.append(0, rows))
     rows = np.where(rows < ROWS, rows, rng.choice(OUT_OF_RANGE, ROWS)).astype(np.int32)
     listed = (rows >= 0) & (rows < ROWS)
     gradients = _normal(rng, (ROWS, width))
@@ -257,8 +267,8 @@ def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
     noise = _noise(rng, dtype)
 
     def function(table, states, rows, gradients, noise):
-        given = table, states, rows, gradients, optimizer
-        return update_rows(*given, step=STEP, noise=noise, **KERNELS)
+        options = {"step": STEP, "noise": noise, **KERNELS}
+        return update_rows(table, states, rows, gradients, optimizer, **options)
 
     return Case(
         "update_rows",
@@ -274,65 +284,61 @@ def _update_rows(rng, width: int, dtype: str, optimizer: RowOptimizer) -> Case:
 
 
 def _sum_and_update(
-    rng, width: int, dtype: str, optimizer: RowOptimizer
-) -> Iterator[Case]:
-    """The update, and that nothing happens where it must not be applied."""
+    rng, width: int, dtype: str, optimizer: RowOptimizer, apply: bool = True
+) -> Case:
+    """Makes an update, which must change nothing if it is not applied."""
     table, states = _table_and_states(rng, width, dtype, optimizer)
     values = (rng.integers(-16, 17, (ROWS, width)) / 8).astype(table.dtype)
     values[0] = np.nan
-    rows, source = _ids(rng, ENTRIES, 0.1), _ids(rng, ENTRIES, 0.1)
-    weights = rng.choice([0.5, 1, -2], ENTRIES).astype(np.float32)
+    rows, source = _grouped_ids(rng), _ids(rng, IDS, 0.1)
+    weights = rng.choice([0.5, 1, -2], IDS).astype(np.float32)
     noise = _noise(rng, dtype)
 
     def function(table, states, rows, values, source, weights, noise, apply):
         groups = group_rows(rows, ROWS, **KERNELS)
         if noise is not None:
             noise = noise.at[groups.row].get(mode="clip")
+        options = {"apply": apply, "step": STEP, "noise": noise, **KERNELS}
         return sum_and_update(
-            table,
-            states,
-            groups,
-            values,
-            source,
-            optimizer,
-            weights,
-            apply=apply,
-            step=STEP,
-            noise=noise,
-            **KERNELS,
+            table, states, groups, values, source, optimizer, weights, **options
         )
 
-    for apply in (True, False) if optimizer.schedule else (True,):
+    def expected():
+        touched, _ = _touched(rows if apply else rows[:0])
+        sums, _ = oracle.sum_rows(values, source, rows, ROWS, weights)
+        return _updated(optimizer, table, states, touched, sums[touched])
 
-        def expected(apply=apply):
-            touched, _ = _touched(rows if apply else rows[:0])
-            sums, _ = oracle.sum_entries(values, source, rows, ROWS, weights)
-            return _updated(optimizer, table, states, touched, sums[touched])
-
-        yield Case(
-            "sum_and_update",
-            width,
-            dtype,
-            name_of(optimizer) + ("" if apply else ", apply=False"),
-            function,
-            (table, states, rows, values, source, weights, noise, apply),
-            expected,
-            _update_limit(optimizer, width, dtype),
-            2,
-        )
+    return Case(
+        "sum_and_update",
+        width,
+        dtype,
+        name_of(optimizer) + ("" if apply else ", apply=False"),
+        function,
+        (table, states, rows, values, source, weights, noise, apply),
+        expected,
+        _update_limit(optimizer, width, dtype),
+        2,
+    )
 
 
 def _ids(rng, shape, padded: float) -> np.ndarray:
-    """int32 rows, never row 0: most are one row, the others follow a Zipf law, and a
-    share is out of range."""
+    """Makes int32 rows, never row 0: most are one row, the others follow a Zipf law,
+    and a share is out of range."""
     ids = 1 + (rng.zipf(1.2, shape) * 7919) % (ROWS - 1)
     ids = np.where(rng.random(shape) < 0.6, ROWS - 1, ids)
     outside = rng.choice(OUT_OF_RANGE, shape)
     return np.where(rng.random(shape) < padded, outside, ids).astype(np.int32)
 
 
+def _grouped_ids(rng) -> np.ndarray:
+    """Makes ``[IDS]`` ids of which many rows, row 0, too, have few."""
+    few = np.repeat(np.arange(ROWS), np.resize(FEW[2:], ROWS))[: IDS // 2]
+    ids = np.append(few, _ids(rng, IDS - len(few), 0.1))
+    return rng.permutation(ids).astype(np.int32)
+
+
 def _touched(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows in range, and how often each occurs."""
+    """Returns the rows in range, and how often each occurs."""
     return np.unique(rows[(rows >= 0) & (rows < ROWS)], return_counts=True)
 
 
@@ -341,7 +347,7 @@ def _normal(rng, shape) -> np.ndarray:
 
 
 def _table(rng, width: int, dtype: str) -> np.ndarray:
-    """Row 0, which kernels read in place of padding, is NaN."""
+    """Makes a table whose row 0, which kernels read in place of padding, is NaN."""
     table = _normal(rng, (ROWS, width)).astype(jnp.dtype(dtype))
     table[0] = np.nan
     return table
@@ -352,25 +358,28 @@ def _table_and_states(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     table = _normal(rng, (ROWS, width)).astype(jnp.dtype(dtype))
     return table, {
-        name: rng.uniform(0.5, 2, (ROWS, each)).astype(np.float32)
-        for name, each in optimizer.state_widths(width).items()
+        name: rng.uniform(0.5, 2, (ROWS, state_width)).astype(np.float32)
+        for name, state_width in optimizer.state_widths(width).items()
     }
 
 
 def _noise(rng, dtype: str) -> np.ndarray | None:
-    """For rows of 16 bits, which are rounded stochastically."""
+    """Makes the noise of rows of 16 bits, which are rounded stochastically."""
     return rng.integers(0, 2**32, ROWS, np.uint32) if dtype == "bfloat16" else None
 
 
 def _updated(optimizer, table, states, rows, gradients):
-    """In the order in which JAX flattens a table and its states."""
-    given = optimizer, table, states, rows, gradients, STEP
-    new, magnitudes = oracle.update(*given), oracle.update_magnitudes(*given)
+    """Returns new rows and states in the order in which JAX flattens them, with their
+    magnitudes."""
+    new = oracle.update(optimizer, table, states, rows, gradients, STEP)
+    magnitudes = oracle.update_magnitudes(
+        optimizer, table, states, rows, gradients, STEP
+    )
     return list(zip(jax.tree.leaves(new), jax.tree.leaves(magnitudes), strict=True))
 
 
 def _exact(*arrays: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(each, np.zeros(each.shape)) for each in arrays]
+    return [(array, np.zeros(array.shape)) for array in arrays]
 
 
 def _sum_limit(terms: int) -> float:

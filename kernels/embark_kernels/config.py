@@ -25,10 +25,10 @@ class LookupConfig:
         _require_positive(self)
 
     @classmethod
-    def heuristic(cls, width: int, entries: int, bags: int) -> LookupConfig:
-        """Takes some 128 entries at a time, and some 16 values per thread in flight."""
-        entries_per_bag = max(1, entries // max(1, bags))
-        return cls(max(1, min(64, 128 // entries_per_bag)), _rows_in_flight(width, 16))
+    def heuristic(cls, width: int, ids: int, bags: int) -> LookupConfig:
+        """Takes some 128 ids at a time, and some 16 values per thread in flight."""
+        ids_per_bag = max(1, ids // max(1, bags))
+        return cls(max(1, min(64, 128 // ids_per_bag)), _rows_in_flight(width, 16))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""Groups the entries of a batch by the row that they touch.
+"""Groups the ids of a batch by the row that they touch, and sorts them for that.
 
-Nothing here depends on parameters, so it can be done a step ahead. An *entry* is an
-element of a flat array of ids.
+Nothing here depends on parameters, so it can be done a step ahead. The ids lie in a
+flat array; a *segment* is consecutive sorted ids with equal keys.
+
+On CPU each sort packs key and position into one unsigned integer: a one-operand sort is
+several times faster there than sorting pairs. A GPU sorts by digits, so keys there are
+as narrow as possible, and positions come along.
 """
 
 from __future__ import annotations
@@ -10,21 +14,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from embark_kernels._implementation import choose
-from embark_kernels.runs import begins_run, number_runs, sort_positions
 
-MARKS_PER_ENTRY = 32
-"""Rows are marked instead of sorted if a table has at most this many rows for each
-entry of a batch: then the marks of all rows take less memory than the sums of the
-entries."""
+KEY_TYPES = (jnp.uint16, jnp.uint32, jnp.uint64)
+ROWS_PER_ID = 32
+"""Ids are grouped without sorting if a table has at most this many rows for each id of
+a batch: then a number for each row takes less memory than the sums of the ids."""
 
 
-class Runs(NamedTuple):
-    """Entries ordered by group, for the kernel.
+class SortedIds(NamedTuple):
+    """Ids ordered by group, for the kernel.
 
     Attributes:
-      order: ``[n]`` entries in that order.
+      order: ``[n]`` positions of the ids in that order.
       row: ``[n]`` row of each of them; out of range where padded.
       group: ``[n]`` group of each of them; ``groups`` where padded.
     """
@@ -35,67 +39,68 @@ class Runs(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Entries grouped by the row they touch, for ``update.sum_groups``.
+    """Ids grouped by the row they touch, for ``update.sum_groups``.
 
     Attributes:
       row: ``[groups]`` row of each group, each once; where unused, unique values at or
         beyond the number of rows.
-      entry_group: ``[n]`` group of each entry's row; None for the kernel.
-      runs: what the kernel needs; None for plain XLA.
+      group_of_id: ``[n]`` group of each id's row; None for the kernel.
+      sorted_ids: what the kernel needs; None for plain XLA.
     """
 
     row: jax.Array
-    entry_group: jax.Array | None
-    runs: Runs | None
+    group_of_id: jax.Array | None
+    sorted_ids: SortedIds | None
 
     @property
     def group(self) -> jax.Array:
-        """``[n]`` group of each entry's row; ``groups`` where padded."""
-        if self.runs is None:
-            assert self.entry_group is not None
-            return self.entry_group
-        return _by_entry(self.runs.order, self.runs.group)
+        """``[n]`` group of each id's row; ``groups`` where padded."""
+        if self.sorted_ids is None:
+            assert self.group_of_id is not None
+            return self.group_of_id
+        return _unsorted(self.sorted_ids.order, self.sorted_ids.group)
 
     def with_rows(self, row: jax.Array) -> RowGroups:
-        """The same groups, of other ``[groups]`` rows."""
-        runs = self.runs
-        if runs is not None:
-            of_entry = row.at[runs.group].get(
+        """Returns the same groups, of other ``[groups]`` rows."""
+        sorted_ids = self.sorted_ids
+        if sorted_ids is not None:
+            of_id = row.at[sorted_ids.group].get(
                 mode="fill", fill_value=-1, indices_are_sorted=True
             )
-            runs = runs._replace(row=of_entry)
-        return self._replace(row=row, runs=runs)
+            sorted_ids = sorted_ids._replace(row=of_id)
+        return self._replace(row=row, sorted_ids=sorted_ids)
 
 
 def group_rows(
     rows: jax.Array,
     num_rows: int,
     *,
-    most: int | None = None,
+    max_groups: int | None = None,
     implementation: str | None = None,
 ) -> RowGroups:
-    """Groups entries by row.
+    """Groups ids by row.
 
     Args:
       rows: ``[n]`` int32; outside ``[0, num_rows)`` where padded.
       num_rows: static number of rows.
-      most: largest possible number of unique rows, if known.
+      max_groups: largest possible number of unique rows; None if it is not known.
       implementation: the implementation that will sum the groups; see
         ``update.sum_groups``.
     """
-    most = num_rows if most is None else most
-    groups = min(rows.shape[0], num_rows, most)
+    groups = min(rows.shape[0], num_rows)
+    if max_groups is not None:
+        groups = min(groups, max_groups)
     for_kernel = choose(implementation) == "mosaic_gpu"
-    if for_kernel or num_rows > MARKS_PER_ENTRY * rows.shape[0]:
-        return _group_sorted(rows, num_rows, groups, for_kernel)
-    return _group_marked(rows, num_rows, groups)
+    if for_kernel or num_rows > ROWS_PER_ID * rows.shape[0]:
+        return _group_by_sorting(rows, num_rows, groups, for_kernel)
+    return _group_by_first_ids(rows, num_rows, groups)
 
 
 def group_targets(
     target: jax.Array,
     size: int,
     *,
-    runs: Runs | None = None,
+    sorted_ids: SortedIds | None = None,
     implementation: str | None = None,
 ) -> RowGroups:
     """Groups like ``group_rows``, with a group for every row, in order, to sum into an
@@ -104,7 +109,7 @@ def group_targets(
     Args:
       target: ``[n]`` int32; outside ``[0, size)`` where padded.
       size: static size of the array.
-      runs: the entries by target, if known; otherwise they are sorted for the kernel.
+      sorted_ids: the ids by target; None sorts them for the kernel.
       implementation: the implementation that will sum the groups; see
         ``update.sum_groups``.
     """
@@ -112,46 +117,124 @@ def group_targets(
     group = jnp.where((target >= 0) & (target < size), target, size)
     if choose(implementation) == "xla":
         return RowGroups(row, group, None)
-    if runs is not None:
-        return RowGroups(row, None, runs)
+    if sorted_ids is not None:
+        return RowGroups(row, None, sorted_ids)
     key, order = sort_positions(group, size + 1)
-    return RowGroups(row, None, Runs(order, key, key))
+    return RowGroups(row, None, SortedIds(order, key, key))
 
 
-def _group_marked(rows: jax.Array, num_rows: int, groups: int) -> RowGroups:
-    """Groups without sorting: marks each row with its first entry. Groups are numbered
-    in the order of their rows' first entries, so sums into them pass through memory in
-    order."""
+def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array]:
+    """Sorts small integers stably.
+
+    Args:
+      keys: ``[n]`` integers in ``[0, num_keys)``; uint64 if they need it.
+      num_keys: static bound of the keys.
+
+    Returns:
+      ``(sorted keys, order)``: ``[n]`` each, the keys in their own dtype, order int32
+      such that ``keys[order]`` is sorted.
+
+    Raises:
+      ValueError: if key and position together need more than 64 bits.
+    """
+    position_bits = max(1, (keys.shape[0] - 1).bit_length())
+    bits = position_bits + max(1, (num_keys - 1).bit_length())
+    if bits > 64:
+        raise ValueError(
+            f"{keys.shape[0]} keys below {num_keys} need {bits} bits to sort, have 64"
+        )
+
+    def sort_packed(keys):
+        packed_type = jnp.uint64 if bits > 32 else jnp.uint32
+        position = jnp.arange(keys.shape[0], dtype=packed_type)
+        shift = jnp.asarray(position_bits, packed_type)
+        mask = jnp.asarray((1 << position_bits) - 1, packed_type)
+        packed = jnp.sort((keys.astype(packed_type) << shift) | position)
+        return (packed >> shift).astype(keys.dtype), (packed & mask).astype(jnp.int32)
+
+    def sort_pairs(keys):
+        narrow = next(t for t in KEY_TYPES if num_keys <= jnp.iinfo(t).max)
+        position = jnp.arange(keys.shape[0], dtype=jnp.int32)
+        key, order = lax.sort((_as_type(keys, narrow), position), num_keys=1)
+        return _as_type(key, keys.dtype), order
+
+    with jax.enable_x64(bits > 32 or keys.dtype == jnp.uint64):
+        return lax.platform_dependent(keys, cpu=sort_packed, default=sort_pairs)
+
+
+def begins_segment(keys: jax.Array) -> jax.Array:
+    """Returns ``[n]`` bool: whether each of ``[n]`` sorted keys is the first of its
+    segment."""
+    return jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[: keys.size]
+
+
+def number_segments(
+    is_first: jax.Array, capacity: int, *, implementation: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Numbers segments in their order, from 0.
+
+    Args:
+      is_first: ``[n]`` bool from ``begins_segment``.
+      capacity: static number of segments to hold.
+      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
+
+    Returns:
+      ``(number, first)``, int32: ``[n]`` number of each id's segment, and
+      ``[capacity]`` position of the first id of each segment, anything where there is
+      no segment.
+    """
+    n = is_first.shape[0]
+    if n and capacity and choose(implementation) == "mosaic_gpu":
+        # Imported here, so that plain XLA does not need Mosaic.
+        from embark_kernels._segments_kernel import number_segments_mosaic_gpu
+
+        return number_segments_mosaic_gpu(is_first, capacity)
+    position = jnp.arange(n, dtype=jnp.int32)
+    number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    first = jnp.full(capacity, n, jnp.int32)
+    return number, first.at[number].min(position, mode="drop", indices_are_sorted=True)
+
+
+def _group_by_first_ids(rows: jax.Array, num_rows: int, groups: int) -> RowGroups:
+    """Groups without sorting: each row has the position of its first id. Groups are
+    numbered in the order of these, so sums into them pass through memory in order."""
     n = rows.shape[0]
     position = jnp.arange(n, dtype=jnp.int32)
-    present = (rows >= 0) & (rows < num_rows)
-    key = jnp.where(present, rows, num_rows)
-    marks = jnp.full(num_rows, n, jnp.int32).at[key].min(position, mode="drop")
-    first = marks.at[key].get(mode="fill", fill_value=n)
+    key = jnp.where((rows >= 0) & (rows < num_rows), rows, num_rows)
+    first_of_row = jnp.full(num_rows, n, jnp.int32).at[key].min(position, mode="drop")
+    first = first_of_row.at[key].get(mode="fill", fill_value=n)
     rank = jnp.cumsum(first == position, dtype=jnp.int32) - 1
     group = rank.at[first].get(mode="fill", fill_value=groups)
     row = num_rows + jnp.arange(groups, dtype=jnp.int32)
     return RowGroups(row.at[group].set(key, mode="drop"), group, None)
 
 
-def _group_sorted(
+def _group_by_sorting(
     rows: jax.Array, num_rows: int, groups: int, for_kernel: bool
 ) -> RowGroups:
     """Groups by sorting: groups are numbered in the order of their rows."""
     keys = jnp.where((rows >= 0) & (rows < num_rows), rows, num_rows)
     key, order = sort_positions(keys, num_rows + 1)
     implementation = "mosaic_gpu" if for_kernel else "xla"
-    number, first = number_runs(begins_run(key), groups, implementation=implementation)
-    place = jnp.arange(groups, dtype=jnp.int32)
-    first = jnp.where(place <= number[-1:], first, len(rows))
+    is_first = begins_segment(key)
+    number, first = number_segments(is_first, groups, implementation=implementation)
+    index = jnp.arange(groups, dtype=jnp.int32)
+    first = jnp.where(index <= number[-1:], first, len(rows))
     row = key.at[first].get(mode="fill", fill_value=num_rows, indices_are_sorted=True)
-    row = jnp.where(row < num_rows, row, num_rows + place)
+    row = jnp.where(row < num_rows, row, num_rows + index)
     group = jnp.where(key < num_rows, number, groups)
     if for_kernel:
-        return RowGroups(row, None, Runs(order, key, group))
-    return RowGroups(row, _by_entry(order, group), None)
+        return RowGroups(row, None, SortedIds(order, key, group))
+    return RowGroups(row, _unsorted(order, group), None)
 
 
-def _by_entry(order: jax.Array, of_sorted: jax.Array) -> jax.Array:
-    """Puts ``[n]`` values of sorted entries in the order of the entries."""
+def _unsorted(order: jax.Array, of_sorted: jax.Array) -> jax.Array:
+    """Puts ``[n]`` values of sorted ids in the order of the ids."""
     return jnp.zeros_like(of_sorted).at[order].set(of_sorted, unique_indices=True)
+
+
+def _as_type(keys: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Converts integers >= 0, without a copy between types of one size."""
+    if keys.dtype.itemsize == jnp.dtype(dtype).itemsize:
+        return lax.bitcast_convert_type(keys, dtype)
+    return keys.astype(dtype)

@@ -2,7 +2,7 @@
 
 Two functions share one kernel. ``pooled_lookup`` takes what a requester has: a matrix
 of ids with static bag lengths. ``sum_bags`` takes what an owner has after an exchange:
-entries that lie bag after bag, each with its bag.
+rows that lie bag after bag, each with its bag.
 
 Row numbers outside the table, such as -1, are padding: they cost no row traffic and add
 nothing. Sums are float32.
@@ -36,7 +36,8 @@ def pooled_lookup(
     implementation: str | None = None,
     config: LookupConfig | None = None,
 ) -> jax.Array:
-    """The sum or mean of the rows of each bag; differentiable in table and weights.
+    """Sums the rows of each bag, or takes their mean; differentiable in table and
+    weights.
 
     The gradient by the table is as large as the table; to train a large table, use
     ``update_from_bags``.
@@ -46,8 +47,8 @@ def pooled_lookup(
       ids: ``[batch, columns]`` int32, -1 where padded.
       weights: ``[batch, columns]`` float32 factors of the rows; a mean is then the
         weighted sum over the total weight.
-      hotness: lengths of the consecutive bags in a line of ids; their sum is
-        ``columns``. None means one bag per line.
+      hotness: lengths of the consecutive bags in a sample's ids; their sum is
+        ``columns``. None means one bag per sample.
       pooling: "sum" or "mean"; an empty bag, or one of total weight zero, has mean
         zero.
       out_dtype: float32 or bfloat16.
@@ -70,8 +71,10 @@ def pooled_lookup(
     implementation = choose(implementation, table.shape[1], table.dtype)
     if pooling == "mean":
         weights = _mean_weights(table.shape[0], ids, weights, lengths)
-    static = lengths, out_dtype, implementation, config
-    pooled = cast(jax.Array, _pooled_lookup(table, ids, weights, *static))
+    pooled = cast(
+        jax.Array,
+        _pooled_lookup(table, ids, weights, lengths, out_dtype, implementation, config),
+    )
     return pooled[:, 0] if hotness is None else pooled
 
 
@@ -85,55 +88,54 @@ def sum_bags(
     implementation: str | None = None,
     config: LookupConfig | None = None,
 ) -> jax.Array:
-    """The sums of the rows of consecutive bags, in several lines.
+    """Sums the rows of consecutive bags, which several senders ask for.
 
     Args:
       table: ``[rows, width]`` float32 or bfloat16.
-      rows: ``[lines, entries]`` int32; out of range where padded.
-      bag: ``[lines, entries]`` int32 bag of each entry, ascending along a line; at its
-        end ``bags`` for entries in no bag.
-      bags: static number of bags in a line.
-      weights: ``[lines, entries]`` float32 factors of the rows.
+      rows: ``[senders, capacity]`` int32; out of range where padded.
+      bag: ``[senders, capacity]`` int32 bag of each row, ascending for each sender; at
+        the end ``bags`` for rows in no bag.
+      bags: static number of bags of a sender.
+      weights: ``[senders, capacity]`` float32 factors of the rows.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
       config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
-      ``[lines, bags, width]`` float32; zeros for an empty bag.
+      ``[senders, bags, width]`` float32; zeros for an empty bag.
 
     Raises:
       ValueError: if the implementation is unknown or cannot handle the table.
     """
-    lines, entries = rows.shape
+    senders, capacity = rows.shape
+    sender = jnp.arange(senders, dtype=jnp.int32)[:, None]
     implementation = choose(implementation, table.shape[1], table.dtype)
+    flat_rows = rows.reshape(-1)
     flat_weights = None if weights is None else weights.reshape(-1)
     if implementation == "mosaic_gpu":
-        line = jnp.arange(lines, dtype=jnp.int32)[:, None] * entries
-        offsets = jax.vmap(lambda each: bag_offsets(each, bags))(bag) + line
-        operands = table, rows.reshape(-1), offsets, flat_weights
-        return sum_stretches(*operands, jnp.float32, config)
-    line = jnp.arange(lines, dtype=jnp.int32)[:, None] * bags
-    target = jnp.where(bag < bags, line + bag, lines * bags).reshape(-1)
-    sums = jnp.zeros((lines * bags, table.shape[1]), jnp.float32)
-    operands = sums, table, rows.reshape(-1), target, flat_weights
-    sums = add_rows(*operands, ascending=True)
-    return sums.reshape(lines, bags, -1)
+        offsets = jax.vmap(lambda bag: bag_offsets(bag, bags))(bag) + sender * capacity
+        return sum_bags_between(
+            table, flat_rows, offsets, flat_weights, jnp.float32, config
+        )
+    target = jnp.where(bag < bags, sender * bags + bag, senders * bags).reshape(-1)
+    sums = jnp.zeros((senders * bags, table.shape[1]), jnp.float32)
+    sums = add_rows(sums, table, flat_rows, target, flat_weights, ascending=True)
+    return sums.reshape(senders, bags, -1)
 
 
 def bag_offsets(bag: jax.Array, bags: int) -> jax.Array:
-    """``[bags + 1]`` offsets of bags, from the ascending ``[entries]`` bag of each
-    entry; entries of bag ``bags`` and beyond are in no bag."""
+    """Returns ``[bags + 1]`` offsets of bags, from the ascending ``[n]`` bag of each
+    row; rows of bag ``bags`` and beyond are in no bag."""
     bag = jnp.minimum(bag, bags)
     position = jnp.arange(bag.shape[0], dtype=jnp.int32)
     is_first = jnp.concatenate([jnp.ones(1, bool), bag[1:] != bag[:-1]])[: bag.size]
-    # All entries of a bag write the same value; an empty bag begins where the next
-    # does.
+    # All rows of a bag write the same value; an empty bag begins where the next does.
     first = lax.cummax(jnp.where(is_first, position, 0))
     begins = jnp.full(bags + 1, bag.shape[0], jnp.int32)
     begins = begins.at[bag].set(first, indices_are_sorted=True)
     return lax.cummin(begins, reverse=True)
 
 
-def sum_stretches(
+def sum_bags_between(
     table: jax.Array,
     rows: jax.Array,
     offsets: jax.Array,
@@ -141,33 +143,32 @@ def sum_stretches(
     out_dtype: jax.typing.DTypeLike,
     config: LookupConfig | None,
 ) -> jax.Array:
-    """The kernel on bags given by offsets.
+    """Sums bags between offsets, in the kernel.
 
     Args:
       table: ``[rows, width]``.
-      rows: ``[entries]``.
-      offsets: ``[lines, bags + 1]``, ascending along a line: bag ``b`` is the entries
-        from ``offsets[line, b]`` to before ``offsets[line, b + 1]``; entries between
-        lines are ignored.
-      weights: ``[entries]`` or None.
+      rows: ``[n]``.
+      offsets: ``[senders, bags + 1]``, ascending for each sender: bag ``b`` is the rows
+        from ``offsets[sender, b]`` to before ``offsets[sender, b + 1]``; rows between
+        senders are ignored.
+      weights: ``[n]`` or None.
       out_dtype: float32 or bfloat16.
       config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
-      ``[lines, bags, width]``.
+      ``[senders, bags, width]``.
     """
-    lines, bags = offsets.shape[0], offsets.shape[1] - 1
-    (num_rows, width), entries = table.shape, rows.shape[0]
-    if lines * bags == 0 or entries == 0 or num_rows == 0:
-        return jnp.zeros((lines, bags, width), out_dtype)
+    senders, bags = offsets.shape[0], offsets.shape[1] - 1
+    width, n = table.shape[1], rows.shape[0]
+    if senders * bags == 0 or n == 0 or table.shape[0] == 0:
+        return jnp.zeros((senders, bags, width), out_dtype)
     # Imported here, so that plain XLA does not need Mosaic.
-    from embark_kernels._lookup_kernel import sum_stretches_mosaic_gpu
+    from embark_kernels._lookup_kernel import sum_bags_mosaic_gpu
 
     if config is None:
-        key = lookup_key(width, table.dtype, entries, lines * bags)
-        config = tuned(key, LookupConfig.heuristic(width, entries, lines * bags))
-    operands = table, rows, offsets, weights
-    return sum_stretches_mosaic_gpu(*operands, out_dtype, config)
+        key = lookup_key(width, table.dtype, n, senders * bags)
+        config = tuned(key, LookupConfig.heuristic(width, n, senders * bags))
+    return sum_bags_mosaic_gpu(table, rows, offsets, weights, out_dtype, config)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
@@ -177,30 +178,30 @@ def _pooled_lookup(
     if implementation == "xla":
         return sum_columns(table, ids, weights, lengths).astype(out_dtype)
     batch, columns = ids.shape
-    line = jnp.arange(batch, dtype=jnp.int32)[:, None] * columns
+    first = jnp.arange(batch, dtype=jnp.int32)[:, None] * columns
     starts = jnp.asarray((np.cumsum(lengths) - lengths)[None], jnp.int32)
-    offsets = jnp.append(line + starts, jnp.int32(batch * columns))[None]
+    offsets = jnp.append(first + starts, jnp.int32(batch * columns))[None]
     flat_weights = None if weights is None else weights.reshape(-1)
-    operands = table, ids.reshape(-1), offsets, flat_weights
-    sums = sum_stretches(*operands, out_dtype, config)
+    sums = sum_bags_between(
+        table, ids.reshape(-1), offsets, flat_weights, out_dtype, config
+    )
     return sums.reshape(batch, len(lengths), -1)
 
 
 def _pooled_forward(table, ids, weights, *static):
-    saved = table, ids, weights
-    return _pooled_lookup(*saved, *static), saved
+    return _pooled_lookup(table, ids, weights, *static), (table, ids, weights)
 
 
 def _pooled_backward(lengths, out_dtype, implementation, config, saved, gradient):
     table, ids, weights = saved
     bag = np.repeat(np.arange(len(lengths)), lengths)
-    entries = gradient.astype(jnp.float32)[:, bag]
+    of_ids = gradient.astype(jnp.float32)[:, bag]
     by_weights = None
     if weights is not None:
-        by_weights = (entries * take(table, ids)).sum(axis=2)
-        entries = entries * weights[:, :, None]
+        by_weights = (of_ids * take(table, ids)).sum(axis=2)
+        of_ids = of_ids * weights[:, :, None]
     by_table = jnp.zeros(table.shape, jnp.float32)
-    by_table = by_table.at[beyond(ids, table.shape[0])].add(entries, mode="drop")
+    by_table = by_table.at[beyond(ids, table.shape[0])].add(of_ids, mode="drop")
     return by_table.astype(table.dtype), None, by_weights
 
 
@@ -213,7 +214,7 @@ def _mean_weights(
     weights: jax.Array | None,
     lengths: tuple[int, ...],
 ) -> jax.Array:
-    """``[batch, columns]`` weights that turn a sum into a mean."""
+    """Returns ``[batch, columns]`` weights that turn a sum into a mean."""
     present = ((ids >= 0) & (ids < num_rows)).astype(jnp.float32)
     present = present if weights is None else present * weights
     bag = np.repeat(np.arange(len(lengths)), lengths)

@@ -42,7 +42,7 @@ __all__ = [
 
 States = dict[str, "jax.Array"]
 Factors = tuple["jax.Array", ...]
-Given = Any
+IfTaken = Any
 """A float32 array, or None for rules that do not take it."""
 Rate = Any
 """A float or, if it follows a schedule, a ``[]`` array."""
@@ -118,10 +118,10 @@ class RowOptimizer(abc.ABC):
     @abc.abstractmethod
     def rule(
         self,
-        row: Given,
+        row: IfTaken,
         states: States,
         gradient: jax.Array,
-        mean_square: Given,
+        mean_square: IfTaken,
         rate: Rate,
         factors: Factors,
         math: RowMath,
@@ -140,7 +140,7 @@ class RowOptimizer(abc.ABC):
             return factors
         return self.schedule(step.astype("float32") - 1), *factors
 
-    def full_gradient(self, row: Given, gradient: jax.Array) -> jax.Array:
+    def full_gradient(self, row: IfTaken, gradient: jax.Array) -> jax.Array:
         """Returns the gradient with the term of the row itself, if there is one."""
         if not self.weight_decay or self.weight_decay_mode != "l2":
             return gradient
@@ -148,13 +148,13 @@ class RowOptimizer(abc.ABC):
 
     def update(
         self,
-        row: Given,
+        row: IfTaken,
         states: States,
         gradient: jax.Array,
-        mean_square: Given,
+        mean_square: IfTaken,
         factors: Factors,
         math: RowMath,
-    ) -> tuple[Given, jax.Array, States]:
+    ) -> tuple[IfTaken, jax.Array, States]:
         """Applies decay and rule to rows.
 
         Args:
@@ -174,8 +174,10 @@ class RowOptimizer(abc.ABC):
             rate, factors = rate * factors[0], factors[1:]
         if self.weight_decay and self.weight_decay_mode == "decoupled":
             row = row - math.fill(rate * self.weight_decay) * row
-        given = row, states, gradient, mean_square, rate, factors, math
-        return row, *self.rule(*given)
+        change, states = self.rule(
+            row, states, gradient, mean_square, rate, factors, math
+        )
+        return row, change, states
 
 
 Eps = Annotated[

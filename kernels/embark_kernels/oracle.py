@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 Updated = tuple[Array, dict[str, Array]]
 
 
-def sum_entries(
+def sum_rows(
     values: ArrayLike,
     source: ArrayLike,
     target: ArrayLike,
@@ -37,8 +37,8 @@ def sum_entries(
 
     Args:
       values: ``[m, width]``.
-      source: ``[n]`` row of each entry in ``values``; out of range where padded.
-      target: ``[n]`` row of each entry in the result; likewise.
+      source: ``[n]`` row of each summand in ``values``; out of range where padded.
+      target: ``[n]`` row of each summand in the result; likewise.
       targets: number of rows of the result.
       weights: ``[n]`` factors, or None.
 
@@ -82,7 +82,7 @@ def update(
     table = np.array(table, np.float64)
     new = {name: np.array(state, np.float64) for name, state in states.items()}
     rows, gradient = np.asarray(rows), np.asarray(gradients, np.float64)
-    state = {name: each[rows] for name, each in new.items()}
+    state = {name: values[rows] for name, values in new.items()}
     row, rate = table[rows], optimizer.learning_rate
     if optimizer.schedule is not None:
         rate *= float(optimizer.schedule(step - 1))
@@ -121,8 +121,8 @@ def update(
         case _:
             raise TypeError(f"no textbook has {optimizer!r}")
     table[rows] = row
-    for name, each in state.items():
-        new[name][rows] = each
+    for name, values in state.items():
+        new[name][rows] = values
     return table, new
 
 
@@ -134,7 +134,7 @@ def update_magnitudes(
     gradients: ArrayLike,
     step: int,
 ) -> Updated:
-    """The magnitudes of ``update`` from states >= 0; 0 in untouched rows."""
+    """Returns the magnitudes of ``update`` from states >= 0; 0 in untouched rows."""
     # Of one sign, row and change only add up.
     table = -np.abs(np.asarray(table, np.float64))
     gradients = np.abs(np.asarray(gradients, np.float64))
@@ -144,6 +144,6 @@ def update_magnitudes(
     new, new_states = update(optimizer, table, states, rows, gradients, step)
     untouched = np.ones(len(new), bool)
     untouched[np.asarray(rows)] = False
-    for each in (new, *new_states.values()):
-        each[untouched] = 0
+    for values in (new, *new_states.values()):
+        values[untouched] = 0
     return np.abs(new), new_states

@@ -28,19 +28,20 @@ class LookupShape:
     hotness: tuple[int, ...]
 
     @property
-    def entries(self) -> int:
+    def ids(self) -> int:
+        """The number of ids of a batch."""
         return self.batch * sum(self.hotness)
 
-    def within(self, table_bytes: int, entries: int) -> LookupShape:
-        """The shape, cut to so many bytes of float32 rows and so many ids in a
-        batch."""
+    def within(self, table_bytes: int, ids: int) -> LookupShape:
+        """Cuts the shape to so many bytes of float32 rows and ids of a batch."""
         rows = min(self.rows, max(1, table_bytes // (4 * self.width)))
-        batch = min(self.batch, max(1, entries // sum(self.hotness)))
+        batch = min(self.batch, max(1, ids // sum(self.hotness)))
         return dataclasses.replace(self, rows=rows, batch=batch)
 
 
 def _shape(rows: int, width: int, devices: int, *bags: tuple[int, int]) -> LookupShape:
-    """A shape from ``(count, hotness)`` pairs in the order of the model's tables."""
+    """Makes a shape of ``(count, hotness)`` pairs in the order of the model's
+    tables."""
     hotness = tuple(length for count, length in bags for _ in range(count))
     return LookupShape(rows, width, GLOBAL_BATCH // devices, hotness)
 

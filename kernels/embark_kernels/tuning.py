@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from embark_kernels._cache import cache_file, keep_mine, read_mine
+from embark_kernels._cache import add_for_device, cache_file, read_for_device
 from embark_kernels.config import LookupConfig, UpdateConfig
 
 Config = TypeVar("Config", LookupConfig, UpdateConfig)
@@ -25,45 +25,46 @@ FILE = "tuned.json"
 ROUNDS, CALLS = 5, 10
 Winners = Mapping[str, Mapping[str, int]]
 """The configs of winners by key."""
-_given: Winners | None = None
+_winners_in_use: Winners | None = None
 
 
-def lookup_key(width: int, dtype: Any, entries: int, bags: int) -> str:
-    """The key of ``sum_bags`` and ``pooled_lookup``; it rounds mean bag lengths to
-    powers of two."""
-    length = max(1, round(entries / max(1, bags)))
+def lookup_key(width: int, dtype: Any, ids: int, bags: int) -> str:
+    """Returns the key of ``sum_bags`` and ``pooled_lookup``, which rounds mean bag
+    lengths to powers of two."""
+    length = max(1, round(ids / max(1, bags)))
     return f"lookup {jax.numpy.dtype(dtype)} {width} {1 << (length - 1).bit_length()}"
 
 
 def update_key(width: int, dtype: Any, state_widths: dict[str, int]) -> str:
-    """The key of ``update_rows``."""
-    states = "+".join(str(each) for each in state_widths.values()) or "0"
+    """Returns the key of ``update_rows``."""
+    states = "+".join(map(str, state_widths.values())) or "0"
     return f"update {jax.numpy.dtype(dtype)} {width} {states}"
 
 
 def tuned(key: str, heuristic: Config) -> Config:
-    """The winner for this machine's kind of device, else the heuristic's config."""
-    found = (winners() if _given is None else _given).get(key)
-    if found is None:
+    """Returns the winner for this machine's kind of device, else the heuristic's
+    config."""
+    winner = (winners() if _winners_in_use is None else _winners_in_use).get(key)
+    if winner is None:
         return heuristic
     try:
-        return type(heuristic)(**found)
+        return type(heuristic)(**winner)
     except (TypeError, ValueError) as error:
         warnings.warn(
-            f"{cache_file(FILE)}: {key!r} is {found}: {error}; ignored", stacklevel=2
+            f"{cache_file(FILE)}: {key!r} is {winner}: {error}; ignored", stacklevel=2
         )
         return heuristic
 
 
 def winners() -> Winners:
-    """All winners of the file for this machine's kind of device."""
-    return read_mine(cache_file(FILE))
+    """Returns all winners of the file for this machine's kind of device."""
+    return read_for_device(cache_file(FILE))
 
 
-def use(given: Winners | None) -> None:
+def use(winners: Winners | None) -> None:
     """Uses these winners from now on instead of the file's; None uses the file's."""
-    global _given
-    _given = given
+    global _winners_in_use
+    _winners_in_use = winners
 
 
 def tune(
@@ -83,7 +84,7 @@ def tune(
     """
     seconds = {config: _median_seconds(run(config)) for config in candidates}
     winner = min(candidates, key=seconds.__getitem__)
-    keep_mine(cache_file(FILE), {key: dataclasses.asdict(winner)})
+    add_for_device(cache_file(FILE), {key: dataclasses.asdict(winner)})
     return winner, seconds
 
 

@@ -1,7 +1,7 @@
 """Sparse updates: from gradients to updated rows, each touched row once, in place.
 
 The update has three steps, each of which can be used alone. ``grouping.group_rows``
-groups the entries of a batch by row and needs no gradient. ``sum_groups`` sums the
+groups the ids of a batch by row and needs no gradient. ``sum_groups`` sums the
 gradients of equal rows. ``update_rows`` applies the optimizer. ``sum_and_update`` does
 the last two, in one kernel on a GPU; ``update_from_bags`` does all three.
 
@@ -22,7 +22,7 @@ from jax import lax
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, is_inside, take, zeros_after
 from embark_kernels.config import UpdateConfig
-from embark_kernels.grouping import RowGroups, Runs, group_rows
+from embark_kernels.grouping import RowGroups, SortedIds, group_rows
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 from embark_kernels.rounding import column_noise, random_bits, round_stochastically
 from embark_kernels.tuning import tuned, update_key
@@ -149,8 +149,17 @@ def update_rows(
         blocks = (end + (count - 1)) // count
         return lax.fori_loop(0, blocks, update_block, (table, states))
 
-    arguments = table, dict(states), rows, gradients, mean_square, factors, noise
-    return lax.platform_dependent(*arguments, cpu=block_by_block, default=all_at_once)
+    return lax.platform_dependent(
+        table,
+        dict(states),
+        rows,
+        gradients,
+        mean_square,
+        factors,
+        noise,
+        cpu=block_by_block,
+        default=all_at_once,
+    )
 
 
 @jax.named_scope("gradients")
@@ -166,9 +175,8 @@ def sum_groups(
 
     Args:
       values: ``[m, width]`` float32 or bfloat16, such as the gradients of bags.
-      groups: groups of ``n`` entries, from ``group_rows`` or ``group_targets``.
-      source: ``[n]`` int32 index of each entry in ``values``; out of range where
-        padded.
+      groups: groups of ``n`` ids, from ``group_rows`` or ``group_targets``.
+      source: ``[n]`` int32 row of ``values`` for each id; out of range where padded.
       weights: ``[n]`` float32 factors, or None.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
@@ -183,20 +191,20 @@ def sum_groups(
     if implementation == "xla":
         values, sums = zeros_after(values, (groups.row.shape[0], values.shape[1]))
         return add_rows(sums, values, source, groups.group, weights)
-    runs = groups.runs
-    if runs is None:
+    sorted_ids = groups.sorted_ids
+    if sorted_ids is None:
         raise ValueError(
             "mosaic_gpu: the groups were made for xla; group_rows and sum_groups must "
             "be given the same implementation"
         )
     sums = jnp.zeros((groups.row.shape[0], values.shape[1]), jnp.float32)
-    if runs.order.shape[0] == 0 or values.shape[0] == 0 or sums.shape[0] == 0:
+    if source.shape[0] == 0 or values.shape[0] == 0 or sums.shape[0] == 0:
         return sums
     # Imported here, so that plain XLA does not need Mosaic.
-    from embark_kernels._runs_kernel import sum_runs
+    from embark_kernels._segments_kernel import sum_segments
 
-    in_order = _in_order(runs, source, weights)
-    return sum_runs(sums, values, runs.group, *in_order)
+    source, weights = _in_order(sorted_ids, source, weights)
+    return sum_segments(sums, values, sorted_ids.group, source, weights)
 
 
 def sum_and_update(
@@ -231,40 +239,41 @@ def sum_and_update(
       ValueError: as in ``update_rows`` and ``sum_groups``.
     """
     implementation = choose(implementation, table.shape[1], table.dtype)
-    runs = groups.runs
-    if implementation == "xla" or runs is None:
-        summed = values, groups, source, weights
+    sorted_ids = groups.sorted_ids
+    if implementation == "xla" or sorted_ids is None:
         return update_rows(
             table,
             states,
             jnp.where(apply, groups.row, -1),
-            sum_groups(*summed, implementation=implementation),
+            sum_groups(values, groups, source, weights, implementation=implementation),
             optimizer,
             step=step,
             noise=noise,
             implementation=implementation,
         )
-    if runs.order.shape[0] == 0 or values.shape[0] == 0 or table.shape[0] == 0:
+    if source.shape[0] == 0 or values.shape[0] == 0 or table.shape[0] == 0:
         return table, dict(states)
-    from embark_kernels._runs_kernel import update_runs
+    from embark_kernels._segments_kernel import update_segments
 
-    return update_runs(
+    source, weights = _in_order(sorted_ids, source, weights)
+    return update_segments(
         table,
         states,
         values,
-        jnp.where(apply, runs.row, -1),
-        *_in_order(runs, source, weights),
+        jnp.where(apply, sorted_ids.row, -1),
+        source,
+        weights,
         _step_factors(optimizer, step),
         optimizer,
-        None if noise is None else noise.at[runs.group].get(mode="clip"),
+        None if noise is None else noise.at[sorted_ids.group].get(mode="clip"),
     )
 
 
 def _in_order(
-    runs: Runs, source: jax.Array, weights: jax.Array | None
+    sorted_ids: SortedIds, source: jax.Array, weights: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The source and the weight of the sorted entries."""
-    order = runs.order
+    """Returns the source and the weight of the sorted ids."""
+    order = sorted_ids.order
     return source[order], None if weights is None else weights[order]
 
 
@@ -296,12 +305,12 @@ def update_from_bags(
       ValueError: if the implementation is unknown or cannot handle the table.
     """
     implementation = choose(implementation, table.shape[1], table.dtype)
-    (batch, columns), num_rows = ids.shape, table.shape[0]
+    batch, columns = ids.shape
     lengths = (columns,) if hotness is None else tuple(hotness)
     column_bag = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    line = jnp.arange(batch, dtype=jnp.int32)[:, None] * len(lengths)
-    bag = jnp.where(ids < 0, -1, line + jnp.asarray(column_bag[None]))
-    groups = group_rows(ids.reshape(-1), num_rows, implementation=implementation)
+    first_bag = jnp.arange(batch, dtype=jnp.int32)[:, None] * len(lengths)
+    bag = jnp.where(ids < 0, -1, first_bag + jnp.asarray(column_bag[None]))
+    groups = group_rows(ids.reshape(-1), table.shape[0], implementation=implementation)
     return sum_and_update(
         table,
         states,
@@ -338,7 +347,7 @@ def _step_factors(
     optimizer: RowOptimizer, step: jax.typing.ArrayLike
 ) -> tuple[jax.Array, ...]:
     factors = optimizer.step_factors(jnp.asarray(step))
-    return tuple(jnp.asarray(each, jnp.float32) for each in factors)
+    return tuple(jnp.asarray(factor, jnp.float32) for factor in factors)
 
 
 def _mean_square(gradients: jax.Array) -> jax.Array:

@@ -16,24 +16,24 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from embark_kernels._cache import cache_file, keep_mine, read_mine
+from embark_kernels._cache import add_for_device, cache_file, read_for_device
 
 FILE = "verdicts.json"
 UNCHECKED = "the GPU kernels have not been checked on this kind of GPU"
 REMEDY = "`embark bench kernels --check` does that, in about 3 minutes"
-_given: str | None = None
+_reason_in_use: str | None = None
 
 
 def why_not_checked() -> str:
     """Returns why the kernels are not trusted on this kind of device; "" if they have
     passed."""
-    return _why_not_checked() if _given is None else _given
+    return _why_not_checked() if _reason_in_use is None else _reason_in_use
 
 
-def use(given: str | None) -> None:
+def use(reason: str | None) -> None:
     """Takes this reason from now on instead of the file's; None takes the file's."""
-    global _given
-    _given = given
+    global _reason_in_use
+    _reason_in_use = reason
 
 
 def keep_verdict(failed: Sequence[str]) -> None:
@@ -42,13 +42,13 @@ def keep_verdict(failed: Sequence[str]) -> None:
     Args:
       failed: the operations that failed; none means that the kernels have passed.
     """
-    keep_mine(cache_file(FILE), {"failed": sorted(set(failed)), **versions()})
+    add_for_device(cache_file(FILE), {"failed": sorted(set(failed)), **versions()})
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions for which a verdict holds; that of the kernels is a digest of their
-    source."""
+    """Returns the versions for which a verdict holds; that of the kernels is a digest
+    of their source."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -60,16 +60,16 @@ def versions() -> dict[str, str]:
 
 def _why_not_checked() -> str:
     path = cache_file(FILE)
-    found = read_mine(path)
-    if not found:
+    verdict = read_for_device(path)
+    if not verdict:
         return f"{UNCHECKED}; {REMEDY}"
     for name, version in versions().items():
-        if found.get(name) != version:
+        if verdict.get(name) != version:
             return (
-                f"the GPU kernels were checked with {name} {found.get(name)}, not with "
-                f"{version}; {REMEDY}"
+                f"the GPU kernels were checked with {name} {verdict.get(name)}, not "
+                f"with {version}; {REMEDY}"
             )
-    failed = found.get("failed")
+    failed = verdict.get("failed")
     if not isinstance(failed, list):
         warnings.warn(f"{path}: lacks 'failed'; ignored, delete it", stacklevel=2)
         return f"{UNCHECKED}; {REMEDY}"

@@ -6,7 +6,7 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import RowwiseAdagrad, _runs_kernel
+from embark_kernels import RowwiseAdagrad, _segments_kernel
 from embark_kernels._mosaic import interpreted
 
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -101,7 +101,7 @@ def test_a_shared_table(cluster, optimizer):
 def test_kernels_equal_the_reference(cluster, columns, optimizer, monkeypatch):
     """In Pallas' interpreter, which runs on one device alone: several pieces of an
     output on one owner, rows that go on in other blocks, weights and a sequence."""
-    monkeypatch.setattr(_runs_kernel, "PART", 3)
+    monkeypatch.setattr(_segments_kernel, "IDS_PER_PROGRAM", 3)
     table = TableSpec("t", 7, 16)
     features = [
         FeatureSpec("bag", "t", 3, "mean", weighted=True),

@@ -11,7 +11,7 @@ from tests.compiled import bytes_per_device, compile_step
 from tests.gpu_compile.machines import h100_mesh
 
 BATCH_PER_DEVICE = 512
-UNIQUE_KERNEL = "number_runs_kernel"
+UNIQUE_KERNEL = "number_segments_kernel"
 
 
 def moved_bytes(planned) -> int:

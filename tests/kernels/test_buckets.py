@@ -1,4 +1,4 @@
-"""Buckets by owner, of all entries and of unique ones, against NumPy."""
+"""Buckets by owner, of all ids and of unique ones, against NumPy."""
 
 import functools
 
@@ -9,7 +9,7 @@ from embark_kernels import bucket_by_owner, unique_by_owner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.entries import few_examples, lists_of
+from tests.kernels.examples import few_examples, lists_of
 from tests.kernels.implementations import each_implementation, run
 
 OWNERS, SLOTS = 3, 5
@@ -20,9 +20,9 @@ OWNERS, SLOTS = 3, 5
 def test_buckets_keep_the_order(owners, capacity):
     owner = np.array(owners, np.int32)
     actual = bucket_by_owner(jnp.asarray(owner), 3, capacity)
-    entries = [np.flatnonzero(owner == each) for each in range(3)]
-    assert int(actual.needed) == max(map(len, entries))
-    for bucket, expected in zip(actual.entry, entries, strict=True):
+    positions = [np.flatnonzero(owner == device) for device in range(3)]
+    assert int(actual.needed) == max(map(len, positions))
+    for bucket, expected in zip(actual.source, positions, strict=True):
         kept = expected[:capacity]
         padding = [len(owner)] * (capacity - len(kept))
         np.testing.assert_array_equal(bucket, [*kept, *padding])
@@ -33,7 +33,7 @@ def test_buckets_in_an_order_of_their_own():
     owner, minor = jnp.array([1, 0, 1, 2, 1]), jnp.array([7, 2, 3, 0, 3])
     for minors in (8, 2**31 - 1):
         actual = bucket_by_owner(owner, 2, 3, minor=minor, minors=minors)
-        np.testing.assert_array_equal(actual.entry, [[1, 5, 5], [2, 4, 0]])
+        np.testing.assert_array_equal(actual.source, [[1, 5, 5], [2, 4, 0]])
         assert int(actual.needed) == 3
 
 
@@ -51,40 +51,40 @@ def owners_and_slots(keys):
     )
 
 
-def assert_unique(found, owner, slot, capacity):
+def assert_unique(buckets, owner, slot, capacity):
     wanted = [np.unique(slot[owner == d]) for d in range(OWNERS)]
-    np.testing.assert_array_equal(found.count, list(map(len, wanted)))
+    np.testing.assert_array_equal(buckets.count, list(map(len, wanted)))
     for d in range(OWNERS):
         kept = wanted[d][:capacity]
         expected = np.full(capacity, SLOTS)
         expected[: len(kept)] = kept
-        np.testing.assert_array_equal(found.slot[d], expected)
-        first = [np.flatnonzero((owner == d) & (slot == each))[0] for each in kept]
+        np.testing.assert_array_equal(buckets.slot[d], expected)
+        first = [np.flatnonzero((owner == d) & (slot == s))[0] for s in kept]
         empty = [len(owner)] * (capacity - len(kept))
-        np.testing.assert_array_equal(found.entry[d], [*first, *empty])
-    place = {
-        (d, each): d * capacity + i
+        np.testing.assert_array_equal(buckets.source[d], [*first, *empty])
+    offset = {
+        (d, s): d * capacity + i
         for d in range(OWNERS)
-        for i, each in enumerate(wanted[d][:capacity])
+        for i, s in enumerate(wanted[d][:capacity])
     }
     expected = [
-        place.get(each, OWNERS * capacity) for each in zip(owner, slot, strict=True)
+        offset.get(key, OWNERS * capacity) for key in zip(owner, slot, strict=True)
     ]
-    np.testing.assert_array_equal(found.inverse, expected)
-    order, places, _ = found.runs
-    np.testing.assert_array_equal(places, found.inverse[order])
+    np.testing.assert_array_equal(buckets.inverse, expected)
+    order, offsets, _ = buckets.sorted_ids
+    np.testing.assert_array_equal(offsets, buckets.inverse[order])
 
 
 @few_examples
 @given(lists_of(st.integers(0, OWNERS * SLOTS)), st.sampled_from([1, 3, 8]))
 def test_unique_buckets(keys, capacity):
     owner, slot = owners_and_slots(np.array(keys))
-    found = jax.tree.map(np.asarray, unique_in_xla(owner, slot, capacity))
-    assert_unique(found, owner, slot, capacity)
+    buckets = jax.tree.map(np.asarray, unique_in_xla(owner, slot, capacity))
+    assert_unique(buckets, owner, slot, capacity)
 
 
 @each_implementation
-def test_unique_of_many_entries(implementation):
+def test_unique_of_many_ids(implementation):
     owner, slot = owners_and_slots(np.random.default_rng(0).integers(0, 16, 1100))
 
     def function(owner, slot):
@@ -92,8 +92,8 @@ def test_unique_of_many_entries(implementation):
             owner, slot, OWNERS, SLOTS, 4, implementation=implementation
         )
 
-    found = jax.tree.map(np.asarray, run(implementation, function, owner, slot))
-    assert_unique(found, owner, slot, 4)
+    buckets = jax.tree.map(np.asarray, run(implementation, function, owner, slot))
+    assert_unique(buckets, owner, slot, 4)
 
 
 @each_implementation
@@ -107,7 +107,7 @@ def test_unique_of_more_than_2_to_31_slots(implementation):
             owner, slot, 2, 2**31 - 8, 3, implementation=implementation
         )
 
-    found = run(implementation, function, owner, slot)
+    buckets = run(implementation, function, owner, slot)
     empty = 2**31 - 8
-    np.testing.assert_array_equal(found.slot, [[5, empty, empty], [7, 2**30, empty]])
-    np.testing.assert_array_equal(found.inverse, [4, 0, 4, 6, 3])
+    np.testing.assert_array_equal(buckets.slot, [[5, empty, empty], [7, 2**30, empty]])
+    np.testing.assert_array_equal(buckets.inverse, [4, 0, 4, 6, 3])

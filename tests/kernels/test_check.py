@@ -31,7 +31,7 @@ def verdicts(tmp_path, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Cases that the interpreter is done with soon."""
-    for name, value in {"ROWS": ROWS, "ENTRIES": 300, "LONG_BAG": 20}.items():
+    for name, value in {"ROWS": ROWS, "IDS": 300, "LONG_BAG": 20}.items():
         monkeypatch.setattr(check_cases, name, value)
     monkeypatch.setattr(check_cases, "OUT_OF_RANGE", (-1, -(2**31), ROWS, 2**31 - 1))
 

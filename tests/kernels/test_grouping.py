@@ -10,7 +10,7 @@ from embark_kernels._mosaic import interpreted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.entries import few_examples, lists_of
+from tests.kernels.examples import few_examples, lists_of
 
 NUM_IDS = 6
 
@@ -19,35 +19,36 @@ ids_lists = lists_of(st.integers(-2, NUM_IDS + 1))
 
 
 def held_by(groups, rows):
-    """{row: entries} as the groups of each entry say."""
+    """{row: positions} as the groups of the ids say."""
     assert len(np.unique(groups.row)) == len(groups.row)
     held = {}
-    for entry, group in enumerate(np.asarray(groups.group)):
+    for position, group in enumerate(np.asarray(groups.group)):
         if group < len(groups.row):
-            held.setdefault(int(groups.row[group]), []).append(entry)
+            held.setdefault(int(groups.row[group]), []).append(position)
         else:
             assert group == len(groups.row)
     used = {int(row) for row in groups.row if row < NUM_IDS}
-    assert used == {each for each in rows if 0 <= each < NUM_IDS}
+    assert used == {row for row in rows if 0 <= row < NUM_IDS}
     return held
 
 
-def entries_of(rows):
+def positions_of(rows):
     return {
-        row: [i for i, each in enumerate(rows) if each == row]
-        for row in {each for each in rows if 0 <= each < NUM_IDS}
+        row: [i for i, other in enumerate(rows) if other == row]
+        for row in rows
+        if 0 <= row < NUM_IDS
     }
 
 
 @few_examples
-@given(rows=ids_lists, marked=st.booleans())
-def test_groups_for_plain_xla(rows, marked):
-    """By marks on rows, and by sorting where rows are many."""
+@given(rows=ids_lists, few=st.booleans())
+def test_groups_for_plain_xla(rows, few):
+    """By the first ids of rows, and by sorting where rows are many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "MARKS_PER_ENTRY", NUM_IDS if marked else 0)
+        patch.setattr(grouping, "ROWS_PER_ID", NUM_IDS if few else 0)
         groups = group_rows(np.array(rows, np.int32), NUM_IDS, implementation="xla")
-    assert groups.runs is None
-    assert held_by(groups, rows) == entries_of(rows)
+    assert groups.sorted_ids is None
+    assert held_by(groups, rows) == positions_of(rows)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -66,8 +67,8 @@ def test_groups_for_the_kernel(rows, dense):
         valid = [row if 0 <= row < NUM_IDS else NUM_IDS for row in rows]
         np.testing.assert_array_equal(groups.group, valid)
     else:
-        assert held_by(groups, rows) == entries_of(rows)
-    order, row, group = map(np.asarray, groups.runs)
+        assert held_by(groups, rows) == positions_of(rows)
+    order, row, group = map(np.asarray, groups.sorted_ids)
     np.testing.assert_array_equal(np.sort(order), np.arange(len(rows)))
     np.testing.assert_array_equal(group, np.asarray(groups.group)[order])
     assert (np.diff(group) >= 0).all()

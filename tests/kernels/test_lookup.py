@@ -34,7 +34,7 @@ def expected_sums(table, rows, offsets, weights=None):
     bags, end = len(offsets) - 1, offsets[-1]
     bag = np.repeat(np.arange(bags), np.diff(offsets))
     weights = None if weights is None else weights[:end]
-    return oracle.sum_entries(table, rows[:end], bag, bags, weights)
+    return oracle.sum_rows(table, rows[:end], bag, bags, weights)
 
 
 def check_sum_bags(implementation, table, lines, weights=None, config=SMALL):

@@ -10,7 +10,7 @@ from embark_kernels import (
     LazyAdam,
     RowwiseAdagrad,
     UpdateConfig,
-    _runs_kernel,
+    _segments_kernel,
     _xla,
     check_cases,
     group_rows,
@@ -176,12 +176,12 @@ def test_mean_square_of_rows_that_go_on_elsewhere(implementation):
     "rows",
     [
         pytest.param([4] * 9, id="duplicates only"),
-        pytest.param([8, 0, 0, -1, 0, 8, 0, ROWS, 0], id="long and short runs"),
+        pytest.param([8, 0, 0, -1, 0, 8, 0, ROWS, 0], id="long and short segments"),
         pytest.param([-1] * 9, id="all padding"),
     ],
 )
 def test_groups_are_summed(implementation, rows, monkeypatch):
-    monkeypatch.setattr(_runs_kernel, "PART", 2)
+    monkeypatch.setattr(_segments_kernel, "IDS_PER_PROGRAM", 2)
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 8)).astype(np.float32)
     source = rng.integers(0, 4, 9).astype(np.int32)
@@ -194,11 +194,11 @@ def test_groups_are_summed(implementation, rows, monkeypatch):
 
     given = np.array(rows, np.int32), values, source, weights
     for row, summed in zip(*run(implementation, function, *given), strict=True):
-        entries = [i for i, each in enumerate(rows) if each == row < ROWS]
-        if entries:
-            terms = as_float64(weights)[entries, None] * values[source[entries]]
+        ids = [i for i, other in enumerate(rows) if other == row < ROWS]
+        if ids:
+            terms = as_float64(weights)[ids, None] * values[source[ids]]
             magnitude = np.abs(terms).sum(0)
-            assert_sums_close(summed, terms.sum(0), magnitude, len(entries))
+            assert_sums_close(summed, terms.sum(0), magnitude, len(ids))
 
 
 @each_implementation
@@ -251,7 +251,7 @@ def test_rows_are_updated_by_the_sums_of_their_gradients(
 ):
     """Rows that end with a block, go on over several, and are only padding; by one
     program, which may be told to change none."""
-    monkeypatch.setattr(_runs_kernel, "PART", 4)
+    monkeypatch.setattr(_segments_kernel, "IDS_PER_PROGRAM", 4)
     rng, table, states = problem(optimizer, width)
     rows = np.array([5] * 11 + [2, 2, 0, 7, -1, ROWS, 2], np.int32)
     rows = rng.permutation(rows)
@@ -315,7 +315,7 @@ def test_a_batch_of_many_blocks(gpu_programs, monkeypatch):
     """Plain XLA: a very hot row, and the turns of its loops on CPU meet nowhere."""
     if gpu_programs:
         run_gpu_programs(monkeypatch)
-    monkeypatch.setattr(_xla, "ENTRIES_AT_ONCE", 16)
+    monkeypatch.setattr(_xla, "SUMMANDS_AT_ONCE", 16)
     monkeypatch.setattr(update, "ROWS_AT_ONCE", 16)
     rng = np.random.default_rng(4)
     ids = rng.integers(-1, 60, 45).astype(np.int32)

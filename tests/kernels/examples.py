@@ -1,4 +1,4 @@
-"""Random entries, for tests of integer work."""
+"""Random lists, for tests of integer work."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
