@@ -76,6 +76,7 @@ CLEAN_ROOMS = (
     "embedding",
     "train",
     "launch",
+    "planner",
 )
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {
@@ -111,6 +112,7 @@ NOUN_ROOMS = (
     "train",
     "cache",
     "cli",
+    "planner",
 )
 """Rooms in which no variable is one of ``PRONOUNS``."""
 PRONOUNS = {"each", "given", "known", "most"}

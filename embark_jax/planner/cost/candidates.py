@@ -23,7 +23,7 @@ from embark_jax.plans.tables import FeatureSpec
 
 CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
 EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
-POOLS_AT_OWNER = np.array([each.pools_at_owner for each in CLUSTERS.values()])
+POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
 """``[clusters]`` whether tables of each make partial sums."""
 SUMS, CERTAIN, EXPECTED, ROWS, LOOKUP_MS, GRADIENTS_MS, UPDATE_MS = range(7)
 """Loads that a row shard adds to its owner: partial sums a sample; ids that a device
@@ -115,7 +115,7 @@ def weigh(
     """
     choices = np.asarray(choices, np.int64).reshape(-1, 5)
     table, cluster, exchange, row_shards, column_shards = choices.T
-    replicated = np.array([each.replicated for each in CLUSTERS.values()])
+    replicated = np.array([cluster.replicated for cluster in CLUSTERS.values()])
     owned_shards = np.where(replicated[cluster], 0, row_shards)
     first = np.concatenate([[0], np.cumsum(owned_shards)])
     number = len(table)

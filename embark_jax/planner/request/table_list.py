@@ -53,7 +53,7 @@ MODELS = Path(__file__).parents[2] / "config_files" / "models"
 """``configs/models``, through a link that a built package has as a folder."""
 
 
-class TableEntry(Config):
+class ListedTable(Config):
     """``count`` equal tables, each read by one sum-pooled feature per hotness.
 
     Tables without a name are called after their position: t0, t1, …; with a name and a
@@ -106,7 +106,7 @@ class TableList(Config):
     ``None`` means that the list does not say.
     """
 
-    tables: Annotated[tuple[TableEntry, ...], Field(min_length=1)]
+    tables: Annotated[tuple[ListedTable, ...], Field(min_length=1)]
     name: str | None = None
     batch: Count | None = None
     zipf_exponent: NonNegativeFloat | None = None
@@ -117,18 +117,18 @@ class TableList(Config):
         """Returns tables and features, spelled out."""
         tables: list[TableSpec] = []
         features = []
-        for entry in self.tables:
-            for number in range(entry.count):
-                name = entry.name or f"t{len(tables)}"
-                if entry.name and entry.count > 1:
-                    name = f"{entry.name}{number}"
-                tables.append(TableSpec(name, entry.rows, entry.dim))
-                if isinstance(entry.hotness, int):
-                    features.append(FeatureSpec(name, hotness=entry.hotness))
+        for listed in self.tables:
+            for number in range(listed.count):
+                name = listed.name or f"t{len(tables)}"
+                if listed.name and listed.count > 1:
+                    name = f"{listed.name}{number}"
+                tables.append(TableSpec(name, listed.rows, listed.dim))
+                if isinstance(listed.hotness, int):
+                    features.append(FeatureSpec(name, hotness=listed.hotness))
                     continue
                 features += [
                     FeatureSpec(f"{name}_{k}", name, hotness)
-                    for k, hotness in enumerate(entry.hotness)
+                    for k, hotness in enumerate(listed.hotness)
                 ]
         return tables, features
 
@@ -143,7 +143,7 @@ class TableList(Config):
         """Returns the workload on a fleet. Arguments take precedence over the list; the
         default is 65,536 samples a step, uniform ids and row-wise Adagrad. The dense
         layers take the optimizer of the rows."""
-        optimizer = _first_given(optimizer, self.optimizer, "rowwise_adagrad")
+        optimizer = _first_set(optimizer, self.optimizer, "rowwise_adagrad")
         dense = NO_DENSE
         if self.dense is not None:
             network = self.dense.network(*self.specs())
@@ -151,8 +151,8 @@ class TableList(Config):
             dense = DenseLoad(network.parameters, states, network.activation_bytes)
         return Workload(
             fleet,
-            _first_given(batch, self.batch, 65_536),
-            _first_given(zipf_exponent, self.zipf_exponent, 0.0),
+            _first_set(batch, self.batch, 65_536),
+            _first_set(zipf_exponent, self.zipf_exponent, 0.0),
             optimizer=optimizer,
             wire=wire,
             dense=dense,
@@ -166,7 +166,7 @@ def dense_optimizer_of(optimizer: str) -> str:
     return name if name in DENSE_OPTIMIZERS else "adagrad"
 
 
-def _first_given(*values: T | None) -> T:
+def _first_set(*values: T | None) -> T:
     """Returns the first value that is not None."""
     return next(value for value in values if value is not None)
 
@@ -181,14 +181,14 @@ def load_table_list(source: str | Path) -> TableList:
       ConfigError: if it is invalid; the message has the path and every problem.
     """
     path = Path(source)
-    known = {each.stem: each for each in MODELS.glob("*.yaml")}
+    shipped = {path.stem: path for path in MODELS.glob("*.yaml")}
     if not path.exists():
-        if str(source) not in known:
+        if str(source) not in shipped:
             raise ConfigError(
                 f"{source}: no such file, and no published model; "
-                + nearest(path.stem, known)
+                + nearest(path.stem, shipped)
             )
-        path = known[str(source)]
+        path = shipped[str(source)]
     text = read_text(path)
     try:
         return read_table_list(text)
@@ -217,7 +217,7 @@ def read_table_list(text: str) -> TableList:
         )
     try:
         listed = TableList.model_validate(data)
-        number = sum(entry.count for entry in listed.tables)
+        number = sum(table.count for table in listed.tables)
         if number > MOST_TABLES:
             raise ValueError(f"has more than {MOST_TABLES:,} tables")
         check_model(*listed.specs())
@@ -234,35 +234,34 @@ def read_table_list(text: str) -> TableList:
 def _explain(error: Any, data: dict[str, Any]) -> str | None:
     """Describes one pydantic error in the words of this package; None if it only
     repeats others: a list whose entries are all bad counts as empty."""
-    where, keys, known = ITEM, list(error["loc"]), TableList.model_fields
+    keys = list(error["loc"])
+    where, fields = ITEM, TableList.model_fields
     if keys[0] == "tables" and len(keys) > 1:
-        where, keys, known = (
-            f"{ITEM}, entry {keys[1]}",
-            keys[2:],
-            TableEntry.model_fields,
-        )
+        where, fields = f"{ITEM}, entry {keys[1]}", ListedTable.model_fields
+        keys = keys[2:]
     elif keys[0] == "dense" and len(keys) > 1:
-        where, keys, known = f"{ITEM}, dense", keys[1:], DenseNet.model_fields
-    given = error["input"]
+        where, fields = f"{ITEM}, dense", DenseNet.model_fields
+        keys = keys[1:]
+    value = error["input"]
     if not keys:
-        return f"{where}: is {given!r}, must be a mapping"
+        return f"{where}: is {value!r}, must be a mapping"
     key = keys[0]
     if key == "tables":
-        if given and isinstance(given, list):
+        if value and isinstance(value, list):
             return None
         if error["type"] == "missing":
             return f"{where}: has no tables"
-        return f"{where}: tables is {given!r}, must be a list of at least one table"
+        return f"{where}: tables is {value!r}, must be a list of at least one table"
     match error["type"]:
         case "missing":
             return f"{where}: has no {key}"
         case "extra_forbidden":
-            return f"{where}: has an unknown key {key!r}; {nearest(str(key), known)}"
+            return f"{where}: has an unknown key {key!r}; {nearest(str(key), fields)}"
     if key == "hotness":
-        given = data["tables"][error["loc"][1]]["hotness"]
+        value = data["tables"][error["loc"][1]]["hotness"]
         rule = "must be a whole number >= 1, or a list of them, one for each feature"
     elif error["type"] == "int_type":
         rule = "must be a whole number (int)"
     else:
         rule = error["msg"].replace("Input should", "must")
-    return f"{where}: {key} is {given!r}, {rule}"
+    return f"{where}: {key} is {value!r}, {rule}"

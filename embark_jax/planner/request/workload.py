@@ -165,18 +165,18 @@ def table_uses(
     of_table: dict[str, list[FeatureSpec]] = {}
     for feature in features:
         of_table.setdefault(feature.table, []).append(feature)
-    found = []
+    uses = []
     for table in tables:
-        mine = of_table[table.name]
-        hotness = sum(feature.hotness for feature in mine)
-        found.append(
+        own_features = of_table[table.name]
+        hotness = sum(feature.hotness for feature in own_features)
+        uses.append(
             TableUse(
                 table.rows,
                 table.dim,
                 hotness,
-                bags=sum(f.hotness if f.pooling == "none" else 1 for f in mine),
-                weighted=any(feature.weighted for feature in mine),
-                filled=sum(map(statistics.mean_hotness, mine)) / hotness,
+                bags=sum(f.hotness if f.pooling == "none" else 1 for f in own_features),
+                weighted=any(feature.weighted for feature in own_features),
+                filled=sum(map(statistics.mean_hotness, own_features)) / hotness,
                 skew=statistics.skew(table) or zipf,
                 tier=table.tier,
                 slots=table.slots,
@@ -186,4 +186,4 @@ def table_uses(
                 dtype=table.dtype,
             )
         )
-    return found
+    return uses

@@ -75,18 +75,20 @@ class Assignment:
 
     def placements(self, reasons: Sequence[str]) -> tuple[Placement, ...]:
         """Returns the placements of a plan."""
-        each = self.instance.candidates
+        candidates = self.instance.candidates
         return tuple(
             Placement(
                 table,
-                CLUSTER_NAMES[each.cluster[c]],
-                int(each.row_shards[c]),
-                int(each.column_shards[c]),
+                CLUSTER_NAMES[candidates.cluster[c]],
+                int(candidates.row_shards[c]),
+                int(candidates.column_shards[c]),
                 tuple(map(int, owners)),
-                EXCHANGE_NAMES[each.exchange[c]],
+                EXCHANGE_NAMES[candidates.exchange[c]],
                 reason,
-                int(each.hot_rows[c]),
-                self.instance.workload.statistics.hot_ids(table, int(each.hot_rows[c])),
+                int(candidates.hot_rows[c]),
+                self.instance.workload.statistics.hot_ids(
+                    table, int(candidates.hot_rows[c])
+                ),
             )
             for table, c, owners, reason in zip(
                 self.instance.tables,

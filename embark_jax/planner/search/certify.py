@@ -72,7 +72,7 @@ def certify(instance: Instance, result: SearchResult, seconds: float) -> SearchR
         seed += 1
         dice = np.random.default_rng(seed)
         chosen = round_tables(instance, tables, dice)
-        other = start.place(chosen, dice, result.ms_per_byte)
+        other = start.plan_from(chosen, dice, result.ms_per_byte)
         if other.fits() and other.step_ms() < step_ms:
             best = other
     return dataclasses.replace(result, assignment=best, bound_ms=bound_ms)

@@ -33,20 +33,20 @@ def spread(
         "devices": tuple(range(devices)),
         "hot_rows": 0,
     }
-    found = {}
+    spread_out = {}
     for table in tables:
         if not table.is_dynamic:
             continue
-        mine = forced.get(table.name, FREE)
+        own = forced.get(table.name, FREE)
         for key, value in wanted.items():
-            if getattr(mine, key) not in (None, value):
+            if getattr(own, key) not in (None, value):
                 raise ValueError(
-                    f"table {table.name!r}: {key} is {getattr(mine, key)!r}, but a "
+                    f"table {table.name!r}: {key} is {getattr(own, key)!r}, but a "
                     f"dynamic table has a row shard on each device and no hot rows; "
                     f"leave {key} out"
                 )
-        found[table.name] = dataclasses.replace(mine, **wanted)
-    return found
+        spread_out[table.name] = dataclasses.replace(own, **wanted)
+    return spread_out
 
 
 def with_tables(
@@ -55,8 +55,8 @@ def with_tables(
     """Returns the placements with these tables, which have the same names."""
     named = {table.name: table for table in tables}
     return tuple(
-        dataclasses.replace(each, table=named[each.table.name])
-        if each.table.is_dynamic
-        else each
-        for each in placements
+        dataclasses.replace(placement, table=named[placement.table.name])
+        if placement.table.is_dynamic
+        else placement
+        for placement in placements
     )

@@ -49,20 +49,20 @@ class Shortlist:
     """
 
     def __init__(self, instance: Instance, chosen: np.ndarray):
-        each, fleet = instance.candidates, instance.workload.fleet
+        candidates, fleet = instance.candidates, instance.workload.fleet
         devices, gpus = fleet.devices, fleet.gpus_per_node
-        self.chosen, self.storage = chosen, each.storage[chosen]
+        self.chosen, self.storage = chosen, candidates.storage[chosen]
         self.loads = np.zeros((7, len(chosen), devices))
-        self.staged = np.flatnonzero(each.staged[chosen])
+        self.staged = np.flatnonzero(candidates.staged[chosen])
         self.node_sums = np.zeros((len(self.staged), fleet.nodes))
         self.in_node = np.zeros((len(self.staged), gpus))
         self.positions: list[np.ndarray] = []
         for i, c in enumerate(chosen.tolist()):
-            shards = each.shard_loads(c)
-            rows, columns = shards.shape[1], int(each.column_shards[c])
+            shards = candidates.shard_loads(c)
+            rows, columns = shards.shape[1], int(candidates.column_shards[c])
             order = np.argsort(-(shards[CERTAIN] + shards[EXPECTED]), kind="stable")
             positions = np.zeros((rows, columns), np.int64)
-            staged = bool(each.staged[c])
+            staged = bool(candidates.staged[c])
             positions[order] = (
                 _on_few_nodes(rows, columns, gpus, fleet.nodes)
                 if staged
@@ -151,8 +151,8 @@ class Insertion:
         costs = self._everywhere(shortlist)
         if len(shortlist.staged):
             self._choose_nodes(shortlist, scores, costs, devices)
-        each = np.arange(len(s))[:, None]
-        after = own[:, each, devices] + shortlist.loads
+        of_all = np.arange(len(s))[:, None]
+        after = own[:, of_all, devices] + shortlist.loads
         after = self._objective.counted(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
         costs += (prices * growth).sum(axis=0)
@@ -186,26 +186,26 @@ class Insertion:
             _power((held + largest) / scale, power) - before
         )
         nodes = np.argsort(node_scores, axis=1, kind="stable")
-        each = np.arange(len(s))[:, None]
-        after = _power((held[each, nodes] + shortlist.node_sums) / scale, power)
+        of_all = np.arange(len(s))[:, None]
+        after = _power((held[of_all, nodes] + shortlist.node_sums) / scale, power)
         costs[staged] += prices * (_root(after, power) - _root(before, power))
         gpus = of_nodes.shape[2]
-        by_node = inside[each, nodes] + nodes[:, :, None] * gpus
+        by_node = inside[of_all, nodes] + nodes[:, :, None] * gpus
         devices[staged] = by_node.reshape(len(s), -1)
 
     def _everywhere(self, shortlist: Shortlist) -> np.ndarray:
         """Returns ``[candidates]`` costs that arise wherever their shards lie."""
         instance, loads = self.assignment.instance, self.assignment.loads
-        each = instance.candidates
-        hot = each.hot_storage[shortlist.chosen]
+        candidates = instance.candidates
+        hot = candidates.hot_storage[shortlist.chosen]
         opened = loads.tables[shortlist.storage] == 0
         opened_hot = (hot >= 0) & (loads.tables[hot] == 0)
         fixed_ms = instance.objective.fixed_ms
         return (
-            each.everywhere_ms[shortlist.chosen]
+            candidates.everywhere_ms[shortlist.chosen]
             + fixed_ms[shortlist.storage] * opened
             + fixed_ms[hot] * opened_hot
-            + self.ms_per_byte * each.everywhere_bytes[shortlist.chosen]
+            + self.ms_per_byte * candidates.everywhere_bytes[shortlist.chosen]
         )
 
 

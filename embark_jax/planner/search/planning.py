@@ -134,7 +134,7 @@ def plan_for(
             params=params,
         )
 
-    slotted = choose_slots(grown, features, workload, plan_of)
+    slotted = choose_slots(grown, features, workload, plan_of, params)
     if problems := workload.statistics.problems(slotted, features):
         raise ValueError("; ".join(problems))
     model = _cost_model(cost_model, workload)

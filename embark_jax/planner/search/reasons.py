@@ -21,65 +21,69 @@ DISK_BLOCK_BYTES = 4096
 def reasons(assignment: Assignment) -> list[str]:
     """Says for each table how it is split, and the cost of the other clusters for it
     alone, with all devices evenly loaded."""
-    instance, each = assignment.instance, assignment.instance.candidates
+    instance = assignment.instance
+    candidates = instance.candidates
     fleet, ms = instance.workload.fleet, spread_evenly(instance).alone_ms
     dearer: list[dict[str, int]] = [{} for _ in instance.counts]
     for c in np.argsort(ms, kind="stable").tolist():
-        dearer[each.table[c]].setdefault(CLUSTER_NAMES[each.cluster[c]], c)
-    found = []
+        dearer[candidates.table[c]].setdefault(CLUSTER_NAMES[candidates.cluster[c]], c)
+    all_reasons = []
     for table, chosen in enumerate(assignment.candidate.tolist()):
         group = instance.group[table]
-        how = split(each, chosen, assignment.owners[table], fleet)
-        if hot_rows := each.hot_rows[chosen]:
+        how = split(candidates, chosen, assignment.owners[table], fleet)
+        if hot_rows := candidates.hot_rows[chosen]:
             how = f"all but {hot_rows:,} hot rows {how}"
         if fleet.devices == 1:
             how = "one device: nothing to exchange"
         if slots := instance.tables[table].slots:
             how = f"{in_slots(instance, instance.uses[group], slots)}; {how}"
         if fleet.devices == 1:
-            found.append(how)
+            all_reasons.append(how)
         elif instance.forced[group].cluster is not None:
-            found.append(f"forced, {how}")
+            all_reasons.append(f"forced, {how}")
         else:
             others = [
                 f"{cluster.upper()} {times(float(ms[other] / ms[chosen]))}"
                 for cluster, other in sorted(dearer[group].items())
-                if cluster != CLUSTER_NAMES[each.cluster[chosen]]
+                if cluster != CLUSTER_NAMES[candidates.cluster[chosen]]
                 and ms[other] > NOTABLE * ms[chosen] > 0
             ]
             slower = "; alone it would take longer in " * bool(others)
-            found.append(how + slower + ", ".join(others))
-    return found
+            all_reasons.append(how + slower + ", ".join(others))
+    return all_reasons
 
 
 def in_slots(instance: Instance, use: TableUse, slots: int) -> str:
     """Says how many ids find their rows in slots, and how long the other rows take to
     come to a device: that is hidden behind the step ahead, or else the step waits."""
     ids = use.skew.share(use.rows, 0, slots, True)
-    said = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids"
+    sentence = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids"
     device, batch = instance.workload.fleet.device, instance.workload.batch_size
     if slots == use.rows:
-        return said
+        return sentence
     cold = use.of_rows(slots, use.rows, by_rank=True)
     rows = cold.skew.expected_unique(cold.rows, batch * cold.hotness * cold.filled)
     rows /= instance.workload.devices
-    said += f"; {rows:,.0f} rows a step come to a device from {use.tier}"
+    sentence += f"; {rows:,.0f} rows a step come to a device from {use.tier}"
     row_bytes = instance.memory.row_bytes(use.dim, use.value_bytes)
     came = {"host": (row_bytes, device.host_bytes_per_s)}
     came["disk"] = (max(DISK_BLOCK_BYTES, row_bytes), device.disk_bytes_per_s)
-    each_bytes, bytes_per_s = came[use.tier]
+    read_bytes, bytes_per_s = came[use.tier]
     if bytes_per_s is None:
-        return said
-    return f"{said}, in {rows * each_bytes / bytes_per_s * 1e3:.2g} ms"
+        return sentence
+    return f"{sentence}, in {rows * read_bytes / bytes_per_s * 1e3:.2g} ms"
 
 
-def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:
+def split(candidates: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:
     """Describes a split, such as "row-wise inside a node"."""
     if not len(owners):
         return "replicated"
     if len(owners) == 1:
         return "whole on one device"
-    rows, columns = int(each.row_shards[chosen]), int(each.column_shards[chosen])
+    rows, columns = (
+        int(candidates.row_shards[chosen]),
+        int(candidates.column_shards[chosen]),
+    )
     ways = [way for way, n in (("row", rows), ("column", columns)) if n > 1]
     devices = len(set(owners.tolist()))
     nodes = len(set((owners // fleet.gpus_per_node).tolist()))
@@ -87,10 +91,12 @@ def split(each: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> st
     if fleet.nodes > 1 and devices > 1:
         where = f"{where} of {nodes} nodes" if nodes > 1 else "inside a node"
     how = ""
-    if each.pooled[chosen]:
-        if each.staged[chosen]:
+    if candidates.pooled[chosen]:
+        if candidates.staged[chosen]:
             how = ", added up inside each" if nodes > 1 else ", added up there"
-        ids = each.shard_loads(chosen)[[kinds.CERTAIN, kinds.EXPECTED]].sum(axis=0)
+        ids = candidates.shard_loads(chosen)[[kinds.CERTAIN, kinds.EXPECTED]].sum(
+            axis=0
+        )
         hottest = ids.max() / ids.mean()
         if hottest >= NOTABLE:
             how += f", the hottest {times(hottest)} the mean"

@@ -15,18 +15,11 @@ import numpy as np
 
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.planner.search.params import SearchParams
 from embark_jax.plans.clusters import SHARDED
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-
-LEAST_BATCHES = 2.0
-"""Smallest number of slots, as a multiple of the rows that a batch is expected to ask
-for."""
-SHARE = 0.9
-"""Share of the remaining memory that slots take: devices are not even."""
-STRETCHES = 64
-"""Number of row ranges, from hot to cold, that get slots one by one."""
 
 
 def choose_slots(
@@ -34,6 +27,7 @@ def choose_slots(
     features: Sequence[FeatureSpec],
     workload: Workload,
     plan_with: Callable[[Sequence[TableSpec]], Plan],
+    params: SearchParams,
 ) -> tuple[TableSpec, ...]:
     """Returns the tables, each cached one with its slots.
 
@@ -41,47 +35,49 @@ def choose_slots(
       tables, features: the model.
       workload: circumstances of the plan.
       plan_with: function that plans the tables it is given.
+      params: how many slots there are at least, and how finely they are given out.
     """
     uses = table_uses(tables, features, workload)
     free = [i for i, table in enumerate(tables) if table.cached and not table.slots]
-    slots = {i: _fewest(uses[i], workload.batch_size) for i in free}
+    slots = {i: _fewest(uses[i], workload.batch_size, params) for i in free}
     if not free:
         return tuple(tables)
     least = plan_with(_with_slots(tables, slots))
     assert least.prediction is not None
     memory = Memory(workload)
     spare_bytes = memory.limit_bytes - max(least.prediction.device_bytes)
-    spare_bytes *= SHARE * workload.devices
-    stretches = sorted(
-        stretch for i in free for stretch in _stretches(i, uses[i], slots[i], memory)
+    spare_bytes *= params.slot_share * workload.devices
+    ranges = sorted(
+        range_ for i in free for range_ in _ranges(i, uses[i], slots[i], memory, params)
     )
-    for _, i, rows, row_bytes in stretches:
+    for _, i, rows, row_bytes in ranges:
         more = min(rows, int(spare_bytes / row_bytes))
         slots[i] += more
         spare_bytes -= more * row_bytes
     return _with_slots(tables, slots)
 
 
-def _fewest(use: TableUse, batch: int) -> int:
+def _fewest(use: TableUse, batch: int, params: SearchParams) -> int:
     ids = batch * use.hotness * use.filled
     unique = use.skew.expected_unique(use.rows, ids)
-    return min(use.rows, max(1, math.ceil(LEAST_BATCHES * unique)))
+    return min(use.rows, max(1, math.ceil(params.slot_batches * unique)))
 
 
-def _stretches(
-    table: int, use: TableUse, first: int, memory: Memory
+def _ranges(
+    table: int, use: TableUse, first: int, memory: Memory, params: SearchParams
 ) -> list[tuple[float, int, int, float]]:
     """Returns for each row range: minus the ids a sample for each byte, table,
     rows, and bytes of a row."""
     row_bytes = memory.slot_bytes(StorageKind(SHARDED[0], use.dim, tier=use.tier))
-    edges = np.unique(np.geomspace(first, use.rows, STRETCHES + 1).astype(np.int64))
+    ends = np.geomspace(first, use.rows, params.slot_ranges + 1)
+    edges = np.unique(ends.astype(np.int64))
     ids = use.hotness * use.filled
     shares = [use.skew.share(use.rows, 0, int(edge), True) for edge in edges]
     rows = np.diff(edges)
     worth = ids * np.diff(shares) / (rows * row_bytes)
     return [
-        (-float(each), table, int(count), float(row_bytes))
-        for each, count in zip(np.minimum.accumulate(worth), rows, strict=True)
+        (-float(of_row), table, int(count), float(row_bytes))
+        for of_row, count in zip(np.minimum.accumulate(worth), rows, strict=True)
     ]
 
 

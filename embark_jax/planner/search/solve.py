@@ -143,7 +143,7 @@ class Start:
         best: SearchResult | None = None
         for _ in range(params.memory_searches):
             placed = [
-                self.place(chosen, np.random.default_rng(seed), ms_per_byte)
+                self.plan_from(chosen, np.random.default_rng(seed), ms_per_byte)
                 for seed, chosen in enumerate(self.choices)
             ]
             result = SearchResult(
@@ -159,7 +159,7 @@ class Start:
             ms_per_byte = 4 * ms_per_byte or first_price
         return best
 
-    def place(
+    def plan_from(
         self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
     ) -> Assignment:
         """Returns a plan that begins with these candidates, ``[tables]``."""

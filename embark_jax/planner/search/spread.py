@@ -54,20 +54,26 @@ class Spread:
 
 def spread_evenly(instance: Instance) -> Spread:
     """Spreads all candidates of an instance."""
-    each, objective = instance.candidates, instance.objective
+    candidates, objective = instance.candidates, instance.objective
     storages, devices = len(objective.storages), objective.devices
-    mean, largest = np.zeros((2, MEASURES, len(each)))
-    counted = objective.counted(each.loads, at_least=True)
+    mean, largest = np.zeros((2, MEASURES, len(candidates)))
+    counted = objective.counted(candidates.loads, at_least=True)
     for measure, loads in zip((*PEAKS[:PEAK_NODE], UPDATE), counted, strict=True):
-        mean[measure] = each.reduced(np.add, loads) * each.column_shards / devices
-        largest[measure] = each.reduced(np.maximum, loads)
+        mean[measure] = (
+            candidates.reduced(np.add, loads) * candidates.column_shards / devices
+        )
+        largest[measure] = candidates.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
-    nodes = np.ceil(each.row_shards / gpus)  # on the fewest, each on another device
-    largest[PEAK_NODE] = each.staged * largest[PEAK_SUMS]
-    mean[PEAK_NODE] = largest[PEAK_NODE] * nodes * each.column_shards * gpus / devices
-    largest[USED], largest[USED_HOT] = 1.0, each.hot_rows > 0
-    row = np.arange(MEASURES)[:, None] * storages + each.storage
-    row[USED_HOT] = USED * storages + np.maximum(each.hot_storage, 0)
+    nodes = np.ceil(
+        candidates.row_shards / gpus
+    )  # on the fewest, each on another device
+    largest[PEAK_NODE] = candidates.staged * largest[PEAK_SUMS]
+    mean[PEAK_NODE] = (
+        largest[PEAK_NODE] * nodes * candidates.column_shards * gpus / devices
+    )
+    largest[USED], largest[USED_HOT] = 1.0, candidates.hot_rows > 0
+    row = np.arange(MEASURES)[:, None] * storages + candidates.storage
+    row[USED_HOT] = USED * storages + np.maximum(candidates.hot_storage, 0)
     row[UPDATE] = rows = (USED + 1) * storages
     ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, [1.0]])
     peak = np.arange(rows + 1) // storages
@@ -80,23 +86,27 @@ def spread_evenly(instance: Instance) -> Spread:
         largest,
         ms,
         whole,
-        alone_ms=each.everywhere_ms + (ms[row] * mean).sum(axis=0),
-        touched_bytes=objective.row_gradient_bytes[each.storage] * touched,
+        alone_ms=candidates.everywhere_ms + (ms[row] * mean).sum(axis=0),
+        touched_bytes=objective.row_gradient_bytes[candidates.storage] * touched,
     )
 
 
 def undominated(instance: Instance, spread: Spread) -> np.ndarray:
     """Returns ``[candidates]`` whether no other of the same table and storage is as
     good in every measure, time and bytes; of equal candidates the first stays."""
-    each = instance.candidates
+    candidates = instance.candidates
     measures = np.concatenate(
         [
             spread.mean,
             spread.largest,
-            [each.everywhere_ms, each.everywhere_bytes, spread.touched_bytes],
+            [
+                candidates.everywhere_ms,
+                candidates.everywhere_bytes,
+                spread.touched_bytes,
+            ],
         ]
     )
-    pairs = each.table * len(instance.objective.storages) + each.storage
+    pairs = candidates.table * len(instance.objective.storages) + candidates.storage
     order = np.argsort(pairs, kind="stable")
     measures, pairs = measures[:, order], pairs[order]
     keep = np.ones(len(pairs), bool)
@@ -106,6 +116,6 @@ def undominated(instance: Instance, spread: Spread) -> np.ndarray:
         no_more = alike & (one <= other).all(axis=0)
         keep[shift:] &= ~no_more
         keep[:-shift] &= no_more | ~(alike & (other <= one).all(axis=0))
-    found = np.zeros(len(pairs), bool)
-    found[order] = keep
-    return found
+    undominated = np.zeros(len(pairs), bool)
+    undominated[order] = keep
+    return undominated
