@@ -387,3 +387,21 @@ def test_no_literal_is_splatted(path):
         and isinstance(node.value, ast.Tuple | ast.List)
     ]
     assert not splatted
+
+
+MAX_AT_ONCE = 2
+"""Variables that one assignment may set side by side."""
+
+
+@pytest.mark.parametrize("path", [*MODULES, *KERNELS], ids=name_of)
+def test_few_variables_are_set_at_once(path):
+    """``a, b, c = x, y, z`` saves lines, not reading; to unpack one value is fine."""
+    offenders = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and isinstance(node.targets[0], ast.Tuple)
+        and len(node.targets[0].elts) > MAX_AT_ONCE
+    ]
+    assert not offenders

@@ -17,7 +17,9 @@ from embark_jax.export.initial_rows import draw_initial_rows
 from embark_jax.plans.options import Pooling, RowFormat
 from embark_jax.plans.tables import DYNAMIC_KEYS
 
-ROWS, SCALES, KEYS = "rows", "scales", "keys"
+ROWS = "rows"
+SCALES = "scales"
+KEYS = "keys"
 """Names of the arrays in a table's file: scales are there of rows in 8 bits, keys (or
 row numbers) of a dynamic table, and of changes."""
 MOST_INT8 = 127

@@ -228,7 +228,9 @@ def _finish_segments(
     Returns:
       The new ``updated``.
     """
-    width, n, num_rows = values.shape[1], key.shape[0], updated[0].shape[0]
+    width = values.shape[1]
+    n = key.shape[0]
+    num_rows = updated[0].shape[0]
     rows = Rows(width)
     chunk = min(n, UpdateConfig.heuristic(width).rows_in_flight)
     programs = pl.cdiv(n, IDS_PER_PROGRAM)

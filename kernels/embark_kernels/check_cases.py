@@ -31,16 +31,16 @@ from embark_kernels.update import sum_and_update, sum_groups, update_rows
 
 WIDTHS = (16, 32, 64, 96, 128, 256, 512)
 BETAS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.75}  # whose powers are exact
+RULES = {rule: BETAS if rule is LazyAdam else {} for rule in ROW_OPTIMIZERS.values()}
 OPTIMIZERS = (
-    *(
-        rule(0.1, **(BETAS if rule is LazyAdam else {}))
-        for rule in ROW_OPTIMIZERS.values()
-    ),
+    *(rule(0.1, **options) for rule, options in RULES.items()),
     LazyAdam(0.1, **BETAS, schedule=lambda steps: 0.5**steps, weight_decay=0.3),
     RowwiseAdagrad(0.1, weight_decay=0.3, weight_decay_mode="l2"),
 )
 STEP = 3
-ROWS, IDS, LONG_BAG = 997, 2048, 300
+ROWS = 997
+IDS = 2048
+LONG_BAG = 300
 FEW = (0, 0, 1, 1, 2, 3, 5)
 """Lengths of bags, and of groups, many of which end where others do not."""
 OUT_OF_RANGE = (-1, -(2**31), ROWS, 2**31 - 1)
