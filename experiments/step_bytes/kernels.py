@@ -120,6 +120,8 @@ def describe(kernel: str, text: str, width: int) -> dict:
         "warps": blocks * WARPS,
     }
     fewest, most = loop_of(text)
+    if kernel == KERNELS[3]:  # the shortest way is that of unused rows
+        fewest = most
     if kernel == KERNELS[4]:  # a tile of 64 marks of 1 byte, each numbered in 4
         return row | {"rows_at_once": 64, "fewest": fewest / 64, "most": most / 64}
     lookup = kernel == KERNELS[0]
