@@ -77,6 +77,8 @@ CLEAN_ROOMS = (
     "train",
     "launch",
     "planner",
+    "models",
+    "export",
 )
 """Rooms in which no identifier has one of ``RETIRED_WORDS``."""
 RETIRED_WORDS = {

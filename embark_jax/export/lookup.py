@@ -22,7 +22,7 @@ SCALES = "scales"
 KEYS = "keys"
 """Names of the arrays in a table's file: scales are there of rows in 8 bits, keys (or
 row numbers) of a dynamic table, and of changes."""
-MOST_INT8 = 127
+INT8_MAX = 127
 
 
 class LookupTable:
@@ -123,9 +123,9 @@ def quantized(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     multiple of it, so that they change by half of it at most.
     """
     largest = np.abs(rows).max(axis=1, initial=0)
-    scales = (largest / MOST_INT8).astype(np.float32)
+    scales = (largest / INT8_MAX).astype(np.float32)
     divisors = np.where(scales > 0, scales, 1)  # also where it is too small for float32
-    values = np.rint(rows / divisors[:, None]).clip(-MOST_INT8, MOST_INT8)
+    values = np.rint(rows / divisors[:, None]).clip(-INT8_MAX, INT8_MAX)
     return values.astype(np.int8), scales
 
 

@@ -86,7 +86,7 @@ class Worker:
 
 
 def _in_a_collective(error: BaseException | None) -> bool:
-    """Whether an error of JAX's runtime caused it, as when a peer is gone."""
+    """Says whether an error of JAX's runtime caused it, as when a peer is gone."""
     import jax
 
     while error is not None:

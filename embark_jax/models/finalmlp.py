@@ -143,9 +143,8 @@ class FinalMLP(nnx.Module):
         logits = self.linear(jnp.concatenate(outputs, axis=1))[:, 0]
         w = self.bilinear[...]
         for head in range(len(w)):
-            left, right = (
-                each[:, head * n : (head + 1) * n]
-                for each, n in ((first, w.shape[1]), (second, w.shape[2]))
-            )
+            _, rows, columns = w.shape
+            left = first[:, head * rows : (head + 1) * rows]
+            right = second[:, head * columns : (head + 1) * columns]
             logits += jnp.sum(matmul(left, w[head], self.compute_dtype) * right, axis=1)
         return logits

@@ -78,12 +78,12 @@ def check_embeddings(
       shapes: each feature's shape per sample.
     """
     expected = {name: _batch_of(shape) for name, shape in shapes}
-    given = {name: _batch_of(array.shape[1:]) for name, array in embeddings.items()}
+    actual = {name: _batch_of(array.shape[1:]) for name, array in embeddings.items()}
     wrong = [
-        f"feature {name!r} is {given.get(name, 'missing')}, "
+        f"feature {name!r} is {actual.get(name, 'missing')}, "
         f"must be {expected.get(name, 'absent: the model was built without it')}"
-        for name in sorted(expected.keys() | given.keys())
-        if expected.get(name) != given.get(name)
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name)
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
