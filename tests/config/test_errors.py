@@ -16,7 +16,7 @@ data: {kind: synthetic, zipf_exponnt: 1.1}
 model: {kind: dlrm, cross_rank: 3, top: 4}
 mesh:
 embedding:
-  tables: {user: {cluster: pb}, 7: {rows: 1}, no: 3}
+  tables: {user: {cluster: pb}, 7: {rows: 1}, false: 3}
   features: [genre]
 trian: {steps: 3}
 train: {steps: 2.5, batch_size: many}

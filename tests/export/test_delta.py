@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -75,8 +76,9 @@ def assert_same_model(model: IdScorer, folder: Path) -> None:
         assert keys is not None
         keys = np.append(keys, 2**62)
         np.testing.assert_array_equal(others[keys], users[keys])
-    for name, array in load_file(folder / "dense.safetensors").items():
-        np.testing.assert_array_equal(model.params[name], array)
+    chex.assert_trees_all_equal(
+        dict(model.params), load_file(folder / "dense.safetensors")
+    )
     rng = np.random.default_rng(0)
     dense = rng.normal(size=(64, 2)).astype(np.float32)
     ids = {name: rng.integers(200, size=(64, 1)) for name in ("user", "item", "city")}
