@@ -49,7 +49,6 @@ def test_no_command_makes_a_folder_of_a_scheme(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "enter",
     [
-        lambda path: ej.Checkpointer(path, {}, 1),
         lambda path: ej.PreparedData(path),
         lambda path: ej.load_scorer(path),
         lambda path: ej.load_run(path),

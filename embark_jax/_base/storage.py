@@ -1,13 +1,17 @@
-"""Says which paths lie on a file system. Object stores are not read or written yet, and
-a path such as ``s3://bucket/run`` must not become the local folder ``s3:``."""
+"""Says which paths lie on a file system, and which in a bucket.
+
+Checkpoints may lie in a bucket; all else lies on a file system, and a path such as
+``s3://bucket/run`` must not become the local folder ``s3:``.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from etils import epath
 from pydantic import AfterValidator
 
 from embark_jax._base.errors import UserError
@@ -15,6 +19,8 @@ from embark_jax._base.errors import UserError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 """A scheme has two letters at least: one is a drive. ``Path`` makes one slash of two.
 """
+BUCKETS = {"gs": "gcs", "s3": "s3"}
+"""TensorStore's driver of each scheme that names a bucket."""
 
 
 class StorageError(UserError, ValueError):
@@ -27,15 +33,64 @@ def local(path: str | os.PathLike[str]) -> Path:
     Raises:
       StorageError: if the path has a scheme, such as that of an object store.
     """
-    text = os.fspath(path)
-    if scheme := _SCHEME.match(text):
-        name = f"{scheme[1]}://"
+    if (location := _scheme_and_rest(path)) is not None:
+        scheme, rest = location
         raise StorageError(
-            f"{name}{text[scheme.end() :]}: {name} cannot be read or written yet, must "
-            "be a path of a file system, local or on a network; copy from there or to "
+            f"{scheme}://{rest}: {scheme}:// cannot be read or written yet, must be a "
+            "path of a file system, local or on a network; copy from there or to "
             "there, or mount it"
         )
     return Path(path)
+
+
+def file_system_or_bucket(path: str | os.PathLike[str]) -> epath.Path:
+    """Returns a path on a file system, made absolute, or in a bucket.
+
+    Raises:
+      StorageError: if the path has another scheme than ``gs://`` and ``s3://``.
+    """
+    location = _scheme_and_rest(path)
+    if location is None or location[0] not in BUCKETS:
+        return epath.Path(local(path).absolute())
+    return epath.Path(f"{location[0]}://{location[1]}")
+
+
+def in_bucket(path: os.PathLike[str]) -> bool:
+    """Whether a path is that of a bucket."""
+    return _scheme_and_rest(path) is not None
+
+
+def bucket_of(path: os.PathLike[str]) -> epath.Path:
+    """Returns the bucket that a path is in."""
+    scheme, _, rest = os.fspath(path).partition("://")
+    return epath.Path(f"{scheme}://{rest.partition('/')[0]}")
+
+
+def key_value_store(folder: os.PathLike[str]) -> dict[str, Any]:
+    """Returns TensorStore's description of a folder. ``AWS_ENDPOINT_URL`` names another
+    server than Amazon's, as it does for Amazon's own tools."""
+    location = _scheme_and_rest(folder)
+    if location is None:
+        # Checkpoints get their name last: no file has to appear as a whole.
+        locking = {"mode": "non_atomic"}
+        path = f"{os.fspath(folder)}/"
+        return {"driver": "file", "path": path, "file_io_locking": locking}
+    scheme, rest = location
+    bucket, _, path = rest.partition("/")
+    # Unlimited, a server that is gone would be tried for an hour.
+    retries = {f"{BUCKETS[scheme]}_request_retries": {"max_retries": 6}}
+    store = {"driver": BUCKETS[scheme], "bucket": bucket, "path": f"{path}/", **retries}
+    if scheme == "s3" and (endpoint := os.environ.get("AWS_ENDPOINT_URL")):
+        region = os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
+        store |= {"endpoint": endpoint, "aws_region": region}
+    return store
+
+
+def _scheme_and_rest(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Returns scheme and rest of a path; None for one of a file system."""
+    text = os.fspath(path)
+    scheme = _SCHEME.match(text)
+    return scheme and (scheme[1], text[scheme.end() :])
 
 
 LocalPath = Annotated[Path, AfterValidator(local)]

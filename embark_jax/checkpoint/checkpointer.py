@@ -22,11 +22,12 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
 from embark_jax._base.memory import free_memory_bytes
-from embark_jax._base.storage import local
+from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.agreement import in_process_0, together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
@@ -53,7 +54,8 @@ class Checkpointer:
     """Writes and reads the checkpoints of one run.
 
     Args:
-      folder: holds one subfolder per checkpoint, named by its step.
+      folder: holds one subfolder per checkpoint, named by its step; it may lie in a
+        bucket, ``gs://`` or ``s3://``.
       identity: JSON-like description of what a checkpoint must agree on to be loaded:
         seed, tables, features, model, optimizers; not plan or mesh. A saved one may
         have more keys than this one.
@@ -76,13 +78,13 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         identity: Mapping[str, Any],
         keep: int | None,
         memory_bytes: int | None = None,
         say: Callable[[str], None] = lambda line: None,
     ):
-        self._folder = CheckpointFolder(local(folder).absolute())
+        self._folder = CheckpointFolder(file_system_or_bucket(folder))
         self._identity = identity
         self._keep = keep
         self.best_step: int | None = None
@@ -90,7 +92,8 @@ class Checkpointer:
         self._memory_bytes = memory_bytes
         self._say = say
         self._writer = StateWriter()
-        self._orbax = _orbax(self._writer)
+        self._orbax = _orbax(self._writer, self._folder.temporary)
+        self._damaged: set[int] = set()  # left out, and written anew
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
         if keep is not None:
@@ -168,7 +171,9 @@ class Checkpointer:
         self._writer.memory_bytes = self._memory_bytes or share
         try:
             self._orbax.save(
-                self._folder.path / str(step), args=ocp.args.Composite(**items)
+                self._folder.path / str(step),
+                args=ocp.args.Composite(**items),
+                force=step in self._damaged,
             )
         except Exception as error:
             raise self._failed(step, error) from None
@@ -221,7 +226,7 @@ class Checkpointer:
         jax.block_until_ready(state)  # else reading pays for initial tables
         overwritten: dict[str, jax.Array] = {}  # by a checkpoint that was damaged
 
-        def read(folder: Path) -> tuple[TrainState, Description]:
+        def read(folder: epath.Path) -> tuple[TrainState, Description]:
             memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
             saved = SavedCheckpoint(folder, memory)
             self._check_identity(saved)
@@ -250,7 +255,9 @@ class Checkpointer:
             self._say(f"checkpoint {number}: read in {seconds:.1f} s")
             if self._keep is not None and jax.process_index() == 0:
                 for other in damaged:  # the run will come to these steps again
-                    self._say(f"moved to {self._folder.set_aside(other)}")
+                    if path := self._folder.set_aside(other):
+                        self._say(f"moved to {path}")
+            self._damaged = set(damaged)
             self.evaluations = [dict(record) for record in description.evaluations]
             # device_put would compare the processes' values in a collective.
             sharding = NamedSharding(embeddings.mesh, PartitionSpec())
@@ -283,7 +290,7 @@ class Checkpointer:
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         newest = "there is none yet"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # whatever a bucket's client raises
             if jax.process_index() == 0:
                 self._folder.clear()
             if steps := self._folder.steps():
@@ -301,7 +308,9 @@ class Checkpointer:
             )
 
 
-def chosen_steps(folder: Path, steps: Sequence[int], step: int | None) -> list[int]:
+def chosen_steps(
+    folder: epath.Path, steps: Sequence[int], step: int | None
+) -> list[int]:
     """Returns the steps to try, best first: the given one, or all, the newest first.
 
     Raises:
@@ -327,8 +336,13 @@ def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
             )
 
 
-def _orbax(writer: StateWriter) -> ocp.AsyncCheckpointer:
-    """Returns what saves arrays, which ``writer`` writes, and a description."""
+def _orbax(writer: StateWriter, temporary: type | None) -> ocp.AsyncCheckpointer:
+    """Returns what saves arrays, which ``writer`` writes, and a description.
+
+    Args:
+      writer: writes the arrays.
+      temporary: Orbax's class of checkpoints in the making; None is its own choice.
+    """
     # With processes named, they wait without a collective.
     processes = ocp.options.MultiprocessingOptions(
         active_processes=set(range(jax.process_count()))
@@ -346,11 +360,16 @@ def _orbax(writer: StateWriter) -> ocp.AsyncCheckpointer:
     )
     description = ocp.JsonCheckpointHandler(NAME, multiprocessing_options=processes)
     options = ocp.CompositeOptions(
-        multiprocessing_options=processes, async_options=waiting
+        multiprocessing_options=processes,
+        async_options=waiting,
+        temporary_path_class=temporary,
     )
     items = ocp.CompositeCheckpointHandler(
         composite_options=options, **{ARRAYS: arrays, DESCRIPTION: description}
     )
     return ocp.AsyncCheckpointer(
-        items, async_options=waiting, multiprocessing_options=processes
+        items,
+        async_options=waiting,
+        multiprocessing_options=processes,
+        temporary_path_class=temporary,
     )

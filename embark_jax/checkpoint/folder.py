@@ -1,21 +1,23 @@
 """The folder of a run's checkpoints: which are complete, and which may go.
 
 Orbax writes a checkpoint under a temporary name, and gives it the name of its step when
-it is complete.
+it is complete; in a bucket, where nothing can be renamed, it writes a file at last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
-import shutil
-from pathlib import Path
+from collections.abc import Iterator
 
 import orbax.checkpoint as ocp
+from etils import epath
 
+from embark_jax._base.storage import bucket_of, in_bucket
 from embark_jax.checkpoint.description import DESCRIPTION, NAME
-from embark_jax.checkpoint.errors import CheckpointError
+from embark_jax.checkpoint.errors import CheckpointError, reason
 
 
 class CheckpointFolder:
@@ -23,11 +25,17 @@ class CheckpointFolder:
 
     Args:
       path: path of the folder.
+
+    Attributes:
+      temporary: Orbax's class of checkpoints in the making; None is its own choice.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: epath.Path):
         self.path = path
         self._lock: int | None = None
+        classes = ocp.path.atomicity
+        # Orbax knows of Google's buckets alone.
+        self.temporary = classes.CommitFileTemporaryPath if in_bucket(path) else None
 
     def prepare(self) -> None:
         """Makes the folder, keeps other writers out, and clears what was left.
@@ -36,6 +44,11 @@ class CheckpointFolder:
           CheckpointError: if another program writes there.
           OSError: if the folder cannot be written.
         """
+        if in_bucket(self.path):  # which has no locks
+            with self._reached():
+                next(bucket_of(self.path).iterdir(), None)  # else it would be made
+                self.clear()
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
@@ -58,16 +71,36 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
-        names = ocp.step.standard_name_format()
-        return sorted(each.step for each in names.find_all(self.path))
+        names = ocp.step.standard_name_format(temporary_path_cls=self.temporary)
+        with self._reached():
+            return sorted(each.step for each in names.find_all(self.path))
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Turns what a bucket's client raises, whatever it is, into
+        ``CheckpointError``."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, CheckpointError) or not in_bucket(self.path):
+                raise
+            raise CheckpointError(
+                f"{self.path}: the bucket cannot be used ({reason(error)}); check its "
+                "name, the credentials and the network"
+            ) from None
 
     def clear(self) -> None:
         """Deletes what is left of writes that were killed or failed."""
-        for temporary in ocp.step.all_temporary_paths(self.path):
-            shutil.rmtree(temporary.get(), ignore_errors=True)
+        for left in ocp.step.all_temporary_paths(
+            self.path, temporary_path_cls=self.temporary
+        ):
+            left.get().rmtree(missing_ok=True)
 
-    def set_aside(self, step: int) -> Path:
-        """Gives a damaged checkpoint another name, and returns it."""
+    def set_aside(self, step: int) -> epath.Path | None:
+        """Gives a damaged checkpoint another name, and returns it; None in a bucket,
+        where that would copy all of it."""
+        if in_bucket(self.path):
+            return None
         names = (f"{step}.damaged-{i}" for i in itertools.count(1))
         path = next(self.path / n for n in names if not (self.path / n).exists())
         return (self.path / str(step)).rename(path)
@@ -78,15 +111,24 @@ class CheckpointFolder:
         They become temporary first, so that no name ever stands for a part of one.
         """
         steps = self.steps()
-        # Orbax does not: what is older may go when the newest is on the disk.
-        for path in (self.path / str(steps[-1]) / DESCRIPTION / NAME, self.path):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if not in_bucket(self.path):
+            # Orbax does not: what is older may go when the newest is on the disk.
+            _sync(self.path / str(steps[-1]) / DESCRIPTION / NAME)
+            _sync(self.path)
         for step in steps[:-count]:
-            if step != best:
-                path = self.path / str(step)
+            path = self.path / str(step)
+            if step == best:
+                continue
+            if in_bucket(path):
+                (path / ocp.path.atomicity.COMMIT_SUCCESS_FILE).unlink()
+            else:
                 path.rename(path.with_name(path.name + ocp.utils.TMP_DIR_SUFFIX))
         self.clear()
+
+
+def _sync(path: epath.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
+from etils import epath
 from jax import lax
 
+from embark_jax._base.storage import key_value_store
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.train.state import TrainState
 
@@ -102,7 +103,7 @@ class SavedArray:
         shape = array.shape[0] // max(1, slots), slots, width
         return cls(dtype, shape, (1, chunks * rows, width), (1, rows, width))
 
-    def create(self, folder: Path, name: str) -> ts.Future:
+    def create(self, folder: epath.Path, name: str) -> ts.Future:
         """Opens the array for writing; process 0 writes its ``zarr.json``."""
         chunks = {"chunk_shape": self.chunk, "codecs": CODECS, "index_codecs": CODECS}
         grid = {"name": "regular", "configuration": {"chunk_shape": self.file}}
@@ -121,20 +122,15 @@ class SavedArray:
         )
 
 
-def open_array(folder: Path, name: str, context: ts.Context) -> ts.Future:
+def open_array(folder: epath.Path, name: str, context: ts.Context) -> ts.Future:
     """Opens a saved array for reading."""
     return ts.open(_spec(folder, name), open=True, read=True, context=context)
 
 
-def _spec(folder: Path, name: str) -> dict[str, Any]:
+def _spec(folder: epath.Path, name: str) -> dict[str, Any]:
     return {
         "driver": "zarr3",
-        "kvstore": {
-            "driver": "file",
-            "path": f"{folder / name}/",
-            # The folder gets its name last: no file has to appear as a whole.
-            "file_io_locking": {"mode": "non_atomic"},
-        },
+        "kvstore": key_value_store(folder / name),
         "store_data_equal_to_fill_value": True,
         "fill_missing_data_reads": False,  # what is missing is an error, not zeros
     }

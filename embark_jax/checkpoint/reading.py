@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import tensorstore as ts
+from etils import epath
 
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import CheckpointError, reason
@@ -39,10 +39,10 @@ class SavedCheckpoint:
       CheckpointError: if something is missing or the description is damaged.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int = READING_BYTES):
+    def __init__(self, folder: epath.Path, memory_bytes: int = READING_BYTES):
         self.folder = folder
         try:
-            text = (folder / DESCRIPTION / NAME).read_text("utf-8", "replace")
+            text = (folder / DESCRIPTION / NAME).read_bytes().decode("utf-8", "replace")
         except FileNotFoundError:
             raise CheckpointError(f"{NAME} is missing") from None
         self.description = Description.from_json(text)

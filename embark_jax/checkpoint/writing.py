@@ -13,13 +13,14 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
+from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.agreement import together
 from embark_jax.checkpoint.layout import FILE_BYTES, Piece, SavedArray, pieces_of
@@ -53,7 +54,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         args: Sequence[Any] | None = None,
     ) -> list[Future]:
         """Copies arrays; the result ends when all processes have written theirs."""
-        folder = Path(infos[0].parent_dir)
+        folder = infos[0].parent_dir
         arrays = {info.name: value for info, value in zip(infos, values, strict=True)}
         # Without waiting here the others' next step would wait for a slow disk.
         writes = together(lambda: self._start(folder, arrays))
@@ -73,7 +74,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         raise NotImplementedError
 
     def _start(
-        self, folder: Path, arrays: Mapping[str, jax.Array | StoredArray]
+        self, folder: epath.Path, arrays: Mapping[str, jax.Array | StoredArray]
     ) -> list[Future[int]]:
         """Copies all pieces of this process; each result is the bytes of a piece."""
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
@@ -109,16 +110,17 @@ class StateWriter(ocp.type_handlers.TypeHandler):
                 ).result()
             finally:
                 buffers.put(buffer)
-            if piece.file:
+            if piece.file and not in_bucket(folder):
                 _uncache(folder / piece.name / piece.file)
             return values.nbytes
 
         writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
         copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
-        with copiers:
-            writes = list(copiers.map(copy, pieces))
-        writers.shutdown(wait=False)
-        return writes
+        try:
+            with copiers:
+                return list(copiers.map(copy, pieces))
+        finally:
+            writers.shutdown(wait=False)  # when all are written
 
 
 def _copied(piece: Piece, buffer: np.ndarray) -> np.ndarray:
@@ -131,7 +133,7 @@ def _copied(piece: Piece, buffer: np.ndarray) -> np.ndarray:
     return copy
 
 
-def _uncache(path: Path) -> None:
+def _uncache(path: epath.Path) -> None:
     """Takes a file out of the page cache: what is written is not read soon, and would
     push out what is."""
     if hasattr(os, "posix_fadvise"):

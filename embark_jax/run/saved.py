@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import local
+from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.stored_rows import KEY, NO_KEY
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
@@ -66,12 +66,12 @@ class SavedModel:
       CheckpointError: if there is none, or it is damaged.
     """
 
-    def __init__(self, folder: Path, step: int | None = None):
-        folder = local(folder).absolute()
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder}: no such folder")
-        (self.step, *_) = chosen_steps(folder, CheckpointFolder(folder).steps(), step)
-        self._folder = folder / str(self.step)
+    def __init__(self, folder: str | Path, step: int | None = None):
+        path = file_system_or_bucket(folder)
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: no such folder")
+        (self.step, *_) = chosen_steps(path, CheckpointFolder(path).steps(), step)
+        self._folder = path / str(self.step)
         try:
             self._saved = SavedCheckpoint(self._folder)
         except CheckpointError as error:
