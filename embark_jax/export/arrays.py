@@ -104,19 +104,15 @@ def checked_array(
     Raises:
       ExportError: if it is not there, or has another shape or dtype.
     """
-    if name not in arrays:
-        raise ExportError(f"{path}: has no array {name!r}; {MEND}")
-    array = arrays[name]
-    if len(array.shape) != len(shape) or any(
-        wanted not in (None, size)
-        for wanted, size in zip(shape, array.shape, strict=True)
+    array = arrays.get(name)
+    if (
+        array is None
+        or array.dtype != dtype
+        or len(array.shape) != len(shape)
+        or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True))
     ):
+        actual = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
         raise ExportError(
-            f"{path}: shape of {name!r} is {list(array.shape)}, must be {list(shape)}; "
-            f"{MEND}"
-        )
-    if array.dtype != dtype:
-        raise ExportError(
-            f"{path}: dtype of {name!r} is {array.dtype}, must be {dtype}; {MEND}"
+            f"{path}: array {name!r} is {actual}, must be {dtype} {list(shape)}; {MEND}"
         )
     return array

@@ -6,9 +6,10 @@ for it, and any two checkpoints of a run will do, at the price of reading both.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,65 +24,53 @@ from embark_jax.export.lookup import LookupTable, read_table
 from embark_jax.plans.tables import TableSpec
 from embark_jax.run.saved import SavedModel
 
+Rows = Callable[[range], np.ndarray]
+"""``numbers -> rows``, with NaN for rows that were not there."""
 
-class Earlier(Protocol):
+
+class Earlier(NamedTuple):
     """The tables that others are compared with.
 
     Attributes:
       step: their step.
       shapes: rows, None for a dynamic table, and dim by table.
+      rows: of a later checkpoint and a table, the earlier rows by their numbers in the
+        later one. It raises ``ExportError`` if the table is of another run.
     """
 
     step: int
     shapes: dict[str, tuple[int | None, int]]
-
-    def rows(self, now: SavedModel, table: TableSpec) -> Callable[[range], np.ndarray]:
-        """Returns a function from numbers of rows in ``now`` to these rows, with NaN
-        for those that were not there.
-
-        Raises:
-          ExportError: if the table is of another run.
-        """
-        ...
+    rows: Callable[[SavedModel, TableSpec], Rows]
 
 
-class _Checkpoint:
-    def __init__(self, saved: SavedModel):
-        self._saved, self.step = saved, saved.step
-        self.shapes = shapes(saved)
+def _rows_of_checkpoint(then: SavedModel, now: SavedModel, table: TableSpec) -> Rows:
+    if not table.is_dynamic:
+        return lambda numbers: then.rows(table, numbers)
+    keys = then.keys(table)
+    if not np.array_equal(keys, now.keys(table)[: len(keys)]):
+        raise ExportError(
+            f"table {table.name!r}: had other keys at step {then.step}, so that was "
+            "another run"
+        )
 
-    def rows(self, now: SavedModel, table: TableSpec) -> Callable[[range], np.ndarray]:
-        if not table.is_dynamic:
-            return lambda numbers: self._saved.rows(table, numbers)
-        keys = self._saved.keys(table)
-        if not np.array_equal(keys, now.keys(table)[: len(keys)]):
-            raise ExportError(
-                f"table {table.name!r}: had other keys at step {self.step}, so that "
-                "was another run"
-            )
+    def read(numbers: range) -> np.ndarray:
+        rows = np.full((len(numbers), table.dim), np.nan, np.float32)
+        stored = range(numbers.start, min(numbers.stop, len(keys)))
+        if stored:
+            rows[: len(stored)] = then.rows(table, stored)
+        return rows
 
-        def read(numbers: range) -> np.ndarray:
-            rows = np.full((len(numbers), table.dim), np.nan, np.float32)
-            stored = range(numbers.start, min(numbers.stop, len(keys)))
-            if stored:
-                rows[: len(stored)] = self._saved.rows(table, stored)
-            return rows
-
-        return read
+    return read
 
 
-class _Export:
-    def __init__(self, folder: Path, description: Description):
-        self._folder, self._description = folder, description
-        self.step = description.step
-        self.shapes = {n: (t.rows, t.dim) for n, t in description.tables.items()}
-
-    def rows(self, now: SavedModel, table: TableSpec) -> Callable[[range], np.ndarray]:
-        rows = read_table(self._folder, self._description, table.name)
-        if not table.is_dynamic:
-            return lambda numbers: rows.values[numbers.start : numbers.stop]
-        keys = now.keys(table)
-        return lambda numbers: rows[keys[numbers.start : numbers.stop]]
+def _rows_of_export(
+    folder: Path, description: Description, now: SavedModel, table: TableSpec
+) -> Rows:
+    rows = read_table(folder, description, table.name)
+    if not table.is_dynamic:
+        return lambda numbers: rows.values[numbers.start : numbers.stop]
+    keys = now.keys(table)
+    return lambda numbers: rows[keys[numbers.start : numbers.stop]]
 
 
 def earlier(since: str, checkpoints: Path) -> Earlier:
@@ -99,7 +88,9 @@ def earlier(since: str, checkpoints: Path) -> Earlier:
     if (folder / FILE_NAME).exists():
         description = read_description(folder)
         if description.since is None and description.row_format == "float32":
-            return _Export(folder, description)
+            shapes_then = {n: (t.rows, t.dim) for n, t in description.tables.items()}
+            rows = functools.partial(_rows_of_export, folder, description)
+            return Earlier(description.step, shapes_then, rows)
         step = str(description.step)
     elif folder.is_dir():
         checkpoints, step = folder.absolute().parent, folder.absolute().name
@@ -107,7 +98,9 @@ def earlier(since: str, checkpoints: Path) -> Earlier:
         raise ExportError(
             f"--since {since}: must be a step, or the folder of a checkpoint or export"
         )
-    return _Checkpoint(SavedModel(checkpoints, int(step)))
+    then = SavedModel(checkpoints, int(step))
+    rows = functools.partial(_rows_of_checkpoint, then)
+    return Earlier(then.step, shapes(then), rows)
 
 
 def shapes(saved: SavedModel) -> dict[str, tuple[int | None, int]]:

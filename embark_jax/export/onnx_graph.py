@@ -204,15 +204,12 @@ def _compare(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what jax2onnx and its library log about each graph."""
-    loggers = [logging.getLogger(name) for name in ("jax2onnx", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Silences what jax2onnx and its library log and warn about each graph."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(level)

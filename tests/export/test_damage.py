@@ -134,11 +134,11 @@ def described(change):
         ),
         (
             described(lambda d: d["tables"]["user"].update(dim=2)),
-            "shape of 'rows' is",
+            "array 'rows' is float32 [",
         ),
         (
             described(lambda d: d.update(row_format="int8")),
-            "dtype of 'rows' is float32, must be int8",
+            "array 'rows' is float32 [",
         ),
         (
             lambda f: (f / USER).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
@@ -159,7 +159,7 @@ def described(change):
         ),
         (
             lambda f: header(f / USER, lambda h: {"other": h["rows"]}),
-            "has no array 'rows'",
+            "array 'rows' is missing, must be float32",
         ),
         (
             lambda f: (f / "model.onnx").write_bytes(b"no graph"),

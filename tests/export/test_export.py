@@ -28,7 +28,7 @@ from embark_jax.export.jax_layers import serialized
 from embark_jax.export.onnx_graph import write_graphs
 from embark_jax.run import experiment
 from tests import runs
-from tests.export.without_jax import score_without_jax
+from tests.export.without_jax import compare_without_jax, score_without_jax
 from tests.models import small
 from tests.runs import done, embark
 from tests.thorough import thorough
@@ -304,6 +304,25 @@ def test_every_model_scores_alike_in_onnx_and_jax(
     in_jax = jax_export.deserialize(bytearray(serialized(model))).call
     for logits in (in_onnx, in_jax(params, dense, embeddings)):
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_every_model_is_scored_without_jax(tmp_path):
+    for kind, section in small.KINDS.items():
+        config, folder = small.small_config(section), tmp_path / kind
+        folder.mkdir()
+        model = DenseModel(config, small.TABLES, small.features_of(config), 3)
+        params = draw_arrays(model)
+        save_arrays(folder / "dense.safetensors", params)
+        write_graphs(folder, model, params)
+        generator = np.random.default_rng(2)
+        dense, embeddings = jax.tree.map(
+            lambda shape, draw=generator: draw.normal(size=shape.shape).astype("f4"),
+            model.shapes(9),
+        )
+        expected = model(params, dense, embeddings)
+        np.savez(folder / "inputs.npz", dense=dense, expected=expected, **embeddings)
+    assert sorted(compare_without_jax(tmp_path)) == sorted(small.KINDS)
 
 
 def test_layers_in_bfloat16_are_scored_in_float32(tmp_path):

@@ -26,6 +26,25 @@ np.save("logits.npy", load_id_scorer(sys.argv[1]).logits(dense, **columns))
 """
 
 
+LAYERS = """\
+import sys
+
+sys.modules["jax"] = sys.modules["jaxlib"] = None
+
+from pathlib import Path
+
+import numpy as np
+from embark_jax.export.dense_layers import OnnxLayers
+
+for folder in Path(".").iterdir():
+    inputs = dict(np.load(folder / "inputs.npz"))
+    expected = inputs.pop("expected")
+    logits = OnnxLayers(folder / "model.onnx")(inputs.pop("dense"), inputs)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    print(folder)
+"""
+
+
 def score_without_jax(export: Path, batch: Batch, folder: Path) -> np.ndarray:
     """Returns the logits of a batch; files go to ``folder``."""
     ids = {f"ids/{name}": array for name, array in batch.ids.items()}
@@ -37,3 +56,14 @@ def score_without_jax(export: Path, batch: Batch, folder: Path) -> np.ndarray:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return np.load(folder / "logits.npy")
+
+
+def compare_without_jax(folder: Path) -> list[str]:
+    """Compares the graph in each folder of ``folder`` with the ``expected`` logits in
+    its ``inputs.npz``, and returns the names of the folders."""
+    command = [sys.executable, "-c", LAYERS]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
