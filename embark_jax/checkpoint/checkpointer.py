@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import logging
-import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
-from embark_jax._base.memory import free_memory_bytes
 from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.agreement import in_process_0, together
@@ -62,8 +60,8 @@ class Checkpointer:
       keep: number of checkpoints to keep; older ones are deleted, and the rest of
         killed writes. None only reads, and changes nothing in the folder.
       memory_bytes: memory of this process that saving and restoring may take; None
-        takes as much as a copy of its part of the state, but at most half of what is
-        free.
+        takes a quarter of its part of the state. With as much as its part, training
+        waits for a copy in memory alone.
       say: gets a line about each checkpoint and about those that were left out.
 
     Attributes:
@@ -166,9 +164,8 @@ class Checkpointer:
         }
         # All come here once nothing of theirs is written any more: a step that failed
         # may be tried again.
-        hosts = tell_all(platform.node())
-        share = free_memory_bytes() // 2 // hosts.count(platform.node())
-        self._writer.memory_bytes = self._memory_bytes or share
+        tell_all("nothing is being written")
+        self._writer.memory_bytes = self._memory_bytes
         try:
             self._orbax.save(
                 self._folder.path / str(step),

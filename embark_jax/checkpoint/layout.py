@@ -153,6 +153,14 @@ class Piece(NamedTuple):
     rows: slice | None = None
     file: str = ""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        if self.rows is None:
+            return self.data.nbytes
+        row_bytes = self.data.shape[1] * self.data.dtype.itemsize
+        return (self.rows.stop - self.rows.start) * row_bytes
+
     def on_host(self) -> np.ndarray:
         """Returns the values, in place if they are in host memory."""
         data, rows = self.data, self.rows

@@ -33,14 +33,15 @@ class StateWriter(ocp.type_handlers.TypeHandler):
     """Writes this process's part of the arrays that Orbax saves.
 
     Attributes:
-      memory_bytes: most memory for what is copied and not yet written.
+      memory_bytes: most memory for what is copied and not yet written; None is a
+        quarter of what this process writes.
       size: bytes that this process wrote last.
     """
 
     _array_metadata_store = None  # Orbax looks for it; zarr.json says the same
 
     def __init__(self):
-        self.memory_bytes = 0
+        self.memory_bytes: int | None = None
         self.size = 0
 
     def typestr(self) -> str:
@@ -60,8 +61,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         writes = together(lambda: self._start(folder, arrays))
 
         def finish():
-            sizes = together(lambda: [write.result() for write in writes], "commit")
-            self.size = sum(sizes)
+            together(lambda: [write.result() for write in writes], "commit")
 
         return [_in_thread(finish)]
 
@@ -75,8 +75,8 @@ class StateWriter(ocp.type_handlers.TypeHandler):
 
     def _start(
         self, folder: epath.Path, arrays: Mapping[str, jax.Array | StoredArray]
-    ) -> list[Future[int]]:
-        """Copies all pieces of this process; each result is the bytes of a piece."""
+    ) -> list[Future[None]]:
+        """Copies all pieces of this process, and returns their writes."""
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
         opening = {name: saved[name].create(folder, name) for name in arrays}
         stores = {name: future.result() for name, future in opening.items()}
@@ -87,14 +87,15 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         ]
         # Copies from all devices at a time, each from the beginning.
         pieces.sort(key=lambda piece: piece.rows.start if piece.rows else 0)
-        files = self.memory_bytes // FILE_BYTES
+        size = sum(piece.nbytes for piece in pieces)
+        files = (self.memory_bytes or size // 4) // FILE_BYTES
         # What is being written is in memory twice: as it was and encoded.
         count = max(2, files // 2, files - WRITING_THREADS)
         buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
         for _ in range(min(count, len(pieces))):
             buffers.put(np.empty(FILE_BYTES, np.uint8))
 
-        def copy(piece: Piece) -> Future[int]:
+        def copy(piece: Piece) -> Future[None]:
             buffer = buffers.get()
             try:
                 return writers.submit(write, piece, _copied(piece, buffer), buffer)
@@ -102,7 +103,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
                 buffers.put(buffer)
                 raise
 
-        def write(piece: Piece, values: np.ndarray, buffer: np.ndarray) -> int:
+        def write(piece: Piece, values: np.ndarray, buffer: np.ndarray) -> None:
             try:
                 # Nobody reads the array: it needs the copy until it is written.
                 stores[piece.name][piece.index].write(
@@ -112,8 +113,8 @@ class StateWriter(ocp.type_handlers.TypeHandler):
                 buffers.put(buffer)
             if piece.file and not in_bucket(folder):
                 _uncache(folder / piece.name / piece.file)
-            return values.nbytes
 
+        self.size = size
         writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
         copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
         try:

@@ -121,8 +121,7 @@ class TrainConfig(Config):
     best."""
     checkpoint_memory: PositiveInt | None = None
     """Bytes of host memory that a process may take to save and to load. Training waits
-    while the part that does not fit is written; None takes room for all of it, but at
-    most half of the free memory."""
+    while the part that does not fit is written; None takes room for a quarter of it."""
 
     @model_validator(mode="after")
     def _agree(self):

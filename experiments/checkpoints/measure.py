@@ -194,7 +194,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     tell_all("measured")
     small = size // 10 // jax.process_count()
     found["save in little memory"] = save(plan, folder, small)
-    found["save"] = save(plan, folder, size)
+    found["save"] = save(plan, folder, None)
     found["restore"] = restore(plan, plan, folder, None)
     found["restore in little memory"] = restore(plan, plan, folder, small // 2)
     for way in ("pooled", "columns"):
