@@ -101,10 +101,9 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        # Of several processes the others may never come to where they close.
         if kind is None or jax.process_count() == 1:
             self.close()
-        else:  # the others may never come to where they close
-            self._orbax.cancel()
 
     @property
     def steps(self) -> list[int]:

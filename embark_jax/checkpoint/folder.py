@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 from collections.abc import Iterator
 
 import orbax.checkpoint as ocp
@@ -18,6 +19,8 @@ from etils import epath
 from embark_jax._base.storage import bucket_of, in_bucket
 from embark_jax.checkpoint.description import DESCRIPTION, NAME
 from embark_jax.checkpoint.errors import CheckpointError, reason
+
+STEP = re.compile("0|[1-9][0-9]*")
 
 
 class CheckpointFolder:
@@ -71,9 +74,16 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
-        names = ocp.step.standard_name_format(temporary_path_cls=self.temporary)
         with self._reached():
-            return sorted(each.step for each in names.find_all(self.path))
+            if not self.path.exists():
+                return []
+            names = [path.name for path in self.path.iterdir()]
+            steps = [int(name) for name in names if STEP.fullmatch(name)]
+            return sorted(step for step in steps if self._is_complete(step))
+
+    def _is_complete(self, step: int) -> bool:
+        committed = self.path / str(step) / ocp.path.atomicity.COMMIT_SUCCESS_FILE
+        return not in_bucket(self.path) or committed.exists()
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
