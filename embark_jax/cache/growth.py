@@ -88,6 +88,8 @@ class TableGrowth:
     def larger(self, plan: Plan, keys: Mapping[str, int]) -> Plan:
         """Returns the plan, or if these keys need it, one with more room, for the keys
         that are expected, too."""
+        if not keys:  # every step comes here, and a plan may have thousands of tables
+            return plan
         larger = plan.with_room(keys, self._expected)
         self._begun = time.perf_counter()
         for old, new in zip(plan.tables, larger.tables, strict=True):
