@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,10 +22,11 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from embark_jax.cli.errors import printable
+from embark_jax.planner import TableList, Workload
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
-from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import WireFormat
+from embark_jax.plans.options import DenseParallelism, Kernels, WireFormat
+from embark_jax.plans.wire import Wire
 
 PIPED_COLUMNS = 120
 """Width of what is shown where no terminal, and no COLUMNS, says another."""
@@ -122,9 +124,91 @@ WireGradients = Annotated[
 ]
 
 
-def load_fleet(name: str | None, nodes: int | None) -> Fleet:
-    """Loads the fleet that ``--fleet`` and ``--nodes`` name."""
-    return fleets.load(name or DEFAULT_FLEET, 1 if nodes is None else nodes)
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="For table lists: whether a step also makes the routes of the next, like "
+        "the config key train.overlap; by default on several GPUs.",
+    ),
+]
+Dense = Annotated[
+    DenseParallelism | None,
+    typer.Option(
+        help="For table lists: layout of the dense layers, like the config key "
+        "train.dense; replicated by default."
+    ),
+]
+KernelsName = Annotated[
+    Kernels | None,
+    typer.Option(
+        help="For table lists: implementation of lookups and updates, like the config "
+        "key embedding.kernels; xla by default, which runs until the kernels have "
+        "passed `embark bench kernels --check`."
+    ),
+]
+MemoryGB = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-gb",
+        help="For table lists: most memory of a device that a step may take, in GB; "
+        "nine tenths of it by default.",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOptions:
+    """What a command is told of a table list; None where it is not.
+
+    Attributes:
+      others: options of the command's own that are for table lists, by name.
+    """
+
+    fleet: str | None
+    nodes: int | None
+    batch: int | None
+    zipf: float | None
+    optimizer: str | None
+    wire_rows: WireFormat | None
+    wire_gradients: WireFormat | None
+    overlap: bool | None
+    dense: DenseParallelism | None
+    kernels: Kernels | None
+    memory_gb: float | None
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def check_unused(self) -> None:
+        """Raises ``BadParameter`` if any is given, since a config says it all."""
+        options = {**vars(self), **self.others, "others": None}
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            names = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise typer.BadParameter(
+                f"{names} must come with --tables; with a CONFIG write "
+                "fleet=dgx-h100 mesh.nodes=8 embedding.wire.rows=bfloat16 "
+                "embedding.memory_gb=20 train.overlap=false, …"
+            )
+
+    def workload(self, listed: TableList) -> Workload:
+        """Returns the workload of a list.
+
+        Raises:
+          ConfigError, ValueError: if a value breaks its rule.
+        """
+        nodes = 1 if self.nodes is None else self.nodes
+        workload = listed.workload(
+            fleets.load(self.fleet or DEFAULT_FLEET, nodes),
+            self.batch,
+            self.zipf,
+            self.optimizer,
+            Wire(self.wire_rows or "float32", self.wire_gradients or "float32"),
+            self.overlap,
+            self.dense or "replicated",
+        )
+        return dataclasses.replace(
+            workload, kernels=self.kernels or "xla", memory_gb=self.memory_gb
+        )
 
 
 @contextlib.contextmanager

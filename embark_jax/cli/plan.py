@@ -15,20 +15,23 @@ from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     BatchSize,
+    Dense,
     FleetName,
+    KernelsName,
+    ListOptions,
+    MemoryGB,
     Nodes,
     OptimizerName,
+    Overlap,
     Overrides,
     TableListName,
     WireGradients,
     WireRows,
     ZipfExponent,
     console,
-    load_fleet,
     say,
 )
 from embark_jax.config import reading
-from embark_jax.plans.wire import Wire
 from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import Report
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
@@ -50,6 +53,10 @@ def plan(
     optimizer: OptimizerName = None,
     wire_rows: WireRows = None,
     wire_gradients: WireGradients = None,
+    overlap: Overlap = None,
+    dense: Dense = None,
+    kernels: KernelsName = None,
+    memory_gb: MemoryGB = None,
     cost_model: Annotated[
         str | None,
         typer.Option(
@@ -64,13 +71,6 @@ def plan(
             metavar="SECONDS",
             help="With --tables: let a solver raise the bound and improve the plan "
             "for this long.",
-        ),
-    ] = None,
-    memory_gb: Annotated[
-        float | None,
-        typer.Option(
-            help="With --tables: most memory of a device that a step may take, in GB; "
-            "by default nine tenths of it.",
         ),
     ] = None,
     replan: Annotated[
@@ -117,18 +117,24 @@ def plan(
             statistics = Statistics.from_json(text)
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
+    options = ListOptions(
+        fleet=fleet,
+        nodes=nodes,
+        batch=batch,
+        zipf=zipf,
+        optimizer=optimizer,
+        wire_rows=wire_rows,
+        wire_gradients=wire_gradients,
+        overlap=overlap,
+        dense=dense,
+        kernels=kernels,
+        memory_gb=memory_gb,
+        others={"cost_model": cost_model, "certify": certify, "replan": replan},
+    )
     start = time.perf_counter()
     without_data = False
     if config_file is not None:
-        for_tables = (fleet, nodes, batch, zipf, optimizer, wire_rows, wire_gradients)
-        for_tables += (cost_model, certify, memory_gb, replan)
-        if any(option is not None for option in for_tables):
-            raise typer.BadParameter(
-                "--fleet, --nodes, --batch, --zipf, --optimizer, --wire-rows, "
-                "--wire-gradients, --cost-model, --certify, --memory-gb and --replan "
-                "need --tables; with a CONFIG write fleet=dgx-h100 mesh.nodes=8 "
-                "embedding.wire.rows=bfloat16 embedding.memory_gb=20, …"
-            )
+        options.check_unused()
         config = reading.load(config_file, overrides or ())
         from embark_jax.run import experiment
 
@@ -138,16 +144,12 @@ def plan(
         assert tables is not None
         try:
             listed = planner.load_table_list(tables)
-            machines = load_fleet(fleet, nodes)
-            wire = Wire(wire_rows or "float32", wire_gradients or "float32")
-            workload = listed.workload(machines, batch, zipf, optimizer, wire)
+            workload = options.workload(listed)
             specs = listed.specs()
             if replan is None:
                 replan = REPLANNED if len(specs[0]) <= QUICK_TABLES else 0
             planned = planner.plan_for(
-                dataclasses.replace(
-                    workload, statistics=statistics, memory_gb=memory_gb
-                ),
+                dataclasses.replace(workload, statistics=statistics),
                 *specs,
                 cost_model=cost_model or "program",
                 certify_s=certify or 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,19 +15,26 @@ from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     BatchSize,
+    Dense,
     FleetName,
+    KernelsName,
+    ListOptions,
+    MemoryGB,
     Nodes,
     OptimizerName,
+    Overlap,
     Overrides,
     TableListName,
+    WireGradients,
+    WireRows,
     ZipfExponent,
     console,
-    load_fleet,
     say,
 )
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.plans.tables import embedding_width
+from embark_jax.report.summary import assumptions
 from embark_jax.simulator import Job
 
 if TYPE_CHECKING:
@@ -50,6 +58,12 @@ def simulate(
     batch: BatchSize = None,
     zipf: ZipfExponent = None,
     optimizer: OptimizerName = None,
+    wire_rows: WireRows = None,
+    wire_gradients: WireGradients = None,
+    overlap: Overlap = None,
+    dense: Dense = None,
+    kernels: KernelsName = None,
+    memory_gb: MemoryGB = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -63,6 +77,21 @@ def simulate(
     """Simulate how a train step runs over time, on any fleet."""
     if (config_file is None) == (tables is None):
         raise typer.BadParameter("give either a CONFIG or --tables")
+    options = ListOptions(
+        fleet=fleet,
+        nodes=nodes,
+        batch=batch,
+        zipf=zipf,
+        optimizer=optimizer,
+        wire_rows=wire_rows,
+        wire_gradients=wire_gradients,
+        overlap=overlap,
+        dense=dense,
+        kernels=kernels,
+        memory_gb=memory_gb,
+    )
+    if config_file is not None:
+        options.check_unused()
     with Console(stderr=True).status("planning"):
         plan, notes = None, []
         try:
@@ -77,8 +106,9 @@ def simulate(
             else:
                 assert tables is not None
                 listed = planner.load_table_list(tables)
-                machines = load_fleet(fleet, nodes)
-                job = simulator.job_of_list(listed, machines, batch, zipf, optimizer)
+                workload = options.workload(listed)
+                job = simulator.job_of_list(listed, workload.fleet, optimizer=optimizer)
+                job = dataclasses.replace(job, workload=workload)
                 if listed.dense is None:
                     notes.append(EMBEDDINGS_ALONE)
             if plan is None:
@@ -89,9 +119,16 @@ def simulate(
     if trace is not None:
         trace.write_text(simulator.chrome_trace(simulation.timeline))
     if as_json:
-        print(json.dumps({"simulations": [simulation.record()], "notes": notes}))
+        record = {
+            "simulations": [simulation.record()],
+            "kernels": job.workload.kernels,
+            "overlap": job.workload.overlap,
+            "notes": notes,
+        }
+        print(json.dumps(record))
         return
     console.print(simulator.report([simulation]))
+    say(assumptions(plan))
     for note in notes:
         say(note)
     if trace is not None:

@@ -27,6 +27,7 @@ from embark_jax.plans.options import (
     Evicted,
     Exchange,
     Initializer,
+    Kernels,
     OnBadId,
     Pooling,
     Tier,
@@ -145,7 +146,7 @@ class EmbeddingConfig(Config):
     scratch: LocalPath | None = None
     """Folder for the rows of tables on ``disk`` during a run; None is the system's
     folder for temporary files."""
-    kernels: Literal["auto", "xla", "mosaic_gpu"] = "auto"
+    kernels: Literal["auto", Kernels] = "auto"
     """Implementation of lookups and updates; `auto` takes the GPU kernels,
     `mosaic_gpu`, on a kind of GPU where they have passed `embark bench kernels
     --check`, and plain XLA elsewhere."""

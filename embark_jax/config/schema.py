@@ -78,8 +78,10 @@ class TrainConfig(Config):
     dense: DenseParallelism = "replicated"
     """Layout of the dense model on the devices: ``zero1`` shards its optimizer state
     over all devices, ``tensor`` its layers over the GPUs of a node."""
-    overlap: bool = False
-    """Whether the route of a batch is made during the step before it."""
+    overlap: bool | None = None
+    """Whether the route of a batch is made during the step before it. None does so on
+    several GPUs, unless a table is cached or dynamic; it changes no bit of the result.
+    """
     hot_batches: bool = False
     """Whether samples with only hot rows go into batches of their own, for which no
     embedding is exchanged. Tables of up to 1 MiB are then replicated, others must have

@@ -8,13 +8,31 @@ model, its stages in the simulator, and a file of ``embark_jax.embedding``.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
-from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.options import Cluster, Exchange, Kernels
 
 Reach = Literal["fleet", "node", "rail"]
 """Devices of a collective: all, those of a node, or those of equal rank of all
 nodes."""
+
+
+class IdTraffic(NamedTuple):
+    """What an implementation moves in memory for each id, beside rows.
+
+    Attributes:
+      own_key_bytes, own_values: bytes of the key by which ids of a device's own samples
+        are sorted, 0 if they are not, and 32-bit values that are read and written
+        beside the sort; both once for each column shard.
+      received_key_bytes, received_values: the same for each slot that an owner
+        receives, or in DP for each id that devices tell each other.
+    """
+
+    own_key_bytes: int
+    own_values: int
+    received_key_bytes: int
+    received_values: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +45,15 @@ class ClusterProperties:
       pools_at_owner: whether owners pool the rows of a bag, so that partial sums
         travel; elsewhere rows do, and the requester pools them.
       unique_ids: whether ids are made unique before they travel.
+      ids: what each implementation moves for an id.
       exchanges: exchanges that its tables may have.
-      own_values: 32-bit values that a device reads and writes beside sorts for each id
-        of its own samples, once for each column shard.
-      received_values: such values for each slot that an owner receives.
     """
 
+    ids: Mapping[Kernels, IdTraffic]
     replicated: bool = False
     pools_at_owner: bool = False
     unique_ids: bool = False
     exchanges: tuple[Exchange, ...] = ("flat", "hierarchical")
-    own_values: int = 0
-    received_values: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +81,25 @@ class ExchangeProperties:
         return inside + between
 
 
-# Values beside sorts were counted in steps that were compiled for 8 H100s with Pallas
-# kernels: experiments/planners/README.md.
+# Keys are those of the program: an owner's number where each owner pools a bag in one
+# sum, else a row; plain XLA marks the rows that it touches instead, unless there are
+# far more rows than ids. Values were counted in steps that were compiled for 8 H100s:
+# experiments/planners/README.md.
 CLUSTERS: dict[Cluster, ClusterProperties] = {
-    "dp": ClusterProperties(replicated=True, exchanges=("flat",), own_values=16),
+    "dp": ClusterProperties(
+        {"mosaic_gpu": IdTraffic(4, 16, 4, 23), "xla": IdTraffic(0, 16, 0, 23)},
+        replicated=True,
+        exchanges=("flat",),
+    ),
     # RB unpacks bags, and marks where they end.
-    "rb": ClusterProperties(pools_at_owner=True, own_values=14, received_values=26),
+    "rb": ClusterProperties(
+        {"mosaic_gpu": IdTraffic(2, 14, 4, 26), "xla": IdTraffic(2, 14, 0, 26)},
+        pools_at_owner=True,
+    ),
     "ub": ClusterProperties(
+        {"mosaic_gpu": IdTraffic(4, 27, 4, 12), "xla": IdTraffic(4, 27, 0, 12)},
         unique_ids=True,
         exchanges=("flat", "hierarchical", "ragged"),
-        own_values=27,
-        received_values=12,
     ),
 }
 EXCHANGES: dict[Exchange, ExchangeProperties] = {

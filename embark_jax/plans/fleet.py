@@ -136,7 +136,8 @@ def gpu_efficiency() -> Efficiency:
 @dataclasses.dataclass(frozen=True)
 class Fleet:
     """``nodes`` machines of ``gpus_per_node`` equal devices; ``placeholders`` says that
-    their figures are made up.
+    their figures are made up, ``shared`` that they are devices of a host, which divide
+    its cores and memory among themselves.
 
     Raises:
       ValueError: if a count is not a whole number, or below 1.
@@ -147,6 +148,7 @@ class Fleet:
     gpus_per_node: int = 1
     efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
     placeholders: bool = False
+    shared: bool = False
 
     def __post_init__(self):
         if not isinstance(self.device, DeviceSpec):
@@ -190,7 +192,9 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
         data["efficiency"] = _read(path.parent / data["efficiency"])
     file: FleetFile = _validated(FleetFile, data, path)
     gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
-    fleet = Fleet(file.device, nodes, gpus, file.efficiency, file.placeholders)
+    fleet = Fleet(
+        file.device, nodes, gpus, file.efficiency, file.placeholders, file.shared
+    )
     if not file.shared:
         return fleet
     return dataclasses.replace(fleet, device=file.device.divided(fleet.devices))

@@ -12,6 +12,8 @@ makes ids unique, and pools at the requester."""
 Exchange = Literal["flat", "hierarchical", "ragged"]
 """How ids, rows and gradients travel: directly between any two devices, inside nodes
 first, or directly but without padding, in UB and on GPUs."""
+Kernels = Literal["xla", "mosaic_gpu"]
+"""What looks up, sums and updates rows: plain XLA, or the Pallas kernels for GPUs."""
 WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
 """Number format in which rows or gradients travel."""
 Pooling = Literal["sum", "mean", "none"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from embark_jax.plans.options import Kernels
 
 MOST, ROUNDING = 1e100, 1e-6
 """Largest number of a prediction, and the largest rounding error below 0."""
@@ -68,6 +70,8 @@ class Breakdown:
       padded_bytes: bytes that each device sends to each other, padding included. In a
         hierarchical exchange these are the bytes of its first stage, inside the node.
       reduced_bytes: bytes that each device sends for sums over all devices.
+      hidden_ms: time of collectives that is not in the step, since it passes beside the
+        dense layers.
       removals: the step without each table, and without tables that are alike.
       allocation: the shard that sets the memory of all devices, if one does.
     """
@@ -79,6 +83,7 @@ class Breakdown:
     device_ids: tuple[float, ...]
     padded_bytes: float
     reduced_bytes: float
+    hidden_ms: float = 0.0
     removals: tuple[Removal, ...] = ()
     allocation: Allocation | None = None
 
@@ -98,6 +103,9 @@ class Prediction:
       certified: what the solver did with the time that it was given, if it was.
       placeholders: whether the figures of the fleet are placeholders, which weigh terms
         against each other and predict nothing.
+      kernels: implementation of lookups and updates that is priced; "" if the cost
+        model knows none.
+      overlap: whether a step also makes the routes of the next.
     """
 
     cost_model: str
@@ -108,6 +116,8 @@ class Prediction:
     breakdown: Breakdown | None = None
     certified: str = ""
     placeholders: bool = False
+    kernels: Kernels | Literal[""] = ""
+    overlap: bool = False
 
     def problems(self, tables: Sequence[str], devices: int) -> list[str]:
         """Lists what is wrong with this prediction for a plan of these tables."""

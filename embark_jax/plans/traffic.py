@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.wire import SLOT_BYTES, pooled_id_bytes, row_bytes, sum_blocks
 
@@ -17,17 +19,14 @@ VALUE_BYTES = 4
 Numbers: TypeAlias = Any
 """A number or a NumPy array of numbers: the formulas are for both."""
 
-OWNER_KEY_BYTES, ROW_KEY_BYTES = 2, 4
-"""Bytes of a sorted key: an owner's number where each owner pools a bag in one sum, or
-a row. A least-significant-digit radix sort reads and writes keys and positions once for
-each digit of eight bits (https://arxiv.org/abs/2206.01784): as often as a key has
-bytes."""
-
-EXCHANGED_VALUES = 23
-"""32-bit values that are read and written in DP for each id that devices tell each
-other, since they sum only rows that the batch touches; counted as in ``clusters``."""
 SQUARE_VALUES = 38
-"""Such values for each received slot where squares of column shards are exchanged."""
+"""32-bit values that are read and written for each received slot where squares of
+column shards are exchanged; counted as in ``clusters``."""
+SUMMANDS_WORTH_SORTING = 2
+"""Summands for each sum from which plain XLA sorts them, so that it reads and writes
+each sum once (``embark_kernels/_xla.py``)."""
+ROWS_AT_ONCE = 16
+"""Rows of a bag that a kernel of plain XLA adds up, as there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +138,11 @@ def update_rows_bytes(
     return 2 * rows * (value_bytes * width + VALUE_BYTES * states)
 
 
-def sort_bytes(keys: Numbers, key_bytes: int = ROW_KEY_BYTES) -> Numbers:
-    """Returns the memory bytes of sorting keys with 32-bit positions; one more pass
-    counts digits."""
+def sort_bytes(keys: Numbers, key_bytes: int = VALUE_BYTES) -> Numbers:
+    """Returns the memory bytes of sorting keys with 32-bit positions. A
+    least-significant-digit radix sort reads and writes both once for each digit of
+    eight bits, and counts digits in one more pass
+    (https://arxiv.org/abs/2206.01784)."""
     return keys * key_bytes * (2 * (key_bytes + VALUE_BYTES) + 1)
 
 
@@ -149,6 +150,15 @@ def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
     """Returns the memory bytes of reading and writing these 32-bit values for each id,
     around a sort."""
     return VALUE_BYTES * ids * values_per_id
+
+
+def sums_bytes(summands: Numbers, sums: Numbers, width: Numbers) -> Numbers:
+    """Returns the memory bytes of adding gradients up in plain XLA, but for reading
+    them: sums are zeroed, and read and written for each summand, or once if these are
+    sorted."""
+    sort = summands >= SUMMANDS_WORTH_SORTING * sums
+    added = np.where(sort, sums, summands)
+    return sort * sort_bytes(summands) + rows_bytes(sums + 2 * added, width)
 
 
 def replicated_gradient_bytes(rows: Numbers, width: Numbers) -> Numbers:

@@ -117,6 +117,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         f'<p class="warning">{escape(summary.PLACEHOLDERS)}</p>'
         if plan.prediction and plan.prediction.placeholders
         else "",
+        f"<p>{escape(summary.assumptions(plan))}</p>",
         f"<p>{escape(summary.CLUSTERS)}</p>",
         _phases(summary.critical_path(plan)),
         '<div class="answers">',

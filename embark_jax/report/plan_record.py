@@ -30,6 +30,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     breakdown = prediction.breakdown
     return {
         "cost_model": prediction.cost_model,
+        "kernels": prediction.kernels,
+        "overlap": prediction.overlap,
         "placeholders": prediction.placeholders,
         "certified": prediction.certified,
         "step_ms": prediction.step_ms,

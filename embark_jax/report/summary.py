@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.plans.alike import alike
+from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Removal
 from embark_jax.plans.storage import row_ranges
@@ -70,6 +71,27 @@ PLACEHOLDERS = (
     "the fleet's figures are placeholders: times weigh plans against each other, and "
     "predict nothing; `embark bench calibrate --out fleet.yaml` measures this machine"
 )
+
+KERNELS: dict[Kernels, str] = {
+    "xla": "plain XLA",
+    "mosaic_gpu": "the GPU kernels (mosaic_gpu)",
+}
+
+
+def assumptions(plan: Plan) -> str:
+    """Says of what step the prediction is: the implementation of lookups and updates,
+    who makes the routes, and the time that is hidden; "" if it does not know."""
+    prediction = plan.prediction
+    if prediction is None or not prediction.kernels:
+        return ""
+    text = f"priced: lookups and updates in {KERNELS[prediction.kernels]}; "
+    if not prediction.overlap:
+        return text + "each step makes its own routes"
+    text += "each step makes the routes of the next (train.overlap)"
+    if prediction.breakdown is None or not prediction.breakdown.hidden_ms:
+        return text
+    hidden_ms = prediction.breakdown.hidden_ms
+    return f"{text}, and ids travel for {hidden_ms:.3f} ms beside the dense layers"
 
 
 def without(plan: Plan, decision: Decision) -> tuple[str, str]:
@@ -135,6 +157,8 @@ def overview(plan: Plan) -> str:
         f"predicted: {prediction.step_ms:.3f} ms a step for the embeddings, "
         f"{largest_bytes / size:.3g} {unit} a device"
     )
+    if priced := assumptions(plan):
+        lines.append(priced)
     table_ms = {
         decision.name: decision.ms for decision in decisions(plan) if decision.ms
     }

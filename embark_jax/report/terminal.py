@@ -52,7 +52,11 @@ class Report:
             yield Text(warning, style="bold yellow")
         if plan.prediction and plan.prediction.placeholders:
             yield Text(summary.PLACEHOLDERS, style="bold yellow")
-        for sentence in (summary.uneven_rows(plan), summary.allocation(plan)):
+        for sentence in (
+            summary.assumptions(plan),
+            summary.uneven_rows(plan),
+            summary.allocation(plan),
+        ):
             if sentence:
                 yield Text(sentence)
         yield _decisions(plan, self.in_full, options.max_width < WIDE_COLUMNS)

@@ -40,7 +40,7 @@ from embark_jax.run.dataset import (
     read_dataset,
     source_of,
 )
-from embark_jax.run.planning import make_plan, read_plan, wire
+from embark_jax.run.planning import make_plan, overlap, read_plan, wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.losses import build_loss
 from embark_jax.train.optimizers import build_optimizers
@@ -183,7 +183,7 @@ class Experiment:
             embedding_optimizer=optimizers.rows,
             micro_batches=config.train.micro_batches,
             dense=config.train.dense,
-            overlap=config.train.overlap,
+            overlap=overlap(config, self.tables),
             loss=build_loss(config),
             seed=config.seed,
             on_bad_id=config.embedding.on_bad_id,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+
+import jax
+from embark_kernels import choose
 
 from embark_jax import models
 from embark_jax._base.config import ConfigError, config_error_at, read_text
@@ -11,9 +15,11 @@ from embark_jax.config import ExperimentConfig
 from embark_jax.data import Description
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
-from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
 from embark_jax.plans import fleet
+from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement, with_small_replicated
+from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import (
     FeatureSpec,
@@ -31,6 +37,28 @@ def wire(config: ExperimentConfig) -> Wire:
     return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
 
 
+def machines(config: ExperimentConfig) -> Fleet:
+    """Returns the fleet that the plan is for. The figures of this machine are
+    placeholders, but JAX says whether its devices are GPUs."""
+    nodes, gpus_per_node = config.mesh.nodes, config.mesh.gpus_per_node
+    if config.fleet is not None:
+        return fleet.load(config.fleet, nodes, gpus_per_node)
+    here = fleet.this_machine(nodes, gpus_per_node)
+    return dataclasses.replace(here, shared=jax.default_backend() == "cpu")
+
+
+def overlap(config: ExperimentConfig, tables: Sequence[TableSpec]) -> bool:
+    """Returns whether a step also makes the routes of the next."""
+    return looks_ahead(config.train.overlap, machines(config), tables)
+
+
+def kernels(config: ExperimentConfig) -> Kernels:
+    """Returns the implementation of lookups and updates that runs: where the config
+    does not name it, what is trusted on the devices that JAX has here."""
+    named = config.embedding.kernels
+    return choose(None if named == "auto" else named)
+
+
 def workload(
     config: ExperimentConfig,
     data: Description,
@@ -43,13 +71,10 @@ def workload(
     Raises:
       ConfigError: if its model does not suit the embeddings.
     """
-    machines = fleet.load(
-        config.fleet or "this-machine", config.mesh.nodes, config.mesh.gpus_per_node
-    )
     embedding = config.embedding
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
     return Workload(
-        fleet=machines,
+        fleet=machines(config),
         batch_size=config.train.batch_size // config.train.micro_batches,
         zipf_exponent=data.zipf_exponent,
         capacity_slack=embedding.capacity_slack,
@@ -58,7 +83,8 @@ def workload(
         wire=wire(config),
         dense=_dense_load(config, data, tables, features),
         micro_batches=config.train.micro_batches,
-        overlap=config.train.overlap,
+        overlap=overlap(config, tables),
+        kernels=kernels(config),
         ragged=embedding.ragged,
         memory_gb=embedding.memory_gb,
     )

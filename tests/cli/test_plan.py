@@ -64,6 +64,48 @@ def test_formats_on_the_wire_are_planned_with(tmp_path):
     assert packed["step_ms"] < plain["step_ms"]
 
 
+def test_a_list_is_planned_for_the_step_that_runs(tmp_path):
+    """Without a word: in plain XLA, and on several GPUs a route ahead."""
+    tables = tmp_path / "tables.json"
+    entry = {"name": "a", "rows": 10_000_000, "dim": 64, "hotness": 20}
+    dense = {"features": 13, "bottom": [512, 64], "top": [512, 1]}
+    tables.write_text(json.dumps({"dense": dense, "tables": [entry]}))
+
+    def planned(*options):
+        return json.loads(done("plan", "--tables", tables, "--json", *options).out)
+
+    plain = planned()
+    assert (plain["kernels"], plain["overlap"]) == ("xla", True)
+    assert plain["breakdown"]["hidden_ms"] > 0
+    ahead = planned("--no-overlap")
+    assert (ahead["overlap"], ahead["breakdown"]["hidden_ms"]) == (False, 0)
+    assert ahead["step_ms"] > plain["step_ms"]
+    kernels = planned("--kernels", "mosaic_gpu")
+    assert kernels["kernels"] == "mosaic_gpu"
+    assert kernels["step_ms"] < plain["step_ms"]
+    memory = [
+        record["per_device"][0]["memory_bytes"]
+        for record in (planned("--dense", "zero1"), ahead, plain)
+    ]
+    assert memory == sorted(memory)  # one route, and seven eighths of Adagrad's state
+    assert not planned("--fleet", "this-machine")["overlap"]
+
+    shown = done("plan", "--tables", tables, "--kernels", "mosaic_gpu", "--no-overlap")
+    text = (
+        "lookups and updates in the GPU kernels (mosaic_gpu); each step makes its own"
+    )
+    assert text in " ".join(shown.out.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_what_a_config_says_is_no_option(config, command):
+    for option in ("--batch=64", "--no-overlap", "--kernels=xla", "--memory-gb=1"):
+        outcome = embark(command, config, option)
+        assert outcome.code == 2
+        name = option.partition("=")[0].replace("no-", "")
+        assert f"{name} must come with --tables" in " ".join(outcome.err.split())
+
+
 def test_what_one_device_cannot_hold_is_said_of_it(config):
     one = ("mesh.nodes=1", "mesh.gpus_per_node=1")
     outcome = embark("plan", config, *one, "embedding.tables.city.rows=2000000000000")

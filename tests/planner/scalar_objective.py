@@ -1,16 +1,24 @@
 """The objective, one shard at a time: the oracle of ``planner/cost/objective.py``."""
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 
 import numpy as np
 
+from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans.storage import row_ranges
 
 
 def step_ms(placements, features, workload, model):
-    """What a step takes at most: every phase until its fullest device is done."""
+    """What a step takes at most: every phase until its fullest device is done; without
+    what ``ids_travel_ms`` counts, if it is hidden."""
+    if workload.overlap and workload.dense.parameters:
+        whole = dataclasses.replace(workload, overlap=False)
+        whole_ms = step_ms(placements, features, whole, type(model)(whole))
+        return whole_ms - ids_travel_ms(placements, features, workload)
     everywhere_ms, storages = 0.0, set()
     # By storage: sums and ids of each device; by storage and phase: ms of each device.
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
@@ -57,6 +65,65 @@ def step_ms(placements, features, workload, model):
     return total_ms
 
 
+def ids_travel_ms(placements, features, workload):
+    """The time of links and latency of all exchanges of ids, one after the other, by
+    the bytes of each."""
+    fleet, slack = workload.fleet, workload.capacity_slack
+    device, rate = fleet.device, fleet.efficiency.link / 1e3
+    nodes, gpus, devices = fleet.nodes, fleet.gpus_per_node, fleet.devices
+    rates, total_ms = Rates(fleet), 0.0
+
+    def sent_ms(buffer_bytes, to_node, to_others):
+        times = to_node / device.node_link_bytes_per_s
+        times = max(times, to_others / device.network_bytes_per_s)
+        return buffer_bytes * times / rate
+
+    everywhere = (gpus - 1) / devices, 1 - gpus / devices
+    reaches = {
+        "fleet": (*everywhere, rates.exchange_us),
+        "node": ((gpus - 1) / gpus, 0, rates.node_exchange_us),
+        "rail": (0, (nodes - 1) / nodes, rates.rail_exchange_us),
+    }
+    sums, certain, expected = (defaultdict(Counter) for _ in range(3))
+    for placed in row_ranges(placements):
+        (shape,) = shapes_of([placed], features, workload)
+        (storage,) = shape.storages
+        if devices > 1 and placed.cluster == "dp":
+            values = workload.batch_size * int(shape.hotness[0])
+            if placed.rows <= values:  # a flag for each row, in equal shares
+                alike = workload.wire.gradients == "float32"
+                values = math.ceil(placed.rows / devices) * devices
+                values = placed.rows if alike else values
+            # A ring around all devices, twice.
+            around, between = 2 * (1 - 1 / devices), 2 * (1 - 1 / nodes) / gpus
+            shares = (around, between) if gpus > 1 else (0, around)
+            total_ms += sent_ms(4 * values, *shares)
+        for index, owner in enumerate(placed.devices):
+            j = index // placed.column_shards
+            certain[storage][owner] += shape.sent_ids[0][j]
+            expected[storage][owner] += shape.sent_ids[1][j]
+            if placed.cluster == "rb":
+                sums[storage][owner] += int(shape.bags[0])
+    for storage in certain if devices > 1 else ():
+        capacity = max(
+            math.ceil(certain[storage][d] + max(slack * e, e + 6 * math.sqrt(e)))
+            for d, e in expected[storage].items()
+        )
+        buffer_bytes = 4 * devices * capacity
+        if storage.cluster == "rb":
+            blocks = math.ceil(workload.device_batch / 256)
+            id_bytes = 5 + 4 * storage.weighted
+            buffer_bytes = devices * (
+                id_bytes * capacity + 4 * blocks * max(sums[storage].values())
+            )
+        staged = storage.exchange == "hierarchical"
+        for reach in ("node", "rail") if staged else ("fleet",):
+            if {"node": gpus, "rail": nodes}.get(reach) != 1:
+                *shares, latency_us = reaches[reach]
+                total_ms += sent_ms(buffer_bytes, *shares) + latency_us / 1e3
+    return total_ms
+
+
 def random_problem(seed):
     """Tables of all sizes in any placement: ``(placements, features, workload)``."""
     from embark_jax.planner import Workload
@@ -99,5 +166,7 @@ def random_problem(seed):
         float(rng.choice([0.0, 0.6, 1.1, 1.3])),
         optimizer=str(rng.choice(["sgd", "rowwise_adagrad", "adam"])),
         wire=wire,
+        dense=DenseLoad(int(rng.choice([0, 100])), 1, 8.0),
+        overlap=bool(rng.random() < 0.5),
     )
     return placements, features, workload

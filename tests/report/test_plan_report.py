@@ -51,9 +51,10 @@ def test_an_overview_is_a_few_lines(planned):
     for cluster in set(clusters):
         assert f"{clusters.count(cluster)} in {cluster.upper()}" in found[1]
     assert f"{planned.prediction.step_ms:.3f} ms a step" in found[2]
+    assert found[3] == summary.assumptions(planned)
     slowest = summary.decisions(planned)[0]
-    assert found[4].startswith(f"tables that take most of it: {slowest.name} ")
-    assert len(found) <= 6
+    assert found[5].startswith(f"tables that take most of it: {slowest.name} ")
+    assert len(found) <= 7
     unknown = dataclasses.replace(planned, prediction=None)
     assert len(summary.overview(unknown).splitlines()) == 3
 

@@ -50,6 +50,28 @@ def test_a_config(tmp_path):
     assert fast["phases_ms"]["lookup"]["mean"] < slow["phases_ms"]["lookup"]["mean"]
 
 
+def test_a_table_list_takes_what_its_plan_takes(model):
+    def simulated(*options):
+        asked = ("simulate", "--tables", model, "--nodes", "2", "--json", *options)
+        record = json.loads(embark(*asked).out)
+        assert (
+            json.loads(embark("plan", *asked[1:]).out)["overlap"] == record["overlap"]
+        )
+        return record["kernels"], record["overlap"], record["simulations"][0]
+
+    kernels, overlap, plain = simulated()
+    assert (kernels, overlap) == ("xla", True)
+    narrow = ("--wire-rows", "bfloat16", "--wire-gradients", "bfloat16")
+    assert simulated(*narrow)[2]["step_ms"] < plain["step_ms"]
+    _, overlap, waits = simulated("--no-overlap")
+    assert not overlap
+    assert waits["step_ms"] > plain["step_ms"]
+    kernels, _, faster = simulated("--kernels", "mosaic_gpu")
+    assert kernels == "mosaic_gpu"
+    assert faster["step_ms"] < plain["step_ms"]
+    assert simulated("--dense", "zero1")[2]["phases_ms"] != plain["phases_ms"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -57,6 +79,8 @@ def test_a_config(tmp_path):
         (["--batch", "100"], "must be a multiple of"),
         (["--fleet", "dgx-h10"], "did you mean dgx-h100?"),
         (["--optimizer", "lamb"], "optimizer is 'lamb', must be one of"),
+        (["--memory-gb", "0.001"], "memory is short on all 8 devices"),
+        (["--dense", "tensor"], "train.dense is 'tensor', whose sums inside nodes"),
     ],
 )
 def test_what_cannot_be_simulated(model, arguments, message):

@@ -73,6 +73,7 @@ def break_down(
         device_ids=tuple(map(float, device_ids / workload.device_batch)),
         padded_bytes=exchanged_bytes / workload.devices,
         reduced_bytes=reduced_bytes,
+        hidden_ms=sum(float(phase.hidden_ms.max()) for phase in of_step),
         removals=removals(placements, features, workload, model),
         allocation=allocation(placements, features, workload, model),
     )
@@ -82,7 +83,7 @@ def _device_ms(of_step: Sequence[Phase], devices: int) -> dict[str, tuple[float,
     names = dict.fromkeys((*PHASES, *(phase.name for phase in of_step)))
     total_ms = {name: np.zeros(devices) for name in names}
     for phase in of_step:
-        total_ms[phase.name] += phase.device_ms
+        total_ms[phase.name] += phase.step_ms
     return {name: tuple(map(float, ms)) for name, ms in total_ms.items() if ms.any()}
 
 

@@ -37,6 +37,9 @@ OWNER_PHASES = "lookup", "gradients", "update"
 """Phases in which owners work on their own shards. Lookup and gradients of a storage
 lie between its exchanges; the update of all follows the last exchange of a step."""
 
+AHEAD = "id exchange"
+"""The phase whose collectives run beside the dense layers of the step before, if that
+step makes the routes. Sorts do not: they are kernels, as those of the layers are."""
 
 Unit = Literal["storage", "sum", "node_sum", "id"]
 """Unit of a storage's work: once if any table lies in it; each partial sum a sample
@@ -151,17 +154,23 @@ class ProgramModel:
             for unit, buffer_bytes in unit_bytes.items():
                 if buffer_bytes:
                     yield unit, self._moved(collective, buffer_bytes)
-        # One id of capacity for each device: what arrives is sorted by row.
+        # One id of capacity for each device: what arrives is grouped by row.
         slots = workload.devices
-        slots_bytes = _sorted_bytes(slots, properties.received_values)
+        ids = properties.ids[workload.kernels]
+        slots_bytes = _ids_bytes(slots, ids.received_key_bytes, ids.received_values)
         yield "id", Work("sort", "received slots", slots_bytes)
         rows_bytes = traffic.rows_bytes(slots, storage.width)
         if not properties.pools_at_owner:
             yield "id", Work("lookup", "rows", rows_bytes)
+        elif self.in_xla:  # adds to sums that it has zeroed; a kernel just writes them
+            sums = workload.device_batch * workload.devices
+            sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
+            yield "sum", Work("lookup", "partial sums", sums_bytes)
         if storage.split and workload.row_wise:
-            # A kernel sums row gradients of whole rows where it updates them. These
-            # have an array of their own, which is zeroed, squared and read.
-            yield "id", Work("gradients", "row gradients", 3 * rows_bytes)
+            if not self.in_xla:
+                # A kernel sums row gradients of whole rows where it updates them. These
+                # have an array of their own, which is zeroed, squared and read.
+                yield "id", Work("gradients", "row gradients", 3 * rows_bytes)
             squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
             yield "id", Work("gradients", "squares", squares_bytes)
 
@@ -172,11 +181,31 @@ class ProgramModel:
             read_bytes = traffic.rows_bytes(1, shapes.width, shapes.value_bytes)
             yield Work("lookup", "rows", read_bytes[shapes.shape] * shapes.batch_ids)
             yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
-        if self.workload.row_wise:
+        if self.in_xla:
+            ids = shapes.batch_ids
+            if shapes.of_cluster.unique_ids:
+                ids = shapes.likely_ids * self.workload.devices
+            capacity = self.workload.capacity_slack * ids
+            sums = np.minimum(capacity, shapes.shard_slots)
+            yield self._sums(ids, sums, shapes.width[shapes.shape])
+        elif self.workload.row_wise:
             split = (shapes.column_shards > 1)[shapes.shape]
             touched_bytes = row_bytes * split * shapes.batch_unique
             yield Work("gradients", "row gradients", touched_bytes)
         yield self._update(shapes, shapes.shape)
+
+    @property
+    def in_xla(self) -> bool:
+        """Whether plain XLA sums row gradients, in an array, before it updates rows."""
+        return self.workload.kernels == "xla"
+
+    def _sums(self, ids: Any, sums: Any, width: Any) -> Work:
+        """Returns the work of summing row gradients of ids in plain XLA, and of reading
+        the sums: in the update, and before it for mean squares."""
+        reads = 1 + self.workload.row_wise
+        read_bytes = reads * traffic.rows_bytes(sums, width)
+        sums_bytes = traffic.sums_bytes(ids, sums, width)
+        return Work("gradients", "row gradients", sums_bytes + read_bytes)
 
     def _update(self, shapes: Shapes, shape: np.ndarray) -> Work:
         """Returns the work of updating the touched rows of shapes, one or several
@@ -193,9 +222,7 @@ class ProgramModel:
         bags = workload.device_batch * shapes.bags
         yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, shapes.dim))
         properties = shapes.of_cluster
-        key_bytes = traffic.OWNER_KEY_BYTES
         if not properties.pools_at_owner:
-            key_bytes = traffic.ROW_KEY_BYTES
             pooled_ids = ids * shapes.filled
             # Rows that travelled have arrived as float32.
             value_bytes = traffic.VALUE_BYTES
@@ -205,13 +232,28 @@ class ProgramModel:
             yield Work("lookup", "rows", read_bytes)
             gradients_bytes = traffic.rows_bytes(pooled_ids, shapes.dim)
             yield Work("gradients", "bag gradients", gradients_bytes)
-        keys_bytes = _sorted_bytes(
-            ids * shapes.column_shards, properties.own_values, key_bytes
+            if self.in_xla:
+                kernels = np.ceil(ids / bags / traffic.ROWS_AT_ONCE)
+                sums_bytes = 2 * (kernels - 1) * traffic.rows_bytes(bags, shapes.dim)
+                yield Work("lookup", "partial sums", sums_bytes)
+        if properties.unique_ids and self.in_xla:
+            unique = shapes.expected_unique(workload.device_batch)
+            yield self._sums_sent(pooled_ids, unique, shapes)
+        own = properties.ids[workload.kernels]
+        keys_bytes = _ids_bytes(
+            ids * shapes.column_shards, own.own_key_bytes, own.own_values
         )
         what = "slots" if properties.replicated else "ids"
         yield Work("sort", what, keys_bytes)
         if properties.replicated:
             yield from self._replicated_work(shapes)
+
+    def _sums_sent(self, ids: Any, sums: Any, shapes: Shapes) -> Work:
+        """Returns the work of summing row gradients in plain XLA, in a buffer whose
+        exchange counts that they are written."""
+        sums_bytes = traffic.sums_bytes(ids, sums, shapes.dim)
+        written_bytes = traffic.rows_bytes(sums, shapes.dim)
+        return Work("gradients", "row gradients", sums_bytes - written_bytes)
 
     def _replicated_work(self, shapes: Shapes) -> Iterator[Work]:
         workload = self.workload
@@ -231,38 +273,63 @@ class ProgramModel:
                 of_shapes[i] += collective.fixed_bytes
         for collective, collective_bytes in buffer_bytes.items():
             yield self._moved(collective, collective_bytes)
+        own_ids = workload.device_batch * shapes.hotness * shapes.filled
         if workload.devices > 1:
             gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
-            gathered_bytes = _sorted_bytes(gathered, traffic.EXCHANGED_VALUES)
+            ids = shapes.of_cluster.ids[workload.kernels]
+            gathered_bytes = _ids_bytes(
+                gathered, ids.received_key_bytes, ids.received_values
+            )
             yield Work("sort", "gathered slots", gathered_bytes)
             # The buffer of row gradients is zeroed, and read once more for squares.
-            passes = 1 + workload.row_wise
             summed = np.minimum(shapes.rows, batch_ids)
+            if self.in_xla:
+                yield self._sums_sent(own_ids, summed, shapes)
+            passes = (not self.in_xla) + workload.row_wise
             summed_bytes = passes * traffic.rows_bytes(summed, shapes.dim)
             yield Work("gradients", "row gradients", summed_bytes)
+        elif self.in_xla:
+            sums = np.minimum(shapes.rows, batch_ids)
+            yield self._sums(own_ids, sums, shapes.dim)
         yield self._update(shapes, np.arange(len(shapes)))
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         ms = dict.fromkeys(get_args(Unit), 0.0)
         for unit, work in self.storage_work(storage):
-            ms[unit] += float(self.work_ms(work))
+            ms[unit] += float(self.step_ms(work))
         return StoragePrice(*ms.values())
 
     def owner_ms(self, shapes: Shapes) -> np.ndarray:
         ms = np.zeros((len(OWNER_PHASES), len(shapes.shape)))
         for work in self.owner_work(shapes):
-            ms[OWNER_PHASES.index(work.phase)] += self.work_ms(work)
+            ms[OWNER_PHASES.index(work.phase)] += self.step_ms(work)
         return ms
 
     def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
         works = self.everywhere_work(shapes)
-        return sum((self.work_ms(work) for work in works), np.zeros(len(shapes)))
+        return sum((self.step_ms(work) for work in works), np.zeros(len(shapes)))
 
-    def work_ms(self, work: Work) -> Any:
-        """Returns the time of memory, links and latency, one after the other."""
+    def step_ms(self, work: Work) -> Any:
+        """Returns the time that the step takes for work: of memory, links and latency,
+        one after the other, without the links' where that is hidden."""
+        if self.is_hidden(work):
+            return self.memory_ms(work)
+        return self.memory_ms(work) + self.travel_ms(work)
+
+    def is_hidden(self, work: Work) -> bool:
+        """Returns whether links work beside the dense layers: they do for ids where a
+        step makes the routes of the next."""
+        workload = self.workload
+        ahead = workload.overlap and workload.dense.parameters > 0
+        return ahead and work.phase == AHEAD
+
+    def memory_ms(self, work: Work) -> Any:
+        return Rates(self.workload.fleet).memory_ms(work.memory_bytes)
+
+    def travel_ms(self, work: Work) -> Any:
+        """Returns the time of links and latency."""
         rates = Rates(self.workload.fleet)
-        link_ms = rates.links_ms(self.link_bytes(work))
-        return rates.memory_ms(work.memory_bytes) + link_ms + work.latency_ms
+        return rates.links_ms(self.link_bytes(work)) + work.latency_ms
 
     def link_bytes(self, work: Work) -> traffic.LinkBytes:
         """Returns the bytes that a device sends."""
@@ -309,8 +376,6 @@ class ProgramModel:
         )
 
 
-def _sorted_bytes(
-    ids: Any, values_per_id: int, key_bytes: int = traffic.ROW_KEY_BYTES
-) -> Any:
+def _ids_bytes(ids: Any, key_bytes: int, values_per_id: int) -> Any:
     """Returns the bytes in memory of sorting ids, and of what is done around it."""
     return traffic.sort_bytes(ids, key_bytes) + traffic.index_bytes(ids, values_per_id)

@@ -11,8 +11,11 @@ phase ends when its fullest device is done. So a plan costs ::
 A *peak* is the largest load of any device in a storage: of partial sums, ids, and
 owners' time in lookup and gradients. Time in the update is added up over storages
 first: all are updated between the last exchange of a step and the first of the next.
-The objective counts no overlap, in whatever order the program runs the storages, so
-that a step takes no longer than that; the dense layers are not in it.
+In whatever order the program runs the storages, a step takes no longer than that; the
+dense layers are not in it. The objective counts one overlap: where a step also makes
+the routes of the next, the links carry ids while the dense layers run, and have no
+price for it. This assumes that these layers last at least as long as the ids travel;
+a step whose layers are shorter takes longer by what is left of that time.
 
 Search, bound, report and simulator ask this module; a few lines in
 ``tests/planner/scalar_objective.py`` compute the same cost one shard at a time.

@@ -49,6 +49,7 @@ class Phase:
         in its memory, sends inside its node and sends to other nodes.
       latency_ms: latency of the collective, whatever its size.
       device_ms: ``[devices]`` time of all these, one after the other.
+      hidden_ms: ``[devices]`` part of that time that passes beside the dense layers.
     """
 
     name: str
@@ -62,6 +63,12 @@ class Phase:
     network_bytes: np.ndarray
     latency_ms: float
     device_ms: np.ndarray
+    hidden_ms: np.ndarray
+
+    @property
+    def step_ms(self) -> np.ndarray:
+        """``[devices]`` time that the step takes for it."""
+        return self.device_ms - self.hidden_ms
 
 
 def phases(
@@ -126,7 +133,7 @@ def critical_ms(of_step: Sequence[Phase]) -> dict[str, float]:
     for phase in of_step:
         # Between exchanges, uneven work ends when the fullest device is done.
         key = phase.name, phase.storage if phase.name != "update" else None
-        total_ms[key] = total_ms.get(key, 0.0) + phase.device_ms
+        total_ms[key] = total_ms.get(key, 0.0) + phase.step_ms
     lasts_ms = dict.fromkeys((*PHASES, *(phase.name for phase in of_step)), 0.0)
     for (name, _), device_ms in total_ms.items():
         lasts_ms[name] += float(device_ms.max())
@@ -139,6 +146,7 @@ def _phase(
     """Returns the part of the step in which each device does ``times`` units of
     work."""
     sent = model.link_bytes(work)
+    travel_ms = np.sum(model.travel_ms(work)) * times
     most_times = float(times.max())
     return Phase(
         name=work.phase,
@@ -151,7 +159,8 @@ def _phase(
         node_link_bytes=np.sum(sent.node_link) * times,
         network_bytes=np.sum(sent.network) * times,
         latency_ms=work.latency_ms * most_times,
-        device_ms=np.sum(model.work_ms(work)) * times,
+        device_ms=np.sum(model.memory_ms(work)) * times + travel_ms,
+        hidden_ms=travel_ms * model.is_hidden(work),
     )
 
 
@@ -167,6 +176,7 @@ def _add(one: Phase, other: Phase) -> Phase:
                 "network_bytes",
                 "latency_ms",
                 "device_ms",
+                "hidden_ms",
             )
         },
     )

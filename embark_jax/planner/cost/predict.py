@@ -54,6 +54,8 @@ def predict(
         lower_bound_ms=0.0,
         device_ms=tuple(map(float, priced.objective.device_ms(priced.loads))),
         device_bytes=(priced.objective.bytes(priced.loads),) * workload.devices,
+        kernels=workload.kernels if isinstance(model, ProgramModel) else "",
+        overlap=workload.overlap,
     )
 
 

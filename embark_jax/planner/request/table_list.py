@@ -31,9 +31,17 @@ from embark_jax.planner.request.dense import (
     dlrm,
     dlrm_dcnv2,
 )
-from embark_jax.planner.request.workload import STATE_VALUES, Workload
+from embark_jax.planner.request.workload import (
+    STATE_VALUES,
+    Workload,
+    looks_ahead,
+)
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import DENSE_OPTIMIZERS, RowOptimizerName
+from embark_jax.plans.options import (
+    DENSE_OPTIMIZERS,
+    DenseParallelism,
+    RowOptimizerName,
+)
 from embark_jax.plans.tables import (
     MOST_DIM,
     FeatureSpec,
@@ -139,16 +147,21 @@ class TableList(Config):
         zipf_exponent: float | None = None,
         optimizer: str | None = None,
         wire: Wire = FLOAT32,
+        overlap: bool | None = None,
+        parallelism: DenseParallelism = "replicated",
     ) -> Workload:
         """Returns the workload on a fleet. Arguments take precedence over the list; the
-        default is 65,536 samples a step, uniform ids and row-wise Adagrad. The dense
-        layers take the optimizer of the rows."""
+        default is 65,536 samples a step, uniform ids, row-wise Adagrad, and routes made
+        a step ahead as ``looks_ahead`` says. The dense layers take the optimizer of the
+        rows."""
         optimizer = _first_set(optimizer, self.optimizer, "rowwise_adagrad")
         dense = NO_DENSE
         if self.dense is not None:
             network = self.dense.network(*self.specs())
             states = STATE_VALUES[dense_optimizer_of(optimizer)][0]
-            dense = DenseLoad(network.parameters, states, network.activation_bytes)
+            dense = DenseLoad(
+                network.parameters, states, network.activation_bytes, parallelism
+            )
         return Workload(
             fleet,
             _first_set(batch, self.batch, 65_536),
@@ -156,6 +169,7 @@ class TableList(Config):
             optimizer=optimizer,
             wire=wire,
             dense=dense,
+            overlap=looks_ahead(overlap, fleet, self.specs()[0]),
         )
 
 

@@ -10,7 +10,7 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import Dtype, Evict, Tier
+from embark_jax.plans.options import Dtype, Evict, Kernels, Tier
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, VALUE_BYTES, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
@@ -47,6 +47,7 @@ class Workload:
       dense: the dense layers.
       micro_batches: number of micro-batches that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
+      kernels: implementation of lookups, sums of gradients and updates.
       ragged: whether tables may have a ragged exchange.
       memory_gb: most memory of a device that a step may take; None is most of all.
 
@@ -64,6 +65,7 @@ class Workload:
     dense: DenseLoad = NO_DENSE
     micro_batches: int = 1
     overlap: bool = False
+    kernels: Kernels = "mosaic_gpu"
     ragged: bool = False
     memory_gb: float | None = None
 
@@ -103,6 +105,21 @@ class Workload:
     def row_wise(self) -> bool:
         """Whether the optimizer takes the mean square of whole rows."""
         return ROW_OPTIMIZERS[self.optimizer].row_wise
+
+
+def looks_ahead(
+    overlap: bool | None, fleet: Fleet, tables: Sequence[TableSpec]
+) -> bool:
+    """Returns whether a step also makes the routes of the next.
+
+    Where ``overlap`` does not say, it does so on several GPUs: their links are idle
+    while the dense layers run. Host devices have no links, and share their cores.
+    Rows of a cached table would need slots for two batches at once.
+    """
+    if overlap is not None:
+        return overlap
+    several_gpus = fleet.devices > 1 and not fleet.shared
+    return several_gpus and not any(table.cached for table in tables)
 
 
 @dataclasses.dataclass(frozen=True)

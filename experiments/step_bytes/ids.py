@@ -1,0 +1,82 @@
+"""Counts what a train step moves in device memory for each id, beside rows.
+
+    python -m experiments.step_bytes.ids rb --kernels xla
+
+Eight tables of width 128 with 20 ids a bag are in one cluster, on 8 absent H100s, with
+65,536 samples. An instruction counts for the ids that its arrays are as long as: those
+of a device's own samples, or the slots that it receives (in DP the ids that devices
+tell each other). The prices of ids in ``plans/clusters.py`` are such figures. Needs
+`pip install -e .[gpu-compile]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import Counter
+
+from embark_jax.planner import plan_for, read_table_list
+from embark_jax.plans import fleet
+from embark_jax.plans.forced import ForcedPlacement
+from experiments.step_bytes.absent import absent_mesh, compile_step
+from experiments.step_bytes.audit import AMPLE_MEMORY_BYTES, phase_of
+from experiments.step_bytes.hlo import Program
+
+TABLES, HOTNESS, WIDTH, SAMPLES = 8, 20, 128, 65_536
+LISTED = """
+dense: {{features: 13, bottom: [128], top: [1]}}
+tables: [{{count: {tables}, rows: {rows}, dim: {width}, hotness: {hotness}}}]
+"""
+
+
+def count(cluster: str, rows: int, kernels: str) -> None:
+    """Prints the bytes for each own id, and for each received slot, by instruction."""
+    machines = fleet.dgx_h100()
+    text = LISTED.format(tables=TABLES, rows=rows, width=WIDTH, hotness=HOTNESS)
+    listed = read_table_list(text)
+    workload = dataclasses.replace(listed.workload(machines, SAMPLES), kernels=kernels)
+    tables, features = listed.specs()
+    forced = {
+        table.name: ForcedPlacement("dp")
+        if cluster == "dp"
+        else ForcedPlacement(cluster, 1, 1, (device,), "flat", 0)
+        for device, table in enumerate(tables)
+    }
+    plan = plan_for(workload, tables, features, forced=forced)
+    mesh = absent_mesh(machines, AMPLE_MEMORY_BYTES)
+    compiled, _ = compile_step(listed, plan, mesh, workload.optimizer, kernels)
+    program = Program(compiled.as_text() or "")
+    own = SAMPLES // machines.devices * TABLES * HOTNESS
+    received = own * machines.devices
+    if cluster != "dp":
+        (capacity,) = plan.capacities.values()
+        received = capacity * machines.devices
+    print(f"{own} own ids, {received} received")
+    total = Counter()
+    for moved in program.moved():
+        sizes = program.lengths(moved.name)
+        widths = {size // n for n in (own, received) for size in sizes if size % n == 0}
+        if not widths or max(widths) >= WIDTH:
+            continue
+        of = "received" if any(size % received == 0 for size in sizes) else "own"
+        ids = received if of == "received" else own
+        total[of, moved.opcode == "sort"] += moved.bytes / ids
+        phase = phase_of(moved.purpose)
+        print(
+            f"{of:8} {moved.bytes / ids:7.1f} {phase:13} {moved.name} {moved.purpose}"
+        )
+    for (of, is_sort), id_bytes in sorted(total.items()):
+        print(f"{of}, {'sorts' if is_sort else 'beside sorts'}: {id_bytes:.1f} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cluster", choices=("dp", "rb", "ub"))
+    parser.add_argument("--rows", type=int, default=12_000_000)
+    parser.add_argument("--kernels", choices=("xla", "mosaic_gpu"), default="xla")
+    options = parser.parse_args()
+    count(options.cluster, options.rows, options.kernels)
+
+
+if __name__ == "__main__":
+    main()
