@@ -86,7 +86,7 @@ def main() -> None:
         dataclasses.replace(t, tier="host") if t.rows >= LARGE_ROWS else t
         for t in tables
     ]
-    workload = listed.workload(machines, None, None, None)
+    workload = listed.workload(machines, overlap=False)
     plan = planner.plan_for(workload, tables, features)
     assert plan.prediction is not None
     assert listed.dense is not None

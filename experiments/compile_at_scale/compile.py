@@ -41,7 +41,7 @@ def planned_traffic(
     plan: Plan, listed: TableList, machines: fleet.Fleet, parameters: int
 ) -> dict[str, Any]:
     """Buffers of a device, and bytes that it sends, by the cost model."""
-    workload = listed.workload(machines, plan.batch_size)
+    workload = listed.workload(machines, plan.batch_size, overlap=False)
     model = ProgramModel(workload)
     parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
     by_kind: dict[str, float] = defaultdict(float)
@@ -90,7 +90,7 @@ def case(
     """Plans and compiles."""
     listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
     machines = fleet.Fleet(fleet.dgx_h100().device, nodes, gpus_per_node)
-    workload = listed.workload(machines, batch)
+    workload = listed.workload(machines, batch, overlap=False)
     with_adagrad = dataclasses.replace(workload.dense, states=1)
     workload = dataclasses.replace(workload, dense=with_adagrad)
     plan = planner.plan_for(workload, *listed.specs())

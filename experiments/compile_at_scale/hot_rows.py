@@ -51,7 +51,7 @@ def case(name: str, nodes: int, hot: bool) -> dict[str, Any]:
     listed = planner.read_table_list((MODELS / f"{name}.yaml").read_text())
     machines = fleet.dgx_h100(nodes)
     tables, features = listed.specs()
-    workload = listed.workload(machines, None, ZIPF_EXPONENT, None)
+    workload = listed.workload(machines, None, ZIPF_EXPONENT, overlap=False)
     forced = {} if hot else {t.name: ForcedPlacement(hot_rows=0) for t in tables}
     plan = planner.plan_for(workload, tables, features, forced=forced)
     begin = time.perf_counter()

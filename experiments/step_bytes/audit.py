@@ -142,7 +142,9 @@ def main() -> None:
     options = parser.parse_args()
     listed = load_table_list(options.tables)
     machines = fleet.load(options.fleet, options.nodes, options.gpus)
-    workload = listed.workload(machines, options.batch, options.zipf, options.optimizer)
+    workload = listed.workload(
+        machines, options.batch, options.zipf, options.optimizer, overlap=False
+    )
     audited = step_bytes(listed, workload, options.kernels, options.compute_dtype)
     print(json.dumps(audited))
 

@@ -34,7 +34,8 @@ def count(cluster: str, rows: int, kernels: str) -> None:
     machines = fleet.dgx_h100()
     text = LISTED.format(tables=TABLES, rows=rows, width=WIDTH, hotness=HOTNESS)
     listed = read_table_list(text)
-    workload = dataclasses.replace(listed.workload(machines, SAMPLES), kernels=kernels)
+    workload = listed.workload(machines, SAMPLES, overlap=False)
+    workload = dataclasses.replace(workload, kernels=kernels)
     tables, features = listed.specs()
     forced = {
         table.name: ForcedPlacement("dp")
