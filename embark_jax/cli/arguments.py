@@ -181,9 +181,9 @@ class ListOptions:
     def check_unused(self) -> None:
         """Raises ``BadParameter`` if any is given, since a config says it all."""
         options = {**vars(self), **self.others, "others": None}
-        given = [name for name, value in options.items() if value is not None]
-        if given:
-            names = ", ".join("--" + name.replace("_", "-") for name in given)
+        unused = [name for name, value in options.items() if value is not None]
+        if unused:
+            names = ", ".join("--" + name.replace("_", "-") for name in unused)
             raise typer.BadParameter(
                 f"{names} must come with --tables; with a CONFIG write "
                 "fleet=dgx-h100 mesh.nodes=8 embedding.wire.rows=bfloat16 "

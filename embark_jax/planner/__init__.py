@@ -7,9 +7,9 @@ page.
 """
 
 from embark_jax.planner.cost.embark import EmbarkModel
-from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.predict import capacities, predict
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.table_list import (
     TableList,
     load_table_list,

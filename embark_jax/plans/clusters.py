@@ -87,17 +87,17 @@ class ExchangeProperties:
 # experiments/planners/README.md.
 CLUSTERS: dict[Cluster, ClusterProperties] = {
     "dp": ClusterProperties(
-        {"mosaic_gpu": IdTraffic(4, 16, 4, 23), "xla": IdTraffic(0, 16, 0, 23)},
+        {"mosaic_gpu": IdTraffic(4, 16, 4, 23), "xla": IdTraffic(0, 14, 0, 44)},
         replicated=True,
         exchanges=("flat",),
     ),
     # RB unpacks bags, and marks where they end.
     "rb": ClusterProperties(
-        {"mosaic_gpu": IdTraffic(2, 14, 4, 26), "xla": IdTraffic(2, 14, 0, 26)},
+        {"mosaic_gpu": IdTraffic(2, 14, 4, 26), "xla": IdTraffic(2, 14, 0, 49)},
         pools_at_owner=True,
     ),
     "ub": ClusterProperties(
-        {"mosaic_gpu": IdTraffic(4, 27, 4, 12), "xla": IdTraffic(4, 27, 0, 12)},
+        {"mosaic_gpu": IdTraffic(4, 27, 4, 12), "xla": IdTraffic(4, 37, 0, 41)},
         unique_ids=True,
         exchanges=("flat", "hierarchical", "ragged"),
     ),

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.phases import Phase, phases
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload

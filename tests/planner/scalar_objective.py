@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.request.dense import DenseLoad
@@ -15,9 +16,10 @@ from embark_jax.plans.storage import row_ranges
 def step_ms(placements, features, workload, model):
     """What a step takes at most: every phase until its fullest device is done; without
     what ``ids_travel_ms`` counts, if it is hidden."""
-    if workload.overlap and workload.dense.parameters:
+    hides = isinstance(model, ProgramModel) and workload.dense.parameters > 0
+    if workload.overlap and hides:
         whole = dataclasses.replace(workload, overlap=False)
-        whole_ms = step_ms(placements, features, whole, type(model)(whole))
+        whole_ms = step_ms(placements, features, whole, ProgramModel(whole))
         return whole_ms - ids_travel_ms(placements, features, workload)
     everywhere_ms, storages = 0.0, set()
     # By storage: sums and ids of each device; by storage and phase: ms of each device.

@@ -8,8 +8,8 @@ import pytest
 from embark_jax.planner import plan
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.candidates import candidates_of
-from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import predict
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.reasons import split, times
 from embark_jax.plans import fleet

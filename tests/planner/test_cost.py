@@ -7,8 +7,8 @@ import pytest
 
 from embark_jax.planner import phases, plan_for, predict
 from embark_jax.planner.cost.embark import EmbarkModel
-from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import price as priced_plan
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import TableUse, Workload
@@ -348,12 +348,20 @@ def test_every_device_sums_the_gradients_that_it_sends_in_plain_xla(
         assert plain - kernels == pytest.approx(lookup + more, rel=1e-6)
 
 
-def test_partial_sums_are_added_to_in_plain_xla():
-    for storage, sums in ((StorageKind("rb", 16), 10 * 8), (StorageKind("ub", 16), 0)):
-        kernels, plain = (model.storage_price(storage) for model in (MODEL, XLA))
+def test_what_owners_receive_in_plain_xla():
+    """Partial sums are added to; slots are marked, not sorted."""
+    for kind, sums, values in (
+        (StorageKind("rb", 16), 10 * 8, {"mosaic_gpu": 26, "xla": 49}),
+        (StorageKind("ub", 16), 0, {"mosaic_gpu": 12, "xla": 41}),
+    ):
+        kernels, plain = (model.storage_price(kind) for model in (MODEL, XLA))
         # Zeroed, and read again.
         more_ms = 2 * sums * 16 * 4 / 1e6
         assert plain.sum_ms - kernels.sum_ms == pytest.approx(more_ms)
+        # To 8 devices; a sort takes 68 bytes.
+        more_bytes = 8 * (4 * values["xla"] - 4 * values["mosaic_gpu"] - 68)
+        assert plain.id_ms - kernels.id_ms == pytest.approx(more_bytes / 1e6)
+        assert plain.fixed_ms == kernels.fixed_ms
 
 
 def test_one_device_sums_row_gradients_in_plain_xla():

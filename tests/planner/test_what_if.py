@@ -8,8 +8,8 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, plan_for
-from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.predict import predict
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.report import summary
 from embark_jax.report.plan_page import page
 from embark_jax.report.plan_record import plan_record

@@ -135,6 +135,7 @@ def test_what_must_not(run, override):
 def test_every_key_that_may_change_is_one(run):
     leaves = set(history._leaves(config(run, "train.eval_every=1", "fleet=f")))
     leaves |= {"data.path", "embedding.tables.user.devices", "train.epochs"}
+    leaves.add("train.overlap")
     leaves |= {"train.early_stopping.patience", "train.plateau.factor"}
     leaves |= {f"train.{key}_every" for key in ("checkpoint", "log")}
     for key in ("row_shards", "column_shards", "exchange", "hot_rows"):

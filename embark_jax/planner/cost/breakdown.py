@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.model import ProgramModel
 from embark_jax.planner.cost.objective import (
     PEAK_GRADIENTS,
     PEAK_IDS,
@@ -16,6 +15,7 @@ from embark_jax.planner.cost.objective import (
 )
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.cost.what_if import allocation, removals
 from embark_jax.planner.request.workload import Workload

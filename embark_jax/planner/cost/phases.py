@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.model import ProgramModel, Work
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
+from embark_jax.planner.cost.program import ProgramModel, Work
 from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import Reach

@@ -9,8 +9,9 @@ import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates, candidates_of
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.cost.model import CostModel, ProgramModel
+from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import PEAK_IDS, Loads, Objective
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, row_ranges

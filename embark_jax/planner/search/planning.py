@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.embark import EmbarkModel
-from embark_jax.planner.cost.model import CostModel, ProgramModel
+from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.predict import capacities, predict
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.certify import certify
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables

@@ -1,0 +1,327 @@
+"""The cost model of the program: the bytes that a compiled train step really moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from embark_jax.planner.cost.model import OWNER_PHASES, StoragePrice
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.request.workload import Workload
+from embark_jax.plans import traffic
+from embark_jax.plans.clusters import CLUSTERS, Reach
+from embark_jax.plans.collectives import (
+    Collective,
+    CollectiveKind,
+    replicated_collectives,
+    replicated_sums,
+    storage_collectives,
+    summed_whole,
+)
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import StorageKind
+
+AHEAD = "id exchange"
+"""The phase whose collectives run beside the dense layers of the step before, if that
+step makes the routes. Sorts do not: they are kernels, as those of the layers are."""
+
+Unit = Literal["storage", "sum", "node_sum", "id"]
+"""Unit of a storage's work: once if any table lies in it; each partial sum a sample
+that the fullest device, or node, makes; each id of its capacity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One kind of work of a phase of the step.
+
+    Attributes:
+      phase: phase of the step.
+      what: name of what is moved.
+      memory_bytes: bytes read and written in device memory; ``[shapes]`` or ``[row
+        shards]`` if it is the work of several.
+      collective: collective that carries it; None if it does not travel.
+      reach: devices that take part in the collective.
+      buffer_bytes: size of its buffer on one device.
+      latency_ms: latency of the collective, whatever its size.
+    """
+
+    phase: str
+    what: str
+    memory_bytes: float | np.ndarray = 0.0
+    collective: CollectiveKind | None = None
+    reach: Reach = "fleet"
+    buffer_bytes: float = 0.0
+    latency_ms: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramModel:
+    """Prices what the compiled train step really moves, padding included.
+
+    Attributes:
+      workload: circumstances of the plan.
+    """
+
+    workload: Workload
+    name = "program"
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        return tuple(CLUSTERS)
+
+    def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
+        """Yields the work of every device in a storage's exchanges, for a unit of
+        each."""
+        workload = self.workload
+        properties = storage.of_cluster
+        if properties.replicated:
+            for kind, carries in replicated_sums(workload.wire.gradients):
+                summed = Collective(kind, "gradient exchange", carries)
+                yield "storage", self._latency(summed)
+            return
+        for collective in storage_collectives(
+            storage,
+            workload.fleet.nodes,
+            workload.fleet.gpus_per_node,
+            workload.device_batch,
+            workload.row_wise,
+            workload.wire,
+        ):
+            yield "storage", self._latency(collective)
+            unit_bytes: dict[Unit, float] = {
+                "storage": collective.fixed_bytes,
+                "sum": collective.sum_bytes,
+                "node_sum": collective.node_sum_bytes,
+                "id": collective.id_bytes,
+            }
+            for unit, buffer_bytes in unit_bytes.items():
+                if buffer_bytes:
+                    yield unit, self._moved(collective, buffer_bytes)
+        # One id of capacity for each device: what arrives is grouped by row.
+        slots = workload.devices
+        ids = properties.ids[workload.kernels]
+        slots_bytes = _ids_bytes(slots, ids.received_key_bytes, ids.received_values)
+        yield "id", Work("sort", "received slots", slots_bytes)
+        rows_bytes = traffic.rows_bytes(slots, storage.width)
+        if not properties.pools_at_owner:
+            yield "id", Work("lookup", "rows", rows_bytes)
+        elif self.in_xla:  # adds to sums that it has zeroed; a kernel just writes them
+            sums = workload.device_batch * workload.devices
+            sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
+            yield "sum", Work("lookup", "partial sums", sums_bytes)
+        if storage.split and workload.row_wise:
+            if not self.in_xla:
+                # A kernel sums row gradients of whole rows where it updates them. These
+                # have an array of their own, which is zeroed, squared and read.
+                yield "id", Work("gradients", "row gradients", 3 * rows_bytes)
+            squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
+            yield "id", Work("gradients", "squares", squares_bytes)
+
+    def owner_work(self, shapes: Shapes) -> Iterator[Work]:
+        """Yields the work of the owners of row shards, in each column shard."""
+        row_bytes = traffic.rows_bytes(1, shapes.width)[shapes.shape]
+        if shapes.of_cluster.pools_at_owner:
+            read_bytes = traffic.rows_bytes(1, shapes.width, shapes.value_bytes)
+            yield Work("lookup", "rows", read_bytes[shapes.shape] * shapes.batch_ids)
+            yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
+        if self.in_xla:
+            ids = shapes.batch_ids
+            if shapes.of_cluster.unique_ids:
+                ids = shapes.likely_ids * self.workload.devices
+            capacity = self.workload.capacity_slack * ids
+            sums = np.minimum(capacity, shapes.shard_slots)
+            yield self._sums(ids, sums, shapes.width[shapes.shape])
+        elif self.workload.row_wise:
+            split = (shapes.column_shards > 1)[shapes.shape]
+            touched_bytes = row_bytes * split * shapes.batch_unique
+            yield Work("gradients", "row gradients", touched_bytes)
+        yield self._update(shapes, shapes.shape)
+
+    @property
+    def in_xla(self) -> bool:
+        """Whether plain XLA sums row gradients, in an array, before it updates rows."""
+        return self.workload.kernels == "xla"
+
+    def _sums(self, ids: Any, sums: Any, width: Any) -> Work:
+        """Returns the work of summing row gradients of ids in plain XLA, and of reading
+        the sums: in the update, and before it for mean squares."""
+        reads = 1 + self.workload.row_wise
+        read_bytes = reads * traffic.rows_bytes(sums, width)
+        sums_bytes = traffic.sums_bytes(ids, sums, width)
+        return Work("gradients", "row gradients", sums_bytes + read_bytes)
+
+    def _update(self, shapes: Shapes, shape: np.ndarray) -> Work:
+        """Returns the work of updating the touched rows of shapes, one or several
+        times each."""
+        row_bytes = traffic.update_rows_bytes(
+            1, shapes.width, *self.workload.state_values, shapes.value_bytes
+        )
+        return Work("update", "rows", row_bytes[shape] * shapes.batch_unique)
+
+    def everywhere_work(self, shapes: Shapes) -> Iterator[Work]:
+        """Yields the work of every device, wherever the shards are."""
+        workload = self.workload
+        ids = workload.device_batch * shapes.hotness
+        bags = workload.device_batch * shapes.bags
+        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, shapes.dim))
+        properties = shapes.of_cluster
+        if not properties.pools_at_owner:
+            pooled_ids = ids * shapes.filled
+            # Rows that travelled have arrived as float32.
+            value_bytes = traffic.VALUE_BYTES
+            if properties.replicated:
+                value_bytes = shapes.value_bytes
+            read_bytes = traffic.rows_bytes(pooled_ids, shapes.dim, value_bytes)
+            yield Work("lookup", "rows", read_bytes)
+            gradients_bytes = traffic.rows_bytes(pooled_ids, shapes.dim)
+            yield Work("gradients", "bag gradients", gradients_bytes)
+            if self.in_xla:
+                kernels = np.ceil(ids / bags / traffic.ROWS_AT_ONCE)
+                sums_bytes = 2 * (kernels - 1) * traffic.rows_bytes(bags, shapes.dim)
+                yield Work("lookup", "partial sums", sums_bytes)
+        if properties.unique_ids and self.in_xla:
+            unique = shapes.expected_unique(workload.device_batch)
+            yield self._sums_sent(pooled_ids, unique, shapes)
+        own = properties.ids[workload.kernels]
+        keys_bytes = _ids_bytes(
+            ids * shapes.column_shards, own.own_key_bytes, own.own_values
+        )
+        what = "slots" if properties.replicated else "ids"
+        yield Work("sort", what, keys_bytes)
+        if properties.replicated:
+            yield from self._replicated_work(shapes)
+
+    def _sums_sent(self, ids: Any, sums: Any, shapes: Shapes) -> Work:
+        """Returns the work of summing row gradients in plain XLA, in a buffer whose
+        exchange counts that they are written."""
+        sums_bytes = traffic.sums_bytes(ids, sums, shapes.dim)
+        written_bytes = traffic.rows_bytes(sums, shapes.dim)
+        return Work("gradients", "row gradients", sums_bytes - written_bytes)
+
+    def _replicated_work(self, shapes: Shapes) -> Iterator[Work]:
+        workload = self.workload
+        batch_ids = workload.batch_size * shapes.hotness
+        # Collectives of one kind carry the work of all shapes together, as arrays.
+        buffer_bytes: dict[Collective, np.ndarray] = {}
+        for i in range(len(shapes)):
+            for collective in replicated_collectives(
+                int(shapes.rows[i]),
+                int(shapes.dim[i]),
+                int(batch_ids[i]),
+                workload.devices,
+                workload.wire.gradients,
+            ):
+                sized = dataclasses.replace(collective, fixed_bytes=0.0)
+                of_shapes = buffer_bytes.setdefault(sized, np.zeros(len(shapes)))
+                of_shapes[i] += collective.fixed_bytes
+        for collective, collective_bytes in buffer_bytes.items():
+            yield self._moved(collective, collective_bytes)
+        own_ids = workload.device_batch * shapes.hotness * shapes.filled
+        ids = shapes.of_cluster.ids[workload.kernels]
+        id_bytes = _ids_bytes(1, ids.received_key_bytes, ids.received_values)
+        if workload.devices > 1:
+            gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
+            yield Work("sort", "gathered slots", id_bytes * gathered)
+            # The buffer of row gradients is zeroed, and read once more for squares.
+            summed = np.minimum(shapes.rows, batch_ids)
+            if self.in_xla:
+                yield self._sums_sent(own_ids, summed, shapes)
+            passes = (not self.in_xla) + workload.row_wise
+            summed_bytes = passes * traffic.rows_bytes(summed, shapes.dim)
+            yield Work("gradients", "row gradients", summed_bytes)
+        elif self.in_xla:
+            yield Work("sort", "slots", id_bytes * batch_ids)
+            sums = np.minimum(shapes.rows, batch_ids)
+            yield self._sums(own_ids, sums, shapes.dim)
+        yield self._update(shapes, np.arange(len(shapes)))
+
+    def storage_price(self, storage: StorageKind) -> StoragePrice:
+        ms = dict.fromkeys(get_args(Unit), 0.0)
+        for unit, work in self.storage_work(storage):
+            ms[unit] += float(self.step_ms(work))
+        return StoragePrice(*ms.values())
+
+    def owner_ms(self, shapes: Shapes) -> np.ndarray:
+        ms = np.zeros((len(OWNER_PHASES), len(shapes.shape)))
+        for work in self.owner_work(shapes):
+            ms[OWNER_PHASES.index(work.phase)] += self.step_ms(work)
+        return ms
+
+    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
+        works = self.everywhere_work(shapes)
+        return sum((self.step_ms(work) for work in works), np.zeros(len(shapes)))
+
+    def step_ms(self, work: Work) -> Any:
+        """Returns the time that the step takes for work: of memory, links and latency,
+        one after the other, without the links' where that is hidden."""
+        if self.is_hidden(work):
+            return self.memory_ms(work)
+        return self.memory_ms(work) + self.travel_ms(work)
+
+    def is_hidden(self, work: Work) -> bool:
+        """Returns whether links work beside the dense layers: they do for ids where a
+        step makes the routes of the next."""
+        workload = self.workload
+        ahead = workload.overlap and workload.dense.parameters > 0
+        return ahead and work.phase == AHEAD
+
+    def memory_ms(self, work: Work) -> Any:
+        return Rates(self.workload.fleet).memory_ms(work.memory_bytes)
+
+    def travel_ms(self, work: Work) -> Any:
+        """Returns the time of links and latency."""
+        rates = Rates(self.workload.fleet)
+        return rates.links_ms(self.link_bytes(work)) + work.latency_ms
+
+    def link_bytes(self, work: Work) -> traffic.LinkBytes:
+        """Returns the bytes that a device sends."""
+        if work.collective is None:
+            return traffic.LinkBytes(0.0, 0.0)
+        fleet = self.workload.fleet
+        nodes = 1 if work.reach == "node" else fleet.nodes
+        gpus_per_node = 1 if work.reach == "rail" else fleet.gpus_per_node
+        sent_bytes, share = traffic.all_to_all_bytes, 1.0
+        match work.collective:
+            case "ragged_all_to_all":  # slack stays at home
+                share = 1 / max(1.0, self.workload.capacity_slack)
+            case "all_reduce":
+                sent_bytes = traffic.all_reduce_bytes
+            case "all_gather":
+                sent_bytes = traffic.all_gather_bytes
+        return sent_bytes(share * work.buffer_bytes, nodes, gpus_per_node)
+
+    def _moved(self, collective: Collective, buffer_bytes: Any) -> Work:
+        return Work(
+            phase=collective.phase,
+            what=collective.carries,
+            memory_bytes=traffic.buffer_memory_bytes(buffer_bytes),
+            collective=collective.kind,
+            reach=collective.reach,
+            buffer_bytes=buffer_bytes,
+        )
+
+    def _latency(self, collective: Collective) -> Work:
+        rates = Rates(self.workload.fleet)
+        latency_us = rates.reduce_us
+        if collective.kind in ("all_to_all", "ragged_all_to_all"):
+            latency_us = {
+                "fleet": rates.exchange_us,
+                "node": rates.node_exchange_us,
+                "rail": rates.rail_exchange_us,
+            }[collective.reach]
+        return Work(
+            collective.phase,
+            collective.carries,
+            collective=collective.kind,
+            reach=collective.reach,
+            latency_ms=latency_us / 1e3,
+        )
+
+
+def _ids_bytes(ids: Any, key_bytes: int, values_per_id: int) -> Any:
+    """Returns the bytes in memory of sorting ids, and of what is done around it."""
+    return traffic.sort_bytes(ids, key_bytes) + traffic.index_bytes(ids, values_per_id)
