@@ -93,11 +93,11 @@ CLUSTERS: dict[Cluster, ClusterProperties] = {
     ),
     # RB unpacks bags, and marks where they end.
     "rb": ClusterProperties(
-        {"mosaic_gpu": IdTraffic(2, 14, 4, 26), "xla": IdTraffic(2, 14, 0, 49)},
+        {"mosaic_gpu": IdTraffic(2, 14, 4, 26), "xla": IdTraffic(2, 8, 0, 51)},
         pools_at_owner=True,
     ),
     "ub": ClusterProperties(
-        {"mosaic_gpu": IdTraffic(4, 27, 4, 12), "xla": IdTraffic(4, 37, 0, 41)},
+        {"mosaic_gpu": IdTraffic(4, 27, 4, 12), "xla": IdTraffic(4, 35, 0, 38)},
         unique_ids=True,
         exchanges=("flat", "hierarchical", "ragged"),
     ),

@@ -5,7 +5,8 @@
 Eight tables of width 128 with 20 ids a bag are in one cluster, on 8 absent H100s, with
 65,536 samples. An instruction counts for the ids that its arrays are as long as: those
 of a device's own samples, or the slots that it receives (in DP the ids that devices
-tell each other). The prices of ids in ``plans/clusters.py`` are such figures. Needs
+tell each other). What an instruction that moves rows reads of their ids does not count.
+The prices of ids in plain XLA (``plans/clusters.py``) are such figures. Needs
 `pip install -e .[gpu-compile]`.
 """
 
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections import Counter
+from collections import defaultdict
 
 from embark_jax.planner import plan_for, read_table_list
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Cluster, Kernels
 from experiments.step_bytes.absent import absent_mesh, compile_step
 from experiments.step_bytes.audit import AMPLE_MEMORY_BYTES, phase_of
 from experiments.step_bytes.hlo import Program
@@ -29,7 +31,7 @@ tables: [{{count: {tables}, rows: {rows}, dim: {width}, hotness: {hotness}}}]
 """
 
 
-def count(cluster: str, rows: int, kernels: str) -> None:
+def count(cluster: Cluster, rows: int, kernels: Kernels) -> None:
     """Prints the bytes for each own id, and for each received slot, by instruction."""
     machines = fleet.dgx_h100()
     text = LISTED.format(tables=TABLES, rows=rows, width=WIDTH, hotness=HOTNESS)
@@ -53,7 +55,7 @@ def count(cluster: str, rows: int, kernels: str) -> None:
     mesh = absent_mesh(machines, AMPLE_MEMORY_BYTES)
     compiled, _ = compile_step(listed, plan, mesh, workload.optimizer, kernels)
     program = Program(compiled.as_text() or "")
-    total = Counter()
+    total: defaultdict[tuple[str, bool], float] = defaultdict(float)
     for moved in program.moved():
         purpose = phase_of(moved.purpose)
         if purpose in ("dense", "dense_update", "checks", "update"):

@@ -47,7 +47,7 @@ def audit(case: str, kernels: str) -> dict[str, Any]:
     name, *options = CASES[case]
     tables = (MODELS / f"{name}.yaml").read_text()
     if case in SHRUNK:
-        tables = re.sub(r"(?<=\brows: )[\d_]+", _an_eighth, tables)
+        tables = re.sub(r"(?<=\brows: )[\d_]+", an_eighth, tables)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(tables)
         file.flush()
@@ -60,7 +60,7 @@ def audit(case: str, kernels: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _an_eighth(rows: re.Match) -> str:
+def an_eighth(rows: re.Match) -> str:
     count = int(rows[0])
     return str(count // 8 if count > LARGE_ROWS else count)
 
