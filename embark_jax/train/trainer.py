@@ -244,14 +244,20 @@ class Trainer:
         steps = StepsInFlight(self._engine, self._placing, self._checker())
         return steps.apply(batches)
 
-    def apply(self, batch: DeviceBatch) -> StepReport:
+    def apply(
+        self, batch: DeviceBatch, following: DeviceBatch | None = None
+    ) -> StepReport:
         """Starts one step and waits for nothing; a refused batch is not replayed, nor
         does ``step`` count. Training is done by ``fit`` and ``train``.
+
+        Args:
+          batch: batch to apply.
+          following: batch of the next step, whose route a look-ahead makes.
 
         Raises:
           ValueError: if an array has another shape or type than the plan says.
         """
-        return self._engine.start(batch)
+        return self._engine.start(batch, following)
 
     @property
     def model(self) -> Any:

@@ -25,6 +25,14 @@ def test_it_trains_and_reports(tmp_path):
 @pytest.mark.slow
 def test_it_reads_as_a_table(tmp_path):
     config = runs.write_config(tmp_path)
-    outcome = done("bench", "step", config, "--rounds", "1", "mesh={nodes: 1}")
+    outcome = done(
+        "bench",
+        "step",
+        config,
+        "--rounds",
+        "1",
+        "mesh={nodes: 1}",
+        "train.overlap=true",
+    )
     lines = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line)
     assert float(lines["step_ms"].replace(",", "")) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 
@@ -83,6 +84,11 @@ class Workload:
             raise ValueError(f"memory_gb is {self.memory_gb}, must be finite and > 0")
         if not isinstance(self.wire, Wire):
             raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
+        if self.kernels not in get_args(Kernels):
+            raise ValueError(
+                f"kernels is {self.kernels!r}, must be one of "
+                f"{', '.join(get_args(Kernels))}"
+            )
         if self.optimizer not in STATE_VALUES:
             raise ValueError(
                 f"optimizer is {self.optimizer!r}, must be one of "

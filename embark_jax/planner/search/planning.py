@@ -22,6 +22,7 @@ from embark_jax.plans import fleet as fleets
 from embark_jax.plans.alike import alike
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Removal
 from embark_jax.plans.tables import (
@@ -55,6 +56,7 @@ def plan(
     wire: Wire = FLOAT32,
     certify_s: float = 0.0,
     memory_gb: float | None = None,
+    kernels: Kernels = "mosaic_gpu",
 ) -> Plan:
     """Places every table on the fleet.
 
@@ -73,6 +75,8 @@ def plan(
       wire: the formats in which rows and gradients travel.
       certify_s: seconds in which a solver raises the bound and improves the plan.
       memory_gb: most memory of a device that a step may take; None is most of all.
+      kernels: implementation of lookups and updates that is priced: the GPU kernels, or
+        "xla", which runs until they have passed `embark bench kernels --check`.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the
@@ -89,6 +93,7 @@ def plan(
         statistics=statistics,
         wire=wire,
         memory_gb=memory_gb,
+        kernels=kernels,
     )
     return plan_for(
         workload,
