@@ -4,8 +4,9 @@ They are summed in one buffer, which holds every row of a table that has no more
 here than the batch has ids for it; of other tables it holds the rows that any device
 touches, so that many rows cost what the batch touches, not their number. Devices tell
 each other which rows they touch in the all-reduce that the step has for its capacities.
-One device sums nothing. Where gradients are compressed, a table's rows are padded to a
-multiple of the devices, so that each adds up an equal share.
+One device sums nothing. The sum is in float32, whatever the wire's format: it travels
+in one collective with the gradients of the dense layers, and in another it would wait
+for a latency of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from embark_jax.embedding.exchange import (
     sum_over_devices,
 )
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.plans.collectives import summed_rows, summed_whole
-from embark_jax.plans.options import WireFormat
+from embark_jax.plans.collectives import summed_whole
 from embark_jax.plans.wire import Wire
 
 
@@ -65,7 +65,6 @@ class DataParallel:
         implementation: Implementation,
     ):
         self.index = index
-        self.wire: WireFormat = wire.gradients
         self.implementation: Implementation = implementation
         batch_ids: dict[str, int] = {}
         for feature in index.features:
@@ -85,9 +84,7 @@ class DataParallel:
                 continue
             first_row.append(self._buffer_rows)
             behind.append(index.storage.first_slots[table][0, 0] - self._buffer_rows)
-            self._buffer_rows += summed_rows(
-                rows.rows, batch_ids[table], index.devices, self.wire
-            )
+            self._buffer_rows += rows.rows
             for feature in index.features:
                 if feature.feature.table == table:
                     column_whole[feature.columns] = True
@@ -186,7 +183,7 @@ class DataParallel:
         rows = sum_up(self._summands(gradients, route), self.implementation)
         if self.index.devices > 1:
             with jax.named_scope("gradient exchange"):
-                rows = sum_over_devices(rows, self.wire)
+                rows = sum_over_devices(rows)
         return RowGradients(route.touched, rows)
 
     def mean_square(self, rows, route):

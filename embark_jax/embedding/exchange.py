@@ -182,23 +182,10 @@ def own_share_alone(values: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(zeros, values, begin, axis=0)
 
 
-def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
-    """Returns the sum of ``values`` over all devices, equal on all.
-
-    An all-reduce of fewer bits would also add up in fewer bits. So where values are
-    compressed, each device adds up its share of the rows in float32 and sends the sums
-    to all.
-
-    Args:
-      values: array of any shape; if compressed, ``[rows, width]`` with equal shares.
-      wire: format in which the values travel, and their sums.
-    """
-    if wire == "float32":
-        return lax.psum(values, MESH_AXES)
-    devices = math.prod(lax.axis_size(axis) for axis in MESH_AXES)
-    shares = values.reshape(devices, -1, values.shape[1])
-    sums = _all_to_all(shares, MESH_AXES, 0, wire).sum(axis=0)
-    return decode(gather(encode(sums, wire)), wire)
+def sum_over_devices(values: jax.Array) -> jax.Array:
+    """Returns the sum of ``values`` over all devices, equal on all. XLA combines it
+    with the sums of dense gradients, which have the same type."""
+    return lax.psum(values, MESH_AXES)
 
 
 @jax.named_scope("id exchange")

@@ -19,7 +19,7 @@ from embark_jax.plans.clusters import Reach
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.traffic import Numbers
-from embark_jax.plans.wire import Wire, row_bytes
+from embark_jax.plans.wire import Wire
 
 CollectiveKind = Literal["all_to_all", "ragged_all_to_all", "all_reduce", "all_gather"]
 
@@ -46,6 +46,10 @@ class Collective:
     node_sum_bytes: float = 0.0
     id_bytes: float = 0.0
     reach: Reach = "fleet"
+
+
+ROW_SUM = Collective("all_reduce", "gradient exchange", "row gradients")
+"""The sum of the gradients of replicated rows."""
 
 
 def storage_collectives(
@@ -146,30 +150,8 @@ def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
     return rows <= batch_ids
 
 
-def replicated_sums(wire: WireFormat) -> tuple[tuple[CollectiveKind, str], ...]:
-    """Returns the collectives that sum gradients of replicated tables, and their
-    contents. Tables of one width share them."""
-    if wire == "float32":
-        return (("all_reduce", "row gradients"),)
-    return ("all_to_all", "row gradients"), ("all_gather", "summed gradients")
-
-
-def summed_rows(rows: int, batch_ids: int, devices: int, wire: WireFormat) -> int:
-    """Returns the rows of the buffer in which gradients of a replicated table are
-    summed; if they are compressed, a multiple of the devices.
-
-    Args:
-      rows: rows of the table.
-      batch_ids: ids that the global batch has for it, padding included.
-      devices: number of devices in the fleet.
-      wire: format in which the gradients travel.
-    """
-    summed = min(rows, batch_ids)
-    return summed if wire == "float32" else -(-summed // devices) * devices
-
-
 def replicated_collectives(
-    rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
+    rows: int, width: int, batch_ids: int, devices: int
 ) -> Iterator[Collective]:
     """Yields the collectives of a replicated table. The step's all-reduce of capacities
     also says which rows are touched: by a flag for each row, or by all ids, each in an
@@ -179,20 +161,13 @@ def replicated_collectives(
       rows, width: size of the table.
       batch_ids: ids that the global batch has for it, padding included.
       devices: number of devices in the fleet.
-      wire: format in which the gradients travel.
     """
     if devices == 1:
         return
     value_bytes = traffic.VALUE_BYTES
-    summed = summed_rows(rows, batch_ids, devices, wire)
+    summed = min(rows, batch_ids)
     flags = summed if summed_whole(rows, batch_ids) else batch_ids
     yield Collective(
         "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * flags
     )
-    for kind, carries in replicated_sums(wire):
-        yield Collective(
-            kind,
-            "gradient exchange",
-            carries,
-            fixed_bytes=row_bytes(width, wire) * summed,
-        )
+    yield dataclasses.replace(ROW_SUM, fixed_bytes=traffic.VALUE_BYTES * width * summed)

@@ -28,9 +28,8 @@ class Wire:
 
     Attributes:
       rows: format of UB's rows, and of RB's partial sums.
-      gradients: format of row gradients in RB, UB and DP. Those of the dense layers are
-        float32: XLA sums them by itself, and in a narrower format it would sum in that
-        format.
+      gradients: format of row gradients in RB and UB. What every device has, DP's rows
+        and the dense layers, is summed in float32.
 
     Raises:
       ValueError: if a format is unknown.

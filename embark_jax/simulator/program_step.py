@@ -1,13 +1,18 @@
 """The train step of this package, one XLA program, as tasks.
 
-The order of the tasks follows ``embark_jax/train/step.py`` and
-``embark_jax/embedding``. The planner predicts how long the embeddings' tasks take,
-phase by phase. XLA runs kernels one after the other on one stream, and collectives
-beside them.
+The order of the tasks is that of the scheduled program, which
+``experiments/compile_at_scale`` reads. The planner predicts how long the embeddings'
+tasks take, phase by phase. XLA runs kernels one after the other on one stream, and
+collectives beside them. Gradients of what every device has, the dense layers and rows
+of DP, are summed by all-reduces that XLA combines. Gradients of other rows leave after
+these: so the dense update, which decides whether the step is applied, runs beside
+them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +37,11 @@ from embark_jax.simulator.tasks import (
 from embark_jax.simulator.timeline import Task
 
 FLOAT_BYTES = 4
-CHECK, UPDATE = "capacity check", "update"
+COMBINED_BYTES = 30 * 2**20
+"""Bytes up to which XLA combines all-reduces: its flag
+``xla_gpu_all_reduce_combine_threshold_bytes`` by default
+(https://github.com/openxla/xla/blob/main/xla/debug_options_flags.cc)."""
+CHECK, UPDATE, SUMMED = "capacity check", "update", "all-reduce"
 DENSE, DENSE_GRADIENTS = "top backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
@@ -138,6 +147,10 @@ def program_tasks(
     routes = [] if workload.overlap else forward
     backward: list[Task] = []
     outputs: list[str] = []
+    flags: list[Phase] = []
+    ids_left: list[str] = []
+    summed: list[Phase] = []
+    ready: list[str] = []
     for storage in sorted(by_storage):
         stages = by_storage[storage]
         for stage, after in FORWARD[storage.cluster].items():
@@ -146,8 +159,18 @@ def program_tasks(
                     stage_name for stage_name in after if stage_name not in ROUTING
                 ]
             waits = [f"{storage.name} {stage_name}" for stage_name in after]
+            of_stage = stages.pop(stage, [])
+            if storage.of_cluster.replicated and stage == "id exchange":
+                flags += of_stage
+                of_stage = _elsewhere(of_stage)
+                ids_left.append(f"{storage.name} {stage}")
+            if storage.of_cluster.replicated and stage == "sort of slots":
+                waits.append(CHECK)
+            made = _stage_tasks(make, storage, stage, of_stage, waits)
+            if stage == "id exchange":
+                ids_left += [task.name for task in made if task.communicates]
             tasks = routes if stage in ROUTING else forward
-            tasks += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
+            tasks += made
         outputs.append(forward[-1].name)
         for stage, after in BACKWARD[storage.cluster].items():
             if workload.overlap:
@@ -157,46 +180,80 @@ def program_tasks(
             waits = [DENSE, *(f"{storage.name} {stage_name}" for stage_name in after)]
             if stage == UPDATE:
                 waits += [APPLIED, *([] if workload.overlap else [CHECK])]
-            backward += _stage_tasks(make, storage, stage, stages.pop(stage, []), waits)
+            of_stage = stages.pop(stage, [])
+            if stage == "gradient exchange" and storage.of_cluster.replicated:
+                summed += of_stage
+                ready += waits
+                of_stage = _elsewhere(of_stage)
+            elif stage == "gradient exchange":
+                waits.append(SUMMED)
+            backward += _stage_tasks(make, storage, stage, of_stage, waits)
         if stages:
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
-    # One maximum over devices, of all capacities and of the ids out of range.
-    sorts = [f"{storage.name} sort of ids" for storage in sharded]
+    # One maximum over devices, of all capacities, of the ids out of range, and of the
+    # flags of touched rows. It starts when the ids have left.
     needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
-    routes.append(make.all_reduce(CHECK, CHECK, needed_bytes, sorts))
+    flags_bytes = sum(phase.buffer_bytes for phase in flags)
+    routes.append(make.all_reduce(CHECK, CHECK, needed_bytes + flags_bytes, ids_left))
     return [
         *forward,
         *make.dense(
             network, workload.device_batch, dtype, (), outputs, TENSOR_CORES | MEMORY
         ),
-        *_update_dense(make, workload, network.parameters * FLOAT_BYTES, dense_states),
         *backward,
+        *_update_dense(make, workload, network.parameters, dense_states, summed, ready),
         *(routes if workload.overlap else []),
     ]
 
 
 def _update_dense(
-    make: Tasks, workload: Workload, gradient_bytes: int, states: int
+    make: Tasks,
+    workload: Workload,
+    parameters: int,
+    states: int,
+    rows: Sequence[Phase],
+    rows_ready: Sequence[str],
 ) -> list[Task]:
     """Sums gradients over devices and updates. With ZeRO each device updates a part,
-    which it then sends to all."""
-    if not gradient_bytes:
-        return [make.memory(APPLIED, "dense", 0, [DENSE_GRADIENTS], kernels=0)]
+    which it then sends to all.
+
+    Args:
+      parameters, states: float32 parameters of the dense layers, and the values that
+        their optimizer keeps for each.
+      rows: phases that sum the gradients of rows which every device has.
+      rows_ready: tasks that these wait for.
+    """
+    gradient_bytes = parameters * FLOAT_BYTES
     # The gradient is read; the parameter and its states are read and written.
     update_bytes = gradient_bytes * (3 + 2 * states)
-    summed = (gradient_bytes, [DENSE_GRADIENTS])
-    if workload.dense.parallelism == "replicated":
-        return [
-            make.all_reduce("all-reduce", "all-reduce", *summed),
-            make.memory(APPLIED, "dense", update_bytes, ["all-reduce"]),
-        ]
-    # A reduce-scatter goes once around the ring, as an all-gather does.
-    share_bytes = update_bytes / workload.devices
-    return [
-        make.all_gather("reduce-scatter", "reduce-scatter", *summed),
-        make.memory(APPLIED, "dense", share_bytes, ["reduce-scatter"]),
-        make.all_gather("all-gather", "all-gather", gradient_bytes, [APPLIED]),
-    ]
+    all_reduced = sum(phase.buffer_bytes for phase in rows)
+    zero1 = workload.dense.parallelism == "zero1"
+    scattered: list[Task] = []
+    gathered: list[Task] = []
+    if zero1:
+        # A reduce-scatter goes once around the ring, as an all-gather does.
+        update_bytes /= workload.devices
+        scattered.append(
+            make.all_gather(
+                "reduce-scatter", "reduce-scatter", gradient_bytes, [DENSE_GRADIENTS]
+            )
+        )
+        gathered.append(
+            make.all_gather("all-gather", "all-gather", gradient_bytes, [APPLIED])
+        )
+    else:
+        all_reduced += gradient_bytes
+    parts = max(1, math.ceil(all_reduced / COMBINED_BYTES))
+    names = [*(f"{SUMMED}: part {part}" for part in range(1, parts)), SUMMED]
+    waits = [DENSE_GRADIENTS, *rows_ready, *(task.name for task in scattered)]
+    sums = [make.all_reduce(name, SUMMED, all_reduced / parts, waits) for name in names]
+    updated = make.memory(APPLIED, "dense", update_bytes, names)
+    return [*scattered, *sums, updated, *gathered]
+
+
+def _elsewhere(phases_of_stage: Sequence[Phase]) -> list[Phase]:
+    """Returns the work in memory of phases whose contents travel with others'."""
+    return [dataclasses.replace(phase, collective=None) for phase in phases_of_stage]
 
 
 def _stage(phase: Phase) -> str:

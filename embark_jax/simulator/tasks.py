@@ -125,7 +125,7 @@ class Tasks:
         """Makes the task of a sum over all devices."""
         fleet = self.rates.fleet
         sent = traffic.all_reduce_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
-        ms = self.rates.links_ms(sent, self.rates.reduce_us)
+        ms = self.rates.links_ms(sent, self.rates.reduce_us if buffer_bytes else 0.0)
         return self.task(name, phase, self.links, ms, after, fleet.devices)
 
     def all_gather(

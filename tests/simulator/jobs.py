@@ -3,6 +3,7 @@
 import dataclasses
 
 from embark_jax.planner import Workload
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -34,5 +35,6 @@ def machines(nodes, gpus, **changed):
 
 
 def job(fleet_, batch=4096):
-    workload = Workload(fleet_, batch, 1.1, optimizer="rowwise_adagrad")
+    dense = DenseLoad(NETWORK.parameters, 1, NETWORK.activation_bytes)
+    workload = Workload(fleet_, batch, 1.1, optimizer="rowwise_adagrad", dense=dense)
     return Job(TABLES, FEATURES, workload, NETWORK, "bfloat16", "adagrad")

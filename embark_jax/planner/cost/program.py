@@ -15,10 +15,10 @@ from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import CLUSTERS, Reach
 from embark_jax.plans.collectives import (
+    ROW_SUM,
     Collective,
     CollectiveKind,
     replicated_collectives,
-    replicated_sums,
     storage_collectives,
     summed_whole,
 )
@@ -79,9 +79,10 @@ class ProgramModel:
         workload = self.workload
         properties = storage.of_cluster
         if properties.replicated:
-            for kind, carries in replicated_sums(workload.wire.gradients):
-                summed = Collective(kind, "gradient exchange", carries)
-                yield "storage", self._latency(summed)
+            # The sum travels in the all-reduce of the dense gradients, if there is one.
+            dense = workload.dense
+            if not dense.parameters or dense.parallelism != "replicated":
+                yield "storage", self._latency(ROW_SUM)
             return
         for collective in storage_collectives(
             storage,
@@ -213,7 +214,6 @@ class ProgramModel:
                 int(shapes.dim[i]),
                 int(batch_ids[i]),
                 workload.devices,
-                workload.wire.gradients,
             ):
                 sized = dataclasses.replace(collective, fixed_bytes=0.0)
                 of_shapes = buffer_bytes.setdefault(sized, np.zeros(len(shapes)))
