@@ -86,6 +86,21 @@ class DeviceSpec:
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
+class ShortReduce:
+    """The all-reduce of a short message: a tree over nodes, a chain inside each.
+
+    Attributes:
+      launch_us, node_hop_us, network_hop_us: latency of it, and of each hop up or down.
+      bytes_per_s: bytes of the buffer that it sums a second.
+    """
+
+    launch_us: Microseconds
+    node_hop_us: Microseconds
+    network_hop_us: Microseconds
+    bytes_per_s: Figure
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
 class Efficiency:
     """Shares of a device's figures that a program achieves, and latencies.
 
@@ -98,6 +113,8 @@ class Efficiency:
       message_us: latency of each message that an all-to-all sends to a device of
         another node.
       kernel_us: least time of a kernel; only the simulator counts kernels.
+      short_reduce: what an all-reduce takes if that is less than by the figures above;
+        None where there is only one kind.
     """
 
     memory: Share
@@ -108,6 +125,7 @@ class Efficiency:
     network_hop_us: Microseconds
     message_us: Microseconds = 0.0
     kernel_us: Microseconds = 0.0
+    short_reduce: ShortReduce | None = None
 
 
 class FleetFile(Config):

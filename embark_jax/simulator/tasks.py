@@ -123,19 +123,15 @@ class Tasks:
         self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
     ) -> Task:
         """Makes the task of a sum over all devices."""
-        fleet = self.rates.fleet
-        sent = traffic.all_reduce_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
-        ms = self.rates.links_ms(sent, self.rates.reduce_us if buffer_bytes else 0.0)
-        return self.task(name, phase, self.links, ms, after, fleet.devices)
+        ms = self.rates.all_reduce_ms(buffer_bytes)
+        return self.task(name, phase, self.links, ms, after, self.rates.fleet.devices)
 
     def all_gather(
         self, name: str, phase: str, buffer_bytes: float, after: Iterable[str]
     ) -> Task:
         """Sends the parts of all devices to all. A reduce-scatter takes as long."""
-        fleet = self.rates.fleet
-        sent = traffic.all_gather_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
-        ms = self.rates.links_ms(sent, self.rates.reduce_us / 2)
-        return self.task(name, phase, self.links, ms, after, fleet.devices)
+        ms = self.rates.all_gather_ms(buffer_bytes)
+        return self.task(name, phase, self.links, ms, after, self.rates.fleet.devices)
 
     def dense(
         self,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.traffic import LinkBytes
+from embark_jax.plans.traffic import LinkBytes, all_gather_bytes, all_reduce_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,32 @@ class Rates:
             sent.network / device.network_bytes_per_s,
         )
         return (1e3 / self.fleet.efficiency.link) * seconds + latency_us / 1e3
+
+    def all_reduce_ms(self, buffer_bytes: float) -> float:
+        """Returns the time of a sum over all devices: the less of two ways, one of low
+        latency and one of high bandwidth, as NCCL chooses."""
+        fleet, short = self.fleet, self.fleet.efficiency.short_reduce
+        if not buffer_bytes or fleet.devices == 1:
+            return 0.0
+        sent = all_reduce_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
+        long_ms = float(self.links_ms(sent, self.reduce_us))
+        if short is None:
+            return long_ms
+        up_us = short.network_hop_us * math.floor(math.log2(fleet.nodes))
+        up_us += short.node_hop_us * (fleet.gpus_per_node - 1)
+        latency_ms = (short.launch_us + 2 * up_us) / 1e3
+        return min(long_ms, latency_ms + 1e3 * buffer_bytes / short.bytes_per_s)
+
+    def all_gather_ms(self, buffer_bytes: float) -> float:
+        """Returns the time in which all devices get the parts of all, which go around
+        one ring; a reduce-scatter takes as long."""
+        fleet, efficiency = self.fleet, self.fleet.efficiency
+        if not buffer_bytes or fleet.devices == 1:
+            return 0.0
+        sent = all_gather_bytes(buffer_bytes, fleet.nodes, fleet.gpus_per_node)
+        hops_us = efficiency.network_hop_us * (fleet.nodes - 1)
+        hops_us += efficiency.node_hop_us * (fleet.devices - fleet.nodes)
+        return float(self.links_ms(sent, efficiency.launch_us + hops_us))
 
     @property
     def exchange_us(self) -> float:
@@ -66,8 +92,8 @@ class Rates:
 
     @property
     def reduce_us(self) -> float:
-        """Latency of an all-reduce: a launch, and a tree over nodes and over the GPUs
-        of each, up and down."""
+        """Latency of a long all-reduce: a launch, and a tree over nodes and over the
+        GPUs of each, up and down."""
         fleet, efficiency = self.fleet, self.fleet.efficiency
         if fleet.devices == 1:
             return 0.0
