@@ -12,7 +12,6 @@ them.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +22,7 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import Reach
+from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
@@ -37,12 +37,8 @@ from embark_jax.simulator.tasks import (
 from embark_jax.simulator.timeline import Task
 
 FLOAT_BYTES = 4
-COMBINED_BYTES = 30 * 2**20
-"""Bytes up to which XLA combines all-reduces: its flag
-``xla_gpu_all_reduce_combine_threshold_bytes`` by default
-(https://github.com/openxla/xla/blob/main/xla/debug_options_flags.cc)."""
 CHECK, UPDATE, SUMMED = "capacity check", "update", "all-reduce"
-DENSE, DENSE_GRADIENTS = "top backward", "bottom backward"
+DENSE, DENSE_GRADIENTS = "cross backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
 be finite before rows are written."""
@@ -201,7 +197,7 @@ def program_tasks(
             network, workload.device_batch, dtype, (), outputs, TENSOR_CORES | MEMORY
         ),
         *backward,
-        *_update_dense(make, workload, network.parameters, dense_states, summed, ready),
+        *_update_dense(make, workload, network, dense_states, summed, ready),
         *(routes if workload.overlap else []),
     ]
 
@@ -209,7 +205,7 @@ def program_tasks(
 def _update_dense(
     make: Tasks,
     workload: Workload,
-    parameters: int,
+    network: DenseNetwork,
     states: int,
     rows: Sequence[Phase],
     rows_ready: Sequence[str],
@@ -218,37 +214,77 @@ def _update_dense(
     which it then sends to all.
 
     Args:
-      parameters, states: float32 parameters of the dense layers, and the values that
-        their optimizer keeps for each.
+      network: the dense layers.
+      states: float32 values that their optimizer keeps for each parameter.
       rows: phases that sum the gradients of rows which every device has.
       rows_ready: tasks that these wait for.
     """
-    gradient_bytes = parameters * FLOAT_BYTES
+    parameters = network.parameters
     # The gradient is read; the parameter and its states are read and written.
-    update_bytes = gradient_bytes * (3 + 2 * states)
-    all_reduced = sum(phase.buffer_bytes for phase in rows)
-    zero1 = workload.dense.parallelism == "zero1"
-    scattered: list[Task] = []
-    gathered: list[Task] = []
-    if zero1:
-        # A reduce-scatter goes once around the ring, as an all-gather does.
-        update_bytes /= workload.devices
-        scattered.append(
-            make.all_gather(
-                "reduce-scatter", "reduce-scatter", gradient_bytes, [DENSE_GRADIENTS]
-            )
-        )
-        gathered.append(
-            make.all_gather("all-gather", "all-gather", gradient_bytes, [APPLIED])
-        )
-    else:
-        all_reduced += gradient_bytes
-    parts = max(1, math.ceil(all_reduced / COMBINED_BYTES))
-    names = [*(f"{SUMMED}: part {part}" for part in range(1, parts)), SUMMED]
-    waits = [DENSE_GRADIENTS, *rows_ready, *(task.name for task in scattered)]
-    sums = [make.all_reduce(name, SUMMED, all_reduced / parts, waits) for name in names]
-    updated = make.memory(APPLIED, "dense", update_bytes, names)
-    return [*scattered, *sums, updated, *gathered]
+    update_bytes = parameters * FLOAT_BYTES * (3 + 2 * states)
+    rows_bytes = sum(phase.buffer_bytes for phase in rows)
+    waits = [DENSE_GRADIENTS, *rows_ready]
+    if workload.dense.parallelism == "replicated":
+        value_bytes = FLOAT_BYTES
+        ready = [(task, value_bytes * count) for task, count in _made(network)]
+        sums = _sums(make, ready, rows_bytes, waits)
+        names = [task.name for task in sums]
+        return [*sums, make.memory(APPLIED, "dense", update_bytes, names)]
+    # A reduce-scatter goes once around the ring, as an all-gather does.
+    scatter, gather = "reduce-scatter", "all-gather"
+    moved_bytes = parameters * FLOAT_BYTES
+    share_bytes = update_bytes / workload.devices
+    return [
+        make.all_gather(scatter, scatter, moved_bytes, [DENSE_GRADIENTS]),
+        make.all_reduce(SUMMED, SUMMED, rows_bytes, [*waits, scatter]),
+        make.memory(APPLIED, "dense", share_bytes, [SUMMED]),
+        make.all_gather(gather, gather, moved_bytes, [APPLIED]),
+    ]
+
+
+def _made(network: DenseNetwork) -> list[tuple[str, int]]:
+    """Returns the tasks of backward and the number of parameters whose gradients each
+    makes, in order."""
+    layers = {
+        "top backward": network.top,
+        "cross backward": network.cross,
+        "bottom backward": network.bottom,
+    }
+    return [
+        (task, sum(inputs * outputs for inputs, outputs in products))
+        for task, products in layers.items()
+    ]
+
+
+def _sums(
+    make: Tasks,
+    ready: Sequence[tuple[str, float]],
+    rows_bytes: float,
+    waits: Sequence[str],
+) -> list[Task]:
+    """Returns the all-reduces of gradients: XLA fills one after the other, in the order
+    in which gradients are made. Those of rows are in the last.
+
+    Args:
+      ready: tasks that make dense gradients, and the bytes of these, in order.
+      rows_bytes: bytes of gradients of rows.
+      waits: tasks that the last all-reduce waits for.
+    """
+    total = sum(made_bytes for _, made_bytes in ready) + rows_bytes
+    sums: list[Task] = []
+    made_bytes = left_bytes = 0.0
+    for task, task_bytes in ready:
+        made_bytes += task_bytes
+        while (
+            made_bytes >= left_bytes + COMBINED_BYTES
+            and total > left_bytes + COMBINED_BYTES
+        ):
+            left_bytes += COMBINED_BYTES
+            name = f"{SUMMED}: part {len(sums) + 1}"
+            sums.append(make.all_reduce(name, SUMMED, COMBINED_BYTES, [task]))
+    after = [*waits, *(task.name for task in sums)]
+    sums.append(make.all_reduce(SUMMED, SUMMED, total - left_bytes, after))
+    return sums
 
 
 def _elsewhere(phases_of_stage: Sequence[Phase]) -> list[Phase]:

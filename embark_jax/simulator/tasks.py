@@ -142,7 +142,8 @@ class Tasks:
         top_after: Iterable[str],
         resources: frozenset[Resource] = TENSOR_CORES,
     ) -> list[Task]:
-        """Makes the tasks of forward and backward of the dense layers.
+        """Makes the tasks of forward and backward of the dense layers. After "cross
+        backward" the gradients of the embeddings are known.
 
         Args:
           network: the layers.
@@ -158,8 +159,9 @@ class Tasks:
                 product_ms(self.rates, batch, product, dtype) for product in products
             )
 
-        bottom_ms = products_ms(network.bottom)
-        top_ms = products_ms((*network.cross, *network.top))
+        bottom_ms, cross_ms, top_ms = map(
+            products_ms, (network.bottom, network.cross, network.top)
+        )
         # The inputs are joined. Each cross layer moves both factors, the sum and the
         # result forward; backward also the gradients of both factors.
         joined_bytes = batch * network.width * VALUE_BYTES[dtype]
@@ -174,9 +176,10 @@ class Tasks:
         top_after = ("bottom forward", *top_after)
         return [
             compute("bottom forward", bottom_ms, bottom_after),
-            compute("top forward", top_ms + forward_ms, top_after),
-            compute("top backward", 2 * top_ms + backward_ms, ("top forward",)),
-            compute("bottom backward", 2 * bottom_ms, ("top backward",)),
+            compute("top forward", cross_ms + top_ms + forward_ms, top_after),
+            compute("top backward", 2 * top_ms, ("top forward",)),
+            compute("cross backward", 2 * cross_ms + backward_ms, ("top backward",)),
+            compute("bottom backward", 2 * bottom_ms, ("cross backward",)),
         ]
 
     @property

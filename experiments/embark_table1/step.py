@@ -145,7 +145,11 @@ class EmbarkStep:
                 kernels=10,
             ),
             make.memory(
-                "gather gradients", "update", gather_bytes, ["top backward"], kernels=2
+                "gather gradients",
+                "update",
+                gather_bytes,
+                ["cross backward"],
+                kernels=2,
             ),
         ]
         if self.workload.fleet.nodes > 1:
@@ -180,7 +184,7 @@ class EmbarkStep:
         reduce_bytes += HALF_BYTES * loads.received_values + FLOAT_BYTES * loads.touched
         # The gradient is float16, and so is the copy for the next step.
         dense_bytes = parameters * (per_parameter - FLOAT_BYTES + 2 * HALF_BYTES)
-        own_ready = ["index ids", "top backward"]
+        own_ready = ["index ids", "cross backward"]
         reduced_ready = ["bottom backward", "reduce replicated"]
         arrived = ["index ids", "spread gradients", "exchange row gradients"]
         return [

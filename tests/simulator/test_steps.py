@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embark_jax import planner
+from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
@@ -108,11 +109,14 @@ def test_overlap_keeps_nothing_waiting_for_routes():
 
 def test_zero1_sends_as_much_and_updates_a_part():
     sharded = DenseLoad(NETWORK.parameters, 1, 0.0, "zero1")
-    plain, _ = spans_of(changed_job())
-    spans, _ = spans_of(changed_job(dense=sharded))
+    fleet_ = machines(2, 4)
+    no_latency = {"launch_us": 0, "node_hop_us": 0, "network_hop_us": 0}
+    efficiency = dataclasses.replace(fleet_.efficiency, **no_latency, short_reduce=None)
+    fleet_ = dataclasses.replace(fleet_, efficiency=efficiency)
+    plain, _ = spans_of(changed_job(fleet=fleet_))
+    spans, _ = spans_of(changed_job(fleet=fleet_, dense=sharded))
     sent_ms = spans["reduce-scatter"].task.ms + spans["all-gather"].task.ms
     # The plain sum also carries the gradients of 50 replicated rows of 16 values.
-    fleet_ = machines(2, 4)
     rows_bytes = 2 * (4 * 50 * 16) / 4 / 2
     rate = fleet_.device.network_bytes_per_s * fleet_.efficiency.link
     carried_ms = sent_ms + 1e3 * rows_bytes / rate
@@ -123,15 +127,33 @@ def test_zero1_sends_as_much_and_updates_a_part():
         spans_of(changed_job(dense=tensor))
 
 
-def test_sums_are_as_many_as_xla_combines():
+def test_sums_are_as_many_as_xla_combines_and_leave_when_they_are_full():
     one, _ = spans_of(changed_job())
-    wide = dataclasses.replace(NETWORK, top=((96, 2**18),))  # 96 MiB: four times 30 MiB
+    # 300 MiB of the top MLP's gradients: more than twice the 128 MiB of a sum.
+    wide = dataclasses.replace(NETWORK, top=((96, 300 * 2**18 // 96),))
     several, _ = spans_of(dataclasses.replace(changed_job(), network=wide))
     counts = [
         sum(span.task.phase == "all-reduce" for span in spans.values())
         for spans in (one, several)
     ]
-    assert counts == [1, 4]
+    assert counts == [1, 3]
+    first = several["all-reduce: part 1"]
+    assert (first.start_ms >= several["top backward"].end_ms).all()
+    assert (first.start_ms < several["bottom backward"].end_ms).all()
+    assert (several["all-reduce"].start_ms >= several["bottom backward"].end_ms).all()
+
+
+def test_a_short_sum_takes_less_latency_and_more_time_a_byte():
+    """By hand for 16 nodes of 8: 6.8 + 2 × (7 × 0.6 + 4 × 5) µs and 10.2e9 B/s, or 8.4 +
+    2 × (3 × 3.4 + 4 × 14) µs and a ring over 8 ports of 50e9 × 0.8 B/s."""
+    rates = Rates(fleet.dgx_h100(16))
+    assert rates.all_reduce_ms(1020) == pytest.approx(55.2e-3 + 1e-4)
+    long_ms = 140.8e-3 + 1e3 * 2 * 64e6 * 15 / 16 / 8 / 40e9
+    assert rates.all_reduce_ms(64e6) == pytest.approx(long_ms)
+    assert rates.all_reduce_ms(0) == 0
+    # Around a ring once: 15 hops between nodes, 112 inside.
+    ring_ms = 8.4e-3 + 15 * 14e-3 + 112 * 3.4e-3 + 1e3 * 64e6 * 15 / 16 / 8 / 40e9
+    assert rates.all_gather_ms(64e6) == pytest.approx(ring_ms)
 
 
 def test_row_gradients_leave_after_dense_ones_and_beside_their_update():
