@@ -91,11 +91,8 @@ def ids_travel_ms(placements, features, workload):
         (shape,) = shapes_of([placed], features, workload)
         (storage,) = shape.storages
         if devices > 1 and placed.cluster == "dp":
-            values = workload.batch_size * int(shape.hotness[0])
-            if placed.rows <= values:  # a flag for each row, in equal shares
-                alike = workload.wire.gradients == "float32"
-                values = math.ceil(placed.rows / devices) * devices
-                values = placed.rows if alike else values
+            # A flag for each row, or each id if these are fewer.
+            values = min(placed.rows, workload.batch_size * int(shape.hotness[0]))
             # A ring around all devices, twice.
             around, between = 2 * (1 - 1 / devices), 2 * (1 - 1 / nodes) / gpus
             shares = (around, between) if gpus > 1 else (0, around)
