@@ -22,11 +22,11 @@ from embark_jax.plans.traffic import Numbers
 from embark_jax.plans.wire import Wire
 
 COMBINED_BYTES = 128 * 2**20
-"""Bytes up to which a step's all-reduces of gradients become one. XLA's default is 30 MiB
-(its flag ``xla_gpu_all_reduce_combine_threshold_bytes``). On 128 simulated H100s each
-all-reduce more costs as much latency as 24 MB of travel; one that is full leaves while
-backward goes on: of 30, 64, 128, 256 MiB and no limit, 128 MiB gave the shortest or
-nearly the shortest step for EMBark's five models."""
+"""Bytes up to which a step's all-reduces of gradients become one. XLA's flag
+``xla_gpu_all_reduce_combine_threshold_bytes`` is 30 MiB by default. On 128 simulated
+H100s each all-reduce more costs as much latency as 24 MB of travel, but one that is
+full leaves while backward goes on: of 30, 64, 128, 256 MiB and no limit, 128 MiB gave
+the shortest or nearly the shortest step for EMBark's five models."""
 
 CollectiveKind = Literal["all_to_all", "ragged_all_to_all", "all_reduce", "all_gather"]
 

@@ -144,8 +144,8 @@ def test_sums_are_as_many_as_xla_combines_and_leave_when_they_are_full():
 
 
 def test_a_short_sum_takes_less_latency_and_more_time_a_byte():
-    """By hand for 16 nodes of 8: 6.8 + 2 × (7 × 0.6 + 4 × 5) µs and 10.2e9 B/s, or 8.4 +
-    2 × (3 × 3.4 + 4 × 14) µs and a ring over 8 ports of 50e9 × 0.8 B/s."""
+    """By hand for 16 nodes of 8: 6.8 + 2 × (7 × 0.6 + 4 × 5) µs and 10.2e9 B/s, or
+    8.4 + 2 × (3 × 3.4 + 4 × 14) µs and a ring over 8 ports of 50e9 × 0.8 B/s."""
     rates = Rates(fleet.dgx_h100(16))
     assert rates.all_reduce_ms(1020) == pytest.approx(55.2e-3 + 1e-4)
     long_ms = 140.8e-3 + 1e3 * 2 * 64e6 * 15 / 16 / 8 / 40e9
