@@ -37,7 +37,9 @@ from embark_jax.simulator.tasks import (
 from embark_jax.simulator.timeline import Task
 
 FLOAT_BYTES = 4
-CHECK, UPDATE, SUMMED = "capacity check", "update", "all-reduce"
+CHECK = "capacity check"
+UPDATE = "update"
+SUMMED = "all-reduce"
 DENSE, DENSE_GRADIENTS = "cross backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
