@@ -14,12 +14,14 @@ import embark_jax as ej
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
 from embark_jax.embedding.arrays import BATCH
-from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
+from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import plan
+from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
-from embark_jax.train.step import StepOptions, make_train_step
+from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
+from experiments.step_bytes.absent import abstract_routes
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
@@ -29,7 +31,17 @@ COLLECTIVE = re.compile(
     r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
 )
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4, "u16": 2, "u8": 1, "s64": 8, "u64": 8}
+BYTES = {
+    "pred": 1,
+    "u8": 1,
+    "bf16": 2,
+    "u16": 2,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "s64": 8,
+    "u64": 8,
+}
 
 
 def compile_step(
@@ -43,6 +55,8 @@ def compile_step(
     overlap: bool = False,
     micro_batches: int = 1,
     implementation: str = "xla",
+    dense: str = "replicated",
+    dense_wire: str = "float32",
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone; the plan is for one of
     its micro-batches."""
@@ -53,8 +67,8 @@ def compile_step(
         optax.adagrad(0.01),
     )
     optimizers = Optimizers(dense_optimizer, optimizer)
-    state = abstract_state(model, collection, optimizers)
-    options = StepOptions(micro_batches)
+    state = abstract_state(model, collection, optimizers, dense)
+    options = StepOptions(micro_batches, dense, dense_wire=dense_wire)
     step = make_train_step(model, collection, optimizers, state, options)
     whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     batch = abstract_batch(whole, mesh, DENSE_FEATURES)
@@ -62,19 +76,6 @@ def compile_step(
     if overlap:
         routes, following = abstract_routes(collection, batch), batch
     return step.lower(state, batch, routes, following).compile(), state
-
-
-def abstract_routes(collection: ej.EmbeddingCollection, batch: DeviceBatch):
-    """Shapes and shardings of the routes of a batch."""
-    make = jax.jit(lambda batch: route_batch(collection, batch))
-    lowered = make.lower(batch)
-    return jax.tree.map(
-        lambda each, sharding: jax.ShapeDtypeStruct(
-            each.shape, each.dtype, sharding=sharding
-        ),
-        lowered.out_info,
-        lowered.compile().output_shardings,
-    )
 
 
 def bytes_per_device(arrays) -> int:

@@ -23,7 +23,7 @@ from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
-from embark_jax.plans.options import DenseParallelism, Metric, Service
+from embark_jax.plans.options import DenseParallelism, DenseWire, Metric, Service
 
 
 class MeshConfig(Config):
@@ -78,6 +78,10 @@ class TrainConfig(Config):
     dense: DenseParallelism = "replicated"
     """Layout of the dense model on the devices: ``zero1`` shards its optimizer state
     over all devices, ``tensor`` its layers over the GPUs of a node."""
+    dense_wire: DenseWire = "float32"
+    """Number format in which gradients of the dense model travel: ``bfloat16`` takes
+    half the bytes. It needs a model without BatchNorm, dropout or other state; one with
+    its own loss must set ``independent_samples``."""
     overlap: bool | None = None
     """Whether the route of a batch is made during the step before it. None does so on
     several GPUs, unless a table is cached or dynamic; it changes no bit of the result.
@@ -138,6 +142,11 @@ class TrainConfig(Config):
                     f"{key} is of binary cross entropy, but loss is {self.loss}: leave "
                     "one of them out"
                 )
+        if self.dense == "tensor" and self.dense_wire != "float32":
+            raise ValueError(
+                f"dense_wire is {self.dense_wire!r}, must be 'float32' where dense is "
+                "'tensor': set dense to replicated or zero1"
+            )
         if self.early_stopping is not None and self.eval_every is None:
             raise ValueError("early_stopping needs eval_every: set it too")
         if self.plateau is not None and self.eval_every is None:

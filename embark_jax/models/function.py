@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 from flax import nnx
@@ -53,6 +53,9 @@ class FunctionModel:
         former is multiplied by the sample's weight, if it has one. It
         receives the whole batch, over all devices, or a micro-batch. None takes the
         trainer's loss of what ``apply`` returns.
+      independent_samples: whether ``loss`` returns one of each sample, which depends on
+        that sample alone. It may then receive the samples of one device:
+        ``train.dense_wire`` needs that.
     """
 
     params: Any
@@ -62,10 +65,19 @@ class FunctionModel:
     loss: Callable[[Any, Embeddings, Samples], tuple[jax.Array, jax.Array]] | None = (
         dataclasses.field(default=None, metadata={"static": True})
     )
+    independent_samples: bool = dataclasses.field(
+        default=False, metadata={"static": True}
+    )
 
 
 class ModelWithLoss(nnx.Module, abc.ABC):
-    """A Flax module that defines its own loss."""
+    """A Flax module that defines its own loss.
+
+    Attributes:
+      independent_samples: as in ``FunctionModel``.
+    """
+
+    independent_samples: ClassVar[bool] = False
 
     @abc.abstractmethod
     def loss(

@@ -54,6 +54,8 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 
 An array with no axis that divides by the devices stays replicated.
 """
+DenseWire = Literal["float32", "bfloat16"]
+"""Number format in which gradients of the dense layers travel."""
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 """The optimizers of dense layers that have a name of their own."""
 if TYPE_CHECKING:

@@ -176,19 +176,21 @@ class Experiment:
                 nnx.Rngs(config.seed),
             )
         optimizers = build_optimizers(config, self.steps)
-        return Trainer(
-            model,
-            embeddings,
-            dense_optimizer=optimizers.dense,
-            embedding_optimizer=optimizers.rows,
-            micro_batches=config.train.micro_batches,
-            dense=config.train.dense,
-            overlap=overlap(config, self.tables),
-            loss=build_loss(config),
-            seed=config.seed,
-            on_bad_id=config.embedding.on_bad_id,
-            scratch=config.embedding.scratch,
-        )
+        with config_error_at("train"):
+            return Trainer(
+                model,
+                embeddings,
+                dense_optimizer=optimizers.dense,
+                embedding_optimizer=optimizers.rows,
+                micro_batches=config.train.micro_batches,
+                dense=config.train.dense,
+                dense_wire=config.train.dense_wire,
+                overlap=overlap(config, self.tables),
+                loss=build_loss(config),
+                seed=config.seed,
+                on_bad_id=config.embedding.on_bad_id,
+                scratch=config.embedding.scratch,
+            )
 
 
 def named_code(config: ExperimentConfig) -> list[str]:

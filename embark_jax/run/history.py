@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "train.keep_checkpoints",
     "train.micro_batches",
     "train.dense",
+    "train.dense_wire",
     "train.overlap",
     *(f"dense_optimizer.{key}" for key in ("learning_rate", "eps", "weight_decay")),
     *(f"embedding.optimizer.{key}" for key in ("learning_rate", "eps", "beta*")),

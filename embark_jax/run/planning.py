@@ -105,6 +105,7 @@ def _dense_load(
         state_values(config.dense_optimizer),
         activation_bytes(model.kept_bytes, pooled_bytes),
         config.train.dense,
+        config.train.dense_wire,
     )
 
 

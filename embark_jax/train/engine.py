@@ -20,12 +20,13 @@ from embark_jax.embedding.arrays import TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch
 from embark_jax.plans.capacities import grow
+from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.outcome import Outcome, StepReport, StepResult
 from embark_jax.train.placing import PlacedBatch
 from embark_jax.train.router import Router, StepRouter
 from embark_jax.train.state import TrainState, init_state
-from embark_jax.train.step import StepOptions, make_score_step, make_train_step
+from embark_jax.train.step import make_score_step, make_train_step
 from embark_jax.train.step_model import CALL, StepModel
 
 NO_KEYS: Mapping[str, int] = {}

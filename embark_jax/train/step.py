@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +11,15 @@ import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes, Storages
+from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import (
-    Columns,
-    check_batch,
-    cut_batch,
-    join_batch,
-    route_batch,
-)
-from embark_jax.plans.options import DenseParallelism
+from embark_jax.embedding.device_batch import Columns, check_batch, route_batch
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.train.losses import LOG_LOSS, Loss
+from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.outcome import StepReport, join_numbers
-from embark_jax.train.state import TrainState, sample_sharding, update_shardings
-from embark_jax.train.step_model import CALL, StepModel, check_logits
+from embark_jax.train.state import TrainState, update_shardings
+from embark_jax.train.step_model import CALL, StepModel, check_independent, check_logits
 
 MATMUL_PRECISION = "highest"
 """Precision of products of float32 operands. By default XLA lets newer GPUs round them
@@ -35,58 +27,12 @@ to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Mod
 want speed ask for bfloat16, or for another precision in a product of their own."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepOptions:
-    """How a step works.
-
-    Attributes:
-      micro_batches: number of equal cuts of a batch that go through the model one after
-        the other; the collection's plan is for one of them.
-      dense: how the dense model lies on the devices.
-      loss: loss of a sample, for models that have none of their own. Minimized is the
-        mean over the batch, of losses times sample weights, if there are any.
-
-    Raises:
-      ValueError: if ``micro_batches`` is below 1.
-    """
-
-    micro_batches: int = 1
-    dense: DenseParallelism = "replicated"
-    loss: Loss = LOG_LOSS
-
-    def __post_init__(self):
-        if self.micro_batches < 1:
-            raise ValueError(
-                f"micro_batches is {self.micro_batches}, must be at least 1"
-            )
-
-
-class Gradients(NamedTuple):
-    """The result of backward.
-
-    Attributes:
-      loss: ``[]`` mean log loss of the batch.
-      logits: ``[batch]`` or ``[batch, tasks]``, in the order of the batch's samples.
-      model_state: state after the batch; each micro-batch starts from that of the one
-        before.
-      dense: gradients of the loss by the model's parameters.
-      embeddings: gradients by each array that ``lookup`` returned; several
-        micro-batches lie along a first axis.
-    """
-
-    loss: jax.Array
-    logits: jax.Array
-    model_state: Any
-    dense: Any
-    embeddings: dict[str, jax.Array]
-
-
 def make_train_step(
     model: StepModel,
     collection: EmbeddingCollection,
     optimizers: Optimizers,
     state: TrainState,
-    options: StepOptions = StepOptions(),
+    options: StepOptions = DEFAULT,
 ) -> Callable:
     """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
     it donates its state.
@@ -106,10 +52,15 @@ def make_train_step(
       optimizers: optimizers of dense parameters and rows.
       state: result of ``init_state`` or ``abstract_state``.
       options: how the step works.
+
+    Raises:
+      ValueError: if dense gradients cannot travel in their format, since the loss of a
+        sample may depend on other samples.
     """
     micro_batches = options.micro_batches
     updated = update_shardings(options.dense, state.params, collection.mesh)
-    losses_of = _losses_of(model, collection, options)
+    if options.by_device:
+        check_independent(model, f"dense_wire is {options.dense_wire!r}")
 
     def apply_batch(
         collection: EmbeddingCollection,
@@ -118,8 +69,8 @@ def make_train_step(
         routes: Routes,
     ) -> tuple[TrainState, StepReport]:
         with jax.default_matmul_precision(MATMUL_PRECISION):
-            gradients = _gradients(
-                losses_of, collection, state, routes, batch, micro_batches
+            gradients = batch_gradients(
+                model, collection, options, state, routes, batch, updated
             )
         dense_gradient, params = lax.with_sharding_constraint(
             (gradients.dense, state.params), (updated, updated)
@@ -235,76 +186,6 @@ def make_score_step(
         return StepReport(numbers, routes.bad_ids, logits, columns.labels)
 
     return jax.jit(score_step)
-
-
-def _losses_of(
-    model: StepModel, collection: EmbeddingCollection, options: StepOptions
-) -> Callable[..., tuple[jax.Array, jax.Array, Any]]:
-    """Returns ``(params, model_state, embeddings, batch) -> (losses, logits,
-    model_state)``; losses are ``[batch]`` or their mean ``[]``."""
-    by_sample = sample_sharding(options.dense, collection.mesh)
-
-    @jax.named_scope("dense")
-    def losses_of(params, model_state, embeddings, batch):
-        inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
-        embeddings, dense, labels, weights = lax.with_sharding_constraint(
-            inputs, by_sample
-        )
-        batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
-        losses, logits, model_state = model.train(
-            params, model_state, embeddings, batch, options.loss
-        )
-        if weights is not None and losses.ndim == 1:
-            losses = losses * weights
-        return losses, lax.with_sharding_constraint(logits, by_sample), model_state
-
-    return losses_of
-
-
-def _gradients(
-    losses_of: Callable[..., tuple[jax.Array, jax.Array, Any]],
-    collection: EmbeddingCollection,
-    state: TrainState,
-    routes: Routes,
-    batch: Columns,
-    micro_batches: int,
-) -> Gradients:
-    """Computes gradients of the mean loss: at once, or in micro-batches one after the
-    other. Losses of micro-batches are shares of the batch's mean, so their gradients
-    add up to the batch's."""
-    samples = len(batch.labels)
-    storages: Storages = state.storages
-
-    def share_of(params, embeddings, model_state, cut):
-        losses, logits, model_state = losses_of(params, model_state, embeddings, cut)
-        # A mean is over the micro-batch, which is as large as all others.
-        loss = losses / micro_batches if losses.ndim == 0 else losses.sum() / samples
-        return loss, (logits, model_state)
-
-    def of_cut(model_state, cut, routes):
-        embeddings = collection.lookup(storages, routes)
-        gradient_of = jax.value_and_grad(share_of, argnums=(0, 1), has_aux=True)
-        (loss, (logits, model_state)), (dense, embedding) = gradient_of(
-            state.params, embeddings, model_state, cut
-        )
-        return Gradients(loss, logits, model_state, dense, embedding)
-
-    if micro_batches == 1:
-        return of_cut(state.model_state, batch, routes)
-
-    def add(carried, cut):
-        sums, model_state = carried
-        gradients = of_cut(model_state, *cut)
-        sums = jax.tree.map(jnp.add, sums, (gradients.loss, gradients.dense))
-        return (sums, gradients.model_state), (gradients.logits, gradients.embeddings)
-
-    zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params)
-    cuts = cut_batch(collection, batch, micro_batches), routes
-    ((loss, dense), model_state), (logits, embeddings) = lax.scan(
-        add, (zeros, state.model_state), cuts
-    )
-    logits = join_batch(collection, logits)
-    return Gradients(loss, logits, model_state, dense, embeddings)
 
 
 def _rows_are_finite(

@@ -27,7 +27,11 @@ class StepModel(Protocol):
     Attributes:
       params: arrays that the optimizer changes.
       state: all other arrays.
+      independent_samples: whether the loss of a sample is a function of this sample
+        and the parameters alone, as far as the model says; its state is not asked.
     """
+
+    independent_samples: bool
 
     @property
     def params(self) -> Any: ...
@@ -80,11 +84,15 @@ class FlaxModel:
     Attributes:
       params: the module's ``nnx.Param`` variables.
       state: the module's other variables.
+      independent_samples: as in ``StepModel``.
     """
 
     def __init__(self, module: nnx.Module):
         graph, *arrays = nnx.split(module, nnx.Param, ...)
         self.params, self.state = arrays
+        self.independent_samples = (
+            not isinstance(module, ModelWithLoss) or module.independent_samples
+        )
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
         training.train()
@@ -155,6 +163,7 @@ class PlainModel:
     def __init__(self, model: FunctionModel):
         self._model = model
         self.params = model.params
+        self.independent_samples = model.loss is None or model.independent_samples
 
     def train(self, params, state, embeddings, batch, loss):
         if self._model.loss is None:
@@ -171,6 +180,32 @@ class PlainModel:
 
     def module(self, params, state):
         return dataclasses.replace(self._model, params=jax.tree.map(jnp.copy, params))
+
+
+def check_independent(model: StepModel, reason: str) -> None:
+    """Checks that devices may each compute the losses of their own samples.
+
+    Args:
+      model: model of the dense layers.
+      reason: words that say why they do.
+
+    Raises:
+      ValueError: if the loss of a sample may depend on other samples.
+    """
+    arrays = len(jax.tree.leaves(model.state))
+    if arrays:
+        raise ValueError(
+            f"{reason}, but the model has {arrays} arrays that are no parameters, must "
+            "have none: devices would each change them, such as BatchNorm its "
+            "statistics, Dropout its random keys and TwoTower its counts; leave these "
+            "layers out, or let the gradients travel in float32"
+        )
+    if not model.independent_samples:
+        raise ValueError(
+            f"{reason}, but the model has its own loss, which may compare samples of "
+            "a batch: set its independent_samples to True if it does not, or let the "
+            "gradients travel in float32"
+        )
 
 
 def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array:

@@ -22,9 +22,10 @@ from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.metrics.pointwise import Metrics
 from embark_jax.models.function import Model
-from embark_jax.plans.options import DenseParallelism, OnBadId
+from embark_jax.plans.options import DenseParallelism, DenseWire, OnBadId
 from embark_jax.report.progress import step_progress
 from embark_jax.train.engine import Engine
+from embark_jax.train.gradients import StepOptions
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.optimizers import Optimizers
@@ -32,7 +33,6 @@ from embark_jax.train.outcome import StepReport, StepResult, warn_if_done
 from embark_jax.train.placing import PlacedBatch, Placing
 from embark_jax.train.scoring import metrics_of, score_batches
 from embark_jax.train.state import Checkpoints, TrainState
-from embark_jax.train.step import StepOptions
 from embark_jax.train.step_model import CALL, step_model
 
 
@@ -50,6 +50,8 @@ class Trainer:
         after the other, for batches beyond memory. The plan is for one of them; rows
         and parameters are updated once a batch.
       dense: how the dense model lies on the devices.
+      dense_wire: format in which gradients of dense parameters travel; bfloat16 needs a
+        model without state whose samples are independent. See ``StepOptions``.
       overlap: whether the route of a batch is made during the step before it.
       loss: loss of a sample, whose mean is minimized, unless the model has its own.
       seed: seed of the initial tables.
@@ -72,6 +74,7 @@ class Trainer:
         embedding_optimizer: AnyRule,
         micro_batches: int = 1,
         dense: DenseParallelism = "replicated",
+        dense_wire: DenseWire = "float32",
         overlap: bool = False,
         loss: Loss = LOG_LOSS,
         seed: int = 0,
@@ -84,7 +87,7 @@ class Trainer:
             self._model,
             embeddings,
             Optimizers(dense_optimizer, embedding_optimizer),
-            StepOptions(micro_batches, dense, loss),
+            StepOptions(micro_batches, dense, loss, dense_wire),
             look_ahead=overlap,
             key=jax.random.key(seed),
             scratch=scratch,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import MovieLens100K
+from embark_jax.plans.options import DenseWire
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
 
@@ -43,8 +44,15 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def config(
-    model: str, seed: int, tables: list[str], epochs: int, compute_dtype: str
+    model: str,
+    seed: int,
+    tables: list[str],
+    epochs: int,
+    compute_dtype: str,
+    dense_wire: DenseWire | None,
 ) -> ExperimentConfig:
+    """The recipe; with a ``dense_wire`` on eight devices, and without dropout, whose
+    random keys such models may not have."""
     scale = recipe.INITIAL_DEVIATION * 3**0.5  # uniform of this deviation
     no_gain = {"metric": "auc", "min_change": 1e-6}
     return ExperimentConfig.model_validate(
@@ -56,7 +64,11 @@ def config(
                 "earlier_items": recipe.HISTORY * (model == "din"),
             },
             "model": MODELS[model]
-            | {"dropout": recipe.DROPOUT, "compute_dtype": compute_dtype},
+            | {
+                "dropout": 0.0 if dense_wire else recipe.DROPOUT,
+                "compute_dtype": compute_dtype,
+            },
+            "mesh": {"nodes": 2, "gpus_per_node": 4} if dense_wire else {},
             "embedding": {
                 # DeepFM's first column holds the first-order weights.
                 "dim": recipe.DIM + (model == "deepfm"),
@@ -70,6 +82,7 @@ def config(
             },
             "train": {
                 "batch_size": recipe.BATCH,
+                "dense_wire": dense_wire or "float32",
                 "steps": epochs * recipe.STEPS_AN_EPOCH,
                 "log_every": recipe.STEPS_AN_EPOCH // 2,
                 "eval_every": recipe.STEPS_AN_EPOCH,
@@ -123,6 +136,11 @@ def main() -> None:
     parser.add_argument(
         "--bfloat16", action="store_true", help="dense layers compute in bfloat16"
     )
+    parser.add_argument(
+        "--dense-wire",
+        choices=get_args(DenseWire),
+        help="on eight devices, without dropout: format of the dense layers' gradients",
+    )
     asked = parser.parse_args()
     data = MovieLens100K(earlier_items=recipe.HISTORY)
     # Seeds share the compiled programs of their model.
@@ -134,12 +152,15 @@ def main() -> None:
     epochs = recipe.SPEED_EPOCHS if asked.speed else recipe.EPOCHS
     dtype = "bfloat16" if asked.bfloat16 else "float32"
     framework = "embark_jax, bfloat16" if asked.bfloat16 else "embark_jax"
+    if asked.dense_wire:
+        framework += f", dense gradients {asked.dense_wire}"
     for model in asked.models:
         for seed in asked.seeds:
             name = f"{framework}/{model}/{seed}"
             if name not in recipe.results(path):
                 tables = list(data.table_rows)
-                record = train(config(model, seed, tables, epochs, dtype))
+                settings = config(model, seed, tables, epochs, dtype, asked.dense_wire)
+                record = train(settings)
                 recipe.keep(name, record, path)
                 print(name, record, flush=True)
 

@@ -14,7 +14,13 @@ NAMES = {
     "finalmlp": "FinalMLP",
     "din": "DIN",
 }
-FRAMEWORKS = "embark_jax", "embark_jax, bfloat16", "fuxictr"
+FRAMEWORKS = (
+    "embark_jax",
+    "embark_jax, bfloat16",
+    "embark_jax, dense gradients float32",
+    "embark_jax, dense gradients bfloat16",
+    "fuxictr",
+)
 
 
 def shown(values: list[float]) -> str:

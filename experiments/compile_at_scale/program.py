@@ -32,6 +32,9 @@ class Collective:
       kind: such as ``all-to-all``.
       buffer_bytes: of one device: what it sends, of an all-gather what it receives.
       group: devices that take part together, the first of the groups.
+      types: types of the elements that travel.
+      purpose: the name that JAX gave it.
+      earlier: number of instructions that compute before its start.
       between: what the instructions that compute are for, which the schedule puts
         between its start and its end; none of one that is not asynchronous.
     """
@@ -39,7 +42,10 @@ class Collective:
     kind: str
     buffer_bytes: int
     group: tuple[int, ...]
-    between: tuple[str, ...]
+    types: frozenset[str]
+    purpose: str
+    earlier: int
+    between: tuple[str, ...] = ()
 
     def node_bytes(self, gpus_per_node: int) -> tuple[float, float]:
         """Bytes that a device sends inside its node, and to other nodes.
@@ -64,14 +70,16 @@ def collectives(hlo: str) -> list[Collective]:
     found: list[Collective] = []
     for lines in _computations(hlo):
         waiting: dict[str, int] = {}  # start -> place in `found`
+        computed = 0
         for name, rest in lines:
             if match := COLLECTIVE.match(rest):
-                found.append(_collective(match, rest))
+                found.append(_collective(match, rest, computed))
                 if match["start"]:
                     waiting[name] = len(found) - 1
             elif (done := DONE.search(rest)) and done["started"] in waiting:
                 del waiting[done["started"]]
             elif COMPUTES.search(rest):
+                computed += 1
                 for place in waiting.values():
                     each = found[place]
                     between = (*each.between, _purpose(rest))
@@ -96,16 +104,24 @@ def _purpose(rest: str) -> str:
     return named[1] if named else ""
 
 
-def _collective(match: re.Match, rest: str) -> Collective:
+def _collective(match: re.Match, rest: str, earlier: int) -> Collective:
+    shapes = SHAPE.findall(match["shapes"])
     operands = [
         BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)
-        for dtype, dims in SHAPE.findall(match["shapes"])
+        for dtype, dims in shapes
     ]
     if match["kind"] == "ragged-all-to-all":  # operands, sizes, offsets, the result
         operands = operands[-1:]
     elif match["start"] and match["kind"] != "all-reduce":  # operands, then results
         operands = operands[len(operands) // 2 :]
-    return Collective(match["kind"], sum(operands), _group(rest), between=())
+    return Collective(
+        match["kind"],
+        sum(operands),
+        _group(rest),
+        frozenset(dtype for dtype, _ in shapes),
+        _purpose(rest),
+        earlier,
+    )
 
 
 def _group(rest: str) -> tuple[int, ...]:

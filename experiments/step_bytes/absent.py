@@ -23,12 +23,16 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.table_lists import experiment_of
+from embark_jax.embedding.arrays import Routes
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
 from embark_jax.planner import TableList
 from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.options import DenseWire
 from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.plans.wire import FLOAT32, Wire
+from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import (
     Optimizers,
     build_dense_optimizer,
@@ -80,6 +84,9 @@ def compile_step(
     optimizer: str,
     implementation: Implementation = "xla",
     compute_dtype: str = "float32",
+    wire: Wire = FLOAT32,
+    dense_wire: DenseWire = "float32",
+    look_ahead: bool = False,
 ) -> tuple[jax.stages.Compiled, TrainState]:
     """The compiled train step of a table list's model, and the shapes of its state.
 
@@ -90,8 +97,13 @@ def compile_step(
       optimizer: the row optimizer; the dense layers use the same rule.
       implementation: the implementation of lookups and updates.
       compute_dtype: dtype of the dense layers' matrix products.
+      wire: formats in which rows and their gradients travel.
+      dense_wire: format in which gradients of the dense layers travel.
+      look_ahead: whether the step makes the routes of the batch after its own.
     """
-    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
+    collection = EmbeddingCollection(
+        plan, mesh, wire=wire, implementation=implementation
+    )
     described = experiment_of(listed)["model"] | {"compute_dtype": compute_dtype}
     config = pydantic.TypeAdapter(ModelConfig).validate_python(described)
     assert listed.dense is not None
@@ -106,9 +118,24 @@ def compile_step(
         build_embedding_optimizer(rows, steps=1),
     )
     state = abstract_state(model, collection, optimizers)
-    step = make_train_step(model, collection, optimizers, state)
+    options = StepOptions(dense_wire=dense_wire)
+    step = make_train_step(model, collection, optimizers, state, options)
     large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
     wide = {f.name for f in plan.features if f.table in large}
     batch = abstract_batch(plan, mesh, features, wide)
     with jax.enable_x64(bool(wide)):
-        return step.lower(state, batch, None, None).compile(), state
+        routes = abstract_routes(collection, batch) if look_ahead else None
+        following = batch if look_ahead else None
+        return step.lower(state, batch, routes, following).compile(), state
+
+
+def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
+    """Shapes and shardings of the routes of a batch."""
+    lowered = jax.jit(lambda batch: route_batch(collection, batch)).lower(batch)
+    return jax.tree.map(
+        lambda routed, sharding: jax.ShapeDtypeStruct(
+            routed.shape, routed.dtype, sharding=sharding
+        ),
+        lowered.out_info,
+        lowered.compile().output_shardings,
+    )

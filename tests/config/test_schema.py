@@ -65,6 +65,7 @@ def test_configs_cannot_be_changed():
         (EmbeddingConfig, {"capacity_slack": 0}),
         (EmbeddingConfig, {"capacity_slack": float("inf")}),
         (TrainConfig, {"learning_rate": 0.1}),
+        (TrainConfig, {"dense": "tensor", "dense_wire": "bfloat16"}),
     ],
 )
 def test_bad_values_are_refused(section, values):

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 
+import jax
 import pytest
 
 import embark_jax as ej
@@ -112,6 +113,36 @@ def test_exchanges_and_dense_layers_overlap(nodes):
     assert "jit(train_step)/jvp(dense)/dot_general" in meanwhile["all-to-all"]
     assert any(name.startswith(embeddings) for name in meanwhile["all-to-all"])
     assert any(name.startswith(embeddings) for name in meanwhile["all-reduce"])
+
+
+@pytest.mark.parametrize("dense", ["replicated", "zero1"])
+def test_dense_gradients_travel_in_half_the_bytes(dense):
+    """All of them, with zero1 in shares where these are equal. In float32 stay the loss,
+    whether rows are finite, and the gradients of the replicated table."""
+    sent = {}
+    for wire in ("float32", "bfloat16"):
+        step, state = compile_step(
+            planned(1, "flat", "flat"),
+            h100_mesh(1),
+            ej.RowwiseAdagrad(0.1),
+            bottom=(512, 256, 128),
+            top=(1024, 512, 1),
+            rank=64,
+            dense=dense,
+            dense_wire=wire,
+        )
+        sent[wire] = Counter()
+        for each in collectives(step.as_text()):
+            if each.kind in ("all-reduce", "reduce-scatter"):
+                (dtype,) = each.types
+                scattered = GPUS_PER_NODE if each.kind == "reduce-scatter" else 1
+                sent[wire][dtype] += scattered * each.buffer_bytes
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert sent["bfloat16"]["bf16"] == 2 * parameters
+    assert sent["float32"]["bf16"] == 0
+    others = 4 * (1 + 1 + 100 * WIDTH)
+    assert sent["bfloat16"]["f32"] == others
+    assert sent["float32"]["f32"] == 4 * parameters + others
 
 
 def test_ids_of_the_next_batch_travel_beside_the_dense_layers():

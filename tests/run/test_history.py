@@ -91,6 +91,7 @@ def test_what_changes_is_said(run):
         "fleet=f",
         "name=other",
         "train.overlap=true",
+        "train.dense_wire=bfloat16",
         "model.compute_dtype=bfloat16",
     ],
 )

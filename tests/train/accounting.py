@@ -19,9 +19,10 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement, lay_out
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
+from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
-from embark_jax.train.step import StepOptions, make_train_step
+from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
 from tests.compiled import DENSE_FEATURES, compiled_collectives

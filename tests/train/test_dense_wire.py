@@ -1,0 +1,215 @@
+"""Gradients of the dense layers that travel in bfloat16: what they are, that all else
+of a step holds as before, and which models are refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import embark_jax as ej
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.train.gradients import StepOptions
+from embark_jax.train.outcome import NonFiniteLossError
+from tests.builders import (
+    SMALL_BATCH,
+    SMALL_DATA,
+    assert_equal_states,
+    dlrm_dcnv2,
+    losses,
+    make_trainer,
+    small_trainer,
+    snapshot,
+)
+from tests.train.trainers import AMPLE, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
+
+DEVICES, BATCH, DENSE, RATE = 8, 64, 5, 0.5
+ULP = 2.0**-8
+"""Largest relative error of rounding to bfloat16, twice: one digit."""
+TABLES = (ej.TableSpec("a", 300, 8), ej.TableSpec("b", 40, 8))
+FEATURES = (ej.FeatureSpec("a", hotness=3), ej.FeatureSpec("b"))
+DATA = ej.SyntheticClicks(
+    TABLES, FEATURES, dense_features=DENSE, train_samples=20 * BATCH
+)
+
+
+def trainer_of(dense_wire="bfloat16", micro_batches=1, **options) -> ej.Trainer:
+    machines = ej.fleets.dgx_h100(2, DEVICES // 2)
+    return make_trainer(
+        ej.plan(TABLES, FEATURES, machines, BATCH // micro_batches),
+        dlrm_dcnv2(DENSE, (16, 8), (16, 8, 1), rank=8, layers=2),
+        micro_batches=micro_batches,
+        dense_wire=dense_wire,
+        dense_optimizer=optax.sgd(RATE),
+        **options,
+    )
+
+
+def rounded(array) -> np.ndarray:
+    return np.asarray(array).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def shares_by_hand(model, tables, batch):
+    """Gradients of the mean loss by each device's samples, along a first axis, without
+    this package's step."""
+    graph, params = nnx.split(model)
+
+    def loss(params, dense, embeddings, labels):
+        logits = nnx.merge(graph, params)(dense, embeddings)
+        return optax.sigmoid_binary_cross_entropy(logits, labels).sum() / BATCH
+
+    pooled = {}
+    for name, rows in tables.items():
+        ids = batch.ids[name][:, :, None]
+        pooled[name] = np.where(ids >= 0, rows[ids[:, :, 0]], 0).sum(axis=1)
+    inputs = batch.dense, pooled, batch.labels
+    inputs = jax.tree.map(
+        lambda rows: rows.reshape(DEVICES, -1, *rows.shape[1:]), inputs
+    )
+    with jax.default_matmul_precision("highest"):
+        by_device = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0)))
+        return by_device(params, *inputs)
+
+
+def test_gradients_are_rounded_once_on_each_device_and_summed():
+    trainer = trainer_of()
+    model = trainer.model
+    batch = DATA.train_batch(0, BATCH)
+    tables = {name: trainer.table(name).rows for name in "ab"}
+    shares = shares_by_hand(model, tables, batch)
+    before = nnx.state(model)
+    trainer.train([batch])
+    exact = []
+    leaves = map(jax.tree.leaves, (before, trainer.state.params, shares))
+    for old, new, share in zip(*leaves, strict=True):
+        found = (np.float64(old) - np.float64(new)) / RATE
+        total = rounded(rounded(share).sum(axis=0).astype(np.float32))
+        slack = ULP * np.abs(np.float64(share)).sum(axis=0)
+        update = 2.0**-22 * np.abs(np.float64(old)) / RATE  # of its rounding
+        assert (np.abs(found - total) <= slack + update + 1e-12).all()
+        exact.extend((np.abs(found - total) <= update + 1e-12).flat)
+    # Of the others, a share was rounded to the other side.
+    assert np.mean(exact) > 0.95
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return losses(trainer_of().iterate(DATA, 10))
+
+
+def test_losses_are_close_to_those_of_float32(expected):
+    exact = losses(trainer_of("float32").iterate(DATA, 10))
+    assert expected != exact
+    np.testing.assert_allclose(expected, exact, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("dense", "micro_batches"),
+    [("zero1", 1), pytest.param("replicated", 2, marks=pytest.mark.slow)],
+)
+def test_no_other_option_changes_what_is_rounded(dense, micro_batches, expected):
+    trainer = trainer_of(dense=dense, micro_batches=micro_batches)
+    found = losses(trainer.iterate(DATA, 10))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_by_bit(tmp_path):
+    whole, cut = trainer_of(), trainer_of()
+    expected = losses(whole.iterate(DATA, 10))
+    found = losses(cut.iterate(DATA, 4))
+    with Checkpointer(tmp_path, {}, keep=None) as checkpoints:
+        checkpoints.save(cut.state, 4, cut.embeddings, {})
+        after = trainer_of()
+        after.restore(checkpoints.restore(after.state, after.embeddings)[0])
+    found += losses(after.iterate(DATA, 10))
+    assert found == expected
+    assert_equal_states(snapshot(after), snapshot(whole))
+
+
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_overflow_changes_no_bit(overlap):
+    data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
+    tight, ample = (
+        clicks_trainer(capacities, dense_wire="bfloat16", overlap=overlap and not i)
+        for i, capacities in enumerate(({"rb_2_split": 16, "ub_4": 1}, AMPLE))
+    )
+    assert losses(tight.iterate(data, 8)) == losses(ample.iterate(data, 8))
+    assert tight.recompilations > 0
+    assert_equal_states(snapshot(tight), snapshot(ample))
+
+
+def test_a_gradient_that_is_not_finite_is_refused_as_a_whole():
+    trainer = clicks_trainer(dense_wire="bfloat16")
+    list(trainer.iterate(Clicks(), 2))
+    before = snapshot(trainer)
+    with pytest.raises(NonFiniteLossError, match="at step 3, "):
+        list(trainer.iterate(Clicks(spoil=spoil_at(3, dense=HUGE)), 9))
+    assert_equal_states(snapshot(trainer), before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A model of functions, whose loss is a mean or one of each sample."""
+
+    mean: bool
+
+    def apply(self, params, dense, embeddings):
+        return (embeddings["a"] * embeddings["b"]) @ params + dense[:, 0]
+
+    def loss(self, params, embeddings, batch):
+        logits = self.apply(params, batch.dense, embeddings)
+        each = optax.sigmoid_focal_loss(logits, batch.labels, gamma=2.0)
+        return (each.mean() if self.mean else each), logits
+
+    def model(self, **options) -> ej.FunctionModel:
+        return ej.FunctionModel(jnp.ones(4), self.apply, self.loss, **options)
+
+
+def test_a_loss_of_each_sample_may_be_declared():
+    model = Own(mean=False).model(independent_samples=True)
+    trainers = [
+        small_trainer(model, 4, dense_wire=wire) for wire in ("float32", "bfloat16")
+    ]
+    exact, found = (losses(each.iterate(SMALL_DATA, 5)) for each in trainers)
+    assert found != exact
+    np.testing.assert_allclose(found, exact, rtol=1e-2)
+
+
+def batch_norm(shapes):
+    return ej.models.DLRM(shapes, 1, (4,), (4, 1), batch_norm=True, rngs=nnx.Rngs(0))
+
+
+def two_tower(shapes):
+    return ej.models.TwoTower(shapes, 1, ["b"], (4,), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (batch_norm, "arrays that are no parameters, must have none"),
+        (two_tower, "has 1 arrays that are no parameters, must have none"),
+        (Own(mean=False).model(), "has its own loss, which may compare samples"),
+    ],
+)
+def test_samples_must_be_independent(model, message):
+    with pytest.raises(ValueError, match=f"dense_wire is 'bfloat16', .*{message}"):
+        small_trainer(model, dense_wire="bfloat16")
+
+
+def test_a_mean_over_the_batch_is_refused():
+    model = Own(mean=True).model(independent_samples=True)
+    trainer = small_trainer(model, dense_wire="bfloat16")
+    with pytest.raises(ValueError, match="is the mean of a batch, must be one of each"):
+        trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])
+
+
+def test_layers_that_are_shared_are_refused():
+    with pytest.raises(ValueError, match="must be 'float32' where dense is 'tensor'"):
+        StepOptions(dense="tensor", dense_wire="bfloat16")
+    with pytest.raises(ValueError, match="dense_wire is 'float8', must be of float32,"):
+        StepOptions(dense_wire="float8")
