@@ -117,8 +117,8 @@ def test_exchanges_and_dense_layers_overlap(nodes):
 
 @pytest.mark.parametrize("dense", ["replicated", "zero1"])
 def test_dense_gradients_travel_in_half_the_bytes(dense):
-    """All of them, with zero1 in shares where these are equal. In float32 stay the loss,
-    whether rows are finite, and the gradients of the replicated table."""
+    """All of them, with zero1 in shares where these are equal. In float32 stay the
+    loss, whether rows are finite, and the gradients of the replicated table."""
     sent = {}
     for wire in ("float32", "bfloat16"):
         step, state = compile_step(
