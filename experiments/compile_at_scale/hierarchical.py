@@ -52,6 +52,7 @@ def make_plan(listed: TableList, machines: fleet.Fleet, exchange: Exchange) -> P
         forced=forced,
         zipf_exponent=workload.zipf_exponent,
         optimizer=workload.optimizer,
+        kernels=workload.kernels,
     )
 
 

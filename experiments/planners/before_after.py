@@ -39,15 +39,18 @@ MODELS = Path(__file__).parents[2] / "configs" / "models"
 RESULTS = Path(__file__).parent / "results" / "search"
 SKEWS = (0.0, 0.6, 1.3)
 BEFORE = """
-import json, sys, time
+import inspect, json, sys, time
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/kernels", sys.argv[2]]
 import before_after
 from embark_jax import planner
 before = time.process_time()
 tables, features, workload = before_after.request(json.loads(sys.argv[3]))
+priced = {}
+if "kernels" in inspect.signature(planner.plan).parameters:
+    priced["kernels"] = workload.kernels
 made = planner.plan(
     tables, features, workload.fleet, workload.batch_size,
-    zipf_exponent=workload.zipf_exponent, optimizer=workload.optimizer,
+    zipf_exponent=workload.zipf_exponent, optimizer=workload.optimizer, **priced,
 )
 print(json.dumps({
     "cpu_s": time.process_time() - before,

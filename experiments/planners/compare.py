@@ -163,6 +163,7 @@ def _ours(case: Case, cost_model: str) -> tuple[Attempt, float | None]:
             zipf_exponent=workload.zipf_exponent,
             optimizer=workload.optimizer,
             cost_model=cost_model,
+            kernels=workload.kernels,
         )
         assert plan.prediction is not None
         bounds_ms.append(plan.prediction.lower_bound_ms)

@@ -118,6 +118,7 @@ def test_plans_are_near_their_bound(model):
             SMALLER_BATCHES.get((name, nodes), BATCH),
             zipf_exponent=published.ZIPF_EXPONENT,
             forced=forced,
+            kernels="mosaic_gpu",
         )
         for forced in (cold, {})
     )
@@ -142,6 +143,7 @@ def test_plans_of_lists_that_are_hard_are_near_their_bound(name, nodes, gap):
         listed.batch or BATCH,
         zipf_exponent=listed.zipf_exponent or 0.0,
         optimizer=listed.optimizer or "rowwise_adagrad",
+        kernels="mosaic_gpu",
     )
     assert planned.prediction.gap <= gap
 

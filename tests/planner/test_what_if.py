@@ -39,7 +39,7 @@ def uneven():
 
 def priced_without(planned: ej.Plan, names: set[str]) -> float:
     """The oracle: a model that never had these tables, placed as in the plan."""
-    workload = Workload(H100, BATCH)
+    workload = Workload(H100, BATCH, kernels="xla")
     placements = [p for p in planned.placements if p.table.name not in names]
     features = [f for f in planned.features if f.table not in names]
     return predict(placements, features, workload, ProgramModel(workload)).step_ms
@@ -75,7 +75,7 @@ def test_a_part_of_the_step_is_not_what_a_removal_takes_off():
 
 
 def test_the_largest_tables_are_planned_without():
-    workload = Workload(H100, BATCH)
+    workload = Workload(H100, BATCH, kernels="xla")
     planned = plan_for(workload, TABLES, FEATURES, forced=FORCED, replan=2)
     again = [r for r in planned.prediction.breakdown.removals if r.replanned_ms]
     assert len(again) == 2
@@ -106,7 +106,7 @@ def test_the_shard_that_sets_the_memory_is_named_with_a_split(uneven):
         column_shards=split.column_shards,
         devices=tuple(range(int(rows) * int(columns))),
     )
-    workload = Workload(H100, BATCH)
+    workload = Workload(H100, BATCH, kernels="xla")
     placements = [other if p is mine else p for p in uneven.placements]
     prediction = predict(placements, FEATURES, workload, ProgramModel(workload))
     assert found.split_step_ms == pytest.approx(prediction.step_ms)

@@ -56,7 +56,7 @@ def plan(
     wire: Wire = FLOAT32,
     certify_s: float = 0.0,
     memory_gb: float | None = None,
-    kernels: Kernels = "mosaic_gpu",
+    kernels: Kernels = "xla",
 ) -> Plan:
     """Places every table on the fleet.
 
@@ -75,8 +75,9 @@ def plan(
       wire: the formats in which rows and gradients travel.
       certify_s: seconds in which a solver raises the bound and improves the plan.
       memory_gb: most memory of a device that a step may take; None is most of all.
-      kernels: implementation of lookups and updates that is priced: the GPU kernels, or
-        "xla", which runs until they have passed `embark bench kernels --check`.
+      kernels: implementation of lookups and updates that is priced: plain XLA, which
+        runs until the GPU kernels have passed `embark bench kernels --check`, or
+        "mosaic_gpu", which are these.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the
