@@ -84,6 +84,7 @@ def workload(
         dense=_dense_load(config, data, tables, features),
         micro_batches=config.train.micro_batches,
         overlap=overlap(config, tables),
+        sample_ids=sum(feature.hotness for feature in features),
         kernels=kernels(config),
         ragged=embedding.ragged,
         memory_gb=embedding.memory_gb,

@@ -20,7 +20,8 @@ def step_ms(placements, features, workload, model):
     if workload.overlap and hides:
         whole = dataclasses.replace(workload, overlap=False)
         whole_ms = step_ms(placements, features, whole, ProgramModel(whole))
-        return whole_ms - ids_travel_ms(placements, features, workload)
+        hidden_ms = ids_travel_ms(placements, features, workload)
+        return whole_ms - hidden_share(workload) * hidden_ms
     everywhere_ms, storages = 0.0, set()
     # By storage: sums and ids of each device; by storage and phase: ms of each device.
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
@@ -123,6 +124,21 @@ def ids_travel_ms(placements, features, workload):
     return total_ms
 
 
+def hidden_share(workload):
+    """How much of the ids' travel the dense layers last, if each id travels once."""
+    fleet = workload.fleet
+    device, samples = fleet.device, workload.device_batch
+    ids_bytes = 1.25 * samples * workload.sample_ids * 5 / fleet.devices
+    ids_s = max(
+        ids_bytes * (fleet.gpus_per_node - 1) / device.node_link_bytes_per_s,
+        ids_bytes * (fleet.devices - fleet.gpus_per_node) / device.network_bytes_per_s,
+    )
+    flops = 6 * workload.dense.parameters * samples
+    dense_s = flops / (device.flops_per_s * fleet.efficiency.flops)
+    lasts = dense_s * fleet.efficiency.link
+    return 1.0 if lasts >= ids_s else lasts / ids_s
+
+
 def random_problem(seed):
     """Tables of all sizes in any placement: ``(placements, features, workload)``."""
     from embark_jax.planner import Workload
@@ -165,7 +181,8 @@ def random_problem(seed):
         float(rng.choice([0.0, 0.6, 1.1, 1.3])),
         optimizer=str(rng.choice(["sgd", "rowwise_adagrad", "adam"])),
         wire=wire,
-        dense=DenseLoad(int(rng.choice([0, 100])), 1, 8.0),
-        overlap=bool(rng.random() < 0.5),
+        dense=DenseLoad(int(rng.choice([0, 1000, 10**6])), 1, 8.0),
+        overlap=bool(rng.random() < 0.7),
+        sample_ids=sum(feature.hotness for feature in features),
     )
     return placements, features, workload

@@ -14,8 +14,9 @@ first: all are updated between the last exchange of a step and the first of the 
 In whatever order the program runs the storages, a step takes no longer than that; the
 dense layers are not in it. The objective counts one overlap: where a step also makes
 the routes of the next, the links carry ids while the dense layers run, and have no
-price for it. This assumes that these layers last at least as long as the ids travel;
-a step whose layers are shorter takes longer by what is left of that time.
+price for it, as far as these layers last. They are taken to be their products, and
+ids to travel once (``ProgramModel.hidden_share``): a step with much longer travel, as
+of many column shards, takes longer than that.
 
 Search, bound, report and simulator ask this module; a few lines in
 ``tests/planner/scalar_objective.py`` compute the same cost one shard at a time.

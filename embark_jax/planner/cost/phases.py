@@ -160,7 +160,7 @@ def _phase(
         network_bytes=np.sum(sent.network) * times,
         latency_ms=work.latency_ms * most_times,
         device_ms=np.sum(model.memory_ms(work)) * times + travel_ms,
-        hidden_ms=travel_ms * model.is_hidden(work),
+        hidden_ms=travel_ms * model.hidden_share(work),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -24,10 +25,14 @@ from embark_jax.plans.collectives import (
 )
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.wire import pooled_id_bytes
 
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
 step makes the routes. Sorts do not: they are kernels, as those of the layers are."""
+PRODUCT_FLOPS = 6
+"""Operations for a parameter and a sample: a product and a sum, once forward, twice
+backward."""
 
 Unit = Literal["storage", "sum", "node_sum", "id"]
 """Unit of a storage's work: once if any table lies in it; each partial sum a sample
@@ -257,17 +262,31 @@ class ProgramModel:
 
     def step_ms(self, work: Work) -> Any:
         """Returns the time that the step takes for work: of memory, links and latency,
-        one after the other, without the links' where that is hidden."""
-        if self.is_hidden(work):
-            return self.memory_ms(work)
-        return self.memory_ms(work) + self.travel_ms(work)
+        one after the other, without what is hidden of the latter two."""
+        exposed_ms = self.travel_ms(work) * (1 - self.hidden_share(work))
+        return self.memory_ms(work) + exposed_ms
 
-    def is_hidden(self, work: Work) -> bool:
-        """Returns whether links work beside the dense layers: they do for ids where a
-        step makes the routes of the next."""
-        workload = self.workload
-        ahead = workload.overlap and workload.dense.parameters > 0
-        return ahead and work.phase == AHEAD
+    def hidden_share(self, work: Work) -> float:
+        """Returns the share of the time on links that passes beside dense layers."""
+        return self._ahead_share if work.phase == AHEAD else 0.0
+
+    @functools.cached_property
+    def _ahead_share(self) -> float:
+        """Where a step makes the routes of the next, all of the time if the products of
+        the dense layers last longer than their ids travel, each once; else as much of
+        it as they last."""
+        workload, fleet = self.workload, self.workload.fleet
+        if not (workload.overlap and workload.dense.parameters):
+            return 0.0
+        ids = workload.capacity_slack * workload.device_batch * workload.sample_ids
+        sent = traffic.all_to_all_bytes(
+            ids * pooled_id_bytes(weighted=False), fleet.nodes, fleet.gpus_per_node
+        )
+        ids_ms = float(Rates(fleet).links_ms(sent))
+        products = workload.dense.parameters * workload.device_batch
+        flops_per_s = fleet.device.flops_per_s * fleet.efficiency.flops
+        dense_ms = 1e3 * PRODUCT_FLOPS * products / flops_per_s
+        return min(1.0, dense_ms / ids_ms) if ids_ms else 1.0
 
     def memory_ms(self, work: Work) -> Any:
         return Rates(self.workload.fleet).memory_ms(work.memory_bytes)

@@ -154,10 +154,11 @@ class TableList(Config):
         default is 65,536 samples a step, uniform ids, row-wise Adagrad, and routes made
         a step ahead as ``looks_ahead`` says. The dense layers take the optimizer of the
         rows."""
+        tables, features = self.specs()
         optimizer = _first_set(optimizer, self.optimizer, "rowwise_adagrad")
         dense = NO_DENSE
         if self.dense is not None:
-            network = self.dense.network(*self.specs())
+            network = self.dense.network(tables, features)
             states = STATE_VALUES[dense_optimizer_of(optimizer)][0]
             dense = DenseLoad(
                 network.parameters, states, network.activation_bytes, parallelism
@@ -169,7 +170,8 @@ class TableList(Config):
             optimizer=optimizer,
             wire=wire,
             dense=dense,
-            overlap=looks_ahead(overlap, fleet, self.specs()[0]),
+            overlap=looks_ahead(overlap, fleet, tables),
+            sample_ids=sum(feature.hotness for feature in features),
         )
 
 

@@ -48,6 +48,9 @@ class Workload:
       dense: the dense layers.
       micro_batches: number of micro-batches that a step takes one after the other.
       overlap: whether a step also makes the routes of the next.
+      sample_ids: ids of a sample, over all features: as far as the dense layers last
+        no less than these travel, a look-ahead hides that they do. 0 is unknown, and
+        all is taken to be hidden.
       kernels: implementation of lookups, sums of gradients and updates.
       ragged: whether tables may have a ragged exchange.
       memory_gb: most memory of a device that a step may take; None is most of all.
@@ -66,6 +69,7 @@ class Workload:
     dense: DenseLoad = NO_DENSE
     micro_batches: int = 1
     overlap: bool = False
+    sample_ids: int = 0
     kernels: Kernels = "mosaic_gpu"
     ragged: bool = False
     memory_gb: float | None = None
