@@ -279,6 +279,7 @@ class EmbeddingCollection:
         step: jax.Array,
         apply: jax.Array,
         micro_batches: int = 1,
+        late_gradients: Mapping[str, jax.Array] | None = None,
     ) -> tuple[Storages, OptimizerState]:
         """Updates each touched row once, in place where the arguments are donated.
 
@@ -291,17 +292,22 @@ class EmbeddingCollection:
           apply: ``[]`` bool; if false, nothing changes.
           micro_batches: if there are several, routes and gradients have them along a
             first axis, and each row gets the sum over all of them.
+          late_gradients: the same gradients for rows that do not lie on every device,
+            if those should leave later than gradients of other rows.
         """
+        if late_gradients is None:
+            late_gradients = gradients
 
-        def update(storages, state, routes, gradients, step, apply):
+        def update(storages, state, routes, gradients, late_gradients, step, apply):
             for name, cluster in self.clusters.items():
+                replicated = self._storages[name].kind.of_cluster.replicated
                 storages[name], state[name] = update_block(
                     cluster,
                     storages[name],
                     state[name],
                     routes.storages[name],
                     routes.mean_factors,
-                    gradients,
+                    gradients if replicated else late_gradients,
                     rule_of(optimizer, self._storages[name]),
                     step,
                     apply,
@@ -319,6 +325,7 @@ class EmbeddingCollection:
             state_specs,
             self._specs_of_routes(batch),
             batch,
+            batch,
             *[PartitionSpec()] * 2,
         )
         mapped = self.map(update, in_specs, (self._specs, state_specs))
@@ -327,6 +334,7 @@ class EmbeddingCollection:
             {name: dict(arrays) for name, arrays in state.items()},
             routes,
             dict(gradients),
+            dict(late_gradients),
             step,
             apply,
         )

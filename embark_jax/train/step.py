@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import Columns, check_batch, route_batch
+from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.optimizers import Optimizers
@@ -67,13 +68,20 @@ def make_train_step(
         state: TrainState,
         batch: Columns,
         routes: Routes,
-    ) -> tuple[TrainState, StepReport]:
+        next_routes: Routes | None,
+    ) -> tuple[TrainState, StepReport, Routes | None]:
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(
                 model, collection, options, state, routes, batch, updated
             )
         dense_gradient, params = lax.with_sharding_constraint(
             (gradients.dense, state.params), (updated, updated)
+        )
+        # On the links, ids of the next batch and sums over all devices come first, row
+        # gradients last: so ids travel beside the dense layers, and the dense update,
+        # for which the rows' must wait, runs while their gradients travel.
+        dense_gradient, late_gradients, next_routes = lax.optimization_barrier(
+            (dense_gradient, gradients.embeddings, next_routes)
         )
         with jax.named_scope("dense_update"):
             updates, dense_state = optimizers.dense.update(
@@ -108,6 +116,7 @@ def make_train_step(
             step,
             applied,
             micro_batches,
+            late_gradients,
         )
         new_state = TrainState(
             step=choose(step, state.step),
@@ -121,9 +130,8 @@ def make_train_step(
         numbers = join_numbers(
             applied, any_bad, ~fits, gradients.loss, collection.needed(routes)
         )
-        return new_state, StepReport(
-            numbers, routes.bad_ids, gradients.logits, batch.labels
-        )
+        report = StepReport(numbers, routes.bad_ids, gradients.logits, batch.labels)
+        return new_state, report, next_routes
 
     def train_step(state, batch, routes=None, following=None):
         check_batch(collection.plan, batch, micro_batches)
@@ -134,11 +142,11 @@ def make_train_step(
             # the all-reduce of capacities, but what DP sorts behind it would lie in
             # memory beside the activations (10 % more temporaries in tests).
             routes = lax.optimization_barrier(route_batch(tables, batch, micro_batches))
-        state, report = apply_batch(tables, state, batch.columns(), routes)
-        if following is None:
-            return state, report, None
-        next_tables = collection.for_batch(following.hot)
-        return state, report, route_batch(next_tables, following, micro_batches)
+        next_routes = None
+        if following is not None:
+            next_tables = collection.for_batch(following.hot)
+            next_routes = route_batch(next_tables, following, micro_batches)
+        return apply_batch(tables, state, batch.columns(), routes, next_routes)
 
     by_batch = NamedSharding(collection.mesh, BATCH)
     by_micro_batch = NamedSharding(collection.mesh, MICRO_BATCHES)
@@ -153,7 +161,15 @@ def make_train_step(
         train_step,
         out_shardings=(state_shardings, report_shardings, None),
         donate_argnums=0,
+        compiler_options=_compiler_options(collection.mesh),
     )
+
+
+def _compiler_options(mesh: Mesh) -> dict[str, int] | None:
+    """Returns options of XLA that only GPUs have."""
+    if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
+        return None
+    return {"xla_gpu_all_reduce_combine_threshold_bytes": COMBINED_BYTES}
 
 
 def make_score_step(
