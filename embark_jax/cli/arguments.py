@@ -25,7 +25,7 @@ from embark_jax.cli.errors import printable
 from embark_jax.planner import TableList, Workload
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
-from embark_jax.plans.options import DenseParallelism, Kernels, WireFormat
+from embark_jax.plans.options import DenseParallelism, DenseWire, Kernels, WireFormat
 from embark_jax.plans.wire import Wire
 
 PIPED_COLUMNS = 120
@@ -139,6 +139,14 @@ Dense = Annotated[
         "train.dense; replicated by default."
     ),
 ]
+DenseWireName = Annotated[
+    DenseWire | None,
+    typer.Option(
+        "--dense-wire",
+        help="For table lists: format in which gradients of the dense layers travel, "
+        "like the config key train.dense_wire; float32 by default.",
+    ),
+]
 KernelsName = Annotated[
     Kernels | None,
     typer.Option(
@@ -174,6 +182,7 @@ class ListOptions:
     wire_gradients: WireFormat | None
     overlap: bool | None
     dense: DenseParallelism | None
+    dense_wire: DenseWire | None
     kernels: Kernels | None
     memory_gb: float | None
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -202,7 +211,11 @@ class ListOptions:
             self.batch,
             self.zipf,
             self.optimizer,
-            Wire(self.wire_rows or "float32", self.wire_gradients or "float32"),
+            Wire(
+                self.wire_rows or "float32",
+                self.wire_gradients or "float32",
+                self.dense_wire or "float32",
+            ),
             self.overlap,
             self.dense or "replicated",
         )

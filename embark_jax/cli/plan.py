@@ -16,6 +16,7 @@ from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     BatchSize,
     Dense,
+    DenseWireName,
     FleetName,
     KernelsName,
     ListOptions,
@@ -55,6 +56,7 @@ def plan(
     wire_gradients: WireGradients = None,
     overlap: Overlap = None,
     dense: Dense = None,
+    dense_wire: DenseWireName = None,
     kernels: KernelsName = None,
     memory_gb: MemoryGB = None,
     cost_model: Annotated[
@@ -127,6 +129,7 @@ def plan(
         wire_gradients=wire_gradients,
         overlap=overlap,
         dense=dense,
+        dense_wire=dense_wire,
         kernels=kernels,
         memory_gb=memory_gb,
         others={"cost_model": cost_model, "certify": certify, "replan": replan},

@@ -16,6 +16,7 @@ from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     BatchSize,
     Dense,
+    DenseWireName,
     FleetName,
     KernelsName,
     ListOptions,
@@ -62,6 +63,7 @@ def simulate(
     wire_gradients: WireGradients = None,
     overlap: Overlap = None,
     dense: Dense = None,
+    dense_wire: DenseWireName = None,
     kernels: KernelsName = None,
     memory_gb: MemoryGB = None,
     trace: Annotated[
@@ -87,6 +89,7 @@ def simulate(
         wire_gradients=wire_gradients,
         overlap=overlap,
         dense=dense,
+        dense_wire=dense_wire,
         kernels=kernels,
         memory_gb=memory_gb,
     )

@@ -4,9 +4,8 @@ They are summed in one buffer, which holds every row of a table that has no more
 here than the batch has ids for it; of other tables it holds the rows that any device
 touches, so that many rows cost what the batch touches, not their number. Devices tell
 each other which rows they touch in the all-reduce that the step has for its capacities.
-One device sums nothing. The sum is in float32, whatever the wire's format: it travels
-in one collective with the gradients of the dense layers, and in another it would wait
-for a latency of its own.
+One device sums nothing. The sum has the format of the dense gradients' sums: it travels
+in one collective with them, and in another it would wait for a latency of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from embark_jax.embedding.exchange import (
 )
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.plans.collectives import summed_whole
+from embark_jax.plans.options import DenseWire
 from embark_jax.plans.wire import Wire
 
 
@@ -65,6 +65,7 @@ class DataParallel:
         implementation: Implementation,
     ):
         self.index = index
+        self.wire: DenseWire = wire.sums
         self.implementation: Implementation = implementation
         batch_ids: dict[str, int] = {}
         for feature in index.features:
@@ -183,7 +184,7 @@ class DataParallel:
         rows = sum_up(self._summands(gradients, route), self.implementation)
         if self.index.devices > 1:
             with jax.named_scope("gradient exchange"):
-                rows = sum_over_devices(rows)
+                rows = sum_over_devices(rows, self.wire)
         return RowGradients(route.touched, rows)
 
     def mean_square(self, rows, route):

@@ -18,7 +18,7 @@ from jax import lax
 
 from embark_jax.embedding.partial_sums import PartialSums, merge_in_nodes
 from embark_jax.embedding.wire import decode, encode
-from embark_jax.plans.options import WireFormat
+from embark_jax.plans.options import DenseWire, WireFormat
 from embark_jax.plans.plan import MESH_AXES
 
 
@@ -182,10 +182,10 @@ def own_share_alone(values: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(zeros, values, begin, axis=0)
 
 
-def sum_over_devices(values: jax.Array) -> jax.Array:
-    """Returns the sum of ``values`` over all devices, equal on all. XLA combines it
-    with the sums of dense gradients, which have the same type."""
-    return lax.psum(values, MESH_AXES)
+def sum_over_devices(values: jax.Array, wire: DenseWire = "float32") -> jax.Array:
+    """Returns the sum of float32 ``values`` over all devices, equal on all. XLA
+    combines it with the sums of dense gradients, which have the same format."""
+    return lax.psum(values.astype(wire), MESH_AXES).astype(values.dtype)
 
 
 @jax.named_scope("id exchange")

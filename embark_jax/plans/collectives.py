@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import Reach
-from embark_jax.plans.options import WireFormat
+from embark_jax.plans.options import DenseWire, WireFormat
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.traffic import Numbers
-from embark_jax.plans.wire import Wire
+from embark_jax.plans.wire import Wire, row_bytes
 
 COMBINED_BYTES = 128 * 2**20
 """Bytes up to which a step's all-reduces of gradients become one. XLA's flag
@@ -158,7 +158,7 @@ def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
 
 
 def replicated_collectives(
-    rows: int, width: int, batch_ids: int, devices: int
+    rows: int, width: int, batch_ids: int, devices: int, wire: DenseWire
 ) -> Iterator[Collective]:
     """Yields the collectives of a replicated table. The step's all-reduce of capacities
     also says which rows are touched: by a flag for each row, or by all ids, each in an
@@ -168,6 +168,7 @@ def replicated_collectives(
       rows, width: size of the table.
       batch_ids: ids that the global batch has for it, padding included.
       devices: number of devices in the fleet.
+      wire: format in which gradients are summed.
     """
     if devices == 1:
         return
@@ -177,4 +178,4 @@ def replicated_collectives(
     yield Collective(
         "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * flags
     )
-    yield dataclasses.replace(ROW_SUM, fixed_bytes=traffic.VALUE_BYTES * width * summed)
+    yield dataclasses.replace(ROW_SUM, fixed_bytes=row_bytes(width, wire) * summed)

@@ -55,7 +55,7 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 An array with no axis that divides by the devices stays replicated.
 """
 DenseWire = Literal["float32", "bfloat16"]
-"""Number format in which gradients of the dense layers travel."""
+"""Number format in which gradients of the dense layers travel, and of DP's rows."""
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 """The optimizers of dense layers that have a name of their own."""
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from embark_jax.plans.options import WireFormat
+from embark_jax.plans.options import DenseWire, WireFormat
 
 VALUE_BYTES: dict[WireFormat, int] = {
     "float32": 4,
@@ -28,8 +28,9 @@ class Wire:
 
     Attributes:
       rows: format of UB's rows, and of RB's partial sums.
-      gradients: format of row gradients in RB and UB. What every device has, DP's rows
-        and the dense layers, is summed in float32.
+      gradients: format of row gradients in RB and UB.
+      sums: format in which gradients of DP's rows are summed over all devices: that of
+        the dense gradients (``train.dense_wire``), with which they travel.
 
     Raises:
       ValueError: if a format is unknown.
@@ -37,13 +38,15 @@ class Wire:
 
     rows: WireFormat = "float32"
     gradients: WireFormat = "float32"
+    sums: DenseWire = "float32"
 
     def __post_init__(self):
         for what, form in vars(self).items():
-            if form not in get_args(WireFormat):
+            formats = get_args(DenseWire if what == "sums" else WireFormat)
+            if form not in formats:
                 raise ValueError(
                     f"wire format of {what} is {form!r}, must be one of "
-                    f"{', '.join(get_args(WireFormat))}"
+                    f"{', '.join(formats)}"
                 )
 
 

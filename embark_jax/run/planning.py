@@ -34,7 +34,8 @@ from embark_jax.train.optimizers import state_values
 
 
 def wire(config: ExperimentConfig) -> Wire:
-    return Wire(config.embedding.wire.rows, config.embedding.wire.gradients)
+    formats = config.embedding.wire
+    return Wire(formats.rows, formats.gradients, config.train.dense_wire)
 
 
 def machines(config: ExperimentConfig) -> Fleet:
@@ -106,7 +107,6 @@ def _dense_load(
         state_values(config.dense_optimizer),
         activation_bytes(model.kept_bytes, pooled_bytes),
         config.train.dense,
-        config.train.dense_wire,
     )
 
 

@@ -26,6 +26,7 @@ from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import (
     MEMORY,
@@ -227,7 +228,7 @@ def _update_dense(
     rows_bytes = sum(phase.buffer_bytes for phase in rows)
     waits = [DENSE_GRADIENTS, *rows_ready]
     if workload.dense.parallelism == "replicated":
-        value_bytes = FLOAT_BYTES
+        value_bytes = VALUE_BYTES[workload.wire.sums]
         ready = [(task, value_bytes * count) for task, count in _made(network)]
         sums = _sums(make, ready, rows_bytes, waits)
         names = [task.name for task in sums]

@@ -95,7 +95,7 @@ def make_train_step(
         # on 8 and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
         # T180, T200), and cost another pass over the touched rows.
         with jax.named_scope("checks"):
-            finite = _rows_are_finite(collection, gradients.embeddings, micro_batches)
+            finite = _rows_are_finite(collection, gradients.embeddings, options)
             finite &= _all_finite(
                 (gradients.loss, params, dense_state, gradients.model_state)
             )
@@ -207,23 +207,22 @@ def make_score_step(
 def _rows_are_finite(
     collection: EmbeddingCollection,
     gradients: dict[str, jax.Array],
-    micro_batches: int,
+    options: StepOptions,
 ) -> jax.Array:
     """Returns whether all gradients by embeddings are finite, and their squares, which
     optimizers of rows accumulate.
 
-    The devices tell each other by a float32 sum, which XLA combines with those of the
-    dense gradients: a collective of its own would cost its latency.
+    The devices tell each other by a sum in the format of the dense gradients', with
+    which XLA combines it: a collective of its own would cost its latency.
     """
 
     def count_others(gradients):
-        counts = [
-            (~jnp.isfinite(jnp.square(gradient))).sum(dtype=jnp.float32)
-            for gradient in gradients.values()
-        ]
-        return lax.psum(sum(counts, jnp.zeros((), jnp.float32)), MESH_AXES)
+        others = jnp.zeros((), bool)
+        for gradient in gradients.values():
+            others |= ~jnp.isfinite(jnp.square(gradient)).all()
+        return lax.psum(others.astype(options.dense_wire), MESH_AXES)
 
-    batch = BATCH if micro_batches == 1 else MICRO_BATCHES
+    batch = BATCH if options.micro_batches == 1 else MICRO_BATCHES
     return collection.map(count_others, (batch,), PartitionSpec())(gradients) == 0
 
 

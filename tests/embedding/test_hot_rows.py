@@ -93,14 +93,18 @@ def test_kernels_take_hot_rows(cluster):
         check(Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
 
 
-def test_gradients_of_hot_rows_are_summed_in_float32_whatever_the_wire():
+def test_gradients_of_hot_rows_are_summed_in_the_format_of_sums_alone():
     planned = make_plan(FEATURES, [placed("rb", 5)], 2, 4, 16)
     exact = Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=4)
-    rounded = dataclasses.replace(exact, wire=ej.Wire("bfloat16", "bfloat16"))
-    (_, _, rows, _), (_, _, near, _) = map(problems.solve, (exact, rounded))
-    np.testing.assert_array_equal(near["t"][:5], rows["t"][:5])
-    assert np.abs(rows["t"][5:] - near["t"][5:]).max() > 0
-    np.testing.assert_allclose(near["t"], rows["t"], atol=0.05)
+    wires = ej.Wire("bfloat16", "bfloat16"), ej.Wire(sums="bfloat16")
+    rounded = [dataclasses.replace(exact, wire=wire) for wire in wires]
+    rows, cold, hot = (problems.solve(each)[2]["t"] for each in (exact, *rounded))
+    np.testing.assert_array_equal(cold[:5], rows[:5])
+    assert np.abs(rows[5:] - cold[5:]).max() > 0
+    np.testing.assert_array_equal(hot[5:], rows[5:])
+    assert np.abs(rows[:5] - hot[:5]).max() > 0
+    for near in (cold, hot):
+        np.testing.assert_allclose(near, rows, atol=0.05)
 
 
 def test_capacities_hold_cold_ids_alone():

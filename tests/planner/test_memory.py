@@ -97,16 +97,6 @@ def test_what_dense_layers_take(parallelism, held, gradients, a_sample):
     assert memory.activation_bytes == 10 * a_sample
 
 
-@pytest.mark.parametrize(
-    ("wire", "summed_bytes"), [("float32", 4000), ("bfloat16", 2000)]
-)
-def test_what_dense_gradients_take_on_the_wire(wire, summed_bytes):
-    assert (
-        dataclasses.replace(DENSE, wire=wire).summed_bytes(WORKLOAD.fleet)
-        == summed_bytes
-    )
-
-
 def test_activations_of_a_small_network():
     network = dlrm_dcnv2(10, 3, (4, 2), (5, 1), cross_layers=2, cross_rank=3)
     # 12 come together; two cross layers make 3, 12 and 12; the MLPs 4, 2, 5 and 1.

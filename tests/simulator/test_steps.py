@@ -12,6 +12,7 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
+from embark_jax.plans.wire import Wire
 from embark_jax.simulator import (
     chrome_trace,
     schedule,
@@ -154,6 +155,18 @@ def test_a_short_sum_takes_less_latency_and_more_time_a_byte():
     # Around a ring once: 15 hops between nodes, 112 inside.
     ring_ms = 8.4e-3 + 15 * 14e-3 + 112 * 3.4e-3 + 1e3 * 64e6 * 15 / 16 / 8 / 40e9
     assert rates.all_gather_ms(64e6) == pytest.approx(ring_ms)
+
+
+def test_sums_in_16_bits_send_half():
+    long = {"launch_us": 0, "node_hop_us": 0, "network_hop_us": 0}
+    fleet_ = machines(2, 4)
+    efficiency = dataclasses.replace(fleet_.efficiency, **long, short_reduce=None)
+    fleet_ = dataclasses.replace(fleet_, efficiency=efficiency)
+    whole, half = (
+        spans_of(changed_job(fleet=fleet_, wire=Wire(sums=form)))[0]["all-reduce"]
+        for form in ("float32", "bfloat16")
+    )
+    np.testing.assert_allclose(2 * half.task.ms, whole.task.ms)
 
 
 def test_row_gradients_leave_after_dense_ones_and_beside_their_update():

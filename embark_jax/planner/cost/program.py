@@ -219,6 +219,7 @@ class ProgramModel:
                 int(shapes.dim[i]),
                 int(batch_ids[i]),
                 workload.devices,
+                workload.wire.sums,
             ):
                 sized = dataclasses.replace(collective, fixed_bytes=0.0)
                 of_shapes = buffer_bytes.setdefault(sized, np.zeros(len(shapes)))

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import DenseParallelism, DenseWire
-from embark_jax.plans.wire import VALUE_BYTES as WIRE_BYTES
+from embark_jax.plans.options import DenseParallelism
 
 VALUE_BYTES = 4
 """Bytes of a float32."""
@@ -85,14 +84,12 @@ class DenseLoad:
       states: number of float32 values that the optimizer keeps for each parameter.
       activation_bytes: bytes of activations a sample.
       parallelism: layout of the dense layers on the devices.
-      wire: format in which the parameters' gradients travel.
     """
 
     parameters: int
     states: int
     activation_bytes: float
     parallelism: DenseParallelism = "replicated"
-    wire: DenseWire = "float32"
 
     def held_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of parameters and their states."""
@@ -105,11 +102,6 @@ class DenseLoad:
         """Returns the bytes of the parameters' gradients."""
         split = self.parallelism == "tensor"
         return VALUE_BYTES * self.parameters / (fleet.gpus_per_node if split else 1)
-
-    def summed_bytes(self, fleet: Fleet) -> float:
-        """Returns the bytes of the parameters' gradients as they travel to be summed
-        over devices."""
-        return self.gradient_bytes(fleet) * WIRE_BYTES[self.wire] / VALUE_BYTES
 
     def sample_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of activations for a sample of the device's share of the
