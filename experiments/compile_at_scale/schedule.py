@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 MODEL = "dlrm_dcnv2"
 WIRES: dict[DenseWire, Wire] = {
     "float32": FLOAT32,
-    "bfloat16": Wire("bfloat16", "bfloat16"),
+    "bfloat16": Wire("bfloat16", "bfloat16", "bfloat16"),
 }
 
 
@@ -41,7 +41,7 @@ def compiled_step(
     listed = planner.read_table_list((MODELS / f"{MODEL}.yaml").read_text())
     machines = fleet.Fleet(fleet.dgx_h100().device, nodes, 8)
     workload = listed.workload(machines, wire=WIRES[wire], overlap=look_ahead)
-    dense = dataclasses.replace(workload.dense, states=1, wire=wire)
+    dense = dataclasses.replace(workload.dense, states=1)
     workload = dataclasses.replace(workload, dense=dense)
     plan = planner.plan_for(workload, *listed.specs())
     compiled, _ = compile_step(
