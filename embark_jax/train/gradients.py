@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import Columns, cut_batch, join_batch
+from embark_jax.embedding.exchange import own_share_alone
 from embark_jax.plans.options import DenseParallelism, DenseWire
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.losses import LOG_LOSS, Loss
@@ -278,9 +279,23 @@ def _sum_over_devices(
                 total = lax.psum(coded, MESH_AXES)
             return total.astype(share.dtype)
 
-        loss = lax.psum(losses[0], MESH_AXES)
-        return loss, jax.tree.map(sum_of, shares, shardings)
+        return _exact_sum(losses[0], wire), jax.tree.map(sum_of, shares, shardings)
 
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     outputs = PartitionSpec(), specs
     return collection.map(dense, (BATCH, BATCH), outputs)(losses, shares)
+
+
+def _exact_sum(share: jax.Array, wire: DenseWire) -> jax.Array:
+    """Returns the float32 sum of the devices' float32 ``share []``, which travels in the
+    format of the wire, so that XLA combines it with the gradients: in three numbers
+    whose sum it is, each device's beside zeros, to which nothing is added."""
+    bits = jnp.finfo(wire)
+    rest = share
+    parts = []
+    for _ in range(3):  # of 8 bits each, which XLA would not round by a cast alone
+        part = lax.reduce_precision(rest, bits.nexp, bits.nmant)
+        parts.append(part.astype(wire))
+        rest = rest - part
+    everywhere = lax.psum(own_share_alone(jnp.stack(parts)), MESH_AXES)
+    return everywhere.astype(share.dtype).sum()

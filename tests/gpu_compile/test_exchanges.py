@@ -99,26 +99,28 @@ def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_exchanges_and_dense_layers_overlap(nodes):
     """In the schedule: while rows travel, the bottom layers and the lookups of
-    replicated tables; while their gradients do, or those of the dense layers are
-    summed, the backward pass of the others."""
+    replicated tables; then all gradients that every device has are summed at once; and
+    while row gradients travel, the dense layers are updated and checked."""
     found = collectives(compiled(nodes).as_text())
     large = [each for each in found if each.buffer_bytes > 2**20]
-    assert [each.kind for each in large].count("all-to-all") == 4
-    assert all(each.between for each in large)
-    meanwhile = {
-        kind: {name for each in large if each.kind == kind for name in each.between}
-        for kind in ("all-to-all", "all-reduce")
-    }
-    embeddings = "jit(train_step)/shard_map/"
-    assert "jit(train_step)/jvp(dense)/dot_general" in meanwhile["all-to-all"]
-    assert any(name.startswith(embeddings) for name in meanwhile["all-to-all"])
-    assert any(name.startswith(embeddings) for name in meanwhile["all-reduce"])
+    kinds = [each.kind for each in large]
+    assert kinds == [*2 * ["all-to-all"], "all-reduce", *2 * ["all-to-all"]]
+    exchanges = [each for each in large if each.kind == "all-to-all"]
+    assert all(each.between for each in exchanges)
+    of_rows, of_gradients = (
+        {name.removeprefix("jit(train_step)/") for each in two for name in each.between}
+        for two in (exchanges[:2], exchanges[2:])
+    )
+    assert "jvp(dense)/dot_general" in of_rows
+    assert any(name.startswith("shard_map/lookup") for name in of_rows)
+    assert any(name.startswith("checks") for name in of_gradients)
 
 
 @pytest.mark.parametrize("dense", ["replicated", "zero1"])
 def test_dense_gradients_travel_in_half_the_bytes(dense):
-    """All of them, with zero1 in shares where these are equal. In float32 stay the
-    loss, whether rows are finite, and the gradients of the replicated table."""
+    """All of them, with zero1 in shares where these are equal; with them the loss, in
+    three numbers of each device, and whether rows are finite. In float32 stay the
+    gradients of the replicated table, whose format the collection has."""
     sent = {}
     for wire in ("float32", "bfloat16"):
         step, state = compile_step(
@@ -138,22 +140,22 @@ def test_dense_gradients_travel_in_half_the_bytes(dense):
                 scattered = GPUS_PER_NODE if each.kind == "reduce-scatter" else 1
                 sent[wire][dtype] += scattered * each.buffer_bytes
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    assert sent["bfloat16"]["bf16"] == 2 * parameters
+    assert sent["bfloat16"]["bf16"] == 2 * (parameters + 3 * GPUS_PER_NODE + 1)
     assert sent["float32"]["bf16"] == 0
-    others = 4 * (1 + 1 + 100 * WIDTH)
-    assert sent["bfloat16"]["f32"] == others
-    assert sent["float32"]["f32"] == 4 * parameters + others
+    assert sent["bfloat16"]["f32"] == 4 * 100 * WIDTH
+    assert sent["float32"]["f32"] == 4 * (parameters + 1 + 1 + 100 * WIDTH)
 
 
-def test_ids_of_the_next_batch_travel_beside_the_dense_layers():
+def test_what_the_next_batch_needs_travels_before_the_sums():
+    """Its ids and its capacities; the latter beside the backward pass."""
     found = collectives(compiled(1, overlap=True).as_text())
-    of_ids = [
-        each
-        for each in found
-        if each.kind == "all-to-all" and each.buffer_bytes < 2**20
-    ]
-    assert len(of_ids) == 2
-    assert any("dot_general" in name for each in of_ids for name in each.between)
+    sums = [each.buffer_bytes > 2**20 for each in found if each.kind == "all-reduce"]
+    assert sums == [False, True]
+    capacities, gradients = (each for each in found if each.kind == "all-reduce")
+    small = [each for each in found if each.buffer_bytes < 2**20]
+    assert len(small) == 3
+    assert all(found.index(each) < found.index(gradients) for each in small)
+    assert any("transpose(jvp(dense))" in name for name in capacities.between)
 
 
 def test_a_hierarchical_exchange_sends_fewer_bytes_between_nodes():
