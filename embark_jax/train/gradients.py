@@ -287,7 +287,7 @@ def _sum_over_devices(
 
 
 def _exact_sum(share: jax.Array, wire: DenseWire) -> jax.Array:
-    """Returns the float32 sum of the devices' float32 ``share []``, which travels in the
+    """Returns the float32 sum of the devices' float32 ``share []``. It travels in the
     format of the wire, so that XLA combines it with the gradients: in three numbers
     whose sum it is, each device's beside zeros, to which nothing is added."""
     bits = jnp.finfo(wire)
