@@ -292,10 +292,10 @@ def _exact_sum(share: jax.Array, wire: DenseWire) -> jax.Array:
     whose sum it is, each device's beside zeros, to which nothing is added."""
     bits = jnp.finfo(wire)
     rest = share
-    parts = []
-    for _ in range(3):  # of 8 bits each, which XLA would not round by a cast alone
-        part = lax.reduce_precision(rest, bits.nexp, bits.nmant)
-        parts.append(part.astype(wire))
-        rest = rest - part
-    everywhere = lax.psum(own_share_alone(jnp.stack(parts)), MESH_AXES)
+    terms = []
+    for _ in range(3):  # of 8 bits each, to which a cast alone would not round
+        term = lax.reduce_precision(rest, bits.nexp, bits.nmant)
+        terms.append(term.astype(wire))
+        rest = rest - term
+    everywhere = lax.psum(own_share_alone(jnp.stack(terms)), MESH_AXES)
     return everywhere.astype(share.dtype).sum()
