@@ -212,3 +212,15 @@ def test_rows_of_cached_tables_stay_with_their_process(launcher, undisturbed, tm
     hits = [each for each in runs.records(several) if "cache_hits/ub_8_host" in each]
     assert hits
     assert all(0 < each["cache_hits/rb_8_disk"] < 1 for each in hits)
+
+
+@pytest.mark.slow
+def test_sums_in_16_bits_are_those_of_one_process(launcher, tmp_path):
+    """With routes made a step ahead, and resumed; the sums of bfloat16 may differ in
+    their order, whose rounding later losses have."""
+    options = ("train.dense_wire=bfloat16", "train.overlap=true")
+    several, one = tmp_path / "several", tmp_path / "one"
+    launcher.finish(several, 2, "train.steps=20", *options)
+    launcher.finish(several, 2, "train.steps=40", *options, "--resume")
+    launcher.finish(one, 1, "train.steps=40", *options)
+    assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-3)
