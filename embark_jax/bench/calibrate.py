@@ -91,7 +91,7 @@ def measure(sizes: Sizes, say: Callable[[str], None] = lambda _: None) -> Rates:
     """
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
     bench = _Bench(mesh, sizes)
-    parts: dict[str, Callable[[], dict[str, float]]] = {
+    measurements: dict[str, Callable[[], dict[str, float]]] = {
         "copy": bench.copy,
         "rows read": bench.gather,
         "rows written": bench.scatter,
@@ -99,11 +99,11 @@ def measure(sizes: Sizes, say: Callable[[str], None] = lambda _: None) -> Rates:
         "sort": bench.sort,
     }
     if mesh.size > 1:
-        parts |= {"all-to-all": bench.all_to_all, "all-reduce": bench.all_reduce}
+        measurements |= {"all-to-all": bench.all_to_all, "all-reduce": bench.all_reduce}
     rates: dict[str, float] = {}
-    for name, part in parts.items():
+    for name, measure in measurements.items():
         say(name)
-        rates |= part()
+        rates |= measure()
     return Rates(**rates)
 
 
@@ -119,7 +119,7 @@ class _Bench:
 
     def copy(self) -> dict[str, float]:
         """Copies in place, so that no fresh memory is touched."""
-        seconds = self._seconds_in_place(jnp.negative)
+        seconds = self._donated_seconds(jnp.negative)
         return {"copy_bytes_per_s": 2 * self._table_bytes() / seconds}
 
     def gather(self) -> dict[str, float]:
@@ -131,7 +131,7 @@ class _Bench:
     def scatter(self) -> dict[str, float]:
         """Updates rows in place, as a step does."""
         ids, rows = self._ids(), self._array(self.local_rows, ROW_FLOATS)
-        seconds = self._seconds_in_place(
+        seconds = self._donated_seconds(
             lambda table, ids, rows: table.at[ids].add(rows, unique_indices=True),
             ids,
             rows,
@@ -221,7 +221,7 @@ class _Bench:
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
-    def _seconds_in_place(self, function: Callable, *arguments: jax.Array) -> float:
+    def _donated_seconds(self, function: Callable, *arguments: jax.Array) -> float:
         """The time of a function that updates the table, its first argument."""
         update = jax.jit(self._on_each(function), donate_argnums=0)
         table = self._array(self.table_rows, ROW_FLOATS)

@@ -126,24 +126,24 @@ def tune_kernels(
         bags = shape.batch * len(shape.hotness)
         say(f"{name}: tuning lookup")
         key = lookup_key(shape.width, jnp.float32, shape.ids, bags)
-        found = tune(
+        tuned = tune(
             key,
             LOOKUP_CANDIDATES,
             lambda config, s=shape, ids=ids: _lookup(s, ids, "mosaic_gpu", config),
         )
-        yield _tuned(key, *found)
+        yield _tuned(key, *tuned)
         say(f"{name}: tuning update")
         key = update_key(shape.width, jnp.float32, OPTIMIZER.state_widths(shape.width))
-        found = tune(
+        tuned = tune(
             key,
             UPDATE_CANDIDATES,
             lambda config, s=shape: _update_rows(s, config),
         )
-        yield _tuned(key, *found)
+        yield _tuned(key, *tuned)
 
 
 def _tuned(key: str, winner: Any, seconds: dict[Any, float]) -> dict[str, Any]:
-    times = {str(config): 1e3 * each for config, each in seconds.items()}
+    times = {str(config): 1e3 * time_s for config, time_s in seconds.items()}
     return {"op": "tune", "key": key, "winner": str(winner), "median_ms": times}
 
 
@@ -206,7 +206,7 @@ def _update(
             implementation=implementation,
         )
 
-    return _in_place(jax.jit(update, donate_argnums=0), state, ids, gradient)
+    return _donating(jax.jit(update, donate_argnums=0), state, ids, gradient)
 
 
 def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
@@ -228,10 +228,10 @@ def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
             config=config,
         )
 
-    return _in_place(jax.jit(update, donate_argnums=0), state, rows, gradient)
+    return _donating(jax.jit(update, donate_argnums=0), state, rows, gradient)
 
 
-def _in_place(update: Callable, state: list, *inputs: jax.Array) -> Callable[[], Any]:
+def _donating(update: Callable, state: list, *inputs: jax.Array) -> Callable[[], Any]:
     def call():
         state[0] = update(state[0], *inputs)
         return state[0][1]["accumulator"][:1]

@@ -70,8 +70,8 @@ def measure_step(
     say("compiling the step")
     trainer = setup.trainer()
     trainer.train(batches)  # compiles; capacities grow to hold them all
-    place = trainer.embeddings.mesh, trainer.batch_size
-    on_devices = [put_batch(batch, *place) for batch in batches]
+    mesh, samples = trainer.embeddings.mesh, trainer.batch_size
+    on_devices = [put_batch(batch, mesh, samples) for batch in batches]
     rotated = [*on_devices[1:], on_devices[0]]
     following = dict(zip(map(id, on_devices), rotated, strict=True))
     losses: list[float] = []
@@ -93,8 +93,8 @@ def measure_step(
         return 1e3 * statistics.median(times[1:])
 
     step_ms = timed("the step", step)
-    parts = _embedding_parts(trainer)
-    result = {name: timed(name.removesuffix("_ms"), f) for name, f in parts.items()}
+    functions = _embedding_functions(trainer)
+    result = {name: timed(name.removesuffix("_ms"), f) for name, f in functions.items()}
     plan, device = setup.plan, jax.devices()[0]
     clusters = trainer.embeddings.clusters.values()
     return {
@@ -106,14 +106,14 @@ def measure_step(
         "batch_size": trainer.batch_size,
         "devices": plan.devices,
         "device_kind": device.device_kind,
-        "kernels": " ".join(sorted({each.implementation for each in clusters})),
+        "kernels": " ".join(sorted({c.implementation for c in clusters})),
         "rounds": rounds,
         "batches": len(batches),
         "jax": jax.__version__,
     }
 
 
-def _embedding_parts(trainer: Trainer) -> dict[str, Callable]:
+def _embedding_functions(trainer: Trainer) -> dict[str, Callable]:
     """Functions that take a batch on the devices; the last one trains the tables."""
     collection, optimizer = trainer.embeddings, trainer.optimizers.rows
 
@@ -137,11 +137,13 @@ def _embedding_parts(trainer: Trainer) -> dict[str, Callable]:
         )
         return updated, embeddings
 
-    in_place = jax.jit(update, donate_argnums=(0, 1))
+    donating_update = jax.jit(update, donate_argnums=(0, 1))
 
     def lookup_and_update(batch):
         state = trainer.state
-        updated, embeddings = in_place(state.storages, state.embedding_state, batch)
+        updated, embeddings = donating_update(
+            state.storages, state.embedding_state, batch
+        )
         storages, states = updated
         trainer.state = state._replace(storages=storages, embedding_state=states)
         return embeddings

@@ -153,7 +153,7 @@ class Checkpointer:
             bad_ids=bad_ids,
             evaluations=self.evaluations,
             plan=json.loads(embeddings.plan.to_json()),
-            arrays={name: (each.dtype, each.shape) for name, each in saved.items()},
+            arrays={name: (array.dtype, array.shape) for name, array in saved.items()},
             keys=keys,
             tables=table_layouts(embeddings.plan.storages),
         )

@@ -136,7 +136,7 @@ def _spec(folder: epath.Path, name: str) -> dict[str, Any]:
     }
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """What one file will hold of an array.
 
     Attributes:
@@ -168,20 +168,20 @@ class Piece(NamedTuple):
             return np.asarray(data)
         if isinstance(data, np.ndarray) or next(iter(data.devices())).platform == "cpu":
             return np.asarray(data)[rows]
-        # The first row is an operand: two programs copy all pieces of an array.
+        # The first row is an operand: two programs copy all extents of an array.
         count = rows.stop - rows.start
         return np.asarray(lax.dynamic_slice_in_dim(data, np.int32(rows.start), count))
 
 
-def pieces_of(
+def extents_of(
     name: str, array: jax.Array | StoredArray, saved: SavedArray
-) -> Iterator[Piece]:
+) -> Iterator[Extent]:
     """Yields what this process writes of an array. Devices that hold the same rows of a
     table write them in turn."""
     for shard in array.addressable_shards:
         if not of_table(name):
             if shard.replica_id == 0:
-                yield Piece(name, shard.index, shard.data)
+                yield Extent(name, shard.index, shard.data)
             continue
         blocks, slots, _ = saved.shape
         replicas = len(array.sharding.device_set) // max(1, blocks)
@@ -190,4 +190,4 @@ def pieces_of(
             if number % replicas == shard.replica_id:
                 rows = slice(first, min(first + saved.file[1], slots))
                 file = f"c/{block}/{number}/0"
-                yield Piece(name, (block, rows), shard.data, rows, file)
+                yield Extent(name, (block, rows), shard.data, rows, file)

@@ -19,7 +19,7 @@ from embark_jax.embedding.logical import RangeLayout
 READING_BYTES = 256 << 20
 """Most bytes of memory that reading takes: more makes it no faster."""
 READING_THREADS = 4
-PIECE_BYTES = 8 << 20
+EXTENT_BYTES = 8 << 20
 """Bytes that are read at a time."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -57,9 +57,9 @@ class SavedCheckpoint:
             shape = str(store.dtype.numpy_dtype), store.shape
             if shape != self.description.arrays[name]:
                 raise CheckpointError(f"{name}/zarr.json differs from {NAME}")
-        # A piece is in memory as chunks, in order, and as it will lie.
-        pieces_in_memory = memory_bytes // (4 * PIECE_BYTES)
-        self._ahead = min(max(1, pieces_in_memory - 1), READING_THREADS + 2)
+        # A extent is in memory as chunks, in order, and as it will lie.
+        extents_in_memory = memory_bytes // (4 * EXTENT_BYTES)
+        self._ahead = min(max(1, extents_in_memory - 1), READING_THREADS + 2)
 
     def array(self, name: str) -> np.ndarray:
         """Returns a whole array, if it is a small one.
@@ -141,9 +141,9 @@ class SavedCheckpoint:
         return self._stores[name]
 
 
-def pieces(rows: range, row_bytes: int) -> Iterator[range]:
-    """Yields rows of a table in parts of ``PIECE_BYTES``."""
-    step = 1 << max(1, PIECE_BYTES // row_bytes).bit_length() - 1
+def extents(rows: range, row_bytes: int) -> Iterator[range]:
+    """Yields rows of a table in parts of ``EXTENT_BYTES``."""
+    step = 1 << max(1, EXTENT_BYTES // row_bytes).bit_length() - 1
     return (rows[i : i + step] for i in range(0, len(rows), step))
 
 

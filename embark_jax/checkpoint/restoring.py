@@ -1,4 +1,4 @@
-"""Puts the arrays of a checkpoint onto devices, piece by piece.
+"""Puts the arrays of a checkpoint onto devices, extent by extent.
 
 If this plan lays out a storage as the one that wrote it did, rows are copied unchanged.
 Else each table goes through host memory, some thousands of its rows at a time, out of
@@ -19,7 +19,7 @@ from jax import lax
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, of_table
-from embark_jax.checkpoint.reading import SavedCheckpoint, pieces
+from embark_jax.checkpoint.reading import SavedCheckpoint, extents
 from embark_jax.embedding.logical import RangeLayout, TableLayout
 
 OVERWRITTEN_BYTES = 1 << 20
@@ -111,12 +111,12 @@ class _Blocks:
             if isinstance(data, np.ndarray):
                 data[first - begin : first - begin + len(rows)] = rows
                 continue
-            # Few sizes, so that few programs are compiled: the last part overlaps.
-            most = max(1, OVERWRITTEN_BYTES // self.row_bytes)
-            size = 1 << min(len(rows), most).bit_length() - 1
+            # Few sizes, so that few programs are compiled: the last cut overlaps.
+            limit = max(1, OVERWRITTEN_BYTES // self.row_bytes)
+            size = 1 << min(len(rows), limit).bit_length() - 1
             for i in [*range(0, len(rows) - size, size), len(rows) - size]:
-                part = jax.device_put(rows[i : i + size], data.device, may_alias=True)
-                data = _overwrite(data, part, np.int32(first - begin + i))
+                cut = jax.device_put(rows[i : i + size], data.device, may_alias=True)
+                data = _overwrite(data, cut, np.int32(first - begin + i))
             # The rows' memory must not go before they are there.
             self._data[number] = data.block_until_ready()
 
@@ -156,7 +156,7 @@ def _rows_of(
     here, there = of_storage(tables), of_storage(saved.description.tables)
     if here == there and saved.row_count(name) == blocks.rows:
         for rows in blocks.ranges:
-            yield from saved.in_threads(read, pieces(rows, blocks.row_bytes))
+            yield from saved.in_threads(read, extents(rows, blocks.row_bytes))
         return
     for table, layout in here.items():
         for batch in _moved(saved, name, table, layout, blocks):
@@ -182,15 +182,15 @@ def _moved(
             for j, k in own_shards
         )
 
-    def read(piece: range) -> list[Rows]:
-        held = {j: here.held_rows(j, piece.start, piece.stop) for j, _ in own_shards}
+    def read(extent: range) -> list[Rows]:
+        held = {j: here.held_rows(j, extent.start, extent.stop) for j, _ in own_shards}
         if not any(rows.count for rows in held.values()):
             return []
-        rows = np.empty((len(piece), here.dim if whole else 1), blocks.dtype)
+        rows = np.empty((len(extent), here.dim if whole else 1), blocks.dtype)
         for there in saved.description.tables[table]:
             source = name.replace(f".{here.storage}", f".{there.storage}", 1)
             saved.table_rows(
-                there, source, piece, rows, functools.partial(wanted, there)
+                there, source, extent, rows, functools.partial(wanted, there)
             )
         batch = []
         for j, k in own_shards:
@@ -204,5 +204,5 @@ def _moved(
     if own_shards:
         end = saved.description.table_rows[table]  # a dynamic table may have more here
         span = range(here.span.start, min(here.span.stop, end))
-        all_pieces = pieces(span, blocks.row_bytes * here.column_shards)
-        yield from saved.in_threads(read, all_pieces)
+        all_extents = extents(span, blocks.row_bytes * here.column_shards)
+        yield from saved.in_threads(read, all_extents)

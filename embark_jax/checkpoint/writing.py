@@ -23,7 +23,7 @@ from etils import epath
 from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.agreement import together
-from embark_jax.checkpoint.layout import FILE_BYTES, Piece, SavedArray, pieces_of
+from embark_jax.checkpoint.layout import FILE_BYTES, Extent, SavedArray, extents_of
 
 WRITING_THREADS = 8
 COPYING_THREADS = min(8, os.cpu_count() or 1)
@@ -76,57 +76,57 @@ class StateWriter(ocp.type_handlers.TypeHandler):
     def _start(
         self, folder: epath.Path, arrays: Mapping[str, jax.Array | StoredArray]
     ) -> list[Future[None]]:
-        """Copies all pieces of this process, and returns their writes."""
+        """Copies all extents of this process, and returns their writes."""
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
         opening = {name: saved[name].create(folder, name) for name in arrays}
         stores = {name: future.result() for name, future in opening.items()}
-        pieces = [
-            piece
+        extents = [
+            extent
             for name, array in arrays.items()
-            for piece in pieces_of(name, array, saved[name])
+            for extent in extents_of(name, array, saved[name])
         ]
         # Copies from all devices at a time, each from the beginning.
-        pieces.sort(key=lambda piece: piece.rows.start if piece.rows else 0)
-        size = sum(piece.nbytes for piece in pieces)
+        extents.sort(key=lambda extent: extent.rows.start if extent.rows else 0)
+        size = sum(extent.nbytes for extent in extents)
         files = (self.memory_bytes or size // 4) // FILE_BYTES
         # What is being written is in memory twice: as it was and encoded.
         count = max(2, files // 2, files - WRITING_THREADS)
         buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
-        for _ in range(min(count, len(pieces))):
+        for _ in range(min(count, len(extents))):
             buffers.put(np.empty(FILE_BYTES, np.uint8))
 
-        def copy(piece: Piece) -> Future[None]:
+        def copy(extent: Extent) -> Future[None]:
             buffer = buffers.get()
             try:
-                return writers.submit(write, piece, _copied(piece, buffer), buffer)
+                return writers.submit(write, extent, _copied(extent, buffer), buffer)
             except BaseException:
                 buffers.put(buffer)
                 raise
 
-        def write(piece: Piece, values: np.ndarray, buffer: np.ndarray) -> None:
+        def write(extent: Extent, values: np.ndarray, buffer: np.ndarray) -> None:
             try:
                 # Nobody reads the array: it needs the copy until it is written.
-                stores[piece.name][piece.index].write(
+                stores[extent.name][extent.index].write(
                     values, can_reference_source_data_indefinitely=True
                 ).result()
             finally:
                 buffers.put(buffer)
-            if piece.file and not in_bucket(folder):
-                _uncache(folder / piece.name / piece.file)
+            if extent.file and not in_bucket(folder):
+                _uncache(folder / extent.name / extent.file)
 
         self.size = size
         writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
         copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
         try:
             with copiers:
-                return list(copiers.map(copy, pieces))
+                return list(copiers.map(copy, extents))
         finally:
             writers.shutdown(wait=False)  # when all are written
 
 
-def _copied(piece: Piece, buffer: np.ndarray) -> np.ndarray:
-    """Returns a copy of a piece, in the buffer unless it is larger."""
-    values = piece.on_host()
+def _copied(extent: Extent, buffer: np.ndarray) -> np.ndarray:
+    """Returns a copy of an extent, in the buffer unless it is larger."""
+    values = extent.on_host()
     if values.nbytes > len(buffer):
         return values.copy()
     copy = buffer[: values.nbytes].view(values.dtype).reshape(values.shape)

@@ -132,7 +132,7 @@ def changed_rows(now: SavedModel, then: Earlier, table: TableSpec) -> LookupTabl
         changed = np.flatnonzero(differs.any(axis=1))
         return numbers.start + changed, rows[changed]
 
-    changes = list(now.each_piece(table, compare))
+    changes = list(now.map_rows(table, compare))
     no_numbers, no_rows = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
     numbers = np.concatenate([no_numbers, *(numbers for numbers, _ in changes)])
     rows = np.concatenate([no_rows, *(rows for _, rows in changes)])

@@ -1,4 +1,4 @@
-"""A trained model in a checkpoint, read piece by piece into host memory.
+"""A trained model in a checkpoint, read extent by extent into host memory.
 
 Reading needs neither the mesh nor the plan nor the data of the training.
 """
@@ -18,7 +18,7 @@ from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.stored_rows import KEY, NO_KEY
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
-from embark_jax.checkpoint.reading import SavedCheckpoint, pieces
+from embark_jax.checkpoint.reading import SavedCheckpoint, extents
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -114,22 +114,22 @@ class SavedModel:
         """Returns the number of rows of a table."""
         return len(self.keys(table)) if table.is_dynamic else table.rows
 
-    def rows(self, table: TableSpec, piece: range) -> np.ndarray:
+    def rows(self, table: TableSpec, extent: range) -> np.ndarray:
         """Returns ``[n, dim]`` float32, some of the rows of ``table``.
 
         Raises:
           CheckpointError: if they are damaged.
         """
-        rows = np.empty((len(piece), table.dim), np.float32)
-        self._read_piece(table, ROWS, piece, rows)
+        rows = np.empty((len(extent), table.dim), np.float32)
+        self._read_extent(table, ROWS, extent, rows)
         return rows
 
-    def each_piece(
+    def map_rows(
         self, table: TableSpec, function: Callable[[range], Result]
     ) -> Iterator[Result]:
         """Yields a function's results, which threads compute, for ranges that together
         are all rows of a table, in order."""
-        all_rows = pieces(range(self.count(table)), 4 * table.dim)
+        all_rows = extents(range(self.count(table)), 4 * table.dim)
         return self._saved.in_threads(function, all_rows)
 
     def keys(self, table: TableSpec) -> np.ndarray:
@@ -142,20 +142,20 @@ class SavedModel:
     def _read(self, table: TableSpec, array: str, rows: np.ndarray) -> None:
         """Reads the first rows of a table in an array of each of its storages."""
 
-        def read(piece: range) -> None:
-            self._read_piece(table, array, piece, rows[piece.start : piece.stop])
+        def read(extent: range) -> None:
+            self._read_extent(table, array, extent, rows[extent.start : extent.stop])
 
-        all_rows = pieces(range(len(rows)), rows.itemsize * rows.shape[1])
+        all_rows = extents(range(len(rows)), rows.itemsize * rows.shape[1])
         for _ in self._saved.in_threads(read, all_rows):
             pass
 
-    def _read_piece(
-        self, table: TableSpec, array: str, piece: range, into: np.ndarray
+    def _read_extent(
+        self, table: TableSpec, array: str, extent: range, into: np.ndarray
     ) -> None:
         try:
             for layout in self._saved.description.tables[table.name]:
                 self._saved.table_rows(
-                    layout, array.format(layout.storage), piece, into
+                    layout, array.format(layout.storage), extent, into
                 )
         except CheckpointError as error:
             raise self._damaged(error) from None
