@@ -82,8 +82,10 @@ class CheckpointFolder:
             return sorted(step for step in steps if self._is_complete(step))
 
     def _is_complete(self, step: int) -> bool:
-        committed = self.path / str(step) / ocp.path.atomicity.COMMIT_SUCCESS_FILE
-        return not in_bucket(self.path) or committed.exists()
+        folder = self.path / str(step)
+        if in_bucket(self.path):  # which has no folders, and nothing that is renamed
+            return (folder / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
+        return folder.is_dir()
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:

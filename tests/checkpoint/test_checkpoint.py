@@ -252,6 +252,14 @@ def test_when_all_are_damaged_it_says_so(saved, tmp_path):
         checkpoints.restore(trainer.state, trainer.embeddings)
 
 
+def test_a_file_with_a_steps_name_is_no_checkpoint(saved, tmp_path):
+    folder = shutil.copytree(saved[0], tmp_path / "run")
+    for name in ("9", "4.txt", "04"):
+        (folder / name).write_text("notes")
+    with Checkpointer(folder, saved[1], keep=None) as checkpoints:
+        assert checkpoints.steps == [3, 4]
+
+
 def test_a_missing_checkpoint_is_told(saved, tmp_path):
     folder, identity, *_ = saved
     with (
