@@ -7,11 +7,11 @@ from collections.abc import Callable
 from embark_kernels import Implementation
 from jax.sharding import Mesh
 
-from embark_jax.embedding import ragged
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import Exchange, FlatExchange, HierarchicalExchange
 from embark_jax.embedding.indexing import StorageIndex, index_storage
+from embark_jax.embedding.mesh import has_gpus
 from embark_jax.embedding.ragged import RaggedExchange
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.unique import UniqueBased
@@ -55,6 +55,6 @@ def _make_exchange(
     if properties.staged:
         return HierarchicalExchange(index.partial_sums, plan.nodes, plan.gpus_per_node)
     # Where XLA has no ragged collective, padding travels, with the same result.
-    if not properties.padded and plan.devices > 1 and ragged.available(mesh):
+    if not properties.padded and plan.devices > 1 and has_gpus(mesh):
         return RaggedExchange(index.partial_sums)
     return FlatExchange(index.partial_sums)

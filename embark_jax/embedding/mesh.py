@@ -8,6 +8,11 @@ from jax.sharding import Mesh
 from embark_jax.plans.plan import MESH_AXES, Plan
 
 
+def has_gpus(mesh: Mesh) -> bool:
+    """Whether the devices of a mesh are GPUs."""
+    return mesh.devices.flat[0].platform == "gpu"
+
+
 def check_mesh(plan: Plan, mesh: Mesh) -> None:
     """Raises ``ValueError`` if mesh and plan disagree, or JAX is set to 64 bits."""
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]

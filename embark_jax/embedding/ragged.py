@@ -11,18 +11,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
 
 from embark_jax.embedding.exchange import Filled, FlatExchange
 from embark_jax.embedding.partial_sums import PartialSums
 from embark_jax.embedding.wire import decode, encode
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
-
-
-def available(mesh: Mesh) -> bool:
-    """Whether XLA has the collective for the devices of a mesh."""
-    return mesh.devices.flat[0].platform == "gpu"
 
 
 class RaggedExchange:

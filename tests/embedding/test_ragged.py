@@ -11,7 +11,7 @@ from embark_kernels import LazyAdam
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from embark_jax.embedding import ragged
+from embark_jax.embedding import clusters
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
@@ -64,7 +64,7 @@ def calls(monkeypatch):
         return emulated(operand, *rest, **options)
 
     monkeypatch.setattr(lax, "ragged_all_to_all", record)
-    monkeypatch.setattr(ragged, "available", lambda mesh: True)
+    monkeypatch.setattr(clusters, "has_gpus", lambda mesh: True)
     return seen
 
 
