@@ -80,7 +80,8 @@ def prepare(
         SplitBy | None,
         typer.Option(
             help="How to split: time holds out the latest samples, random splits "
-            "8:1:1; by default what is usual for the data set."
+            "8:1:1, none keeps all for training; by default what is usual for the data "
+            "set."
         ),
     ] = None,
     min_count: Annotated[
@@ -102,6 +103,14 @@ def prepare(
             metavar="NAME[=ROWS]",
             help="Hash this column alone, to ROWS or --max-rows; ROWS may be keys, "
             "which makes 63 bits of a value for a dynamic table.",
+        ),
+    ] = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Earlier data: their values keep their rows, new ones get rows after "
+            "those, and numbers keep their transforms.",
         ),
     ] = None,
     on_bad_line: Annotated[
@@ -145,7 +154,7 @@ def prepare(
     )
     with progress_bars() as progress:
         threads = Workers(workers or cores(), progress)
-        prepared = run.prepare(recipe, out, options, made_from, threads)
+        prepared = run.prepare(recipe, out, options, made_from, threads, extend)
     manifest = prepared.manifest
     if prepared.already:
         say("already prepared, nothing was read: raw files and options are the same")

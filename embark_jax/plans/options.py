@@ -33,8 +33,8 @@ OnBadId = Literal["error", "drop", "hash"]
 OnBadLine = Literal["error", "skip"]
 """What becomes of a line of a raw file that breaks a rule: it ends the reading, or is
 left out and counted."""
-SplitBy = Literal["time", "random"]
-"""Samples that are held out: the latest, or a random fifth."""
+SplitBy = Literal["time", "random", "none"]
+"""Samples that are held out: the latest, a random fifth, or none."""
 Metric = Literal["auc", "log_loss"]
 """Metric of the validation set that decides: between steps, and between trials."""
 Sampler = Literal["tpe", "random"]

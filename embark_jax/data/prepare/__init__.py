@@ -9,5 +9,6 @@ a user's own files, whose ``columns`` the user describes. In the order of the st
 - ``parsing``: recipes make samples of them; ``values`` says which values are the same.
 - ``user_groups``, ``sequences``: sequences of what a user met before.
 - ``counting``, ``vocabulary``, ``numbers``, ``column_report``: ids, transforms, report.
+- ``extension``: rows and transforms of earlier data are kept.
 - ``encoding``: records; ``raw_rows`` makes the same of rows that are scored later.
 """

@@ -22,6 +22,7 @@ from embark_jax.data.prepare.column_report import (
     bags_seen,
     values_seen,
 )
+from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
 from embark_jax.data.prepare.parsing import SampleChunk
 from embark_jax.data.prepare.recipe import TRAIN, Recipe, labels_of
@@ -75,6 +76,7 @@ def count(
     min_count: int,
     max_rows: int,
     hashed: Mapping[str, int],
+    earlier: Earlier | None,
     workers: Workers,
 ) -> Counted:
     """Counts the values of the training samples; writes the vocabularies.
@@ -86,6 +88,7 @@ def count(
       min_count: number of samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: tables that are hashed whatever their values, with their rows.
+      earlier: data whose rows and transforms are kept; None if there are none.
       workers: threads; progress is a number of chunks.
     """
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
@@ -142,6 +145,8 @@ def count(
     rows, tables = {}, {}
     hashed_tables, vocabularies = [], []
     for table, counter in counters.items():
+        if counter.too_many and earlier is not None and table not in hashed:
+            earlier.refuse(table, max_rows)
         if table in hashed or counter.too_many:
             rows[table] = hashed.get(table, max_rows)
             hashed_tables.append(table)
@@ -149,10 +154,16 @@ def count(
         values = counter.values()
         tables[table] = values_seen(values)
         values = values.filter(pc.field("count") >= min_count)
+        if earlier is not None:
+            values = earlier.extended(table, values, max_rows)
         vocabularies.append(_write_vocabulary(out, table, values))
         rows[table] = FIRST_ID + len(values)
     fitted = {name: fit.fitted() for name, fit in fits.items()}
     hotness = {name: _hotness(seen, longest.get(name)) for name, seen in bags.items()}
+    if earlier is not None:
+        fitted |= earlier.manifest.numbers
+        before = earlier.manifest.features
+        hotness = {n: max(ids, before[n].hotness) for n, ids in hotness.items()}
     return Counted(
         table_rows=rows | {name: fitted[name].rows for name in ranges},
         hotness=hotness | dict.fromkeys(ranges, 1),

@@ -237,6 +237,11 @@ def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     return _cut(splitmix64(positions) % np.uint64(10), 8, 9)
 
 
+def all_train(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+    """Holds out nothing."""
+    return np.full(len(table), TRAIN, np.uint8)
+
+
 def last_share(shares: int) -> Split:
     """Holds out the last of ``shares`` equal shares: its first half is the test set,
     its second half the validation set."""

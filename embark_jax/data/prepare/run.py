@@ -31,6 +31,7 @@ from embark_jax.data.prepare.claim import claim
 from embark_jax.data.prepare.column_report import Report
 from embark_jax.data.prepare.counting import Counted, SplitChunk, count
 from embark_jax.data.prepare.encoding import encode
+from embark_jax.data.prepare.extension import EXTENDS, Earlier
 from embark_jax.data.prepare.numbers import in_sample
 from embark_jax.data.prepare.parsing import (
     ParsedChunk,
@@ -46,6 +47,7 @@ from embark_jax.data.prepare.recipe import (
     Recipe,
     Split,
     after_times,
+    all_train,
     random_split,
     times_of,
 )
@@ -59,7 +61,7 @@ class Options:
     """The options that a user may choose.
 
     Attributes:
-      split: "time" holds out the latest samples, "random" a fifth of all.
+      split: "time" holds out the latest samples, "random" a fifth of all, "none" none.
       min_count: number of training samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: whether every table is hashed.
@@ -100,6 +102,7 @@ def prepare(
     options: Options,
     made_from: Mapping[str, Any],
     workers: Workers | None = None,
+    extend: Path | None = None,
 ) -> Prepared:
     """Prepares a data set in the folder ``out``, or resumes there.
 
@@ -110,14 +113,21 @@ def prepare(
       options: the user's options.
       made_from: what else determines the samples; it is kept in the manifest.
       workers: threads, which tell how far the work is; None takes one per core.
+      extend: folder of earlier data, whose rows and transforms are kept.
 
     Raises:
-      DataError: if a raw file is bad, or ``out`` holds something else.
+      DataError: if a raw file is bad, ``out`` holds something else, or the earlier data
+        were prepared otherwise.
     """
     out, workers = local(out), workers or Workers()
     work, before = out / ".work", [Stamp.of(path) for path in recipe.paths]
     hashed = _hashed_tables(recipe, options)
     made_from = {**made_from, **dataclasses.asdict(options)}
+    earlier = None
+    if extend is not None:
+        earlier = Earlier.open(extend, recipe, made_from)
+        made_from[EXTENDS] = earlier.manifest.digest()
+        hashed |= earlier.hashed
     hashing = functools.partial(workers.progress, "hash")
     made_from, finished = claim(out, work, made_from, recipe.paths, hashing)
     if finished:
@@ -140,6 +150,7 @@ def prepare(
             min_count=options.min_count,
             max_rows=options.max_rows,
             hashed=hashed,
+            earlier=earlier,
             workers=workers,
         )
         write_json(saved, counted.model_dump(mode="json"))
@@ -187,7 +198,8 @@ def _split(
         raise DataError(f"{recipe.raw[0].path}: has no samples")
     last_file = sum(c.rows for c in samples if c.file == len(recipe.raw) - 1)
     extent = Extent(total, total - last_file)
-    split = random_split if options.split == "random" else recipe.time_split
+    splits_by = {"random": random_split, "none": all_train, "time": recipe.time_split}
+    split = splits_by[options.split]
     if options.split == "time" and recipe.columns and recipe.columns.time:
         split = _by_time(samples, total)
     if split is None:

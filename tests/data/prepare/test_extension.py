@@ -1,0 +1,164 @@
+"""New data keep the rows of earlier ones; an oracle of dictionaries says which."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax._base.files import read_arrow
+from embark_jax.data import DataError, PreparedData
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.recipe import Extent, random_split
+from embark_jax.data.prepare.run import Options, prepare
+from tests.data.prepare.raw_files import everything, write_table
+from tests.runs import done
+
+COLUMNS = Columns(dense={"price": "standardize", "age": {"transform": "quantiles"}})
+
+
+def rows_of_day(day: int, count: int = 120) -> list[dict]:
+    """Rows of which users and items drift: some go, some come."""
+    rng = np.random.default_rng(day)
+    return [
+        {
+            "label": int(rng.integers(2)),
+            "user": f"u{rng.zipf(1.5) % 40 + 7 * day}",
+            "item": int(rng.zipf(1.5) % 30 - 5 * day),
+            "price": float(rng.normal(10 * day, 3)),
+            "age": float(rng.integers(10 + day, 90)),
+        }
+        for _ in range(count)
+    ]
+
+
+def prepare_day(
+    folder: Path, day: int, extend: Path | None = None, rows=None, columns=COLUMNS, **kw
+) -> PreparedData:
+    raw, out = folder / f"{day}.parquet", folder / f"day {day}"
+    pq.write_table(pa.Table.from_pylist(rows or rows_of_day(day)), raw)
+    recipe = own_files.parquet(raw, columns)
+    options = Options(**kw)
+    made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
+    prepare(recipe, out, options, made_from, extend=extend)
+    return PreparedData(out)
+
+
+def vocabulary(data: PreparedData, table: str) -> list:
+    path = data.folder / "vocabulary" / f"{table}.arrow"
+    return read_arrow(path)["key"].to_pylist()
+
+
+def training_values(day: int, column: str, splits) -> Counter:
+    rows = zip(rows_of_day(day), splits, strict=True)
+    return Counter(row[column] for row, split in rows if split == 0)
+
+
+@pytest.mark.parametrize("min_count", [1, 3])
+def test_values_keep_their_rows_and_new_ones_come_after_them(tmp_path, min_count):
+    splits = random_split(pa.table({"i": range(120)}), 0, Extent(120, 0))
+    columns = Columns(dense={"price": "log"}, ignore=("age",))
+    data, oracle = None, {"user": [], "item": []}
+    for day in range(4):
+        extend = data.folder if data else None
+        data = prepare_day(tmp_path, day, extend, columns=columns, min_count=min_count)
+        for column, values in oracle.items():
+            counts = training_values(day, column, splits)
+            enough = [v for v, n in counts.items() if n >= min_count]
+            new = [value for value in enough if value not in values]
+            values += sorted(new, key=lambda value: (-counts[value], value))
+            assert vocabulary(data, column) == values
+            assert data.table_rows[column] == 2 + len(values)
+            ids = {value: row for row, value in enumerate(values, 2)}
+            seen = Counter(s[column] for s in everything(data))
+            wanted = Counter(
+                row[column] if row[column] in ids else "rare"
+                for row in rows_of_day(day)
+            )
+            assert seen == wanted
+
+
+def test_numbers_keep_their_transforms(tmp_path):
+    first = prepare_day(tmp_path, 0)
+    second = prepare_day(tmp_path, 1, first.folder)
+    assert second.manifest.numbers == first.manifest.numbers
+    prices = {round(row["price"], 6) for row in rows_of_day(1)}
+    fitted = first.manifest.numbers["price"]
+    for batch in second.in_file_order("train", 50):
+        back = batch.dense[:, 0] * fitted.deviation + fitted.mean
+        for price in back:
+            assert min(abs(price - other) for other in prices) < 1e-4
+
+
+def test_counts_are_of_all_days(tmp_path):
+    first = prepare_day(tmp_path, 0, split="none")
+    second = prepare_day(tmp_path, 1, first.folder, split="none")
+    table = read_arrow(second.folder / "vocabulary" / "user.arrow").to_pydict()
+    counts = Counter(row["user"] for day in (0, 1) for row in rows_of_day(day))
+    assert dict(zip(table["key"], table["count"], strict=True)) == counts
+    assert second.train_samples == 120
+
+
+def test_a_bag_does_not_become_shorter(tmp_path):
+    columns = Columns(features={"words": {}}, others=False)
+
+    def day(number, words, extend=None):
+        rows = [{"label": i % 2, "words": words} for i in range(20)]
+        return prepare_day(tmp_path, number, extend, rows, columns)
+
+    first = day(0, ["a", "b", "c"])
+    second = day(1, ["a", "d"], first.folder)
+    assert [f.hotness for f in (*first.features, *second.features)] == [3, 3]
+    assert vocabulary(second, "words") == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_count": 2}, r"min_count is 2, there 1.*must agree in dataset, columns"),
+        ({"hashed": True, "max_rows": 10}, "hashed is True, there False"),
+        ({"hash_columns": {"user": 10}}, "hash_columns is"),
+        ({"columns": Columns(dense={"price": "log"})}, "columns is"),
+        ({"max_rows": 30}, r"table 'user': has more values than --max-rows 30.*raise"),
+        (
+            {"rows": [row | {"user": 7} for row in rows_of_day(1)]},
+            r"table 'user': values are int64, but string in .*user\.arrow",
+        ),
+    ],
+)
+def test_what_was_prepared_otherwise_is_refused(tmp_path, options, message):
+    first = prepare_day(tmp_path, 0)
+    with pytest.raises(DataError, match=message):
+        prepare_day(tmp_path, 1, first.folder, **options)
+
+
+def test_other_columns_are_refused(tmp_path):
+    first = prepare_day(tmp_path, 0)
+    rows = [row | {"place": 1} for row in rows_of_day(1)]
+    with pytest.raises(DataError, match=r"features are \['user', 'item', 'place'"):
+        prepare_day(tmp_path, 1, first.folder, rows)
+
+
+def test_hashed_tables_keep_their_rows(tmp_path):
+    first = prepare_day(tmp_path, 0, hash_columns={"user": 50})
+    second = prepare_day(tmp_path, 1, first.folder, hash_columns={"user": 50})
+    assert first.table_rows["user"] == second.table_rows["user"] == 50
+
+
+def test_the_command_extends(tmp_path):
+    for day in (0, 1):
+        write_table(tmp_path / f"{day}.csv", rows_of_day(day))
+    first, second = (tmp_path / f"prepared {day}" for day in (0, 1))
+    command = "data", "prepare", "csv", "dense.price=log", "--raw"
+    done(*command, tmp_path / "0.csv", "--out", first)
+    for _ in range(2):  # the second time its work is done
+        more = "--out", second, "--extend", first
+        done(*command, tmp_path / "1.csv", *more)
+    yesterday, today = PreparedData(first), PreparedData(second)
+    for column in ("user", "item", "age"):
+        values = vocabulary(yesterday, column)
+        assert vocabulary(today, column)[: len(values)] == values
+    assert today.manifest.made_from["extends"] == yesterday.manifest.digest()
