@@ -218,10 +218,9 @@ class ListOptions:
             ),
             self.overlap,
             self.dense or "replicated",
+            self.kernels or "xla",
         )
-        return dataclasses.replace(
-            workload, kernels=self.kernels or "xla", memory_gb=self.memory_gb
-        )
+        return dataclasses.replace(workload, memory_gb=self.memory_gb)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from embark_jax.planner.request.dense import NO_NETWORK, DenseNetwork
 from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.options import Kernels
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator.dense import DType
 
@@ -39,6 +40,7 @@ def job_of_list(
     batch: int | None = None,
     zipf_exponent: float | None = None,
     optimizer: str | None = None,
+    kernels: Kernels = "xla",
 ) -> Job:
     """Returns the job that trains a table list's model, with dense layers in bfloat16.
     Without a dense section it has no dense layers.
@@ -46,13 +48,13 @@ def job_of_list(
     Args:
       listed: the list.
       fleet: the machines.
-      batch, zipf_exponent, optimizer: see ``TableList.workload``.
+      batch, zipf_exponent, optimizer, kernels: see ``TableList.workload``.
 
     Raises:
       ValueError: if the optimizer is unknown.
     """
     tables, features = model = listed.specs()
-    workload = listed.workload(fleet, batch, zipf_exponent, optimizer)
+    workload = listed.workload(fleet, batch, zipf_exponent, optimizer, kernels=kernels)
     dense_optimizer = dense_optimizer_of(workload.optimizer)
     network = NO_NETWORK if listed.dense is None else listed.dense.network(*model)
     return Job(tables, features, workload, network, "bfloat16", dense_optimizer)

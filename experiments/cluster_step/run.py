@@ -80,7 +80,9 @@ def cumulative() -> Iterator[tuple[str, dict[str, Any]]]:
 def steps(model: str, nodes: int, batch: int) -> dict[str, Any]:
     """Simulates the steps of a model, and EMBark's system, on the same constants."""
     machines = fleet.dgx_h100(nodes)
-    job = simulator.job_of_list(planner.load_table_list(model), machines, batch)
+    job = simulator.job_of_list(
+        planner.load_table_list(model), machines, batch, kernels="mosaic_gpu"
+    )
     row: dict[str, Any] = {"model": model, "gpus": machines.devices, "batch": batch}
     try:
         row["steps"] = {
@@ -103,7 +105,7 @@ def latencies(model: str) -> Iterator[dict[str, Any]]:
         efficiency = dataclasses.replace(machines.efficiency, **figures)
         slower = dataclasses.replace(machines, efficiency=efficiency)
         listed = planner.load_table_list(model)
-        job = simulator.job_of_list(listed, slower, BATCHES[0])
+        job = simulator.job_of_list(listed, slower, BATCHES[0], kernels="mosaic_gpu")
         found = simulated(changed(job, changes))
         yield {"model": model, "latency": name, **figures, **found}
 
@@ -114,7 +116,9 @@ def weak_scaling(model: str) -> Iterator[dict[str, Any]]:
     for nodes in WEAK_NODES:
         machines = fleet.dgx_h100(nodes)
         batch = WEAK_BATCH * machines.devices
-        job = simulator.job_of_list(planner.load_table_list(model), machines, batch)
+        job = simulator.job_of_list(
+            planner.load_table_list(model), machines, batch, kernels="mosaic_gpu"
+        )
         row: dict[str, Any] = {"model": model, "nodes": nodes, "batch": batch}
         for name, changes in (first, last):
             start = time.perf_counter()

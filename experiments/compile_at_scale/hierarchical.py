@@ -37,7 +37,7 @@ def make_plan(listed: TableList, machines: fleet.Fleet, exchange: Exchange) -> P
     """Large tables reduction based on all GPUs, the others replicated: so whatever is
     exchanged is of tables whose row shards span nodes."""
     tables, features = listed.specs()
-    workload = listed.workload(machines, overlap=False)
+    workload = listed.workload(machines, overlap=False, kernels="mosaic_gpu")
     forced = {
         table.name: ForcedPlacement("rb", machines.devices, 1, exchange=exchange)
         if table.rows >= SPLIT_ROWS
@@ -58,7 +58,9 @@ def make_plan(listed: TableList, machines: fleet.Fleet, exchange: Exchange) -> P
 
 def planned_bytes(plan: Plan, listed: TableList, machines: fleet.Fleet) -> list[float]:
     """Bytes that a device sends in exchanges, inside its node and to others."""
-    workload = listed.workload(machines, plan.batch_size, overlap=False)
+    workload = listed.workload(
+        machines, plan.batch_size, overlap=False, kernels="mosaic_gpu"
+    )
     model = ProgramModel(workload)
     parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
     exchanged = [part for part in parts if part.collective == "all_to_all"]

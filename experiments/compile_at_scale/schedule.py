@@ -40,7 +40,9 @@ def compiled_step(
     those of the dense layers travel in one format."""
     listed = planner.read_table_list((MODELS / f"{MODEL}.yaml").read_text())
     machines = fleet.Fleet(fleet.dgx_h100().device, nodes, 8)
-    workload = listed.workload(machines, wire=WIRES[wire], overlap=look_ahead)
+    workload = listed.workload(
+        machines, wire=WIRES[wire], overlap=look_ahead, kernels="mosaic_gpu"
+    )
     dense = dataclasses.replace(workload.dense, states=1)
     workload = dataclasses.replace(workload, dense=dense)
     plan = planner.plan_for(workload, *listed.specs())

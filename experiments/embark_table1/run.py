@@ -68,7 +68,9 @@ def job_of(name: str, nodes: int, batch: int | None = None, **changed: Any) -> J
     zipf_exponent = changed.pop("zipf_exponent", None)
     efficiency = dataclasses.replace(machines.efficiency, **changed)
     machines = dataclasses.replace(machines, efficiency=efficiency)
-    return simulator.job_of_list(listed, machines, batch, zipf_exponent)
+    return simulator.job_of_list(
+        listed, machines, batch, zipf_exponent, kernels="mosaic_gpu"
+    )
 
 
 def ablation(name: str, batch: int | None = None, **changed: Any) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def measure(model: str, nodes: int) -> dict[str, Any]:
     """Plans without and with hot rows of one case."""
     listed = planner.load_table_list(model)
     tables, features = listed.specs()
-    workload = listed.workload(dgx_h100(nodes), None, SKEW, overlap=False)
+    workload = listed.workload(
+        dgx_h100(nodes), None, SKEW, overlap=False, kernels="mosaic_gpu"
+    )
 
     def describe(forced: dict[str, ForcedPlacement]) -> dict[str, Any]:
         made = planner.plan_for(workload, tables, features, forced=forced)

@@ -72,7 +72,7 @@ def compare(worktree: Path, model: str, nodes: int, skew: float) -> dict[str, An
     fleet = dataclasses.replace(
         fleet, efficiency=dataclasses.replace(fleet.efficiency, message_us=0.0)
     )
-    workload = listed.workload(fleet, None, skew, overlap=False)
+    workload = listed.workload(fleet, None, skew, overlap=False, kernels="mosaic_gpu")
     dealt = dealt_plan(worktree, model, nodes, skew)
     by_our_model = planner.predict(
         in_turn(dealt), features, workload, ProgramModel(workload)

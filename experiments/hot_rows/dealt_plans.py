@@ -17,7 +17,9 @@ def main() -> None:
     listed = planner.read_table_list(Path(f"configs/models/{model}.yaml").read_text())
     tables, features = listed.specs()
     begin = time.process_time()
-    workload = listed.workload(dgx_h100(nodes), None, skew, overlap=False)
+    workload = listed.workload(
+        dgx_h100(nodes), None, skew, overlap=False, kernels="mosaic_gpu"
+    )
     made = planner.plan_for(workload, tables, features)
     assert made.prediction is not None
     record = {

@@ -251,7 +251,13 @@ def compare_p2res() -> None:
     ports = {"a GPU": "v100", "a node": str(HERE / "p2res" / "one_port.yaml")}
     for listed, skew, law, statistics in workloads(names):
         for port, machines in ports.items():
-            job = job_of_list(listed, fleet.load(machines, 4, 8), P2RES_BATCH, law)
+            job = job_of_list(
+                listed,
+                fleet.load(machines, 4, 8),
+                P2RES_BATCH,
+                law,
+                kernels="mosaic_gpu",
+            )
             job = with_statistics(job, statistics)
             cold = dict.fromkeys(
                 (t.name for t in job.tables), ForcedPlacement(hot_rows=0)
@@ -282,7 +288,9 @@ def compare_fae() -> None:
         **{"rmc3": "Criteo", "rmc4": "Avazu"},
     }
     for listed, skew, law, statistics in workloads(names):
-        job = job_of_list(listed, fleet.load("v100", 1, 4), FAE_BATCH, law)
+        job = job_of_list(
+            listed, fleet.load("v100", 1, 4), FAE_BATCH, law, kernels="mosaic_gpu"
+        )
         job = with_statistics(job, statistics)
         hot_rows, hot = all_hot(job, FAE_BUDGET_BYTES[str(listed.name).lower()])
         taken = FAE_TERABYTE_HOT if listed.name == "RMC3" else hot

@@ -25,7 +25,9 @@ def measure(model: str, nodes: int, skew: float) -> dict[str, Any]:
     """Both plans of one case."""
     listed = planner.load_table_list(model)
     tables, features = listed.specs()
-    workload = listed.workload(dgx_h100(nodes), None, skew, overlap=False)
+    workload = listed.workload(
+        dgx_h100(nodes), None, skew, overlap=False, kernels="mosaic_gpu"
+    )
     cold = dict.fromkeys((t.name for t in tables), ForcedPlacement(hot_rows=0))
     found: dict[str, Any] = {"model": model, "gpus": 8 * nodes, "zipf_exponent": skew}
     for name, forced in (("with", {}), ("without", cold)):

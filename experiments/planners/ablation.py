@@ -68,7 +68,9 @@ def measure(
     """Predicted ms of a step, and CPU seconds of planning."""
     listed = planner.load_table_list(model)
     tables, features = listed.specs()
-    workload = listed.workload(dgx_h100(nodes), None, skew, overlap=False)
+    workload = listed.workload(
+        dgx_h100(nodes), None, skew, overlap=False, kernels="mosaic_gpu"
+    )
     cold = {} if hot else {t.name: ForcedPlacement(hot_rows=0) for t in tables}
     begin = time.process_time()
     made = planner.plan_for(workload, tables, features, forced=cold, params=params)

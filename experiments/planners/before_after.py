@@ -103,11 +103,13 @@ def request(case: dict[str, Any]) -> tuple[list, list, Workload]:
     if "tables" in case:
         tables, features = generated.model(case["tables"], fleet, case["seed"])
         batch = 65_536 // fleet.devices * fleet.devices
-        return tables, features, Workload(fleet, batch, 1.1)
+        return tables, features, Workload(fleet, batch, 1.1, kernels="mosaic_gpu")
     listed = read_table_list((MODELS / f"{case['model']}.yaml").read_text())
     skew = case.get("zipf_exponent", listed.zipf_exponent or 0.0)
     optimizer = listed.optimizer or "rowwise_adagrad"
-    workload = Workload(fleet, listed.batch or 65_536, skew, optimizer=optimizer)
+    workload = Workload(
+        fleet, listed.batch or 65_536, skew, optimizer=optimizer, kernels="mosaic_gpu"
+    )
     return *listed.specs(), workload
 
 

@@ -53,7 +53,11 @@ class Case:
                 f"{listed.batch}, {listed.zipf_exponent} and {listed.optimizer}"
             )
         return Workload(
-            fleet, listed.batch, listed.zipf_exponent, optimizer=listed.optimizer
+            fleet,
+            listed.batch,
+            listed.zipf_exponent,
+            optimizer=listed.optimizer,
+            kernels="mosaic_gpu",
         )
 
     @property

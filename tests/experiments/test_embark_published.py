@@ -14,7 +14,9 @@ ACHIEVED = {"T200": 15e6, "T7": 74e6}
 
 @pytest.mark.parametrize("name", thorough(ACHIEVED, ["T7"]))
 def test_throughput_on_128_gpus(name):
-    job = job_of_list(published.table_list(name), fleet.dgx_h100(16))
+    job = job_of_list(
+        published.table_list(name), fleet.dgx_h100(16), kernels="mosaic_gpu"
+    )
     found = [
         simulate_embark("", job, plan_embark(job, clusters)).samples_per_s
         for clusters in CHOICES["+ clusters"]

@@ -21,7 +21,7 @@ GPUS = fleet.Fleet(
 TABLES = [TableSpec("user", 1000, 8), TableSpec("item", 100, 8)]
 TABLES.append(TableSpec("country", 10, 8))
 FEATURES = [FeatureSpec("user"), FeatureSpec("item", hotness=4), FeatureSpec("country")]
-WORKLOAD = Workload(GPUS, 200, optimizer="sgd")
+WORKLOAD = Workload(GPUS, 200, optimizer="sgd", kernels="mosaic_gpu")
 PLACEMENTS = [
     Placement(TABLES[0], "rb", devices=(0,)),
     Placement(TABLES[1], "rb", devices=(1,)),

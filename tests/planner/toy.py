@@ -8,6 +8,6 @@ from embark_jax.plans import fleet
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
 IDEAL = fleet.Efficiency(1.0, 1.0, 1.0, 10.0, node_hop_us=1.0, network_hop_us=5.0)
 TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4, efficiency=IDEAL)
-WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd")
+WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd", kernels="mosaic_gpu")
 MODEL = ProgramModel(WORKLOAD)
 USE = TableUse(rows=1000, dim=8, hotness=3, bags=1)

@@ -36,5 +36,12 @@ def machines(nodes, gpus, **changed):
 
 def job(fleet_, batch=4096):
     dense = DenseLoad(NETWORK.parameters, 1, NETWORK.activation_bytes)
-    workload = Workload(fleet_, batch, 1.1, optimizer="rowwise_adagrad", dense=dense)
+    workload = Workload(
+        fleet_,
+        batch,
+        1.1,
+        optimizer="rowwise_adagrad",
+        dense=dense,
+        kernels="mosaic_gpu",
+    )
     return Job(TABLES, FEATURES, workload, NETWORK, "bfloat16", "adagrad")

@@ -40,6 +40,7 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
     DenseParallelism,
+    Kernels,
     RowOptimizerName,
 )
 from embark_jax.plans.tables import (
@@ -149,6 +150,7 @@ class TableList(Config):
         wire: Wire = FLOAT32,
         overlap: bool | None = None,
         parallelism: DenseParallelism = "replicated",
+        kernels: Kernels = "xla",
     ) -> Workload:
         """Returns the workload on a fleet. Arguments take precedence over the list; the
         default is 65,536 samples a step, uniform ids, row-wise Adagrad, and routes made
@@ -171,6 +173,7 @@ class TableList(Config):
             wire=wire,
             dense=dense,
             overlap=looks_ahead(overlap, fleet, tables),
+            kernels=kernels,
             sample_ids=sum(feature.hotness for feature in features),
         )
 

@@ -70,7 +70,7 @@ class Workload:
     micro_batches: int = 1
     overlap: bool = False
     sample_ids: int = 0
-    kernels: Kernels = "mosaic_gpu"
+    kernels: Kernels = "xla"
     ragged: bool = False
     memory_gb: float | None = None
 
