@@ -49,9 +49,9 @@ def restore_arrays(
     restored = {}
     for name, array in arrays.items():
         if not of_table(name):
-            restored[name] = _restored(saved, name, array)
+            restored[name] = restored_array(saved, name, array)
             continue
-        blocks = _Blocks(array)
+        blocks = Blocks(array)
         try:
             for rows in _rows_of(saved, name, blocks, tables):
                 blocks.put(*rows)
@@ -62,7 +62,7 @@ def restore_arrays(
     return restored
 
 
-def _restored(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
+def restored_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
     """Returns an array that is not of tables, sharded like another one."""
     data = jax.random.key_data(like) if is_key(like) else like
     value = saved.array(name)
@@ -81,7 +81,7 @@ def _restored(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
     return jax.jit(wrap, out_shardings=like.sharding)(array)
 
 
-class _Blocks:
+class Blocks:
     """The blocks of a table's array on the devices of this process.
 
     Attributes:
@@ -120,6 +120,23 @@ class _Blocks:
             # The rows' memory must not go before they are there.
             self._data[number] = data.block_until_ready()
 
+    def scatter(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Overwrites the rows of ``slots``, wherever this process has them."""
+        for number, begin in enumerate(self._begins):
+            data = self._data[number]
+            held = (begin <= slots) & (slots < begin + len(data))
+            if not held.any():
+                continue
+            local, own = slots[held] - begin, rows[held]
+            if isinstance(data, np.ndarray):
+                data[local] = own
+                continue
+            # Few sizes, so that few programs are compiled: the last row is repeated.
+            size = 1 << (len(local) - 1).bit_length()
+            repeated = np.minimum(np.arange(size), len(local) - 1)
+            cut = jax.device_put((own[repeated], local[repeated]), data.device)
+            self._data[number] = _scatter(data, *cut).block_until_ready()
+
     def array(self) -> jax.Array | StoredArray:
         """Returns the array as it is now."""
         if isinstance(self._array, StoredArray):
@@ -133,10 +150,15 @@ def _overwrite(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(data, rows, first, axis=0)
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def _scatter(data: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
+    return data.at[slots].set(rows)
+
+
 def _rows_of(
     saved: SavedCheckpoint,
     name: str,
-    blocks: _Blocks,
+    blocks: Blocks,
     tables: Mapping[str, TableLayout],
 ) -> Iterator[Rows]:
     """Yields the rows of an array that this process has."""
@@ -159,14 +181,20 @@ def _rows_of(
             yield from saved.in_threads(read, extents(rows, blocks.row_bytes))
         return
     for table, layout in here.items():
-        for batch in _moved(saved, name, table, layout, blocks):
+        for batch in moved_rows(saved, name, table, layout, blocks):
             yield from batch
 
 
-def _moved(
-    saved: SavedCheckpoint, name: str, table: str, here: RangeLayout, blocks: _Blocks
+def moved_rows(
+    saved: SavedCheckpoint,
+    name: str,
+    table: str,
+    here: RangeLayout,
+    blocks: Blocks,
+    count: int | None = None,
 ) -> Iterator[list[Rows]]:
-    """Yields a table's rows that lie here in one storage, wherever they were."""
+    """Yields a table's first ``count`` rows, or all, as far as they lie here in one
+    storage, wherever they were."""
     whole = blocks.width == here.width  # else one value a row, in all column shards
     own_shards = [
         (j, k)
@@ -202,7 +230,8 @@ def _moved(
         return batch
 
     if own_shards:
-        end = saved.description.table_rows[table]  # a dynamic table may have more here
+        # A dynamic table may have more here.
+        end = saved.description.table_rows[table] if count is None else count
         span = range(here.span.start, min(here.span.stop, end))
         all_extents = extents(span, blocks.row_bytes * here.column_shards)
         yield from saved.in_threads(read, all_extents)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -107,6 +107,13 @@ class TrainConfig(Config):
     embedding_l2: NonNegativeFloat = 0.0
     """Half of this number times the squares of all embeddings of a sample is added to
     its loss; for features with one id a bag these are the batch's rows."""
+    init_from: str | None = None
+    """A run, or one of its checkpoints, whose rows and dense parameters this run starts
+    from: rows by the values that they stand for, where prepared data say so, and
+    otherwise by number."""
+    init_optimizer: Literal["keep", "new"] = "keep"
+    """With `init_from`, whether the state of the optimizers comes over, too, so that
+    steps go on being counted, or begins anew."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
     trackers: tuple[Service, ...] = ()

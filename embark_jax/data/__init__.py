@@ -4,9 +4,10 @@
   ``prepared`` and ``own_dataset`` are the sources.
 - ``batch``, ``checks``, ``records``: samples as arrays, their rules, and their form on
   disk, on hosts and on devices.
-- ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
+- ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
 - ``bag_counts``: how often rows are looked up, for statistics.
-- ``manifest``, ``hashed_file``: what is known of a folder of prepared data.
+- ``manifest``, ``hashed_file``, ``table_values``: what is known of a folder of prepared
+  data.
 - ``prepare/``: makes such folders from raw files.
 """
 
@@ -26,3 +27,5 @@ from embark_jax.data.prepared import PreparedData as PreparedData
 from embark_jax.data.source import Description as Description
 from embark_jax.data.source import Source as Source
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks
+from embark_jax.data.table_values import TableValues as TableValues
+from embark_jax.data.view import FromStep as FromStep

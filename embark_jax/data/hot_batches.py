@@ -9,13 +9,13 @@ written, and a batch stays a pure function of the step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from embark_jax.data.batch import Batch, DataError, Dataset
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.data.view import DatasetView
 
 WINDOW_BATCHES = 32
 """Number of batches that are sorted together. In each window, up to one batch of
@@ -39,7 +39,7 @@ class _Window(NamedTuple):
     hot: np.ndarray
 
 
-class HotBatches:
+class HotBatches(DatasetView):
     """A dataset with its training samples in another order; see ``data.Dataset``.
 
     Each sample stays in its window and occurs once. Batches of both kinds are spread
@@ -61,25 +61,10 @@ class HotBatches:
         batch_size: int,
         window: int = WINDOW_BATCHES,
     ):
-        self._dataset, self._hot_rows = dataset, dict(hot_rows)
+        super().__init__(dataset)
+        self._hot_rows = dict(hot_rows)
         self._batch_size, self._window_batches = batch_size, window
         self._window: _Window | None = None
-
-    @property
-    def table_rows(self) -> Mapping[str, int]:
-        return self._dataset.table_rows
-
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        return self._dataset.features
-
-    @property
-    def dense_features(self) -> int:
-        return self._dataset.dense_features
-
-    @property
-    def train_samples(self) -> int:
-        return self._dataset.train_samples
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """See ``Dataset``; each process reads the whole window for its part of it."""
@@ -97,15 +82,6 @@ class HotBatches:
         first = process * batch_size
         samples = window.order[batch, first : first + batch_size]
         return _take(window, samples, bool(window.hot[batch]))
-
-    def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
-        return self._dataset.validation_batches(batch_size)
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        return self._dataset.test_batches(batch_size)
-
-    def bayes_auc(self) -> float | None:
-        return self._dataset.bayes_auc()
 
     def _sort(self, number: int) -> _Window:
         size, count = self._batch_size, self._window_batches

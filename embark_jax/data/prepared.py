@@ -23,6 +23,7 @@ from embark_jax.data.multi_hot import bags_of
 from embark_jax.data.pipeline import cores
 from embark_jax.data.prepare import raw_rows
 from embark_jax.data.source import Description
+from embark_jax.data.table_values import TableValues
 
 WINDOW_BLOCKS = 64
 """Number of blocks that are shuffled together: 64 MiB, from all over the epoch."""
@@ -248,6 +249,7 @@ class PreparedSource:
             dense_names=manifest.dense,
             order={"kind": self._section.kind, "files": manifest.digest()},
             missing_dense=manifest.missing_dense,
+            values=TableValues(dataset.folder, manifest),
             save_encoding=save_encoding if manifest.columns else None,
         )
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from embark_jax.config import EmbeddingConfig
 from embark_jax.data.batch import Dataset
+from embark_jax.data.table_values import TableValues
 from embark_jax.plans.tables import FeatureSpec
 
 
@@ -29,6 +30,7 @@ class Description:
       seed: seed of the samples themselves, if they are drawn.
       order: values that determine, with the run's seed, which samples a step has; JSON.
       missing_dense: for each dense column, how many values are missing, and 0 instead.
+      values: what the rows of its tables stand for; None if the data do not say.
       save_encoding: writes into a run's folder what makes samples of raw rows; None if
         the data were not a user's own files.
     """
@@ -42,6 +44,7 @@ class Description:
     seed: int | None = None
     order: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     missing_dense: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    values: TableValues | None = None
     save_encoding: Callable[[Path], None] | None = None
 
     @classmethod

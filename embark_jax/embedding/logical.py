@@ -110,15 +110,29 @@ class RangeLayout:
     def _held_of_list(self, row_shard: int, begin: int, end: int) -> HeldRows:
         """Positions of hot rows ascend with their numbers, and so do those of the
         others: the rows that a row shard has of either follow each other."""
-        ids, keys = np.arange(begin, end), self._keys
-        rank = np.searchsorted(keys, ids)
-        hot = keys[np.minimum(rank, len(keys) - 1)] == ids
-        position = np.where(hot, rank, len(keys) + ids - rank)
+        position = self._positions(np.arange(begin, end))
         held = (self.begin <= position) & (position < self.end)
         local = position - self.begin
         among = np.flatnonzero(held & (local % self.row_shards == row_shard))
         first = int(local[among[0]]) // self.row_shards if len(among) else 0
         return HeldRows(among, first, len(among))
+
+    def slots_of(self, rows: np.ndarray, column_shard: int) -> np.ndarray:
+        """Returns the row of the array that has a column shard of each of these rows of
+        the table; -1 for rows of other ranges."""
+        local = self._positions(rows) - self.begin
+        held = (local >= 0) & (local < self.end - self.begin)
+        first_slots = np.array(self.first_slots, np.int64)[:, column_shard]
+        slots = first_slots[local % self.row_shards] + local // self.row_shards
+        return np.where(held, slots, -1)
+
+    def _positions(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the position of each row: hot rows of a list come first."""
+        if not self.hot_ids:
+            return rows
+        rank = np.searchsorted(self._keys, rows)
+        hot = self._keys[np.minimum(rank, len(self._keys) - 1)] == rows
+        return np.where(hot, rank, len(self._keys) + rows - rank)
 
     @functools.cached_property
     def _keys(self) -> np.ndarray:

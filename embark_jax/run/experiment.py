@@ -25,6 +25,7 @@ from embark_jax.data import (
     BatchChecker,
     Dataset,
     Description,
+    FromStep,
     scale_warnings,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -61,6 +62,8 @@ class Experiment:
       description: what is known of the dataset.
       tables, features: tables and features of the model.
       plan: plan of the tables.
+      first_step: number of steps of the run that this one continues, whose steps it
+        goes on counting.
     """
 
     config: ExperimentConfig
@@ -69,15 +72,16 @@ class Experiment:
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
     plan: Plan
+    first_step: int = 0
 
     @property
     def steps(self) -> int:
-        """Number of steps of the whole run."""
+        """Number of the last step of the whole run."""
         options = self.config.train
         if options.epochs is None:
-            return options.steps or DEFAULT_STEPS
+            return self.first_step + (options.steps or DEFAULT_STEPS)
         samples = int(options.epochs * self.dataset.train_samples)
-        return max(1, samples // options.batch_size)
+        return self.first_step + max(1, samples // options.batch_size)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -122,7 +126,9 @@ class Experiment:
     @property
     def training_data(self) -> Dataset:
         """Returns the dataset, with its training samples in the configured order."""
-        return in_training_order(self.dataset, self.config, self.plan)
+        dataset = in_training_order(self.dataset, self.config, self.plan)
+        batch_size = self.config.train.batch_size
+        return FromStep(dataset, self.first_step, batch_size)
 
     def save_sources(self, workdir: Path) -> None:
         """Saves the code that the config names and, if the data were a user's own

@@ -34,7 +34,7 @@ from embark_jax.report.display import (
 )
 from embark_jax.report.progress import step_progress
 from embark_jax.report.summary import overview
-from embark_jax.run import experiment, history
+from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from embark_jax.run.evaluation import counts, held_out, on_split, on_test_set
 from embark_jax.run.experiment import Experiment
@@ -103,8 +103,10 @@ def _run(
         if not resume:
             _check_unused(workdir)
     setup = experiment.build(config, plan_file)
+    first = of_process_0(initial.first_step(config, workdir, resume))
+    setup = dataclasses.replace(setup, first_step=first)
     profile = StepProfile(workdir, profile_steps, functools.partial(say, console))
-    profile.check(0, setup.steps)
+    profile.check(first, setup.steps)
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
         setup = dataclasses.replace(setup, plan=plan)
@@ -125,6 +127,9 @@ def _run(
         config.train.checkpoint_memory,
         functools.partial(say, console),
     ) as checkpoints:
+        loaded = resume and of_process_0(checkpoints.steps)
+        if config.train.init_from is not None and not loaded:
+            initial.start(setup, trainer, workdir, functools.partial(say, console))
         if resume:
             _resume(setup, workdir, trainer, check, checkpoints, console)
             profile.check(trainer.step, setup.steps)

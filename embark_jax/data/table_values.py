@@ -1,0 +1,76 @@
+"""What the rows of prepared data's tables stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embark_jax._base.files import read_arrow
+from embark_jax.data.manifest import Manifest, vocabulary_file
+from embark_jax.data.prepare.numbers import FittedNumber
+from embark_jax.data.prepare.vocabulary import FIRST_ID, is_text
+
+
+class Meaning(NamedTuple):
+    """What the rows of a table stand for: values, the hashes of values, or ranges of
+    numbers.
+
+    Attributes:
+      kind: "values", "hashes" or "ranges".
+      ranges: the ranges.
+      rows: number of rows that stand for something.
+    """
+
+    kind: str
+    rows: int
+    ranges: FittedNumber | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TableValues:
+    """The manifest of prepared data, or of a run's encoding, and its folder."""
+
+    folder: Path
+    manifest: Manifest
+
+    def meaning(self, table: str) -> Meaning:
+        """Returns what the rows of a table stand for."""
+        manifest = self.manifest
+        rows = manifest.table_rows[table]
+        if table in manifest.hashed_tables:
+            return Meaning("hashes", rows)
+        if table in manifest.numbers:  # a column of ranges has a table of its own
+            return Meaning("ranges", rows, manifest.numbers[table])
+        if not any(vocabulary_file(table) == f.file for f in manifest.vocabularies):
+            return Meaning("numbers", rows)
+        return Meaning("values", rows)
+
+    def row_numbers_in(self, later: TableValues, table: str) -> np.ndarray:
+        """Returns for each row of a table of values the row of the same value in other
+        data, -1 where there is none.
+
+        Raises:
+          DataError: if a vocabulary is not as it was written.
+        """
+        keys, later_keys = self._keys(table), later._keys(table)
+        rows = np.full(FIRST_ID + len(keys), -1, np.int64)
+        rows[:FIRST_ID] = np.arange(FIRST_ID)  # missing and rare values
+        if is_text(keys.type) == is_text(later_keys.type) and len(later_keys):
+            if keys.type != later_keys.type:
+                keys, later_keys = keys.cast(pa.int64()), later_keys.cast(pa.int64())
+            options = pc.SetLookupOptions(later_keys)
+            ranks = pc.call_function("index_in", [keys], options)
+            ranks = ranks.fill_null(-1 - FIRST_ID).to_numpy()
+            rows[FIRST_ID:] = ranks.astype(np.int64) + FIRST_ID
+        return rows
+
+    def _keys(self, table: str) -> pa.Array:
+        """Returns the values of a table, in the order of their rows."""
+        name = vocabulary_file(table)
+        file = next(f for f in self.manifest.vocabularies if f.file == name)
+        return read_arrow(file.verified(self.folder))["key"].combine_chunks()

@@ -1,0 +1,252 @@
+"""Runs that start from the model of another run; dictionaries say which rows match."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import chex
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax._base.config import ConfigError
+from embark_jax._base.files import read_arrow
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.config import reading
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.embedding.logical import export_table
+from embark_jax.run import experiment, initial
+from tests import runs
+from tests.runs import done, embark
+
+COLUMNS = Columns(dense={"price": "log"})
+CONFIG = """\
+name: daily
+data: {kind: prepared, path: PATH}
+model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}
+mesh: {nodes: 1, gpus_per_node: 2}
+embedding:
+  dim: 4
+  optimizer: {kind: adam}
+  tables:
+    user: {cluster: rb}
+    item: {cluster: ub}
+train: {batch_size: 32, steps: 6, checkpoint_every: 3}
+"""
+
+
+def rows_of_day(day: int, count: int = 400) -> dict:
+    rng = np.random.default_rng(day)
+    users = rng.zipf(1.3, count) % 60 + 9 * day
+    return {
+        "label": rng.integers(0, 2, count),
+        "user": [f"u{user}" for user in users],
+        "item": rng.zipf(1.4, count) % 40 + 5 * day,
+        "price": rng.uniform(1, 9, count),
+    }
+
+
+def prepare_day(folder: Path, day: int, extend: Path | None = None, **options) -> Path:
+    raw, out = folder / f"{day}.parquet", folder / f"day {day}"
+    pq.write_table(pa.table(rows_of_day(day)), raw)
+    made_from = {"dataset": "parquet", "columns": COLUMNS.model_dump(mode="json")}
+    recipe = own_files.parquet(raw, COLUMNS)
+    prepare(recipe, out, Options(**options), made_from, extend=extend)
+    return out
+
+
+def config_of(folder: Path, data: Path, *overrides: str) -> Path:
+    """A config file for prepared data."""
+    changed = reading.load(
+        runs.write_config(folder, CONFIG.replace("PATH", str(data))), overrides
+    )
+    path = folder / f"{data.name}.yaml"
+    reading.save(changed, path)
+    return path
+
+
+def trained(folder: Path, data: Path, *overrides: str) -> Path:
+    """A run of six steps, and its folder."""
+    run = folder / f"run of {data.name}"
+    done("train", config_of(folder, data), *overrides, "--workdir", run)
+    return run
+
+
+def started(folder: Path, data: Path, run: Path, *overrides: str):
+    """A trainer that starts from a run, and one that does not; and what was said."""
+    config = reading.load(
+        config_of(folder, data), [f"train.init_from={run}", *overrides]
+    )
+    setup = experiment.build(config)
+    setup = dataclasses.replace(
+        setup, first_step=initial.first_step(config, folder / "new", False)
+    )
+    trainer, said = setup.trainer(), []
+    (folder / "new").mkdir(exist_ok=True)
+    initial.start(setup, trainer, folder / "new", said.append)
+    return trainer, setup.trainer(), said
+
+
+def arrays_by_value(trainer, data: Path, table: str) -> dict:
+    """For each value of a table its row and all of its optimizer's states."""
+    state = trainer.whole_state()
+    states = state.embedding_state
+    kinds = sorted({kind for arrays in states.values() for kind in arrays})
+    storages = [state.storages] + [
+        {name: arrays[kind] for name, arrays in states.items() if kind in arrays}
+        for kind in kinds
+    ]
+    rows = [export_table(trainer.embeddings, arrays, table) for arrays in storages]
+    keys = read_arrow(data / "vocabulary" / f"{table}.arrow")["key"].to_pylist()
+    values = ["missing", "rare", *keys]
+    whole = np.concatenate(rows, axis=1)[: len(values)]
+    return dict(zip(values, whole, strict=True))
+
+
+def loaded(run: Path):
+    config = reading.load(run / "config.yaml")
+    setup = experiment.build(config)
+    trainer = setup.trainer()
+    with Checkpointer(run / "checkpoints", setup.identity, keep=None) as checkpoints:
+        trainer.load(checkpoints)
+    return trainer, setup
+
+
+@pytest.fixture(scope="module")
+def yesterday(tmp_path_factory):
+    """Prepared data and a run on them."""
+    folder = tmp_path_factory.mktemp("yesterday")
+    data = prepare_day(folder, 0)
+    return data, trained(folder, data)
+
+
+def test_where_nothing_is_new_it_goes_on_bit_for_bit(yesterday, tmp_path):
+    data, run = yesterday
+    resumed, setup = loaded(run)
+    begun, _, said = started(tmp_path, data, run)
+    assert begun.step == resumed.step == 6
+    batches = [setup.dataset.train_batch(step, 32) for step in range(20, 25)]
+    both = [
+        [(result.step, result.loss) for result in trainer.iterate_batches(batches)]
+        for trainer in (resumed, begun)
+    ]
+    assert both[0] == both[1]
+    assert [line for line in said if "0 are new, 0 old ones are gone" in line]
+
+
+OTHER_PLAN = "embedding.tables.user.cluster=ub", "embedding.tables.item.hot_rows=9"
+CACHED = "embedding.tables.user.tier=host", "embedding.tables.user.slots=40"
+
+
+@pytest.mark.parametrize(
+    ("extended", "overrides"),
+    [
+        (False, OTHER_PLAN),
+        pytest.param(True, OTHER_PLAN, marks=pytest.mark.slow),
+        pytest.param(True, (), marks=pytest.mark.slow),
+        pytest.param(False, CACHED, marks=pytest.mark.slow),
+        pytest.param(True, CACHED, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_come_over_by_value(yesterday, tmp_path, extended, overrides):
+    data, run = yesterday
+    today = prepare_day(tmp_path, 1, data if extended else None)
+    before = loaded(run)[0]
+    begun, blank, said = started(tmp_path, today, run, *overrides)
+    for table in ("user", "item"):
+        old = arrays_by_value(before, data, table)
+        new = arrays_by_value(blank, today, table)
+        counts = [0, 0]
+        for value, row in arrays_by_value(begun, today, table).items():
+            counts[value not in old] += 1
+            np.testing.assert_array_equal(row, old.get(value, new[value]))
+        assert min(counts) > 0
+        gone = len(old.keys() - new.keys())
+        assert (gone == 0) == extended
+        assert (
+            f"  table {table}: {counts[0]:,} rows come over, {counts[1]:,} are new, "
+            f"{gone:,} old ones are gone" in said
+        )
+    chex.assert_trees_all_equal(begun.state.params, before.state.params)
+
+
+@pytest.mark.slow
+def test_new_optimizers_begin_anew(yesterday, tmp_path):
+    data, run = yesterday
+    overrides = "train.init_optimizer=new", "embedding.optimizer.kind=adagrad"
+    begun, blank, _ = started(tmp_path, data, run, *overrides)
+    before = loaded(run)[0]
+    assert begun.step == 0
+    np.testing.assert_array_equal(begun.table("user").rows, before.table("user").rows)
+    for mine, theirs in zip(
+        *(t.state.embedding_state.values() for t in (begun, blank)), strict=True
+    ):
+        for kind in theirs:
+            np.testing.assert_array_equal(mine[kind], theirs[kind])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["embedding.dim=8", "model.bottom=[8,8]"],
+            r"tables\.item\.dim is 4 in the run",
+        ),
+        (["model.top=[4,1]"], r"model\.top is .*must agree in model, features"),
+        (["embedding.optimizer.kind=sgd"], r"adam in the run .*init_optimizer=new"),
+        (["dense_optimizer.kind=adam"], r"dense_optimizer is adagrad in the run"),
+    ],
+)
+def test_what_does_not_fit_is_refused(yesterday, tmp_path, overrides, message):
+    data, run = yesterday
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        started(tmp_path, data, run, *overrides)
+
+
+@pytest.mark.slow
+def test_rows_without_values_need_as_many(yesterday, tmp_path):
+    _, run = yesterday
+    hashed = prepare_day(tmp_path, 0, hash_columns={"user": 50})
+    message = "table 'user': its rows stand for values in the run before, for hashes"
+    with pytest.raises(ConfigError, match=message):
+        started(tmp_path, hashed, run)
+    first = trained(tmp_path, hashed)
+    (tmp_path / "2").mkdir()
+    other = prepare_day(tmp_path / "2", 0, hash_columns={"user": 51})
+    with pytest.raises(ConfigError, match=r"has 50 rows in the run before, 51 here"):
+        started(tmp_path, other, first)
+
+
+@pytest.mark.slow
+def test_the_command_starts_goes_on_and_resumes(yesterday, tmp_path):
+    data, run = yesterday
+    today = prepare_day(tmp_path, 1, data)
+    path = config_of(tmp_path, today, f"train.init_from={run}", "train.eval_every=2")
+    out = done("train", path, "--workdir", tmp_path / "whole").out
+    assert "starts from" in out
+    assert "table user: " in out
+    record = json.loads((tmp_path / "whole" / "initial.json").read_text())
+    assert record["first_step"] == 6
+    assert record["tables"]["user"]["new"] > 0
+    steps = [r["step"] for r in runs.records(tmp_path / "whole")]
+    assert max(steps) == 12
+    checkpoints = (tmp_path / "whole" / "checkpoints").iterdir()
+    assert sorted(int(p.name) for p in checkpoints if p.name.isdecimal()) == [9, 12]
+    # In two halves; the run before may be gone by then.
+    stopped = tmp_path / "stopped"
+    done("train", path, "train.steps=3", "--workdir", stopped)
+    done("train", path, "--workdir", stopped, "--resume")
+    both = [runs.final(folder) for folder in (tmp_path / "whole", stopped)]
+    assert both[0]["test_log_loss"] == both[1]["test_log_loss"]
+    assert both[0]["step"] == both[1]["step"] == 12
+
+
+def test_a_run_that_is_not_there(tmp_path):
+    path = runs.write_config(tmp_path)
+    runs.assert_refused(
+        embark("train", path, f"train.init_from={tmp_path / 'none'}"),
+        "none: is not a folder, must be the folder of a run",
+    )
