@@ -72,7 +72,7 @@ def stats(
         int,
         typer.Option(
             min=1,
-            help="Samples to examine; take more than the planned batch size.",
+            help="Random samples to examine; take more than the planned batch size.",
         ),
     ] = 100_000,
     out: Annotated[
@@ -85,15 +85,23 @@ def stats(
             help="Draw accesses and hotness into this picture, such as a .png."
         ),
     ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw in how many of 100 batches each row is, and what share of the "
+            "next batch such rows take, into this picture."
+        ),
+    ] = None,
 ) -> None:
-    """Show how often rows are looked up, and how long bags are."""
+    """Show how often rows are looked up, how long bags are, and how many samples need
+    hot rows alone."""
     if config_file.is_dir():
         if overrides:
             raise typer.BadParameter("a folder of prepared data takes no KEY=VALUE")
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
         config = reading.load(config_file, overrides or ())
-    from embark_jax.run.dataset import sample_accesses
+    from embark_jax.run.accesses import recurrence, sample_accesses
 
     statistics = sample_accesses(
         config,
@@ -103,6 +111,7 @@ def stats(
         ),
     )
     _show(statistics)
+    _show_hot_samples(config, statistics)
     if out is not None:
         out.write_text(statistics.to_json())
         say(f"statistics written to {out}")
@@ -111,6 +120,11 @@ def stats(
 
         accesses(statistics).savefig(plot)
         say(f"plot written to {plot}")
+    if figure is not None:
+        from embark_jax.report.figures import recurring_rows
+
+        recurring_rows(recurrence(config)).savefig(figure)
+        say(f"plot written to {figure}")
 
 
 def _show(statistics: Statistics) -> None:
@@ -140,3 +154,32 @@ def _show(statistics: Statistics) -> None:
             if (h := table.halves) is not None
         ),
     )
+
+
+def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:
+    """Shows how many samples have hot rows alone, by the memory that these take."""
+    from embark_jax.run.planning import hot_row_bytes
+    from embark_jax.statistics import hot_rows
+
+    row_bytes = {
+        name: hot_row_bytes(config, config.embedding.table(name, table.rows))
+        for name, table in statistics.tables.items()
+    }
+    table_bytes = sum(
+        row_bytes[name] * table.rows for name, table in statistics.tables.items()
+    )
+    rows = []
+    for budget_bytes in hot_rows.budgets(table_bytes):
+        hot = hot_rows.within_budget(statistics, row_bytes, budget_bytes)
+        rows.append(
+            (
+                f"{budget_bytes / 1e6:,.2f} MB",
+                sum(hot.rows.values()),
+                hot.accesses,
+                sum(not count for count in hot.rows.values()),
+                statistics.all_hot_share(hot.accesses),
+            )
+        )
+    formats = {"hot_budget": "", "hot rows": ",", "accesses of the rarest": ",.1f"}
+    formats |= {"tables without": ",", "all-hot samples": ".1%"}
+    show_table("Samples of hot rows alone, by embedding.hot_budget", formats, rows)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    ByteSize,
+    Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -137,6 +139,12 @@ class EmbeddingConfig(Config):
     """Multiple of the ids that the statistics expect; exchange buffers hold it."""
     memory_gb: PositiveFloat | None = None
     """Most memory of a device, in GB, that a step may take; None is most of all."""
+    hot_budget: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Memory of each device, such as `512MB`, for the rows of all tables that are
+    looked up most, and their optimizer state: they are replicated, and form the batches
+    of `train.hot_batches`. One threshold of frequency holds for all tables (FAE,
+    https://arxiv.org/abs/2103.00686). Without statistics of the data, 100,000 random
+    samples are counted first. Tables of which you fix a placement keep it."""
     wire: WireConfig = WireConfig()
     """Formats in which rows and gradients travel."""
     ragged: bool = False

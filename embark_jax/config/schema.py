@@ -88,8 +88,8 @@ class TrainConfig(Config):
     """
     hot_batches: bool = False
     """Whether samples with only hot rows go into batches of their own, for which no
-    embedding is exchanged. Tables of up to 1 MiB are then replicated, others must have
-    hot rows. Takes host memory for 32 batches."""
+    embedding is exchanged. Tables of up to 1 MiB are then replicated; others need
+    hot rows, which `embedding.hot_budget` gives. Takes host memory for 32 batches."""
     steps: PositiveInt | None = None
     """Number of steps; None takes as many as ``epochs`` need, or 1,000."""
     epochs: PositiveFloat | None = None

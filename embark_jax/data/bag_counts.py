@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -37,11 +37,15 @@ class BagCounter:
         if sum(map(len, self._ids[1:])) > len(self._ids[0]):
             self.counts()
 
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``([rows seen] unique ids, [rows seen] how often each was seen)``."""
+    def counts(self) -> Counts:
+        """Returns what was counted."""
         merged = merge(zip(self._ids, self._counts, strict=True))
         self._ids, self._counts = [merged[0]], [merged[1]]
         return merged
+
+
+Counts = tuple[np.ndarray, np.ndarray]
+"""Unique ids, ascending, and how often each was seen."""
 
 
 def count_halves(
@@ -60,9 +64,50 @@ def count_halves(
 
 
 def merge(
-    counted: Iterable[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray]:
+    counted: Iterable[Counts],
+) -> Counts:
     """Merges pairs of unique ids and their counts into one; pairs may share ids."""
     ids, counts = map(np.concatenate, zip(*counted, strict=True))
     ids, group = np.unique(ids, return_inverse=True)
     return ids, np.bincount(group, counts, len(ids)).astype(np.int64)
+
+
+def rarest_accesses(
+    batch: Batch, features: Sequence[FeatureSpec], counts: Mapping[str, Counts]
+) -> np.ndarray:
+    """Returns ``[batch]``: how often the rarest row of each sample was seen; where it
+    has no id, as often as an int64 can say.
+
+    Args:
+      batch: the samples.
+      features: features that count.
+      counts: how often the rows of each table were seen.
+    """
+    rarest = np.full(len(batch), np.iinfo(np.int64).max)
+    for feature in features:
+        ids = batch.ids[feature.name]
+        seen = seen_before(ids, counts[feature.table])
+        seen[ids == PADDING_ID] = np.iinfo(np.int64).max
+        rarest = np.minimum(rarest, seen.min(axis=1))
+    return rarest
+
+
+def seen_in_batches(
+    batches: Iterable[Batch], features: Sequence[FeatureSpec]
+) -> dict[str, Counts]:
+    """Returns the rows of each table, and in how many of the batches each occurs."""
+    by_table: dict[str, BagCounter] = {f.table: BagCounter() for f in features}
+    for batch in batches:
+        for table, counter in by_table.items():
+            ids = [batch.ids[f.name].ravel() for f in features if f.table == table]
+            counter.add(np.unique(np.concatenate(ids))[:, None])
+    return {table: counter.counts() for table, counter in by_table.items()}
+
+
+def seen_before(ids: np.ndarray, counts: Counts) -> np.ndarray:
+    """Returns how often each of the ``[…]`` ids was counted."""
+    unique_ids, seen = counts
+    if not len(unique_ids):
+        return np.zeros(ids.shape, np.int64)
+    index = np.minimum(np.searchsorted(unique_ids, ids), len(unique_ids) - 1)
+    return np.where(unique_ids[index] == ids, seen[index], 0)

@@ -4,7 +4,8 @@
 
 - ``training``: one run, from config to last step.
 - ``experiment``: the objects of a run, made from its config; ``dataset`` reads its
-  data, ``planning`` plans its tables, be the data there or not.
+  data, ``accesses`` counts their ids, ``planning`` plans its tables, be the data there
+  or not.
 - ``evaluation``: metrics over a split of the data.
 - ``early_stopping``: what happens when the validation set no longer improves.
 - ``window``, ``logs``, ``trackers``, ``page``: the figures of the last steps, and where

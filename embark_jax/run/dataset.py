@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax._base.memory import host_memory_bytes
@@ -18,14 +16,10 @@ from embark_jax.data import (
     Description,
     HotBatches,
     Source,
-    bag_counts,
 )
 from embark_jax.plans.forced import SMALL_TABLE_BYTES
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
-from embark_jax.statistics.agreement import HalfAgreement
-from embark_jax.statistics.histogram import Histogram
 
 
 class ModelData(NamedTuple):
@@ -138,7 +132,8 @@ def in_training_order(
     if without:
         raise ConfigError(
             f"train.hot_batches: of {len(plan.placements)} tables {len(without)} have "
-            f"no hot rows, so no batch is of hot rows alone: {', '.join(without)}; set "
+            f"no hot rows, so no batch is of hot rows alone: {', '.join(without)}; "
+            "give them memory (embedding.hot_budget=64MB), or set "
             "embedding.tables.NAME.hot_rows for each. Tables of up to "
             f"{SMALL_TABLE_BYTES >> 20} MiB need no setting: they are replicated"
         )
@@ -159,66 +154,6 @@ def batch_checker(
         config.embedding.on_bad_id,
         len(tasks_of(config.model)),
     )
-
-
-def sample_accesses(
-    config: ExperimentConfig,
-    samples: int,
-    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
-) -> Statistics:
-    """Returns statistics of the first training samples, as the model would see them.
-
-    Args:
-      config: experiment config.
-      samples: number of samples, rounded to whole batches; at most an epoch.
-      progress: iterates over the steps, and may show progress.
-
-    Raises:
-      ConfigError: if the config does not fit the dataset.
-      DataError: if the dataset is missing or damaged, or a sample is bad.
-    """
-    dataset, _, tables, features = read_dataset(config)
-    check = batch_checker(config, dataset, tables, features)
-    samples = min(samples, dataset.train_samples)
-    size = min(samples, config.train.batch_size)
-    steps = range(samples // size)
-    batches = (check(dataset.train_batch(step, size)) for step in progress(steps))
-    halves = bag_counts.count_halves(batches, features)
-    return Statistics(
-        len(steps) * size,
-        {f.name: _feature_access([half[f.name] for half in halves]) for f in features},
-        {
-            table.name: _table_access(
-                table.rows,
-                [
-                    bag_counts.merge(
-                        half[feature.name].counts()
-                        for feature in features
-                        if feature.table == table.name
-                    )
-                    for half in halves
-                ],
-            )
-            for table in tables
-            if not table.is_dynamic
-        },
-    )
-
-
-def _feature_access(halves: Sequence[bag_counts.BagCounter]) -> FeatureAccess:
-    return FeatureAccess(
-        sum(half.accesses for half in halves) / sum(half.samples for half in halves),
-        max(half.max_hotness for half in halves),
-        len(bag_counts.merge(half.counts() for half in halves)[0]),
-    )
-
-
-def _table_access(
-    rows: int, halves: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> TableAccess:
-    """Returns the accesses of a table's rows, as each half of a sample counted them."""
-    histogram = Histogram.from_counts(*bag_counts.merge(halves))
-    return TableAccess(rows, histogram, HalfAgreement.from_counts(*halves))
 
 
 def merged_model(

@@ -31,6 +31,7 @@ from embark_jax.data import (
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run.accesses import sample_accesses
 from embark_jax.run.dataset import (
     batch_checker,
     check_batch_memory,
@@ -50,6 +51,8 @@ from embark_jax.train.trainer import Trainer
 DEFAULT_STEPS = 1000
 SCALE_SAMPLES = 4096
 """Number of training samples in which the scale of dense columns is checked."""
+COUNTED_SAMPLES = 100_000
+"""Number of random training samples that tell which rows are hot."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +263,8 @@ def build(
                 "or leave it out"
             )
     if plan_file is None:
+        if config.embedding.hot_budget is not None and not statistics.samples:
+            statistics = sample_accesses(config, COUNTED_SAMPLES)
         planned = make_plan(config, description, tables, features, statistics)
     else:
         planned = read_plan(plan_file, config, tables, features)

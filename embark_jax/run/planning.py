@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -17,8 +17,9 @@ from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
 from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
 from embark_jax.plans import fleet
+from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.forced import ForcedPlacement, with_small_replicated
+from embark_jax.plans.forced import FREE, ForcedPlacement, with_small_replicated
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import (
@@ -28,7 +29,9 @@ from embark_jax.plans.tables import (
     embedding_width,
 )
 from embark_jax.plans.traffic import VALUE_BYTES
+from embark_jax.plans.wire import VALUE_BYTES as DTYPE_BYTES
 from embark_jax.plans.wire import Wire
+from embark_jax.statistics import hot_rows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.optimizers import state_values
 
@@ -135,9 +138,55 @@ def make_plan(
     }
     if config.train.hot_batches:
         forced = with_small_replicated(tables, forced)
+    if config.embedding.hot_budget is not None:
+        forced = _with_hot_rows(config, tables, forced, statistics)
     load = workload(config, data, tables, features, statistics)
     with config_error_at("embedding"):
         return plan_for(load, tables, features, forced=forced)
+
+
+def _with_hot_rows(
+    config: ExperimentConfig,
+    tables: Sequence[TableSpec],
+    forced: Mapping[str, ForcedPlacement],
+    statistics: Statistics,
+) -> dict[str, ForcedPlacement]:
+    """Returns forced placements with the hot rows that the config's budget has room
+    for, in tables of which the user fixes nothing.
+
+    Raises:
+      ConfigError: if no statistics say which rows are hot.
+    """
+    if not statistics.samples:
+        raise ConfigError(
+            "embedding.hot_budget: needs statistics of the data, which are not here; "
+            "give those of `embark data stats --out FILE` with --stats FILE"
+        )
+    row_bytes = {
+        table.name: hot_row_bytes(config, table)
+        for table in tables
+        if table.name in statistics.tables
+        and not table.cached
+        and forced.get(table.name, FREE) == FREE
+    }
+    assert config.embedding.hot_budget is not None
+    hot = hot_rows.within_budget(statistics, row_bytes, config.embedding.hot_budget)
+    rows = {table.name: table.rows for table in tables}
+    return dict(forced) | {
+        name: ForcedPlacement(REPLICATED)
+        if count == rows[name]
+        else ForcedPlacement(hot_rows=count)
+        for name, count in hot.rows.items()
+        if count
+    }
+
+
+def hot_row_bytes(config: ExperimentConfig, table: TableSpec) -> int:
+    """Returns the bytes of a row and of its optimizer state on each device."""
+    kind = config.embedding.optimizer_of(table.name).kind
+    per_parameter, per_row = STATE_VALUES[kind]
+    states = table.dim * per_parameter + per_row
+    return DTYPE_BYTES[table.dtype] * table.dim + VALUE_BYTES * states
 
 
 def read_plan(

@@ -4,5 +4,7 @@
   a histogram of a sample of the data.
 - **histogram**: how many rows were seen how often, and which were most frequent.
 - **agreement**: how sure a sample is of that.
+- **hot_rows**: the most frequent rows of all tables for which there is memory.
+- **recurrence**: how many of a hundred batches a row is in.
 - **accesses**: the file of ``embark data stats``, with a histogram of each table.
 """

@@ -59,11 +59,21 @@ class Statistics:
     Attributes:
       samples: number of samples read.
       features, tables: accesses by name.
+      rarest: ``(accesses, samples)`` of the samples of one half, by how often the other
+        half saw the rarest of their rows; columns are correlated, so that this is not
+        known from the tables one by one.
     """
 
     samples: int = 0
     features: Mapping[str, FeatureAccess] = dataclasses.field(default_factory=dict)
     tables: Mapping[str, TableAccess] = dataclasses.field(default_factory=dict)
+    rarest: tuple[tuple[int, int], ...] = ()
+
+    def all_hot_share(self, accesses: float) -> float:
+        """Returns the share of samples whose rows all have at least these accesses in
+        the whole sample, as FAE counts them (https://arxiv.org/abs/2103.00686)."""
+        hot = sum(samples for seen, samples in self.rarest if 2 * seen >= accesses)
+        return hot / max(1, sum(samples for _, samples in self.rarest))
 
     def skew(self, table: TableSpec) -> Histogram | None:
         """Returns the histogram of a table's accesses; None if the sample lacks the
@@ -143,6 +153,7 @@ class Statistics:
             }
             for name, access in self.tables.items()
         }
+        value["rarest"] = self.rarest
         return json.dumps(value)
 
     @classmethod
@@ -175,6 +186,7 @@ class Statistics:
                 )
                 for name, table in file.tables.items()
             },
+            file.rarest,
         )
 
 
@@ -213,6 +225,7 @@ class _File(Config):
     samples: NonNegativeInt
     features: dict[str, FeatureAccess]
     tables: dict[str, _Table]
+    rarest: tuple[tuple[NonNegativeInt, PositiveInt], ...] = ()
 
     @pydantic.field_validator("version")
     @classmethod

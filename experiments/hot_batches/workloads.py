@@ -11,7 +11,8 @@ import numpy as np
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import Dataset, bag_counts
 from embark_jax.run import experiment
-from embark_jax.run.dataset import read_dataset, sample_accesses
+from embark_jax.run.accesses import sample_accesses
+from embark_jax.run.dataset import read_dataset
 from embark_jax.run.experiment import Experiment
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -7,7 +7,8 @@ import pytest
 
 from embark_jax.config import ExperimentConfig, TrainConfig
 from embark_jax.data import bag_counts
-from embark_jax.run.dataset import read_dataset, sample_accesses
+from embark_jax.run.accesses import sample_accesses
+from embark_jax.run.dataset import read_dataset
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import MOST_HOTTEST
 

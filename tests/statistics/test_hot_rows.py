@@ -1,0 +1,172 @@
+"""Hot rows of a budget, and samples that need no others, row by row."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from embark_jax._base.config import ConfigError
+from embark_jax.config import ExperimentConfig, reading
+from embark_jax.run import experiment
+from embark_jax.run.accesses import recurrence, sample_accesses
+from embark_jax.run.dataset import read_dataset
+from embark_jax.run.planning import make_plan
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics, TableAccess
+from embark_jax.statistics.histogram import MOST_HOTTEST, Histogram
+from embark_jax.statistics.hot_rows import within_budget
+
+TABLES = {"item": {"rows": 300}, "city": {"rows": 40}, "rare": {"rows": 200}}
+FEATURES = {
+    "item": {},
+    "city": {},
+    "rare": {},
+    "items": {"table": "item", "hotness": 3},
+}
+
+
+def config(**changed):
+    return ExperimentConfig.model_validate(
+        {
+            "data": {"kind": "synthetic", "train_samples": 10_240},
+            "embedding": {"tables": TABLES, "features": FEATURES, "dim": 8} | changed,
+            "train": {"batch_size": 256},
+        }
+    )
+
+
+def test_the_most_frequent_rows_of_all_tables_fit_the_budget():
+    rng = np.random.default_rng(0)
+    counts = {
+        "a": np.sort(rng.integers(1, 10_000, 60))[::-1],
+        "b": np.sort(rng.integers(1, 1_000, 25))[::-1],
+    }
+    statistics = Statistics(
+        1000,
+        {},
+        {
+            name: TableAccess(100, Histogram.from_counts(np.arange(len(seen)), seen))
+            for name, seen in counts.items()
+        },
+    )
+    row_bytes = {"a": 24, "b": 40}
+    for budget in range(0, 3000, 77):
+        found = within_budget(statistics, row_bytes, budget)
+        taken = sum(row_bytes[name] * rows for name, rows in found.rows.items())
+        assert taken <= budget
+        # All others are rarer: by 5 % of a bin, at most.
+        chosen = [seen[: found.rows[name]] for name, seen in counts.items()]
+        others = [seen[found.rows[name] :] for name, seen in counts.items()]
+        rarest, most = np.concatenate(chosen), np.concatenate(others).max(initial=0)
+        if rarest.size and most:
+            assert rarest.min() * 1.05 >= most
+            assert budget - taken < max(row_bytes.values())
+
+
+def test_of_rows_in_no_order_only_those_that_are_named_are_hot():
+    rng = np.random.default_rng(0)
+    ids, seen = rng.permutation(5000), np.sort(rng.integers(1, 99, 5000))
+    histogram = Histogram.from_counts(ids, seen)
+    statistics = Statistics(1, {}, {"a": TableAccess(5000, histogram)})
+    found = within_budget(statistics, {"a": 4}, 10**9)
+    assert found.rows == {"a": MOST_HOTTEST}
+    assert found.accesses >= np.sort(seen)[-MOST_HOTTEST]
+
+
+def test_how_many_samples_are_all_hot():
+    """Counted sample by sample: those of one half by the other half's counts."""
+    asked = config()
+    found = sample_accesses(asked, 10_240)
+    dataset, _, _, features = read_dataset(asked)
+    batches = [dataset.train_batch(step, 256) for step in range(40)]
+    counts = {name: Counter() for name in TABLES}
+    for batch in batches:
+        for feature in features:
+            counts[feature.table].update(batch.ids[feature.name][::2].ravel().tolist())
+    rarest = [
+        min(
+            counts[f.table][row]
+            for f in features
+            for row in batch.ids[f.name][sample].tolist()
+            if row >= 0
+        )
+        for batch in batches
+        for sample in range(1, 256, 2)
+    ]
+    assert sum(samples for _, samples in found.rarest) == len(rarest) == 5120
+    edges = [seen for seen, _ in found.rarest]
+    assert edges == sorted(edges)
+    assert edges[0] == min(rarest)
+    for seen in edges:
+        share = np.mean(np.array(rarest) >= seen)
+        assert found.all_hot_share(2 * seen) == pytest.approx(share)
+    assert Statistics.from_json(found.to_json()).rarest == found.rarest
+
+
+def test_samples_are_taken_from_the_whole_epoch():
+    steps = []
+    sample_accesses(config(), 1024, lambda all_: steps.extend(all_) or all_)
+    assert len(set(steps)) == 4
+    assert steps == sorted(steps)
+    assert 4 < max(steps) < 40
+    again = []
+    sample_accesses(config(), 1024, lambda all_: again.extend(all_) or all_)
+    assert again == steps
+
+
+def test_a_budget_gives_every_table_hot_rows(tmp_path):
+    """One setting is enough for batches of hot rows alone."""
+    asked = config(hot_budget="8kB")
+    hot = asked.train.model_copy(update={"hot_batches": True})
+    asked = asked.model_copy(update={"train": hot})
+    reading.save(asked, tmp_path / "config.yaml")
+    assert reading.load(tmp_path / "config.yaml") == asked
+    setup = experiment.build(asked)
+    replicated = {p.table.name: p.replicated_rows for p in setup.plan.placements}
+    assert all(replicated.values())
+    batches = [setup.training_data.train_batch(step, 256) for step in range(32)]
+    assert any(batch.hot for batch in batches)
+
+
+def test_a_budget_needs_statistics():
+    absent = config(hot_budget="1MB")
+    _, data, tables, features = read_dataset(absent)
+    with pytest.raises(ConfigError, match=r"embedding\.hot_budget: needs statistics"):
+        make_plan(absent, data, tables, features, NO_STATISTICS)
+
+
+def test_batches_that_contain_each_row():
+    asked = config()
+    found = recurrence(asked, batches=10)
+    dataset, _, tables, features = read_dataset(asked)
+    in_batches = {name: Counter() for name in TABLES}
+    for step in range(10):
+        batch = dataset.train_batch(step, 256)
+        for name in TABLES:
+            rows = {
+                row
+                for f in features
+                if f.table == name
+                for row in batch.ids[f.name].ravel().tolist()
+                if row >= 0
+            }
+            in_batches[name].update(rows)
+    for times in range(11):
+        expected = sum(
+            sum(in_batches[table.name][row] == times for row in range(table.rows))
+            for table in tables
+        )
+        assert found.rows[times] == expected
+    following = dataset.train_batch(10, 256)
+    accesses = Counter(
+        in_batches[f.table][row]
+        for f in features
+        for row in following.ids[f.name].ravel().tolist()
+        if row >= 0
+    )
+    assert dict(enumerate(found.accesses.tolist())) == {
+        times: accesses[times] for times in range(11)
+    }
+    assert sum(rows for _, rows, _ in found.classes()) == 540
+    assert sum(share for *_, share in found.classes()) == pytest.approx(1)
+    with pytest.raises(ConfigError, match="more than the 10,240 training samples"):
+        recurrence(asked)
