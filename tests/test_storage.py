@@ -13,16 +13,17 @@ from tests.runs import assert_refused, embark, write_config
 
 COMMANDS = [
     "init s3://b/first.yaml",
-    "train {config} --workdir s3://b/m",
+    "train {config} --workdir hdfs://b/m",
     "train gs://b/tiny.yaml",
-    "train {config} data.path=s3://b/d data.kind=prepared",
+    "train {config} data.path=hdfs://b/d data.kind=prepared",
     "sweep s3://b/sweep.yaml",
     "search s3://b/search.yaml",
     "evaluate hdfs://b/run",
-    "plot gs://b/run --out plot.html",
+    "plot run --out gs://b/plot.html",
+    "sweep {config} --workdir s3://b/sweep",
     "plan {config} --html s3://b/plan.html",
     "simulate {config} --trace s3://b/trace.json",
-    "export run --out s3://b/export",
+    "export run --out hdfs://b/export",
     "predict hdfs://b/run --in rows.csv --out out.csv",
     "data prepare csv --raw s3://b/rows.csv --out out",
     "data prepare csv --raw rows.csv --out s3://b/out",
@@ -64,8 +65,8 @@ def test_no_command_makes_a_folder_of_a_scheme(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [str, Path])
 def test_the_doors_of_python(enter, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="s3:// cannot be read or written yet"):
-        enter(kind("s3://b/run.yaml"))
+    with pytest.raises(ValueError, match="hdfs:// cannot be read or written yet"):
+        enter(kind("hdfs://b/run.yaml"))
     assert not list(tmp_path.iterdir())
 
 

@@ -1,18 +1,21 @@
 """Says which paths lie on a file system, and which in a bucket.
 
-Checkpoints may lie in a bucket; all else lies on a file system, and a path such as
-``s3://bucket/run`` must not become the local folder ``s3:``.
+Runs, exports and prepared data may lie in a bucket; all else lies on a file system, and
+a path such as ``s3://bucket/run`` must not become the local folder ``s3:``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from etils import epath
-from pydantic import AfterValidator
+from pydantic import AfterValidator, PlainSerializer
 
 from embark_jax._base.errors import UserError
 
@@ -43,27 +46,45 @@ def local(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def file_system_or_bucket(path: str | os.PathLike[str]) -> epath.Path:
-    """Returns a path on a file system, made absolute, or in a bucket.
+def file_system_or_bucket(path: str | os.PathLike[str]) -> Path:
+    """Returns a path on a file system as it is; one in a bucket as an ``epath.Path``,
+    which has the same methods.
 
     Raises:
       StorageError: if the path has another scheme than ``gs://`` and ``s3://``.
     """
     location = _scheme_and_rest(path)
     if location is None or location[0] not in BUCKETS:
-        return epath.Path(local(path).absolute())
-    return epath.Path(f"{location[0]}://{location[1]}")
+        return local(path)
+    return cast(Path, epath.Path(f"{location[0]}://{location[1]}"))
 
 
-def in_bucket(path: os.PathLike[str]) -> bool:
+def in_bucket(path: str | os.PathLike[str]) -> bool:
     """Whether a path is that of a bucket."""
     return _scheme_and_rest(path) is not None
 
 
-def bucket_of(path: os.PathLike[str]) -> epath.Path:
-    """Returns the bucket that a path is in."""
-    scheme, _, rest = os.fspath(path).partition("://")
-    return epath.Path(f"{scheme}://{rest.partition('/')[0]}")
+@contextlib.contextmanager
+def reached(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what the client of a path's bucket raises, whatever it is, into
+    ``StorageError``."""
+    try:
+        yield
+    except Exception as error:
+        is_own = isinstance(error, UserError | AttributeError | TypeError | NameError)
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if not in_bucket(path) or is_own or is_full:
+            raise
+        remedy = "check the network, and AWS_ENDPOINT_URL if it is set"
+        if isinstance(error, ImportError):
+            remedy = f"pip install 'embark_jax[{os.fspath(path)[:2]}]'"
+        elif isinstance(error, PermissionError):
+            remedy = "its credentials must have the right to list, read and write there"
+        elif isinstance(error, FileNotFoundError):
+            remedy = "make the bucket, or correct its name"
+        raise StorageError(
+            f"{os.fspath(path)}: the bucket cannot be used ({error}); {remedy}"
+        ) from None
 
 
 def key_value_store(folder: os.PathLike[str]) -> dict[str, Any]:
@@ -80,6 +101,9 @@ def key_value_store(folder: os.PathLike[str]) -> dict[str, Any]:
     # Unlimited, a server that is gone would be tried for an hour.
     retries = {f"{BUCKETS[scheme]}_request_retries": {"max_retries": 6}}
     store = {"driver": BUCKETS[scheme], "bucket": bucket, "path": f"{path}/", **retries}
+    if scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:
+        # Else the client complains of each file of credentials that is not there.
+        store |= {"aws_credentials": {"type": "environment"}}
     if scheme == "s3" and (endpoint := os.environ.get("AWS_ENDPOINT_URL")):
         region = os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
         store |= {"endpoint": endpoint, "aws_region": region}
@@ -95,3 +119,7 @@ def _scheme_and_rest(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 LocalPath = Annotated[Path, AfterValidator(local)]
 """A path in a config, which is on a file system."""
+AnyPath = Annotated[
+    Path, AfterValidator(file_system_or_bucket), PlainSerializer(os.fspath)
+]
+"""A path in a config, which may be in a bucket."""

@@ -12,10 +12,10 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +25,6 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
-from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.checkpoint.agreement import in_process_0, together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
@@ -71,18 +70,18 @@ class Checkpointer:
 
     Raises:
       CheckpointError: if another run writes into the folder.
-      OSError: if the folder cannot be written.
+      OSError, StorageError: if the folder cannot be written.
     """
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: str | os.PathLike[str],
         identity: Mapping[str, Any],
         keep: int | None,
         memory_bytes: int | None = None,
         say: Callable[[str], None] = lambda line: None,
     ):
-        self._folder = CheckpointFolder(file_system_or_bucket(folder))
+        self._folder = CheckpointFolder(folder)
         self._identity = identity
         self._keep = keep
         self.best_step: int | None = None
@@ -95,7 +94,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
         if keep is not None:
-            in_process_0(self._folder.prepare)
+            in_process_0(functools.partial(self._folder.prepare, say))
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -163,7 +162,7 @@ class Checkpointer:
         }
         # All come here once nothing of theirs is written any more: a step that failed
         # may be tried again.
-        tell_all("nothing is being written")
+        in_process_0(self._folder.check)
         self._writer.memory_bytes = self._memory_bytes
         try:
             self._orbax.save(
@@ -176,6 +175,7 @@ class Checkpointer:
         waited_s = time.monotonic() - begin
 
         def tidy():
+            self._folder.check()
             self._folder.keep(self._keep or 1, self.best_step)
 
         def complete():

@@ -6,19 +6,21 @@ it is complete; in a bucket, where nothing can be renamed, it writes a file at l
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import orbax.checkpoint as ocp
 from etils import epath
 
-from embark_jax._base.storage import bucket_of, in_bucket
+from embark_jax._base.bucket_copy import check_writable
+from embark_jax._base.storage import file_system_or_bucket, in_bucket, reached
 from embark_jax.checkpoint.description import DESCRIPTION, NAME
-from embark_jax.checkpoint.errors import CheckpointError, reason
+from embark_jax.checkpoint.errors import CheckpointError
+from embark_jax.checkpoint.lease import Lease
 
 STEP = re.compile("0|[1-9][0-9]*")
 
@@ -30,26 +32,33 @@ class CheckpointFolder:
       path: path of the folder.
 
     Attributes:
+      path: path of the folder, absolute if on a file system.
       temporary: Orbax's class of checkpoints in the making; None is its own choice.
     """
 
-    def __init__(self, path: epath.Path):
-        self.path = path
-        self._lock: int | None = None
+    def __init__(self, path: str | os.PathLike[str]):
+        is_local = not in_bucket(path)
+        path = file_system_or_bucket(path)
+        self.path = epath.Path(Path(path).absolute() if is_local else path)
+        self._lock: int | Lease | None = None
         classes = ocp.path.atomicity
         # Orbax knows of Google's buckets alone.
-        self.temporary = classes.CommitFileTemporaryPath if in_bucket(path) else None
+        self.temporary = None if is_local else classes.CommitFileTemporaryPath
 
-    def prepare(self) -> None:
+    def prepare(self, say: Callable[[str], None]) -> None:
         """Makes the folder, keeps other writers out, and clears what was left.
+
+        Args:
+          say: gets a line if this waits.
 
         Raises:
           CheckpointError: if another program writes there.
-          OSError: if the folder cannot be written.
+          OSError, StorageError: if the folder cannot be written.
         """
-        if in_bucket(self.path):  # which has no locks
-            with self._reached():
-                next(bucket_of(self.path).iterdir(), None)  # else it would be made
+        if in_bucket(self.path):
+            check_writable(self.path)
+            self._lock = Lease(self.path, say)
+            with reached(self.path):
                 self.clear()
             return
         self.path.mkdir(parents=True, exist_ok=True)
@@ -66,15 +75,22 @@ class CheckpointFolder:
             pass  # a filesystem without locks
         self.clear()
 
+    def check(self) -> None:
+        """Raises ``CheckpointError`` if another program has begun to write there."""
+        if isinstance(self._lock, Lease):
+            self._lock.check()
+
     def release(self) -> None:
         """Lets other writers in."""
-        if self._lock is not None:
+        if isinstance(self._lock, Lease):
+            self._lock.release()
+        elif self._lock is not None:
             os.close(self._lock)
-            self._lock = None
+        self._lock = None
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
-        with self._reached():
+        with reached(self.path):
             if not self.path.exists():
                 return []
             names = [path.name for path in self.path.iterdir()]
@@ -86,20 +102,6 @@ class CheckpointFolder:
         if in_bucket(self.path):  # which has no folders, and nothing that is renamed
             return (folder / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
         return folder.is_dir()
-
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Turns what a bucket's client raises, whatever it is, into
-        ``CheckpointError``."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, CheckpointError) or not in_bucket(self.path):
-                raise
-            raise CheckpointError(
-                f"{self.path}: the bucket cannot be used ({reason(error)}); check its "
-                "name, the credentials and the network"
-            ) from None
 
     def clear(self) -> None:
         """Deletes what is left of writes that were killed or failed."""

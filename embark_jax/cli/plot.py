@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -31,30 +32,32 @@ def plot(
     if out.suffix not in FORMATS:
         raise ConfigError(f"--out is {out}: must end in {' or '.join(FORMATS)}")
     from embark_jax.report.curves import run_curves
+    from embark_jax.run.folder import RunFolder
     from embark_jax.run.logs import LogError, read_metrics
 
     runs = {}
+    files = {workdir: RunFolder(workdir).read() for workdir in workdirs}
     for workdir in workdirs:
-        records = read_metrics(workdir)
+        records = read_metrics(files[workdir])
         if not records:
             raise LogError(f"{workdir}: has logged nothing yet")
         runs[str(workdir)] = records
     if out.suffix == ".html":
         from embark_jax.report.run_page import page
 
-        out.write_text(page(runs, _plans(workdirs)), "utf-8")
+        out.write_text(page(runs, _plans(files)), "utf-8")
     else:
         run_curves(runs).savefig(out)
     say(f"plot written to {out}")
 
 
-def _plans(workdirs: list[Path]) -> dict[str, str]:
-    """Returns HTML of the runs' plans, folded, where a run has one."""
+def _plans(files: Mapping[Path, Path]) -> dict[str, str]:
+    """Returns HTML of the runs' plans, folded, where a run has one in its files."""
     from embark_jax.report.plan_page import fragment
 
     plans = {}
-    for workdir in workdirs:
-        if (path := workdir / "plan.json").exists():
+    for workdir, folder in files.items():
+        if (path := folder / "plan.json").exists():
             try:
                 plans[str(workdir)] = fragment(Plan.from_json(read_text(path)))
             except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from embark_jax._base.config import ConfigError
+from embark_jax._base.storage import in_bucket
 from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.errors import FIXABLE, complain, show
 from embark_jax.cli.host_memory import keep_freed_memory
@@ -21,8 +22,7 @@ from embark_jax.launch.process_group import find_process_group, this_process_alo
 from embark_jax.launch.supervisor import Supervisor
 from embark_jax.launch.token import shared_token
 from embark_jax.launch.worker import Worker
-
-CHECKPOINTS = "checkpoints"
+from embark_jax.run.folder import CHECKPOINTS, RunFolder
 
 
 def train(
@@ -30,7 +30,10 @@ def train(
     overrides: Overrides = None,
     workdir: Annotated[
         Path | None,
-        typer.Option(help="Folder that the run writes to; runs/NAME-TIME by default."),
+        typer.Option(
+            help="Folder that the run writes to, also s3:// or gs://; runs/NAME-TIME "
+            "by default."
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -183,15 +186,16 @@ def evaluate(
     ] = 10,
 ) -> None:
     """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
-    if config_file.is_dir():
-        checkpoint = checkpoint or config_file / CHECKPOINTS
-        config_file = config_file / "config.yaml"
+    if in_bucket(config_file) or config_file.is_dir():
+        run = RunFolder(config_file)
+        checkpoint = checkpoint or run.checkpoints
+        config_file = run.read() / "config.yaml"
     elif checkpoint is None:
         raise typer.BadParameter(
             f"--checkpoint is missing: name a run's checkpoints, or give the folder "
             f"of the run in place of {config_file}"
         )
-    elif (checkpoint / CHECKPOINTS).is_dir():
+    elif not in_bucket(checkpoint) and (checkpoint / CHECKPOINTS).is_dir():
         checkpoint = checkpoint / CHECKPOINTS
     config = reading.load(config_file, overrides or ())
     set_up_xla(say)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
-from embark_jax._base.storage import LocalPath
+from embark_jax._base.storage import AnyPath, LocalPath
 from embark_jax.config.own import OwnConfig, one_of
 
 
@@ -53,8 +53,8 @@ class PreparedConfig(Config):
     """A folder that ``embark data prepare`` or ``embark data synth`` made."""
 
     kind: Literal["prepared"] = "prepared"
-    path: LocalPath
-    """The folder, with its manifest."""
+    path: AnyPath
+    """The folder, with its manifest; one in a bucket is copied to this machine."""
     dense_features: NonNegativeInt | None = None
     """Columns of numbers in each sample, which data that are there say themselves:
     `embark plan` needs it where they are not."""

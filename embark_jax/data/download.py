@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from embark_jax._base.bucket_copy import cache_folder
 from embark_jax.data.batch import DataError
 
 # This wheel contains the whole of MovieLens-100k as an example.
@@ -27,8 +27,7 @@ _FILE_SHA256 = {
 def movielens_100k_folder() -> Path:
     """Returns the folder of MovieLens-100k: ``$EMBARK_DATA/ml-100k``, by default under
     ``~/.cache/embark_jax``."""
-    cache = os.environ.get("EMBARK_DATA") or Path.home() / ".cache" / "embark_jax"
-    return Path(cache) / "ml-100k"
+    return cache_folder() / "ml-100k"
 
 
 def fetch_movielens_100k(

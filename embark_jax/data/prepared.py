@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import local
+from embark_jax._base.storage import in_bucket
 from embark_jax.config import EmbeddingConfig, PreparedConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data import records as records_
@@ -45,7 +46,8 @@ class PreparedData:
     copied once, from the file's memory into the batch, which is written in order.
 
     Args:
-      folder: a folder with a ``manifest.json``.
+      folder: a folder with a ``manifest.json``; of one in a bucket, a copy on this
+        machine is read.
       seed: determines the order of the training samples, anew in each epoch.
       threads: number of threads that gather a batch together; None takes one per core,
         up to MAX_THREADS.
@@ -55,8 +57,10 @@ class PreparedData:
         that read samples raise it, too.
     """
 
-    def __init__(self, folder: Path, *, seed: int = 0, threads: int | None = None):
-        self.folder = local(folder)
+    def __init__(
+        self, folder: str | Path, *, seed: int = 0, threads: int | None = None
+    ):
+        self.folder = local_copy(folder)
         self.manifest = manifests.load(self.folder)
         self._seed = seed
         self.table_rows = self.manifest.table_rows
@@ -255,7 +259,7 @@ class PreparedSource:
 
     def absent(self) -> Description | None:
         path, dense_features = self._section.path, self._section.dense_features
-        if path.exists():
+        if in_bucket(path) or path.exists():
             return None
         need = f"{path} is not there; planning without the data needs it"
         if dense_features is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ def _rows_of_export(
     return lambda numbers: rows[keys[numbers.start : numbers.stop]]
 
 
-def earlier(since: str, checkpoints: Path) -> Earlier:
+def earlier(since: str, checkpoints: PathLike[str]) -> Earlier:
     """Opens what ``--since`` names.
 
     Args:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embark_jax._base.storage import local
+from embark_jax._base.bucket_copy import local_copy
 from embark_jax.data import Batch, BatchChecker
 from embark_jax.export.arrays import checked_array, read_arrays
 from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers, OnnxLayers
@@ -94,7 +94,7 @@ class IdScorer:
             another format; nothing changes.
           DataError: if a file is not as it was written; nothing changes.
         """
-        folder = local(folder)
+        folder = local_copy(folder)
         with self._lock:
             description = read_description(folder)
             self._check_fits(folder, description)
@@ -155,7 +155,7 @@ def load_id_scorer(folder: str | Path) -> IdScorer:
       DataError: if the folder is no export, or is damaged.
       ExportError: if it has changes alone, or onnxruntime is not installed.
     """
-    folder = local(folder)
+    folder = local_copy(folder)
     description = read_description(folder)
     if description.since is not None:
         raise ExportError(

@@ -15,11 +15,12 @@ from embark_jax.export.id_scorer import IdScorer
 from embark_jax.export.jax_layers import JaxLayers
 from embark_jax.export.lookup import LookupTable
 from embark_jax.plans.tables import TableSpec
+from embark_jax.run.folder import RunFolder
 from embark_jax.run.saved import SavedModel, best_step, read_config
 
 
 def load_run_scorer(
-    folder: Path, step: int | None = None, trust_code: bool = False
+    folder: str | Path, step: int | None = None, trust_code: bool = False
 ) -> IdScorer:
     """Loads the model of a run, to score ids; arguments are those of ``load_scorer``.
 
@@ -27,12 +28,14 @@ def load_run_scorer(
       ConfigError, CheckpointError: if the folder holds no usable config or checkpoint,
         or names code that is not trusted.
     """
-    config = read_config(folder)
-    trusted(folder, config.model.kind, trust_code)
+    run = RunFolder(folder)
+    files = run.read()
+    config = read_config(files)
+    trusted(files, config.model.kind, trust_code)
     if step is None:
-        step = best_step(folder)
-    saved = SavedModel(folder / "checkpoints", step)
-    with code_of(folder):
+        step = best_step(files)
+    saved = SavedModel(run.checkpoints, step)
+    with code_of(files):
         model = DenseModel(
             config.model, saved.tables, saved.features, saved.dense_features
         )

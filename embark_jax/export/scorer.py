@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import local
 from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.export.description import FILE_NAME
@@ -108,7 +108,7 @@ def load_scorer(
     """Loads the model of a run or an export, to score raw rows.
 
     Args:
-      folder: the run folder, or the export.
+      folder: the run folder, or the export; either may be in a bucket.
       step: step of a run's checkpoint; None takes the newest, or the best of a run that
         stopped early.
       trust_code: whether a model of the user's own may run: the code in a run's
@@ -118,15 +118,14 @@ def load_scorer(
       ConfigError, CheckpointError, DataError: if the folder does not hold a model that
         was trained on a user's own files, or is damaged, or its code is not trusted.
     """
-    folder = local(folder)
-    if not (folder / FILE_NAME).exists():
+    files = local_copy(folder, without=["checkpoints"])
+    rows = RowEncoder(files)
+    if not (files / FILE_NAME).exists():
         from embark_jax.export.run_scorer import load_run_scorer
 
-        rows = RowEncoder(folder)
         return Scorer(rows, load_run_scorer(folder, step, trust_code))
     if step is not None:
         raise ConfigError(
             f"{folder}: is an export, which has one step: leave out --step"
         )
-    model = load_id_scorer(folder)
-    return Scorer(RowEncoder(folder), model)
+    return Scorer(rows, load_id_scorer(files))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from embark_jax._base.storage import local
+from embark_jax._base.bucket_copy import written
 from embark_jax.config import code_of, trusted
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.raw_rows import copy_encoding
@@ -15,11 +15,11 @@ from embark_jax.export.delta import changed_rows, check, earlier
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.description import (
     DENSE,
+    FILE_NAME,
     JAX,
     Description,
     ExportedFeature,
     ExportedTable,
-    ExportError,
     table_file,
 )
 from embark_jax.export.jax_layers import serialized
@@ -27,12 +27,13 @@ from embark_jax.export.onnx_graph import require_jax2onnx, write_graphs
 from embark_jax.export.run_scorer import dense_params, initial_rows, lookup_table
 from embark_jax.plans.options import RowFormat
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run.folder import RunFolder
 from embark_jax.run.saved import SavedModel, best_step, read_config
 
 
 def export_run(
-    workdir: Path,
-    out: Path,
+    workdir: str | Path,
+    out: str | Path,
     step: int | None = None,
     progress: Callable[[Sequence[TableSpec]], Iterable[TableSpec]] = iter,
     since: str | None = None,
@@ -55,8 +56,8 @@ def export_run(
     are needed.
 
     Args:
-      workdir: folder of the run.
-      out: folder to write; it must be empty or not exist.
+      workdir: folder of the run, which may be in a bucket.
+      out: folder to write, which may be in a bucket; it must be empty or not exist.
       step: step of the checkpoint; None takes the newest, or the best of a run that
         stopped early.
       progress: iterates over the tables, and may show how far it is.
@@ -69,24 +70,23 @@ def export_run(
       onnx: whether to write ``model.onnx``.
 
     Raises:
-      ExportError: if ``out`` holds something, ``since`` is not of this run, jax2onnx is
-        not installed, or it has no form of an operation of the model.
+      FileExistsError: if ``out`` holds something.
+      ExportError: if ``since`` is not of this run, jax2onnx is not installed, or it has
+        no form of an operation of the model.
       ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint,
         or names code that is not trusted.
     """
-    workdir, out = local(workdir), local(out)
-    if out.exists() and any(out.iterdir()):
-        raise ExportError(f"{out}: is not empty, must be a new folder")
+    run = RunFolder(workdir)
+    workdir = run.read()
     config = read_config(workdir)
     trusted(workdir, config.model.kind, trust_code)
     if onnx and since is None:
         require_jax2onnx()
     if step is None:
         step = best_step(workdir)
-    checkpoints = workdir / "checkpoints"
-    saved = SavedModel(checkpoints, step)
-    then = earlier(since, checkpoints) if since else None
-    with code_of(workdir):
+    saved = SavedModel(run.checkpoints, step)
+    then = earlier(since, run.checkpoints) if since else None
+    with code_of(workdir), written(out, last=FILE_NAME) as out:
         if then is not None:
             check(saved, then)
         model = DenseModel(

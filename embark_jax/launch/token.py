@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from embark_jax._base.config import ConfigError
+from embark_jax._base.storage import in_bucket
 
 VARIABLE = "EMBARK_TOKEN"
 FILE = ".token"
@@ -40,6 +41,11 @@ def shared_token(workdir: Path, process_id: int, wait_s: float = WAIT_S) -> byte
     """
     if (token := os.environ.get(VARIABLE)) is not None:
         return _checked(token, VARIABLE)
+    if in_bucket(workdir):
+        raise ConfigError(
+            f"{workdir}: the run's token cannot be in a bucket, which others may read; "
+            f"set {VARIABLE} to one secret for all processes ({MAKE_ONE})"
+        )
     path = workdir / FILE
     if process_id == 0 and not path.exists():
         workdir.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from embark_jax._base.config import ConfigError, nearest
+from embark_jax._base.storage import in_bucket
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.config import ExperimentConfig, tasks_of
 from embark_jax.data import Batch
@@ -44,7 +45,7 @@ def evaluate_checkpoint(
     folder, step = checkpoint, None
     if checkpoint.name.isdecimal():
         folder, step = checkpoint.parent, int(checkpoint.name)
-    if not folder.is_dir():
+    if not in_bucket(folder) and not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
     experiment.make_host_devices(config)
     setup = experiment.build(config)

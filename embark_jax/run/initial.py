@@ -15,7 +15,7 @@ import jax
 
 from embark_jax._base.config import ConfigError, differences
 from embark_jax._base.files import read_json, write_json
-from embark_jax._base.storage import file_system_or_bucket, local
+from embark_jax._base.storage import file_system_or_bucket, in_bucket
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
@@ -25,12 +25,12 @@ from embark_jax.data import TableValues
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
 from embark_jax.run.experiment import Experiment
+from embark_jax.run.folder import CHECKPOINTS, RunFolder
 from embark_jax.run.saved import best_step, read_config
 from embark_jax.train.trainer import Trainer
 
 FILE = "initial.json"
 """Name of the file in a run's folder that says what it started from."""
-CHECKPOINTS = "checkpoints"
 OPTIMIZERS = ("embedding_optimizer", "table_optimizers", "dense_optimizer")
 MODEL = ("model", "dense_features")
 """Keys of the identity of a run that must agree."""
@@ -57,11 +57,13 @@ class Origin:
           ConfigError, CheckpointError: if there is none, or it is damaged.
           DataError: if its encoding is damaged.
         """
-        run, step = local(path), None
-        if run.name.isdecimal() and run.parent.name == CHECKPOINTS:
-            run, step = run.parent.parent, int(run.name)
+        where, step = file_system_or_bucket(path), None
+        if where.name.isdecimal() and where.parent.name == CHECKPOINTS:
+            where, step = where.parent.parent, int(where.name)
+        run_folder = RunFolder(where)
+        run = run_folder.read()
         config = read_config(run)
-        folder = CheckpointFolder(file_system_or_bucket(run / CHECKPOINTS))
+        folder = CheckpointFolder(run_folder.checkpoints)
         wanted = best_step(run) if step is None else step
         number = chosen_steps(folder.path, folder.steps(), wanted)[0]
         try:
@@ -87,7 +89,9 @@ def _values(
     if (run / ENCODING / manifests.FILE_NAME).exists():
         return TableValues(run / ENCODING, manifests.read(run / ENCODING))
     data = config.data
-    if isinstance(data, PreparedConfig) and data.path.exists():
+    if not isinstance(data, PreparedConfig) or in_bucket(data.path):
+        return None
+    if data.path.exists():
         manifest = manifests.read(data.path)
         if manifest.digest() == saved.description.identity["data"]["files"]:
             return TableValues(data.path, manifest)

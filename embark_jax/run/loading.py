@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embark_jax._base.storage import local
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import ExperimentConfig, code_of, reading, trusted
 from embark_jax.data import Dataset
@@ -16,6 +15,7 @@ from embark_jax.plans.plan import Plan
 from embark_jax.run import experiment, history
 from embark_jax.run.early_stopping import Plateau
 from embark_jax.run.experiment import Experiment, named_code
+from embark_jax.run.folder import RunFolder
 from embark_jax.run.saved import read_config
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
@@ -26,7 +26,7 @@ class LoadedRun:
     """A run with a checkpoint of its own loaded; its folder stays as it is.
 
     Attributes:
-      folder: folder of the run.
+      folder: folder of the run; of one in a bucket, the copy of its other files.
       setup: the experiment that its config describes.
       trainer: trainer with the state of the checkpoint, on the devices of the plan.
     """
@@ -74,7 +74,7 @@ def load_run(
     The data of the run must be there; ``load_scorer`` scores without.
 
     Args:
-      path: folder of the run.
+      path: folder of the run, which may be in a bucket.
       changes: overrides of its config, such as "mesh.nodes=1", of keys that may change
         when a run is resumed. Without any the tables are placed by the run's plan, with
         some by a new one.
@@ -88,7 +88,8 @@ def load_run(
       DataError: if the data are missing or damaged.
       CheckpointError: if there is no such checkpoint, or it is damaged.
     """
-    folder = local(path)
+    run = RunFolder(path)
+    folder = run.read()
     config = read_config(folder)
     for kind in named_code(config):
         trusted(folder, kind, trust_code)
@@ -99,7 +100,7 @@ def load_run(
     with code_of(folder):
         setup = experiment.build(config, None if changes else folder / "plan.json")
         trainer = setup.trainer()
-    with Checkpointer(folder / "checkpoints", setup.identity, keep=None) as checkpoints:
+    with Checkpointer(run.checkpoints, setup.identity, keep=None) as checkpoints:
         trainer.load(checkpoints, step)
         plateau = Plateau(config.train.plateau, checkpoints.evaluations)
     if plateau.factor < 1:  # the rates that the run had at this step

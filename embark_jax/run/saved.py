@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import file_system_or_bucket
+from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_rows import KEY, NO_KEY
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
@@ -66,11 +67,12 @@ class SavedModel:
       CheckpointError: if there is none, or it is damaged.
     """
 
-    def __init__(self, folder: str | Path, step: int | None = None):
-        path = file_system_or_bucket(folder)
-        if not path.is_dir():
+    def __init__(self, folder: str | PathLike[str], step: int | None = None):
+        checkpoints = CheckpointFolder(folder)
+        path = checkpoints.path
+        if not in_bucket(path) and not path.is_dir():
             raise CheckpointError(f"{path}: no such folder")
-        (self.step, *_) = chosen_steps(path, CheckpointFolder(path).steps(), step)
+        (self.step, *_) = chosen_steps(path, checkpoints.steps(), step)
         self._folder = path / str(self.step)
         try:
             self._saved = SavedCheckpoint(self._folder)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from embark_jax.run.evaluation import counts, held_out, on_split, on_test_set
 from embark_jax.run.experiment import Experiment
+from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import MetricsLog
 from embark_jax.run.page import REPORT, reported
 from embark_jax.run.profile import StepProfile
@@ -64,7 +64,8 @@ def train(
       config: experiment config.
       workdir: folder that gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
         ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
-        ``checkpoints/``; ``profile/``, too, if steps are profiled.
+        ``checkpoints/``; ``profile/``, too, if steps are profiled. It may lie in a
+        bucket, which gets all but the checkpoints before each of them and at the end.
       resume: whether to continue from the newest checkpoint there, if there is one.
       console: console that shows an overview of the plan, progress and results.
       plan_file: plan in JSON to train with; None makes a plan.
@@ -76,7 +77,7 @@ def train(
 
     Raises:
       FileExistsError: if ``workdir`` already holds a run and ``resume`` is false.
-      OSError: if it cannot be written to.
+      OSError, StorageError: if it cannot be written to.
       ConfigError, DataError, CheckpointError: if config, plan, data or the run to be
         resumed do not fit together; that run is then as it was.
       NonFiniteLossError: if a loss is not finite.
@@ -98,14 +99,14 @@ def _run(
 ) -> dict[str, Any] | None:
     experiment.make_host_devices(config)
     main = jax.process_index() == 0  # process 0 alone writes what one process can
+    folder = RunFolder(workdir)
     if main:
-        _check_writable(workdir)
-        if not resume:
-            _check_unused(workdir)
+        folder.open(resume)
+    files = folder.files
     setup = experiment.build(config, plan_file)
-    first = of_process_0(initial.first_step(config, workdir, resume))
+    first = of_process_0(initial.first_step(config, files, resume))
     setup = dataclasses.replace(setup, first_step=first)
-    profile = StepProfile(workdir, profile_steps, functools.partial(say, console))
+    profile = StepProfile(files, profile_steps, functools.partial(say, console))
     profile.check(first, setup.steps)
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
@@ -121,7 +122,7 @@ def _run(
     trainer.growth.report = lambda growth: say(console, str(growth)) if main else None
     check = trainer.check
     with Checkpointer(
-        workdir / "checkpoints",
+        folder.checkpoints,
         setup.identity | setup.data_order,
         config.train.keep_checkpoints,
         config.train.checkpoint_memory,
@@ -129,24 +130,25 @@ def _run(
     ) as checkpoints:
         loaded = resume and of_process_0(checkpoints.steps)
         if config.train.init_from is not None and not loaded:
-            initial.start(setup, trainer, workdir, functools.partial(say, console))
+            initial.start(setup, trainer, files, functools.partial(say, console))
         if resume:
-            _resume(setup, workdir, trainer, check, checkpoints, console)
+            _resume(setup, files, trainer, check, checkpoints, console)
             profile.check(trainer.step, setup.steps)
         if main:
-            history.record(workdir, config, trainer.step)
-            setup.save_sources(workdir)
-            (workdir / "plan.json").write_text(setup.plan.to_json())
+            history.record(files, config, trainer.step)
+            setup.save_sources(files)
+            (files / "plan.json").write_text(setup.plan.to_json())
             say(console, f"the plan with reasons, later curves: {workdir / REPORT}")
         settings = config.model_dump(mode="json")
         trackers = [
-            open_tracker(service, workdir, settings)
+            open_tracker(service, files, settings)
             for service in config.train.trackers
             if main
         ]
         with (
-            MetricsLog(workdir, trainer.step, main, trackers) as log,
-            reported(workdir, setup.plan) if main else contextlib.nullcontext(),
+            folder.published() if main else contextlib.nullcontext(),
+            MetricsLog(files, trainer.step, main, trackers) as log,
+            reported(files, setup.plan) if main else contextlib.nullcontext(),
             stopping(functools.partial(say_at_end, console)) as stop,
         ):
             if log.set_aside:
@@ -165,6 +167,7 @@ def _run(
                         trainer,
                         check,
                         checkpoints,
+                        folder,
                         log,
                         console,
                         stop,
@@ -178,7 +181,7 @@ def _run(
                     trainer.load(checkpoints, early.best_step)
                 record = {"final": True, **on_test_set(setup, trainer, stop.during)}
             except StoppedError:
-                where = workdir / "checkpoints" / str(checkpoints.steps[-1])
+                where = folder.checkpoints / str(checkpoints.steps[-1])
                 say(
                     console,
                     f"stopped at step {trainer.step:,} of {setup.steps:,}, "
@@ -187,7 +190,7 @@ def _run(
                 return None
             except NonFiniteLossError as error:
                 written = checkpoints.steps[-1:]
-                where = workdir / "checkpoints" / str(*written) if written else "none"
+                where = folder.checkpoints / str(*written) if written else "none"
                 raise NonFiniteLossError(
                     f"{error}\nnewest checkpoint (not verified): {where}"
                 ) from None
@@ -201,32 +204,9 @@ def _run(
     return None if stop.requested else record
 
 
-def _check_writable(workdir: Path) -> None:
-    """Tries to write there before the work begins; creates nothing that stays."""
-    folder = workdir.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise type(error)(
-            f"{workdir}: nothing can be written to {folder} ({error.strerror}); choose "
-            "another --workdir"
-        ) from None
-
-
-def _check_unused(workdir: Path) -> None:
-    for name in ("config.yaml", "plan.json", "metrics.jsonl", "checkpoints"):
-        if (workdir / name).exists():
-            raise FileExistsError(
-                f"{workdir} already holds a run ({name}): pass --resume to continue "
-                "it, or another --workdir"
-            )
-
-
 def _resume(
     setup: Experiment,
-    workdir: Path,
+    files: Path,
     trainer: Trainer,
     check: BatchChecker,
     checkpoints: Checkpointer,
@@ -240,7 +220,7 @@ def _resume(
     main, changed = jax.process_index() == 0, []
     if of_process_0(checkpoints.steps):
         if main:
-            changed = history.changes(workdir, setup.config)
+            changed = history.changes(files, setup.config)
         try:
             bad_ids = trainer.load(checkpoints)
         except OtherExperimentError as error:
@@ -261,6 +241,7 @@ def _train(
     trainer: Trainer,
     check: BatchChecker,
     checkpoints: Checkpointer,
+    folder: RunFolder,
     log: MetricsLog,
     console: Console,
     stop: Stop,
@@ -289,6 +270,8 @@ def _train(
         def save():
             bad_ids = total(check.bad_ids)
             state = trainer.whole_state()
+            if jax.process_index() == 0:
+                folder.publish()  # who has the checkpoint has the metrics up to it
             checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
 
         def evaluate():

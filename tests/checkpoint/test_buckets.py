@@ -1,34 +1,24 @@
 """Checkpoints in a bucket of a local S3 server."""
 
-import logging
+import json
+import subprocess
 
 import boto3
 import jax
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
-from embark_jax.checkpoint import Checkpointer, CheckpointError
+from embark_jax._base.storage import StorageError
+from embark_jax.checkpoint import Checkpointer, CheckpointError, lease
 from embark_jax.run.saved import SavedModel
+from tests.buckets import objects, s3_server
 from tests.builders import assert_same_tables, tables_and_states
 from tests.checkpoint.states import BAD_IDS, build
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server():
-    """A server with an empty bucket, which the environment names: one for all tests, as
-    a program's client does not look for another."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        environment.setenv("AWS_ACCESS_KEY_ID", "key")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        environment.setenv("AWS_MAX_ATTEMPTS", "1")
-        boto3.client("s3").create_bucket(Bucket="bucket")
+    with s3_server() as server:
         yield server
 
 
@@ -70,9 +60,43 @@ def test_a_bucket_holds_checkpoints(server, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_second_writer_is_kept_out(server, tmp_path, monkeypatch):
+    """While the first renews its lease, or after it lost it; one that was killed on
+    another machine is out when its lease is not renewed."""
+    monkeypatch.setattr(lease, "RENEWED_S", 0.2)
+    monkeypatch.setattr(lease, "EXPIRES_S", 2)
+    setup, trainer = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=2")
+    where, waits = "s3://bucket/run", []
+    with Checkpointer(where, setup.identity, 2) as first:
+        first.save(trainer.state, 1, trainer.embeddings, BAD_IDS)
+        with pytest.raises(CheckpointError, match="another run writes its checkpoints"):
+            Checkpointer(where, setup.identity, 2)
+        assert first.steps == [1]
+        # As if this machine had been away for long.
+        first._folder._lock._released.set()
+        with Checkpointer(where, setup.identity, 2, say=waits.append) as second:
+            assert "waits up to 2 s" in waits[0]
+            first._folder._lock._renew()
+            with pytest.raises(CheckpointError, match="another run writes"):
+                first.save(trainer.state, 2, trainer.embeddings, BAD_IDS)
+            second.save(trainer.state, 3, trainer.embeddings, BAD_IDS)
+            assert second.steps == [1, 3]
+    assert not [name for name in objects("run") if name.endswith(lease.KEY)]
+    # A process of this machine that has ended is out at once.
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    writer = {"machine": lease._machine(), "process": ended.pid}
+    key = f"run/{lease.KEY}"
+    boto3.client("s3").put_object(Bucket="bucket", Key=key, Body=json.dumps(writer))
+    waits.clear()
+    with Checkpointer(where, setup.identity, 2, say=waits.append):
+        assert not waits
+
+
+@pytest.mark.slow
 def test_a_bucket_that_cannot_be_used_is_told(server, tmp_path):
     setup, trainer = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=2")
-    with pytest.raises(CheckpointError, match="other/run: the bucket cannot be"):
+    with pytest.raises(StorageError, match="other/run: the bucket cannot be used"):
         Checkpointer("s3://other/run", setup.identity, 1)
     with Checkpointer("s3://bucket/gone", setup.identity, 1) as checkpoints:
         checkpoints.save(trainer.state, 1, trainer.embeddings, BAD_IDS)
@@ -80,5 +104,5 @@ def test_a_bucket_that_cannot_be_used_is_told(server, tmp_path):
         server.stop()
         with pytest.raises(CheckpointError, match="could not be written"):
             checkpoints.save(trainer.state, 2, trainer.embeddings, BAD_IDS)
-    with pytest.raises(CheckpointError, match="the bucket cannot be used"):
+    with pytest.raises(StorageError, match="the bucket cannot be used"):
         Checkpointer("s3://bucket/gone", setup.identity, 1)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.files import confined
-from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
@@ -102,7 +102,7 @@ class RowEncoder:
     """
 
     def __init__(self, folder: Path):
-        encoding = local(folder) / FOLDER
+        encoding = local_copy(folder, without=["checkpoints"]) / FOLDER
         if not (encoding / manifests.FILE_NAME).exists():
             raise DataError(
                 f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "
