@@ -6,8 +6,8 @@ values, so devices differ only in what they own.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Loads:
     """Counts of one step; arrays are ``[devices]`` unless they say otherwise.
 
@@ -62,11 +62,22 @@ class Loads:
     replicated_values: float
     outputs: float
 
+    def balanced(self) -> Loads:
+        """Returns the same loads, dealt evenly over all devices, or nodes."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        means = {
+            name: np.full_like(array, array.mean())
+            for name, array in values.items()
+            if isinstance(array, np.ndarray)
+        }
+        return replace(self, **means)
+
 
 def count(
     placements: Sequence[Placement],
     features: Sequence[FeatureSpec],
     workload: Workload,
+    seed: int = 0,
 ) -> Loads:
     """The loads of all tables together.
 
@@ -74,7 +85,9 @@ def count(
       placements: placement of every table on the workload's devices.
       features: features of the model.
       workload: fleet, batch and skew.
+      seed: says which row shard has the hottest row of its table.
     """
+    shuffle = np.random.default_rng(seed)
     devices, gpus = workload.devices, workload.fleet.gpus_per_node
     arrays = {
         name: np.zeros(devices)
@@ -117,6 +130,8 @@ def count(
         totals["outputs"] += use.dim * use.bags
         owners = np.array(rows.devices)
         j, k = np.divmod(np.arange(len(owners)), rows.column_shards)
+        # EMBark's ids are shuffled: the hottest row is on any shard of its table.
+        j = shuffle.permutation(rows.row_shards)[j]
         width = rows.width
 
         def add(name, values, owners=owners):

@@ -1,203 +1,245 @@
-"""Placements for EMBark's system: its baseline, and placements that the planner finds.
+"""Placements of EMBark's system, as its released code makes them.
 
-With several nodes a table belongs to whole nodes, inside of which its rows are spread
-over all GPUs (HugeCTR, ``benchmarks/embedding_collection/hugectr/sharding``). The
-planner then places tables on nodes, as if each were one large device.
+The code is HugeCTR's ``benchmarks/embedding_collection/hugectr/sharding``: the baseline
+``table_row_wise``, the greedy search ``hier_auto``, and clusters by numbers of tables.
+It counts ids and columns alone: of a table's skew it knows nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.model import OWNER_PHASES, StoragePrice
-from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.solve import solve
-from embark_jax.plans import traffic
-from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from experiments.embark_table1.step import (
-    FLOAT_BYTES,
-    HALF_BYTES,
-    INDEX_BYTES,
-    index_bytes,
-    update_bytes,
-)
+from experiments.embark_table1.step import FLOAT_BYTES
 
 TABLE_BYTES = 60e9
-"""Most bytes of tables on a GPU (HugeCTR, ``benchmarks/embedding_collection``)."""
+"""Most bytes of tables on a GPU: ``memory_cap_for_embedding``."""
+MEMORY_WORK = 4
+"""Weight of a value that is looked up: ``mem_comm_work_ratio``."""
+COMMUNICATION = 60
+"""Weight of a value that is sent: ``mem_comm_bw_ratio`` of ``benchmark.sh``."""
+NODE_COMMUNICATION = 1.5
+"""Factor of it where shards are placed on nodes."""
+SPLIT_COMMUNICATION = 80
+"""Weight of a value that is sent, in the choice of the shard to split."""
+SPLITS = 20
+"""Plans that the search tries: ``max_search_iter``."""
+NARROWEST = 32
+"""Shards of this width are split by rows only."""
 
 
 def table_row_wise(tables: Sequence[TableSpec], workload: Workload) -> list[Placement]:
     """The baseline: tables go to nodes round robin, each with its rows over all GPUs of
-    one node, all in RB. A table too large for one node also takes the next nodes."""
+    one node, all in RB. A table too large for one node takes all GPUs."""
     fleet = workload.fleet
-    per_parameter = 1 + workload.state_values[0]
+    gpus = fleet.gpus_per_node
     placements = []
     for i, table in enumerate(tables):
-        table_bytes = table.rows * table.dim * FLOAT_BYTES * per_parameter
-        nodes = math.ceil(table_bytes / TABLE_BYTES / fleet.gpus_per_node)
-        first = i % fleet.nodes * fleet.gpus_per_node
-        owners = first + np.arange(min(nodes, fleet.nodes) * fleet.gpus_per_node)
-        devices = tuple(map(int, owners % fleet.devices))
-        placements.append(Placement(table, "rb", len(devices), devices=devices))
+        owners = range(fleet.devices)
+        if table_bytes(table, workload) <= TABLE_BYTES * gpus:
+            first = i % fleet.nodes * gpus
+            owners = range(first, first + gpus)
+        placements.append(Placement(table, "rb", len(owners), devices=tuple(owners)))
     return placements
 
 
-def planned(
+def table_bytes(table: TableSpec, workload: Workload) -> float:
+    """Bytes of a table with the optimizer's state."""
+    return table.rows * table.dim * FLOAT_BYTES * (1 + workload.state_values[0])
+
+
+def thresholds(uses: Sequence[TableUse], replicated: int, unique: int) -> list[Cluster]:
+    """The cluster of each table by EMBark's rule: the smallest tables are in DP, of the
+    others those with the fewest ids a bag in UB, the rest in RB.
+
+    Args:
+      uses: the tables.
+      replicated, unique: numbers of tables in DP and in UB.
+    """
+    clusters: list[Cluster] = ["rb"] * len(uses)
+    by_size = sorted(range(len(uses)), key=lambda i: dp_order(uses[i]))
+    for i in by_size[:replicated]:
+        clusters[i] = "dp"
+    by_hotness = sorted(by_size[replicated:], key=lambda i: ub_order(uses[i]))
+    for i in by_hotness[:unique]:
+        clusters[i] = "ub"
+    return clusters
+
+
+def dp_order(use: TableUse) -> tuple[float, float]:
+    return use.rows * use.dim, -use.hotness
+
+
+def ub_order(use: TableUse) -> tuple[float, float]:
+    return use.hotness, use.rows * use.dim
+
+
+def embark(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     workload: Workload,
-    clusters: tuple[Cluster, ...],
-    key_bytes: int,
-    forced: Mapping[str, Cluster] | None = None,
+    clusters: Sequence[Cluster],
 ) -> list[Placement]:
-    """Placements that balance the time of every device, or node, by ``SystemModel``.
+    """EMBark's placements: DP tables on all devices, the rows of UB tables over all
+    devices, RB tables where the greedy search puts them.
+
+    With several nodes an RB shard belongs to a whole node, over whose GPUs its rows are
+    spread.
 
     Args:
       tables, features: the model.
-      workload: batch, skew and optimizer on the real fleet.
-      clusters: clusters to choose among.
-      key_bytes: bytes of an id.
-      forced: clusters of tables by name, which are fixed.
+      workload: batch, optimizer and fleet.
+      clusters: the cluster of each table.
+
+    Raises:
+      ValueError: if the tables do not fit.
     """
-    model = SystemModel(workload, clusters, key_bytes)
-    instance = make_instance(
-        tables,
-        features,
-        {name: ForcedPlacement(cluster) for name, cluster in (forced or {}).items()},
-        dataclasses.replace(workload, fleet=model.bins),
-        model,
-    )
-    found = solve(instance).assignment
-    reasons = [""] * len(tables)
-    return [over_gpus(each, model.gpus) for each in found.placements(reasons)]
+    devices = workload.fleet.devices
+    placements = []
+    room_bytes = TABLE_BYTES
+    for table, cluster in zip(tables, clusters, strict=True):
+        if cluster == "dp":
+            placements.append(Placement(table, "dp"))
+            room_bytes -= table_bytes(table, workload)
+        else:
+            spread = Placement(table, "ub", devices, devices=tuple(range(devices)))
+            placements.append(spread)
+            if cluster == "ub":
+                room_bytes -= table_bytes(table, workload) / devices
+    reduced = [i for i, cluster in enumerate(clusters) if cluster == "rb"]
+    if reduced:
+        uses = table_uses(tables, features, workload)
+        search = Search([uses[i] for i in reduced], workload, room_bytes)
+        of_reduced = search.placements([tables[i] for i in reduced])
+        for i, placement in zip(reduced, of_reduced, strict=True):
+            placements[i] = placement
+    return placements
 
 
-def over_gpus(placement: Placement, gpus: int) -> Placement:
-    """A placement on nodes, with each row shard spread over its node's GPUs: row r
-    goes to GPU ``r // row_shards % gpus``."""
-    if placement.cluster == "dp":
-        return placement
-    columns, rows = placement.column_shards, placement.row_shards
-    owners = np.array(placement.devices).reshape(rows, columns)
-    spread = owners[None] * gpus + np.arange(gpus)[:, None, None]
-    return dataclasses.replace(
-        placement, row_shards=rows * gpus, devices=tuple(map(int, spread.reshape(-1)))
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class SystemModel:
-    """A ``planner.cost.CostModel`` of EMBark's system, in which nothing overlaps. It
-    counts like ``EmbarkStep``, without latencies.
-
-    Tables are placed on *bins*: GPUs in a fleet of one node, else nodes.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spread:
+    """A greedy plan: how often each table is split, and who holds its shards.
 
     Attributes:
-      workload: the workload on the real fleet.
-      clusters: clusters that it may choose among.
-      key_bytes: bytes of an id.
+      rows, columns: ``[tables]`` row and column shards.
+      bins: the bins of each table's shards, empty if they found no room.
+      cost: that of the fullest bin.
+      overfull: the table that found no room, if one did not.
     """
 
-    workload: Workload
-    clusters: tuple[Cluster, ...]
-    key_bytes: int
-    name = "embark system"
+    rows: np.ndarray
+    columns: np.ndarray
+    bins: list[np.ndarray]
+    cost: float
+    overfull: int | None = None
 
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs in a bin."""
-        fleet = self.workload.fleet
-        return fleet.gpus_per_node if fleet.nodes > 1 else 1
 
-    @property
-    def bins(self) -> Fleet:
-        """The fleet to plan for; of its devices only the memory counts."""
-        fleet = self.workload.fleet
-        if self.gpus == 1:
-            return fleet
-        whole = dataclasses.replace(
-            fleet.device,
-            name=f"{self.gpus} {fleet.device.name}",
-            memory_bytes=self.gpus * fleet.device.memory_bytes,
-        )
-        return dataclasses.replace(fleet, device=whole, gpus_per_node=1)
+class Search:
+    """EMBark's greedy search over RB tables.
 
-    def storage_price(self, storage: StorageKind) -> StoragePrice:
-        return StoragePrice()
+    Again and again it puts shards, the dearest first, on the cheapest bins, and splits
+    the dearest shard in two. *Bins* are nodes, or GPUs where there is one node. A bin
+    holds at most one shard of a table.
+    """
 
-    def owner_ms(self, shapes: Shapes) -> np.ndarray:
-        """All time is in the last phase: this search has no other barrier."""
-        workload, width = self.workload, shapes.width[shapes.shape]
-        if shapes.cluster == "dp":
-            return np.zeros((len(OWNER_PHASES), len(shapes.shape)))
-        touched = shapes.batch_unique * width
-        moved_bytes = touched * (FLOAT_BYTES + update_bytes(workload))
-        if shapes.cluster == "ub":
-            ids = (workload.devices * self._unique(shapes) / shapes.rows)[shapes.shape]
-            ids = ids * shapes.shard_rows
-            row_bytes = width * HALF_BYTES
-            sent_bytes = ids * (self.key_bytes + 2 * row_bytes)
-            moved_bytes += ids * (width * FLOAT_BYTES + 2 * row_bytes)
-            sums_ms = 0.0
-        else:
-            ids = shapes.batch_ids
-            bags = workload.batch_size * shapes.bags[shapes.shape]
-            # Each GPU of a node makes its own sums, which are added up on their way.
-            sums_bytes = HALF_BYTES * bags * width
-            sent_bytes = ids * self.key_bytes + bags * self.gpus * INDEX_BYTES
-            moved_bytes += ids * width * (FLOAT_BYTES + HALF_BYTES)
-            moved_bytes += ids * 4 * INDEX_BYTES + 4 * self.gpus * sums_bytes
-            sums_ms = self._sums_ms(sums_bytes)
-        moved_bytes += ids * (4 * self.key_bytes + index_bytes(self.key_bytes))
+    def __init__(self, uses: Sequence[TableUse], workload: Workload, room_bytes: float):
+        """
+        Args:
+          uses: the RB tables.
+          workload: optimizer and fleet.
+          room_bytes: bytes of a GPU that they may take.
+        """
         fleet = workload.fleet
-        sent = traffic.all_to_all_bytes(
-            sent_bytes / self.gpus, fleet.nodes, fleet.gpus_per_node
-        )
-        rates = Rates(fleet)
-        ms = rates.memory_ms(moved_bytes / self.gpus) + rates.links_ms(sent) + sums_ms
-        return np.stack([np.zeros_like(ms), np.zeros_like(ms), ms])
+        self.gpus = fleet.gpus_per_node if fleet.nodes > 1 else 1
+        self.bins = fleet.devices // self.gpus
+        self.room_bytes = room_bytes * self.gpus
+        self.dims = np.array([use.dim for use in uses])
+        self.hotness = np.array([use.hotness for use in uses], float)
+        values = np.array([use.rows for use in uses]) * self.dims
+        self.table_bytes = values * FLOAT_BYTES * (1 + workload.state_values[0])
 
-    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
-        workload, rates = self.workload, Rates(self.workload.fleet)
-        ids = workload.device_batch * shapes.hotness * shapes.filled
-        match shapes.cluster:
-            case "rb":
-                return np.zeros(len(shapes))
-            case "ub":
-                pooled_bytes = 2 * ids * shapes.dim * HALF_BYTES
-                gathered_bytes = self._unique(shapes) * shapes.dim
-                gathered_bytes *= FLOAT_BYTES + HALF_BYTES
-                return rates.memory_ms(pooled_bytes + gathered_bytes)
-            case "dp":
-                values = shapes.rows * shapes.dim
-                moved_bytes = ids * shapes.dim * (FLOAT_BYTES + HALF_BYTES)
-                moved_bytes += ids * index_bytes(self.key_bytes)
-                moved_bytes += values * (FLOAT_BYTES + update_bytes(workload))
-                fleet = workload.fleet
-                sent = traffic.all_reduce_bytes(
-                    values * FLOAT_BYTES, fleet.nodes, fleet.gpus_per_node
+    def placements(self, tables: Sequence[TableSpec]) -> list[Placement]:
+        """Returns the placements of these tables in the best plan.
+
+        Raises:
+          ValueError: if the tables fit in no plan.
+        """
+        plan = self.best()
+        placements = []
+        for i, table in enumerate(tables):
+            owners = plan.bins[i].reshape(plan.rows[i], plan.columns[i])
+            # Row r goes to GPU r // rows % gpus of its shard's node.
+            devices = owners[None] * self.gpus + np.arange(self.gpus)[:, None, None]
+            placements.append(
+                Placement(
+                    table,
+                    "rb",
+                    int(plan.rows[i]) * self.gpus,
+                    int(plan.columns[i]),
+                    tuple(map(int, devices.reshape(-1))),
                 )
-                return rates.memory_ms(moved_bytes) + rates.links_ms(sent)
+            )
+        return placements
 
-    def _unique(self, shapes: Shapes) -> np.ndarray:
-        """``[shapes]`` number of unique ids of the table that a device sends."""
-        return shapes.expected_unique(self.workload.device_batch)
+    def best(self) -> Spread:
+        """Returns the plan whose fullest bin costs least."""
+        ones = np.ones_like(self.dims)
+        best = self.spread(self.bins * ones, ones)
+        if best.overfull is not None:
+            raise ValueError(f"tables need more than {TABLE_BYTES / 1e9:g} GB a GPU")
+        plan = self.spread(ones, ones)
+        for _ in range(SPLITS):
+            if plan.overfull is None and plan.cost < best.cost:
+                best = plan
+            table = self._split(plan)
+            if table is None:
+                break
+            plan = min(self._halved(plan, table), key=lambda halved: halved.cost)
+        return best
 
-    def _sums_ms(self, sums_bytes: np.ndarray) -> np.ndarray:
-        """Time to send sums and return gradients: inside the node, then along rails."""
-        fleet, rates = self.workload.fleet, Rates(self.workload.fleet)
-        inside = 2 * sums_bytes * (fleet.gpus_per_node - 1) / fleet.gpus_per_node
-        between = 2 * sums_bytes / self.gpus * (fleet.nodes - 1) / fleet.nodes
-        inside_ms = rates.links_ms(traffic.LinkBytes(inside, 0.0))
-        return inside_ms + rates.links_ms(traffic.LinkBytes(0.0, between))
+    def spread(self, rows: np.ndarray, columns: np.ndarray) -> Spread:
+        """Puts shards, the dearest first, on the cheapest bins that have room."""
+        widths = self.dims / columns
+        lookups = MEMORY_WORK * self.hotness * widths / rows
+        sums = COMMUNICATION * widths
+        bin_costs = lookups + (sums if self.gpus == 1 else NODE_COMMUNICATION * sums)
+        shards = rows * columns
+        shard_bytes = self.table_bytes / shards
+        costs, used_bytes = np.zeros(self.bins), np.zeros(self.bins)
+        bins = [np.zeros(0, int)] * len(rows)
+        for table in np.argsort(-(lookups + sums), kind="stable"):
+            fits = used_bytes + shard_bytes[table] <= self.room_bytes
+            cheapest = np.argsort(costs, kind="stable")
+            owners = cheapest[fits[cheapest]][: shards[table]]
+            if len(owners) < shards[table]:
+                return Spread(rows, columns, bins, np.inf, int(table))
+            bins[table] = owners
+            costs[owners] += bin_costs[table]
+            used_bytes[owners] += shard_bytes[table]
+        return Spread(rows, columns, bins, float(costs.max()))
+
+    def _split(self, plan: Spread) -> int | None:
+        """The table to split: the one without room, else that with the dearest shards;
+        None if it cannot be split further."""
+        fits = 2 * plan.rows * plan.columns <= self.bins
+        if plan.overfull is not None:
+            return plan.overfull if fits[plan.overfull] else None
+        widths = self.dims / plan.columns
+        dearest = widths * (self.hotness / plan.rows + SPLIT_COMMUNICATION)
+        return int(np.argmax(np.where(fits, dearest, -1))) if fits.any() else None
+
+    def _halved(self, plan: Spread, table: int) -> list[Spread]:
+        """Plans with this table's shards split by rows and, if they can be, columns."""
+        once = np.ones_like(self.dims)
+        once[table] = 2
+        halved = [self.spread(plan.rows * once, plan.columns)]
+        width = self.dims[table] // plan.columns[table]
+        if width > NARROWEST and width % 2 == 0:
+            halved.append(self.spread(plan.rows, plan.columns * once))
+        return halved

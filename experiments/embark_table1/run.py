@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from rich.console import Console
 
 from embark_jax import planner, simulator
 from embark_jax.plans import fleet
+from embark_jax.plans.options import Cluster
 from embark_jax.simulator import Job
+from experiments.embark_table1.loads import count
+from experiments.embark_table1.placements import table_row_wise
 from experiments.embark_table1.plot import plot
 from experiments.embark_table1.system import (
+    best_clusters,
     plan_embark,
     simulate_ablation,
     simulate_embark,
+    simulate_loads,
 )
 
 FOLDER = Path(__file__).parent
@@ -32,6 +38,12 @@ PUBLISHED = {"DLRM-DCNv2": 75, "T180": 11, "T200": 15, "T510": 8, "T7": 74}
 PUBLISHED_SPEEDUP = {"mean": 1.5, "most": 1.77}
 PUBLISHED_COMMUNICATION = {8: 0.25, 128: 0.51}
 """Share of the baseline's step, by GPUs: EMBark, abstract and NVIDIA's blog post."""
+PAPER_WIDTHS = {64: 128, 256: 128}
+"""Widths of the released lists that the paper does not name, and its own instead: it
+names 32 and 128 for T180 and T7, 128 for T200."""
+RELEASED_WIDTHS = ("T180", "T200", "T7")
+"""Models of whose tables some have other widths than the paper says."""
+SHUFFLES = 10
 NODES = 16
 FITS_ONE_NODE = ("DLRM-DCNv2", "T180", "T200", "T510")
 MLPERF_BATCH = 135_168
@@ -60,10 +72,15 @@ CHANGE = 1.25
 console = Console(stderr=True)
 
 
+def list_of(name: str) -> planner.TableList:
+    """The table list of a model."""
+    path = MODELS / f"{name.lower().replace('-', '_')}.yaml"
+    return planner.read_table_list(path.read_text())
+
+
 def job_of(name: str, nodes: int, batch: int | None = None, **changed: Any) -> Job:
     """A model on DGX H100; ``changed`` replaces constants and the skew."""
-    path = MODELS / f"{name.lower().replace('-', '_')}.yaml"
-    listed = planner.read_table_list(path.read_text())
+    listed = list_of(name)
     machines = fleet.dgx_h100(nodes)
     zipf_exponent = changed.pop("zipf_exponent", None)
     efficiency = dataclasses.replace(machines.efficiency, **changed)
@@ -88,15 +105,58 @@ def ablation(name: str, batch: int | None = None, **changed: Any) -> dict[str, A
     }
 
 
+def spread(name: str) -> dict[str, Any]:
+    """Which clusters tables are in at last, how far the throughput depends on which
+    devices have the hottest rows, and the overlapped baseline if all its devices had
+    equal loads: no sharding can gain more."""
+    job = job_of(name, NODES)
+    model = job.features, job.workload
+    clusters = best_clusters(job)
+    placements = plan_embark(job, clusters)
+    shuffled = [
+        simulate_loads("", job, count(placements, *model, seed)).samples_per_s / 1e6
+        for seed in range(SHUFFLES)
+    ]
+    baseline = count(table_row_wise(job.tables, job.workload), *model)
+    return {
+        "model": name,
+        "clusters": Counter(clusters),
+        "slowest": min(shuffled),
+        "mean": sum(shuffled) / SHUFFLES,
+        "fastest": max(shuffled),
+        "balanced_ms": simulate_loads("", job, baseline.balanced()).timeline.step_ms,
+    }
+
+
+def paper_widths(name: str) -> dict[str, Any]:
+    """The last step with the widths that the paper names."""
+    listed = list_of(name)
+    groups = tuple(
+        group.model_copy(update={"dim": PAPER_WIDTHS.get(group.dim, group.dim)})
+        for group in listed.tables
+    )
+    wider = listed.model_copy(update={"tables": groups})
+    row: dict[str, Any] = {"model": name, "published": PUBLISHED[name]}
+    for widths, each in {"released": listed, "paper": wider}.items():
+        job = simulator.job_of_list(each, fleet.dgx_h100(NODES), kernels="mosaic_gpu")
+        *_, final = simulate_ablation(job)
+        row[widths] = {
+            "parameters": sum(table.rows * table.dim for table in job.tables),
+            "flops": 6 * job.network.parameters,
+            "simulated": final.samples_per_s / 1e6,
+        }
+    return row
+
+
 def mlperf(submission: Submission) -> dict[str, Any]:
     """DLRM-DCNv2 as submitted: small tables in DP, the rest in RB, all overlapped."""
     job = job_of("DLRM-DCNv2", submission.nodes, submission.batch)
-    small = {
-        table.name: "dp"
+    replicated_bytes = submission.replicated_gb * 1e9
+    clusters: list[Cluster] = [
+        "dp" if 4 * table.rows * table.dim <= replicated_bytes else "rb"
         for table in job.tables
-        if 4 * table.rows * table.dim <= submission.replicated_gb * 1e9
-    }
-    placements = plan_embark(job, ("rb",), small)
+    ]
+    placements = plan_embark(job, clusters)
     found = simulate_embark("MLPerf", job, placements)
     return {
         **dataclasses.asdict(submission),
@@ -164,6 +224,26 @@ def show(results: dict[str, Any]) -> None:
             f"| MLPerf v4.0 | {8 * row['nodes']} | {row['batch']:,} | "
             f"{row['published']} | {row['simulated']:.1f} | {row['error']:+.0%} | | | |"
         )
+    print("\n| model | DP | UB | RB | overlapped, ms | evenly loaded | of shuffles |")
+    print(7 * "|---" + "|")
+    for row, ablated in zip(results["spread"], results["table1"], strict=True):
+        numbers = " | ".join(str(row["clusters"][c]) for c in ("dp", "ub", "rb"))
+        overlapped_ms = ablated["steps"][1]["step_ms"]
+        print(
+            f"| {row['model']} | {numbers} | {overlapped_ms:.2f} | "
+            f"{row['balanced_ms']:.2f} | "
+            f"{row['slowest']:.1f} to {row['fastest']:.1f} |"
+        )
+    print("\n| model | widths | parameters | MFLOP | M samples/s | published |")
+    print(6 * "|---" + "|")
+    for row in results["paper_widths"]:
+        for widths in ("released", "paper"):
+            found = row[widths]
+            print(
+                f"| {row['model']} | {widths} | {found['parameters'] / 1e9:.1f}B | "
+                f"{found['flops'] / 1e6:.0f} | {found['simulated']:.1f} | "
+                f"{row['published']} |"
+            )
     print("\n| | " + " | ".join(PUBLISHED) + " |\n" + 6 * "|---" + "|")
     for changed in dict.fromkeys(row["changed"] for row in results["sensitivity"]):
         effects = [
@@ -189,6 +269,8 @@ def main() -> None:
             for nodes in (1, 2, 4, 8, 16)
             for name in FITS_ONE_NODE
         ],
+        "spread": [spread(name) for name in PUBLISHED],
+        "paper_widths": [paper_widths(name) for name in RELEASED_WIDTHS],
         "published_speedup": PUBLISHED_SPEEDUP,
         "published_communication": PUBLISHED_COMMUNICATION,
     }

@@ -6,18 +6,13 @@ import numpy as np
 import pytest
 
 from embark_jax.planner import Workload
-from embark_jax.planner.cost.shapes import shapes_of
-from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.planner.request.workload import table_uses
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator import serial
 from experiments.embark_table1.loads import count
-from experiments.embark_table1.placements import SystemModel, over_gpus, table_row_wise
-from experiments.embark_table1.system import (
-    key_bytes,
-    simulate_ablation,
-    simulate_embark,
-)
+from experiments.embark_table1.placements import embark, table_row_wise, thresholds
+from experiments.embark_table1.system import simulate_ablation, simulate_embark
 from tests.simulator.jobs import FEATURES, TABLES, job, machines
 
 
@@ -68,12 +63,12 @@ def test_what_embarks_system_sends_between_nodes():
     np.testing.assert_allclose(task.ms[4:], latency_ms)
 
 
-def test_a_table_too_large_for_a_node_takes_the_next_ones_too():
-    # 4 · 60 GB a node; 400 GB take two, of which the second is the first again.
+def test_a_table_too_large_for_a_node_takes_all():
+    # 4 · 60 GB a node, and 400 GB.
     tables = [TableSpec("small", 10, 4), TableSpec("large", 10**9, 100)]
     small, large = table_row_wise(tables, Workload(machines(2, 4), 8, optimizer="sgd"))
     assert small.devices == (0, 1, 2, 3)
-    assert large.devices == (4, 5, 6, 7, 0, 1, 2, 3)
+    assert large.devices == tuple(range(8))
 
 
 def test_each_improvement_is_kept_only_if_it_is_one():
@@ -90,26 +85,32 @@ def test_each_improvement_is_kept_only_if_it_is_one():
     assert phases_ms == pytest.approx(times[0] * (1 - record["waiting_share"]))
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("cluster", ["rb", "ub"])
-def test_the_planners_model_of_embarks_system_is_that_of_its_step(nodes, cluster):
-    real = machines(nodes, 4)
-    no_latency = fleet.Efficiency(0.76, 0.8, 0.5, 0, 0, 0, 0)
-    ideal = dataclasses.replace(real, efficiency=no_latency)
-    workload = Workload(ideal, 65_536, optimizer="sgd")
-    mine = dataclasses.replace(job(ideal), workload=workload)
-    model = SystemModel(workload, (cluster,), key_bytes(mine))
-    bins = range(nodes) if nodes > 1 else range(4)
-    placements = [
-        Placement(table, cluster, len(bins), devices=tuple(bins)) for table in TABLES
-    ]
-    predicted_ms = sum(
-        float(model.owner_ms(each)[-1].mean() + model.everywhere_ms(each)[0])
-        for each in shapes_of(row_ranges(placements), FEATURES, workload)
-    )
-    spread = [over_gpus(each, model.gpus) for each in placements]
-    spans = simulate_embark("", mine, spread, serial).timeline.spans
-    embeddings = {"ids", "lookup", "exchange", "update"}
-    device_ms = sum(s.task.ms for s in spans if s.task.phase in embeddings)
-    # It leaves out that requesters sort ids, and sums of bags without ids.
-    assert predicted_ms == pytest.approx(device_ms.mean(), rel=0.1)
+def test_clusters_by_two_numbers():
+    uses = table_uses(TABLES, FEATURES, job(machines(2, 4)).workload)
+    # Sizes are big, wide, tiny; of the others "wide" has fewer ids a bag than "big".
+    assert thresholds(uses, 1, 1) == ["rb", "ub", "dp"]
+    assert thresholds(uses, 0, 2) == ["rb", "ub", "ub"]
+
+
+def test_the_greedy_search_by_hand():
+    """A value costs 4 an id for its lookup and 1.5 · 60 to be sent, on two nodes."""
+    workload = Workload(machines(2, 4), 8, optimizer="sgd")
+    tables = [TableSpec("hot", 1000, 64), TableSpec("mild", 1000, 32)]
+    features = [FeatureSpec("hot", hotness=100), FeatureSpec("mild", hotness=10)]
+    hot, mild = embark(tables, features, workload, ["rb", "rb"])
+    # Whole, "hot" costs one node 64 · (400 + 90). Halved by columns it costs both
+    # 32 · 490, less than halved by rows, 64 · (200 + 90). "mild" costs one of them
+    # 32 · (40 + 90); halved by rows, since it is narrow, both 32 · (20 + 90).
+    assert (hot.row_shards, hot.column_shards) == (4, 2)
+    assert hot.devices == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert (mild.row_shards, mild.column_shards) == (8, 1)
+
+
+def test_the_hottest_rows_are_on_any_device():
+    workload = Workload(machines(2, 4), 800, 1.1)
+    placements = table_row_wise(TABLES[:1], workload)
+    loads = [count(placements, FEATURES[:1], workload, seed).ids for seed in range(9)]
+    assert len({int(ids.argmax()) for ids in loads}) == 4
+    assert {round(ids.sum()) for ids in loads} == {800 * 20}
+    balanced = count(placements, FEATURES[:1], workload).balanced()
+    np.testing.assert_allclose(balanced.ids, 800 * 20 / 8)
