@@ -60,7 +60,7 @@ def measure_step(
     Raises:
       ConfigError: if a table is cached.
     """
-    cached = [table.name for table in setup.tables if table.cached]
+    cached = [table.name for table in setup.plan.tables if table.cached]
     if cached:
         raise ConfigError(
             f"embedding.tables.{cached[0]}.tier: how long a step waits for rows of "

@@ -55,7 +55,8 @@ class TableConfig(Config):
     """Number format of the stored rows; None takes `embedding.dtype`."""
     tier: Tier | None = None
     """Place with room for all rows. With ``host`` or ``disk``, device memory holds as
-    many rows as there are ``slots``; None is ``device``."""
+    many rows as there are ``slots``; with ``auto`` the planner chooses, devices unless
+    their memory is short; None is ``device``."""
     slots: PositiveInt | Literal["auto"] | None = None
     """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
     or None takes as many as the planner finds memory for."""

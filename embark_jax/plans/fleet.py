@@ -29,6 +29,7 @@ BY_NAME = {
     "dgx-h100": "dgx_h100.yaml",
     "dgx-h200": "dgx_h200.yaml",
     "dgx-a100": "dgx_a100.yaml",
+    "gh200": "gh200.yaml",
     "v100": "v100.yaml",
     "this-machine": "this_cpu.yaml",
 }
@@ -62,10 +63,15 @@ class DeviceSpec:
       flops_per_s: dense bf16 (V100: fp16) matrix throughput.
       node_link_bytes_per_s: bandwidth to the GPUs of its node.
       network_bytes_per_s: bandwidth to other nodes.
-      host_bytes_per_s: bandwidth to the memory of its node, for tables of tier host;
-        None where it is not known.
+      host_bytes_per_s: bandwidth to the memory of its node, its share of it where
+        several devices share a link; for tables of tier host and disk. None, where it
+        is not known, counts as device memory's.
+      host_memory_bytes: its share of the memory of its node that tables of tier host
+        may take; None where it is not known, and no limit.
       disk_bytes_per_s: its share of what the node's disks read, in blocks of 4 KB at
-        random, for tables of tier disk; None where it is not known.
+        random, for tables of tier disk; None, where it is not known, counts as no
+        slower than the link to the node.
+      disk_memory_bytes: its share of the node's disks; None as for host memory.
     """
 
     name: str
@@ -75,7 +81,9 @@ class DeviceSpec:
     node_link_bytes_per_s: Figure
     network_bytes_per_s: Figure
     host_bytes_per_s: Figure | None = None
+    host_memory_bytes: Figure | None = None
     disk_bytes_per_s: Figure | None = None
+    disk_memory_bytes: Figure | None = None
 
     def divided(self, devices: int) -> DeviceSpec:
         """Returns a device with the share of each of these devices in all figures."""
@@ -228,6 +236,10 @@ def dgx_h200(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
 
 def dgx_a100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
     return load("dgx-a100", nodes, gpus_per_node)
+
+
+def gh200(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
+    return load("gh200", nodes, gpus_per_node)
 
 
 def v100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:

@@ -22,8 +22,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 RowFormat = Literal["float32", "int8"]
 """Number format of the rows of an export; int8 has a scale for each row."""
 Initializer = Literal["uniform", "normal"]
-Tier = Literal["device", "host", "disk"]
-"""Where all rows of a table have room."""
+Tier = Literal["device", "host", "disk", "auto"]
+"""Where all rows of a table have room; "auto" leaves it to the planner."""
 Evict = Literal["lru", "lfu"]
 """Rows that leave slots first: asked for longest ago, or by the fewest batches."""
 Evicted = Literal["host", "disk", "discard"]

@@ -125,8 +125,13 @@ class Plan:
             planned = {spec.name: spec for spec in specs}
             wanted = {spec.name: spec for spec in theirs}
             for name in sorted(planned.keys() | wanted.keys()):
-                if name in planned and getattr(wanted.get(name), "slots", 0) is None:
-                    planned[name] = dataclasses.replace(planned[name], slots=None)
+                left_open = {
+                    key: value
+                    for key, value in (("tier", "auto"), ("slots", None))
+                    if getattr(wanted.get(name), key, "") == value
+                }
+                if name in planned and left_open:
+                    planned[name] = dataclasses.replace(planned[name], **left_open)
                 if planned.get(name) != wanted.get(name):
                     differences.append(
                         f"{kind} {name!r}: plan has {planned.get(name)}, "

@@ -70,8 +70,10 @@ class Breakdown:
       padded_bytes: bytes that each device sends to each other, padding included. In a
         hierarchical exchange these are the bytes of its first stage, inside the node.
       reduced_bytes: bytes that each device sends for sums over all devices.
-      hidden_ms: time of collectives that is not in the step, since it passes beside the
-        dense layers.
+      hidden_ms: time of collectives and row stores that is not in the step, since it
+        passes beside the dense layers, or beside the step before.
+      hit_rates: for each cached table, the share of the cold rows that a batch asks for
+        that are in slots when it comes.
       removals: the step without each table, and without tables that are alike.
       allocation: the shard that sets the memory of all devices, if one does.
     """
@@ -84,6 +86,7 @@ class Breakdown:
     padded_bytes: float
     reduced_bytes: float
     hidden_ms: float = 0.0
+    hit_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     removals: tuple[Removal, ...] = ()
     allocation: Allocation | None = None
 

@@ -48,7 +48,8 @@ class TableSpec:
         float32 always.
       tier: place with room for all rows. "host" is the memory and "disk" a scratch file
         of the processes that own them; the table is then *cached*: device memory holds
-        as many rows as it has slots, among them the rows that a batch asks for.
+        as many rows as it has slots, among them the rows that a batch asks for. "auto"
+        leaves it to the planner: all rows on devices unless their memory is short.
       slots: number of slots of a cached table, on all devices together; ``None`` leaves
         it to the planner.
       evict: rows that leave the slots of a cached table first: "lru" those asked for
@@ -169,7 +170,7 @@ class TableSpec:
         if self.dtype != "float32":
             raise ValueError(
                 f"table {self.name!r}: dtype is {self.dtype!r}, must be float32 where "
-                "tier is host or disk, or the table is dynamic"
+                "tier is host, disk or auto, or the table is dynamic"
             )
         if self.slots is None:
             return
@@ -233,7 +234,8 @@ class TableSpec:
 
     @property
     def cached(self) -> bool:
-        """Whether device memory has fewer slots than the table has rows."""
+        """Whether device memory has fewer slots than the table has rows, or may have
+        in a plan to come."""
         return self.tier != "device"
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from embark_jax.planner.cost.model import STORE
 from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
@@ -29,6 +30,7 @@ from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.dense import DType
 from embark_jax.simulator.tasks import (
+    HOST_LINK,
     MEMORY,
     NETWORK,
     NODE_LINK,
@@ -58,14 +60,16 @@ FORWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
         "sort of ids": (),
         "id exchange": ("sort of ids",),
         "sort of slots": ("id exchange",),
-        "lookup": ("id exchange",),
+        STORE: ("id exchange",),
+        "lookup": ("id exchange", STORE),
         "row exchange": ("lookup",),
     },
     "ub": {
         "sort of ids": (),
         "id exchange": ("sort of ids",),
         "sort of slots": ("id exchange",),
-        "row exchange": ("id exchange",),
+        STORE: ("id exchange",),
+        "row exchange": ("id exchange", STORE),
         "lookup": ("row exchange",),
     },
 }
@@ -90,9 +94,10 @@ BACKWARD: dict[Cluster, dict[str, tuple[str, ...]]] = {
 }
 
 
-ROUTING = {"sort of ids", "id exchange", "sort of slots"}
+ROUTING = {"sort of ids", "id exchange", "sort of slots", STORE}
 """Stages that depend on ids alone: with overlap they serve the next batch, and nothing
-in the step waits for them."""
+in the step waits for them. A row store brings the rows of a route that was made before
+the step."""
 NEAR_FIRST: tuple[Reach, ...] = ("fleet", "node", "rail")
 FAR_FIRST: tuple[Reach, ...] = ("fleet", "rail", "node")
 """The order of the stages of an exchange; gradients of sums use the reverse order."""
@@ -153,7 +158,7 @@ def program_tasks(
     for storage in sorted(by_storage):
         stages = by_storage[storage]
         for stage, after in FORWARD[storage.cluster].items():
-            if workload.overlap and stage not in ROUTING:
+            if workload.overlap and (stage == STORE or stage not in ROUTING):
                 after = [
                     stage_name for stage_name in after if stage_name not in ROUTING
                 ]
@@ -314,6 +319,9 @@ def _stage_tasks(
     between its two parts counts as written before and read after."""
     name = f"{storage.name} {stage}"
     none = np.zeros(make.rates.fleet.devices)
+    if stage == STORE:
+        store_ms = sum((phase.device_ms for phase in phases_of_stage), start=none)
+        return [make.task(name, stage, HOST_LINK, store_ms, after)]
     moved_bytes = sum((phase.memory_bytes for phase in phases_of_stage), start=none)
     if all(phase.collective is None for phase in phases_of_stage):
         return [make.memory(name, stage, moved_bytes, after, kernels=0)]

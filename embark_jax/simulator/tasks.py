@@ -17,6 +17,7 @@ MEMORY: frozenset[Resource] = frozenset({"memory"})
 TENSOR_CORES: frozenset[Resource] = frozenset({"tensor cores"})
 NODE_LINK: frozenset[Resource] = frozenset({"node link"})
 NETWORK: frozenset[Resource] = frozenset({"network"})
+HOST_LINK: frozenset[Resource] = frozenset({"host link"})
 Amount = float | np.ndarray
 """An amount that is the same on every device, or one for each, ``[devices]``."""
 

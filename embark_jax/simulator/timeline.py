@@ -14,8 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-Resource = Literal["memory", "tensor cores", "node link", "network"]
+Resource = Literal["memory", "tensor cores", "node link", "network", "host link"]
 LINKS: frozenset[Resource] = frozenset({"node link", "network"})
+"""The links between devices."""
 Intervals = list[tuple[float, float]]
 
 
@@ -42,7 +43,7 @@ class Task:
     @property
     def communicates(self) -> bool:
         """Whether only links work."""
-        return self.resources <= LINKS
+        return self.resources <= LINKS | {"host link"}
 
     def together(self, times: np.ndarray) -> np.ndarray:
         """Returns ``[devices]``, the latest time of each device's group."""

@@ -16,16 +16,25 @@ from embark_jax.plans.storage import row_ranges
 def step_ms(placements, features, workload, model):
     """What a step takes at most: every phase until its fullest device is done; without
     what ``ids_travel_ms`` counts, if it is hidden."""
+    devices_ms, store_ms = times_ms(placements, features, workload, model)
+    if not workload.overlap:
+        return devices_ms + store_ms
+    return devices_ms + max(0.0, store_ms - devices_ms - products_ms(workload))
+
+
+def times_ms(placements, features, workload, model):
+    """The same without row stores, and the longest time of these on any device."""
     hides = isinstance(model, ProgramModel) and workload.dense.parameters > 0
     if workload.overlap and hides:
         whole = dataclasses.replace(workload, overlap=False)
-        whole_ms = step_ms(placements, features, whole, ProgramModel(whole))
+        whole_ms, store_ms = times_ms(placements, features, whole, ProgramModel(whole))
         hidden_ms = ids_travel_ms(placements, features, workload)
-        return whole_ms - hidden_share(workload) * hidden_ms
+        return whole_ms - hidden_share(workload) * hidden_ms, store_ms
     everywhere_ms, storages = 0.0, set()
     # By storage: sums and ids of each device; by storage and phase: ms of each device.
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
+    store = Counter()
     for placed in row_ranges(placements):
         (shape,) = shapes_of([placed], features, workload)
         (storage,) = shape.storages
@@ -43,6 +52,7 @@ def step_ms(placements, features, workload, model):
             phases[storage, "lookup"][device] += owner_ms[0, j]
             phases[storage, "gradients"][device] += owner_ms[1, j]
             update[device] += owner_ms[2, j]
+            store[device] += owner_ms[3, j]
         if storage.of_exchange.staged:
             gpus, columns = workload.fleet.gpus_per_node, placed.column_shards
             held = {(d // gpus, i % columns) for i, d in enumerate(placed.devices)}
@@ -65,7 +75,14 @@ def step_ms(placements, features, workload, model):
         total_ms += price.node_sum_ms * max(nodes[storage].values(), default=0)
         for phase in ("lookup", "gradients"):
             total_ms += max(phases[storage, phase].values(), default=0.0)
-    return total_ms
+    return total_ms, max(store.values(), default=0.0)
+
+
+def products_ms(workload):
+    """The time of the dense layers."""
+    fleet = workload.fleet
+    flops = 6 * workload.dense.parameters * workload.device_batch
+    return 1e3 * flops / (fleet.device.flops_per_s * fleet.efficiency.flops)
 
 
 def ids_travel_ms(placements, features, workload):
@@ -150,6 +167,9 @@ def random_problem(seed):
     rng = np.random.default_rng(seed)
     nodes, gpus = [(1, 1), (1, 4), (2, 2), (3, 1), (2, 4)][seed % 5]
     machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
+    if seed % 2:
+        device = dataclasses.replace(machines.device, disk_bytes_per_s=1e9)
+        machines = dataclasses.replace(machines, device=device)
     devices, placements, features = machines.devices, [], []
     for i in range(rng.integers(1, 9)):
         rows = int(10 ** rng.uniform(0, 7))
@@ -172,6 +192,13 @@ def random_problem(seed):
             int(rng.choice([1, 2])),
         )
         owners = tuple(map(int, rng.integers(0, devices, split[0] * split[1])))
+        if rng.random() < 0.4:
+            table = dataclasses.replace(
+                table,
+                tier=str(rng.choice(["host", "disk"])),
+                evict=str(rng.choice(["lru", "lfu"])),
+                slots=int(rng.integers(1, rows + 1)),
+            )
         exchange = str(rng.choice(["flat", "hierarchical"]))
         placements.append(Placement(table, cluster, *split, owners, exchange, "", hot))
     wire = Wire(*map(str, rng.choice(["float32", "float16"], 2)))

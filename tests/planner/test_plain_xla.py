@@ -50,7 +50,7 @@ def test_owners_sum_row_gradients_in_plain_xla(rows, sums):
     )
     # They are read in the update, and for mean squares.
     more = added_bytes(120, sums, 8) + sums * 32
-    np.testing.assert_allclose(plain - kernels, [0, more / 1e6, 0])
+    np.testing.assert_allclose(plain - kernels, [0, more / 1e6, 0, 0])
     assert row_wise[1] - plain[1] == pytest.approx(sums * 32 / 1e6)
 
 

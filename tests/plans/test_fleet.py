@@ -49,7 +49,7 @@ def test_a_node_of_dgx_h100():
     machines = fleet.dgx_h100(16)
     assert (machines.nodes, machines.gpus_per_node, machines.devices) == (16, 8, 128)
     assert machines.device == fleet.DeviceSpec(
-        "H100 SXM", 80e9, 3.35e12, 989e12, 450e9, 50e9, 64e9
+        "H100 SXM", 80e9, 3.35e12, 989e12, 450e9, 50e9, 64e9, 250e9
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.cost.objective import (
+    AMOUNT_STORE,
+    AMOUNT_UPDATE,
     PEAK_GRADIENTS,
     PEAK_IDS,
     PEAK_LOOKUP,
@@ -16,11 +18,11 @@ from embark_jax.planner.cost.objective import (
 from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
 from embark_jax.planner.cost.program import ProgramModel
-from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.cost.shapes import shapes_of, uses_of
 from embark_jax.planner.cost.what_if import allocation, removals
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.prediction import Breakdown
-from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.storage import Placement, RowRange, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
 EXCHANGED = "all_to_all", "ragged_all_to_all"
@@ -74,9 +76,20 @@ def break_down(
         padded_bytes=exchanged_bytes / workload.devices,
         reduced_bytes=reduced_bytes,
         hidden_ms=sum(float(phase.hidden_ms.max()) for phase in of_step),
+        hit_rates=_hit_rates(ranges, features, workload),
         removals=removals(placements, features, workload, model),
         allocation=allocation(placements, features, workload, model),
     )
+
+
+def _hit_rates(
+    ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
+) -> dict[str, float]:
+    return {
+        rows.table.name: use.hit_rate(workload.batch_size)
+        for rows, use in zip(ranges, uses_of(ranges, features, workload), strict=True)
+        if rows.table.cached and not rows.replicated
+    }
 
 
 def _device_ms(of_step: Sequence[Phase], devices: int) -> dict[str, tuple[float, ...]]:
@@ -96,6 +109,8 @@ def _range_ms(priced: Priced) -> np.ndarray:
     total_ms += (objective.fixed_ms / np.maximum(loads.tables, 1))[candidates.storage]
     of_devices = objective.counted(loads.own, at_least=True)
     last = int(np.argmax(loads.update_ms))
+    slowest = int(np.argmax(loads.store_ms))
+    exposed = objective.exposed_store_share(loads)
     for i, owners in enumerate(all_owners):
         s = candidates.storage[i]
         row_shard = np.arange(len(owners)) // candidates.column_shards[i]
@@ -107,7 +122,8 @@ def _range_ms(priced: Priced) -> np.ndarray:
             if whole > 0:
                 share = of_shards[peak, owners == fullest].sum() / whole
                 total_ms[i] += share * peaks_ms[peak, s]
-        total_ms[i] += of_shards[-1, owners == last].sum()
+        total_ms[i] += of_shards[AMOUNT_UPDATE, owners == last].sum()
+        total_ms[i] += exposed * of_shards[AMOUNT_STORE, owners == slowest].sum()
         if candidates.staged[i]:
             fullest = int(np.argmax(loads.node_sums[s]))
             sums = loads.of_nodes(i, owners)[fullest]

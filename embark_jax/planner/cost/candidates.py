@@ -25,9 +25,21 @@ CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
 EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
 POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
 """``[clusters]`` whether tables of each make partial sums."""
-SUMS, CERTAIN, EXPECTED, ROWS, LOOKUP_MS, GRADIENTS_MS, UPDATE_MS = range(7)
+KINDS = 9
+(
+    SUMS,
+    CERTAIN,
+    EXPECTED,
+    ROWS,
+    LOOKUP_MS,
+    GRADIENTS_MS,
+    UPDATE_MS,
+    STORE_MS,
+    STORED_BYTES,
+) = range(KINDS)
 """Loads that a row shard adds to its owner: partial sums a sample; ids that a device
-sends it, certain and expected; rows; and time in ``OWNER_PHASES``."""
+sends it, certain and expected; rows; time in ``OWNER_PHASES``; and bytes of rows in the
+tier of its storage, if that is not the device."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,13 +53,14 @@ class Candidates:
         ``EXCHANGE_NAMES``.
       row_shards, column_shards: ``[candidates]``; both 1 for DP.
       hot_rows: ``[candidates]`` rows of the table that lie in DP.
+      slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
       storages: all storages of the candidates.
       storage: ``[candidates]`` storage of each.
       hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
       everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
         device spends on it.
-      loads: ``[7, row shards]`` loads that each row shard adds to its owner, candidate
-        by candidate; DP has no row shards here.
+      loads: ``[KINDS, row shards]`` loads that each row shard adds to its owner,
+        candidate by candidate; DP has no row shards here.
       first: ``[candidates + 1]`` number of each candidate's first row shard.
     """
 
@@ -58,6 +71,7 @@ class Candidates:
     row_shards: np.ndarray
     column_shards: np.ndarray
     hot_rows: np.ndarray
+    slots: np.ndarray
     storages: tuple[StorageKind, ...]
     storage: np.ndarray
     hot_storage: np.ndarray
@@ -70,7 +84,7 @@ class Candidates:
         return len(self.table)
 
     def shard_loads(self, candidate: int) -> np.ndarray:
-        """Returns ``[7, row_shards]`` loads of one candidate."""
+        """Returns ``[KINDS, row_shards]`` loads of one candidate."""
         return self.loads[:, self.first[candidate] : self.first[candidate + 1]]
 
     def shards(self, candidate: int) -> int:
@@ -120,7 +134,7 @@ def weigh(
     first = np.concatenate([[0], np.cumsum(owned_shards)])
     number = len(table)
     everywhere_ms, everywhere_bytes = np.zeros((2, number))
-    loads = np.zeros((7, first[-1]))
+    loads = np.zeros((KINDS, first[-1]))
     kinds: dict[int, StorageKind] = {}
     pairs = zip(cluster.tolist(), exchange.tolist(), strict=True)
     for of_cluster, of_exchange in sorted(set(pairs)):
@@ -139,7 +153,7 @@ def weigh(
         kinds.update(zip(alike.tolist(), shapes.storages, strict=True))
         if not shapes.of_cluster.replicated:
             flat = first[alike][shapes.shape] + shapes.row_shard
-            loads[:, flat] = _shard_loads(shapes, model)
+            loads[:, flat] = _shard_loads(shapes, model, memory)
     storages = tuple(sorted(set(kinds.values())))
     numbers = {kind: s for s, kind in enumerate(storages)}
     return Candidates(
@@ -150,6 +164,7 @@ def weigh(
         row_shards=row_shards,
         column_shards=column_shards,
         hot_rows=np.zeros(number, np.int64),
+        slots=np.array([use.slots or 0 for use in uses], np.int64)[table],
         storages=storages,
         storage=np.array([numbers[kinds[i]] for i in range(number)], np.int64),
         hot_storage=np.full(number, -1),
@@ -191,8 +206,8 @@ def with_hot_rows(
     )
 
 
-def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
-    """Returns ``[7, row shards]`` loads."""
+def _shard_loads(shapes: Shapes, model: CostModel, memory: Memory) -> np.ndarray:
+    """Returns ``[KINDS, row shards]`` loads."""
     certain, expected = shapes.sent_ids
     sums = shapes.bags * shapes.of_cluster.pools_at_owner
     return np.stack(
@@ -202,6 +217,7 @@ def _shard_loads(shapes: Shapes, model: CostModel) -> np.ndarray:
             expected,
             shapes.shard_slots,
             *model.owner_ms(shapes),
+            memory.stored_bytes(shapes),
         ]
     )
 

@@ -50,7 +50,8 @@ class EmbarkModel:
         )
         rate = self.workload.fleet.device.memory_bytes_per_s
         ms = (1e3 * weighted_bytes / rate)[shapes.shape]
-        return np.stack([np.zeros_like(ms), np.zeros_like(ms), ms])
+        none = np.zeros_like(ms)
+        return np.stack([none, none, ms, none])
 
     def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
         return np.zeros(len(shapes))

@@ -25,6 +25,7 @@ import numpy as np
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
+from embark_jax.plans.options import Tier
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -34,6 +35,8 @@ NCCL, scratch of sorts and matrix products, and for gaps between arrays. JAX tak
 much if XLA_PYTHON_CLIENT_MEM_FRACTION says so
 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
 
+STORED_TIERS: tuple[Tier, ...] = ("host", "disk")
+"""Places beside device memory that have room for rows."""
 RECEIVED_ROUTE_VALUES = 4
 """int32 values that a route holds for each element of an exchange: the bag, the group
 of elements for the same row, and for that group its slot and how to reach it."""
@@ -79,6 +82,20 @@ class Memory:
         """Number of micro-batches whose routes exist at once."""
         workload = self.workload
         return workload.micro_batches * (2 if workload.overlap else 1)
+
+    @property
+    def stored_limit_bytes(self) -> np.ndarray:
+        """``[STORED_TIERS]`` bytes of a node's host memory and disks that rows may
+        take."""
+        fleet = self.workload.fleet
+        limits = fleet.device.host_memory_bytes, fleet.device.disk_memory_bytes
+        return np.array([fleet.gpus_per_node * (limit or math.inf) for limit in limits])
+
+    def stored_bytes(self, shapes: Shapes) -> np.ndarray:
+        """Returns ``[row shards]`` bytes of all rows of a column shard, if they have
+        room elsewhere than on the device."""
+        row_bytes = self.row_bytes(shapes.width) * shapes.cached
+        return row_bytes[shapes.shape] * shapes.shard_rows
 
     def row_bytes(self, width: Any, value_bytes: Any = traffic.VALUE_BYTES) -> Any:
         """Returns the bytes of a row's parameters, of ``value_bytes`` each, and of its

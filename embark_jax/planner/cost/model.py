@@ -3,7 +3,7 @@
 A cost model is anything with the attributes of ``CostModel``. It prices
 
 - each storage (``StoragePrice``): a fixed part, and a price for a unit of each peak;
-- each shard, for the device that owns it (``owner_ms``), in three phases;
+- each shard, for the device that owns it (``owner_ms``), in four phases;
 - the work of every device for a table, wherever its shards are (``everywhere_ms``).
 
 ``objective.py`` makes the time of a step from these prices.
@@ -20,7 +20,10 @@ from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import StorageKind
 
-OWNER_PHASES = "lookup", "gradients", "update"
+STORE = "row store"
+"""The phase in which rows of cached tables come into slots from host memory or a disk,
+and others leave. Look-ahead hides it behind the rest of the step before."""
+OWNER_PHASES = "lookup", "gradients", "update", STORE
 """Phases in which owners work on their own shards. Lookup and gradients of a storage
 lie between its exchanges; the update of all follows the last exchange of a step."""
 
@@ -57,7 +60,7 @@ class CostModel(Protocol):
     def storage_price(self, storage: StorageKind) -> StoragePrice: ...
 
     def owner_ms(self, shapes: Shapes) -> np.ndarray:
-        """Returns ``[3, row shards]`` time in ``OWNER_PHASES`` of the owner of one
+        """Returns ``[4, row shards]`` time in ``OWNER_PHASES`` of the owner of one
         column shard of each row shard."""
         ...
 

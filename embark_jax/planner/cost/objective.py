@@ -7,6 +7,7 @@ phase ends when its fullest device is done. So a plan costs ::
     + sum over used storages of fixed_ms
     + sum over peaks and storages of price × peak
     + the longest update of any device
+    + what look-ahead leaves of the row stores' longest time of any device
 
 A *peak* is the largest load of any device in a storage: of partial sums, ids, and
 owners' time in lookup and gradients. Time in the update is added up over storages
@@ -17,6 +18,10 @@ the routes of the next, the links carry ids while the dense layers run, and have
 price for it, as far as these layers last. They are taken to be their products, and
 ids to travel once (``ProgramModel.hidden_share``): a step with much longer travel, as
 of many column shards, takes longer than that.
+
+Row stores bring the rows of cached tables that a batch asks for and slots lack, and
+take others, over the link between a device and its node. With look-ahead they do so
+while the step before runs, dense layers included; what lasts longer is *exposed*.
 
 Search, bound, report and simulator ask this module; a few lines in
 ``tests/planner/scalar_objective.py`` compute the same cost one shard at a time.
@@ -33,13 +38,16 @@ from embark_jax.planner.cost.candidates import (
     CERTAIN,
     EXPECTED,
     GRADIENTS_MS,
+    KINDS,
     LOOKUP_MS,
     ROWS,
+    STORE_MS,
+    STORED_BYTES,
     SUMS,
     UPDATE_MS,
     Candidates,
 )
-from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
@@ -50,13 +58,17 @@ PEAKS = range(6)
 PEAK_SUMS, PEAK_IDS, PEAK_ROWS, PEAK_LOOKUP, PEAK_GRADIENTS, PEAK_NODE = PEAKS
 """Peaks of a storage: partial sums, capacity, rows, ms of lookup and of gradients, and
 partial sums of the fullest node."""
+AMOUNTS = 7
+AMOUNT_UPDATE, AMOUNT_STORE = 5, 6
+"""What ``Objective.counted`` returns after the first five peaks: ms of the update and
+of row stores."""
 
 
 class Loads:
     """The loads of the shards on each device; tables can be added and removed.
 
     Attributes:
-      own: ``[7, storages, devices]`` loads by the kinds in ``candidates``.
+      own: ``[KINDS, storages, devices]`` loads by the kinds in ``candidates``.
       node_sums: ``[storages, nodes]`` partial sums of nodes, if they are added up
         there.
       tables: ``[storages]`` number of tables in each.
@@ -68,7 +80,7 @@ class Loads:
         storages = len(candidates.storages)
         self.candidates = candidates
         self.gpus_per_node = fleet.gpus_per_node
-        self.own = np.zeros((7, storages, fleet.devices))
+        self.own = np.zeros((KINDS, storages, fleet.devices))
         self.node_sums = np.zeros((storages, fleet.nodes))
         self.tables = np.zeros(storages, int)
         self.everywhere_ms = self.everywhere_bytes = 0.0
@@ -117,6 +129,11 @@ class Loads:
         """Returns ``[devices]`` time in the update."""
         return self.own[UPDATE_MS].sum(axis=0)
 
+    @property
+    def store_ms(self) -> np.ndarray:
+        """Returns ``[devices]`` time of row stores."""
+        return self.own[STORE_MS].sum(axis=0)
+
 
 class Objective:
     """Prices plans.
@@ -127,6 +144,11 @@ class Objective:
       prices: ``[peaks, storages]`` ms for a unit of each peak.
       held_bytes: ``[peaks, storages]`` bytes that a unit takes all the time.
       update_bytes: ``[peaks, storages]`` bytes that it takes in the update only.
+      tier: ``[storages]`` number in ``STORED_TIERS`` of the place with room for all
+        rows; -1 for devices.
+      stored_weights: ``[storages]`` bytes of device memory that are as large a share of
+        its limit as a byte of rows in a tier is of that tier's.
+      dense_ms: time of the dense layers, beside which look-ahead lets row stores work.
     """
 
     def __init__(
@@ -160,6 +182,14 @@ class Objective:
         self.row_gradient_bytes = np.array(
             [traffic.rows_bytes(1, storage.width) for storage in storages]
         )
+        self.tier = np.array([_tier_number(storage) for storage in storages], np.int64)
+        limits = memory.stored_limit_bytes * workload.fleet.nodes
+        self.stored_weights = np.where(
+            self.tier >= 0, memory.limit_bytes / limits[self.tier], 0.0
+        )
+        self.dense_ms = workload.dense.products_ms(
+            workload.fleet, workload.device_batch
+        )
         self.fixed_bytes = memory.dense_bytes + np.array(
             [memory.activation_bytes, memory.dense_gradient_bytes]
         )
@@ -170,11 +200,11 @@ class Objective:
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
     def counted(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
-        """Returns ``[6, ...]`` amounts that have a price, from ``[7, ...]`` loads: in
-        the order of peaks partial sums, capacity, rows, ms of lookup and of gradients,
-        and last the ms of the update. ``at_least`` leaves out what chance adds to a
-        capacity, so that the parts of a sum add up."""
-        amounts = np.empty((6, *own.shape[1:]))
+        """Returns ``[AMOUNTS, ...]`` amounts that have a price, from ``[KINDS, ...]``
+        loads: in the order of peaks partial sums, capacity, rows, ms of lookup and of
+        gradients, then ms of the update and of row stores. ``at_least`` leaves out what
+        chance adds to a capacity, so that the parts of a sum add up."""
+        amounts = np.empty((AMOUNTS, *own.shape[1:]))
         amounts[PEAK_SUMS] = own[SUMS]
         if at_least:
             amounts[PEAK_IDS] = own[CERTAIN] + self.slack * own[EXPECTED]
@@ -183,7 +213,8 @@ class Objective:
         amounts[PEAK_ROWS] = own[ROWS]
         amounts[PEAK_LOOKUP] = own[LOOKUP_MS]
         amounts[PEAK_GRADIENTS] = own[GRADIENTS_MS]
-        amounts[-1] = own[UPDATE_MS]
+        amounts[AMOUNT_UPDATE] = own[UPDATE_MS]
+        amounts[AMOUNT_STORE] = own[STORE_MS]
         return amounts
 
     def peaks(self, loads: Loads) -> np.ndarray:
@@ -193,6 +224,10 @@ class Objective:
 
     def step_ms(self, loads: Loads) -> float:
         """Returns the longest time that a step takes."""
+        return self._on_devices_ms(loads) + self.exposed_store_ms(loads)
+
+    def _on_devices_ms(self, loads: Loads) -> float:
+        """Returns the time of a step whose rows are all in slots."""
         return float(
             loads.everywhere_ms
             + self.fixed_ms @ (loads.tables > 0)
@@ -200,11 +235,25 @@ class Objective:
             + loads.update_ms.max()
         )
 
+    def exposed_store_ms(self, loads: Loads) -> float:
+        """Returns the time in which a step waits for row stores."""
+        store_ms = float(loads.store_ms.max())
+        if not self.workload.overlap:
+            return store_ms
+        return max(0.0, store_ms - self._on_devices_ms(loads) - self.dense_ms)
+
+    def exposed_store_share(self, loads: Loads) -> float:
+        """Returns the share of their time in which a step waits for row stores."""
+        store_ms = float(loads.store_ms.max())
+        return self.exposed_store_ms(loads) / store_ms if store_ms > 0 else 0.0
+
     def device_ms(self, loads: Loads) -> np.ndarray:
         """Returns ``[devices]`` busy time of each; in the rest of a step it waits."""
         peaks = self.peaks(loads)
         waits_ms = peaks[[PEAK_LOOKUP, PEAK_GRADIENTS]].sum() + loads.update_ms.max()
+        waits_ms += self.exposed_store_ms(loads)
         own_ms = loads.own[[LOOKUP_MS, GRADIENTS_MS, UPDATE_MS]].sum(axis=(0, 1))
+        own_ms += self.exposed_store_share(loads) * loads.store_ms
         return self.step_ms(loads) - waits_ms + own_ms
 
     def unit_bytes(self, loads: Loads) -> np.ndarray:
@@ -232,3 +281,17 @@ class Objective:
         update = (self.update_bytes * peaks).sum() + self.row_gradient_bytes @ touched
         times = self.fixed_bytes + np.array([0.0, update])
         return float(held + times.max())
+
+    def stored_bytes(self, loads: Loads) -> np.ndarray:
+        """Returns ``[STORED_TIERS]`` bytes of rows in host memory and on disks, of the
+        fullest node."""
+        stored = np.zeros((len(STORED_TIERS), loads.node_sums.shape[1]))
+        of_nodes = loads.own[STORED_BYTES].reshape(*loads.node_sums.shape, -1)
+        cached = self.tier >= 0
+        np.add.at(stored, self.tier[cached], of_nodes[cached].sum(axis=2))
+        return stored.max(axis=1)
+
+
+def _tier_number(storage: StorageKind) -> int:
+    on_device = storage.tier not in STORED_TIERS
+    return -1 if on_device else STORED_TIERS.index(storage.tier)

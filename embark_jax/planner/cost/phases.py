@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from embark_jax.planner.cost.model import STORE
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
-from embark_jax.planner.cost.program import ProgramModel, Work
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.cost.work import Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.collectives import CollectiveKind
@@ -30,6 +32,7 @@ PHASES = (
     "gradient exchange",
     "square exchange",
     "update",
+    STORE,
 )
 """Names of the phases, in the order of the step."""
 
@@ -49,7 +52,8 @@ class Phase:
         in its memory, sends inside its node and sends to other nodes.
       latency_ms: latency of the collective, whatever its size.
       device_ms: ``[devices]`` time of all these, one after the other.
-      hidden_ms: ``[devices]`` part of that time that passes beside the dense layers.
+      hidden_ms: ``[devices]`` part of that time that passes beside the dense layers,
+        or for row stores beside the step before.
     """
 
     name: str
@@ -115,24 +119,36 @@ def phases(
         owners = np.array(rows.devices)
         row_shard = np.arange(len(owners)) // rows.column_shards
         for work in model.owner_work(shapes):
-            own_bytes = np.broadcast_to(work.memory_bytes, rows.row_shards)
-            times = np.bincount(owners, own_bytes[row_shard], workload.devices)
-            byte = dataclasses.replace(work, memory_bytes=1.0)
-            unmerged.append(_phase(model, shapes.storages[0], byte, times))
+            of_devices = {}
+            for name in ("memory_bytes", "host_bytes", "disk_bytes"):
+                of_shards = np.broadcast_to(getattr(work, name), rows.row_shards)
+                of_devices[name] = np.bincount(
+                    owners, of_shards[row_shard], workload.devices
+                )
+            owned = dataclasses.replace(work, **of_devices)
+            unmerged.append(_phase(model, shapes.storages[0], owned, everywhere))
     merged: dict[tuple, Phase] = {}
     for phase in unmerged:
         key = phase.storage, phase.name, phase.what, phase.collective, phase.reach
         merged[key] = _add(merged[key], phase) if key in merged else phase
-    return tuple(merged.values())
+    hidden = 1 - priced.objective.exposed_store_share(priced.loads)
+    return tuple(
+        dataclasses.replace(phase, hidden_ms=hidden * phase.device_ms)
+        if phase.name == STORE
+        else phase
+        for phase in merged.values()
+    )
 
 
 def critical_ms(of_step: Sequence[Phase]) -> dict[str, float]:
     """Returns how long each phase lasts, in the order of the step: until its fullest
-    device is done, storage by storage, or in the update of all storages together."""
+    device is done, storage by storage, or in the update and of row stores all storages
+    together."""
     total_ms: dict[tuple[str, StorageKind | None], np.ndarray] = {}
     for phase in of_step:
         # Between exchanges, uneven work ends when the fullest device is done.
-        key = phase.name, phase.storage if phase.name != "update" else None
+        together = phase.name in ("update", STORE)
+        key = phase.name, None if together else phase.storage
         total_ms[key] = total_ms.get(key, 0.0) + phase.step_ms
     lasts_ms = dict.fromkeys((*PHASES, *(phase.name for phase in of_step)), 0.0)
     for (name, _), device_ms in total_ms.items():
@@ -146,7 +162,8 @@ def _phase(
     """Returns the part of the step in which each device does ``times`` units of
     work."""
     sent = model.link_bytes(work)
-    travel_ms = np.sum(model.travel_ms(work)) * times
+    travel_ms = model.travel_ms(work) * times
+    own_ms = (model.memory_ms(work) + model.store_ms(work)) * times
     most_times = float(times.max())
     return Phase(
         name=work.phase,
@@ -155,11 +172,11 @@ def _phase(
         collective=work.collective,
         reach=work.reach,
         buffer_bytes=float(np.sum(work.buffer_bytes)) * most_times,
-        memory_bytes=np.sum(work.memory_bytes) * times,
-        node_link_bytes=np.sum(sent.node_link) * times,
-        network_bytes=np.sum(sent.network) * times,
+        memory_bytes=work.memory_bytes * times,
+        node_link_bytes=sent.node_link * times,
+        network_bytes=sent.network * times,
         latency_ms=work.latency_ms * most_times,
-        device_ms=np.sum(model.memory_ms(work)) * times + travel_ms,
+        device_ms=own_ms + travel_ms,
         hidden_ms=travel_ms * model.hidden_share(work),
     )
 

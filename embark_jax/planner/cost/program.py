@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from embark_jax.planner.cost.model import OWNER_PHASES, StoragePrice
+from embark_jax.planner.cost.model import OWNER_PHASES, STORE, StoragePrice
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.work import Unit, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
-from embark_jax.plans.clusters import CLUSTERS, Reach
+from embark_jax.plans.clusters import CLUSTERS
 from embark_jax.plans.collectives import (
     ROW_SUM,
     Collective,
-    CollectiveKind,
     replicated_collectives,
     storage_collectives,
     summed_whole,
@@ -30,37 +30,8 @@ from embark_jax.plans.wire import pooled_id_bytes
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
 step makes the routes. Sorts do not: they are kernels, as those of the layers are."""
-PRODUCT_FLOPS = 6
-"""Operations for a parameter and a sample: a product and a sum, once forward, twice
-backward."""
-
-Unit = Literal["storage", "sum", "node_sum", "id"]
-"""Unit of a storage's work: once if any table lies in it; each partial sum a sample
-that the fullest device, or node, makes; each id of its capacity."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """One kind of work of a phase of the step.
-
-    Attributes:
-      phase: phase of the step.
-      what: name of what is moved.
-      memory_bytes: bytes read and written in device memory; ``[shapes]`` or ``[row
-        shards]`` if it is the work of several.
-      collective: collective that carries it; None if it does not travel.
-      reach: devices that take part in the collective.
-      buffer_bytes: size of its buffer on one device.
-      latency_ms: latency of the collective, whatever its size.
-    """
-
-    phase: str
-    what: str
-    memory_bytes: float | np.ndarray = 0.0
-    collective: CollectiveKind | None = None
-    reach: Reach = "fleet"
-    buffer_bytes: float = 0.0
-    latency_ms: float = 0.0
+DISK_BLOCK_BYTES = 4096
+"""Least bytes that a disk reads or writes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +117,24 @@ class ProgramModel:
             touched_bytes = row_bytes * split * shapes.batch_unique
             yield Work("gradients", "row gradients", touched_bytes)
         yield self._update(shapes, shapes.shape)
+        if shapes.cached.any():
+            yield from self._store_work(shapes)
+
+    def _store_work(self, shapes: Shapes) -> Iterator[Work]:
+        """Yields the work of rows that come into slots, and of as many that leave:
+        these were updated since they came. Two programs read and write both."""
+        moved = shapes.missed_rows * shapes.cached[shapes.shape]
+        row_bytes = traffic.update_rows_bytes(
+            1, shapes.width, *self.workload.state_values
+        )[shapes.shape]
+        blocks = np.maximum(row_bytes, 2 * DISK_BLOCK_BYTES)
+        yield Work("update", "rows of slots", 2 * moved * row_bytes)
+        yield Work(
+            STORE,
+            "rows of slots",
+            host_bytes=moved * row_bytes,
+            disk_bytes=moved * blocks * shapes.on_disk[shapes.shape],
+        )
 
     @property
     def in_xla(self) -> bool:
@@ -265,7 +254,7 @@ class ProgramModel:
         """Returns the time that the step takes for work: of memory, links and latency,
         one after the other, without what is hidden of the latter two."""
         exposed_ms = self.travel_ms(work) * (1 - self.hidden_share(work))
-        return self.memory_ms(work) + exposed_ms
+        return self.memory_ms(work) + self.store_ms(work) + exposed_ms
 
     def hidden_share(self, work: Work) -> float:
         """Returns the share of the time on links that passes beside dense layers."""
@@ -284,13 +273,14 @@ class ProgramModel:
             ids * pooled_id_bytes(weighted=False), fleet.nodes, fleet.gpus_per_node
         )
         ids_ms = float(Rates(fleet).links_ms(sent))
-        products = workload.dense.parameters * workload.device_batch
-        flops_per_s = fleet.device.flops_per_s * fleet.efficiency.flops
-        dense_ms = 1e3 * PRODUCT_FLOPS * products / flops_per_s
+        dense_ms = workload.dense.products_ms(fleet, workload.device_batch)
         return min(1.0, dense_ms / ids_ms) if ids_ms else 1.0
 
     def memory_ms(self, work: Work) -> Any:
         return Rates(self.workload.fleet).memory_ms(work.memory_bytes)
+
+    def store_ms(self, work: Work) -> Any:
+        return Rates(self.workload.fleet).store_ms(work.host_bytes, work.disk_bytes)
 
     def travel_ms(self, work: Work) -> Any:
         """Returns the time of links and latency."""

@@ -37,6 +37,15 @@ class Rates:
         )
         return (1e3 / self.fleet.efficiency.link) * seconds + latency_us / 1e3
 
+    def store_ms(self, host_bytes, disk_bytes):
+        """Returns the time in which rows come to a device from the memory of its node,
+        or leave for it, and are read from a disk or written there."""
+        device = self.fleet.device
+        host_bytes_per_s = device.host_bytes_per_s or device.memory_bytes_per_s
+        host_bytes_per_s *= self.fleet.efficiency.link
+        disk_bytes_per_s = device.disk_bytes_per_s or math.inf
+        return 1e3 * (host_bytes / host_bytes_per_s + disk_bytes / disk_bytes_per_s)
+
     def all_reduce_ms(self, buffer_bytes: float) -> float:
         """Returns the time of a sum over all devices: the less of two ways, one of low
         latency and one of high bandwidth, as NCCL chooses."""

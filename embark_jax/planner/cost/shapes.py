@@ -197,10 +197,27 @@ class Shapes:
         """Returns ``[shapes]`` expected number of unique rows in these samples."""
         of_table = np.zeros(len(self.uses))
         for i in np.unique(self.table):
-            use = self.uses[i]
-            draws = float(samples * use.hotness * use.filled)
-            of_table[i] = use.skew.expected_unique(use.rows, draws)
+            of_table[i] = self.uses[i].unique_rows(samples)
         return of_table[self.table]
+
+    @functools.cached_property
+    def missed_rows(self) -> np.ndarray:
+        """Rows of each row shard that come into slots for a batch, in proportion to its
+        rows."""
+        of_table = np.zeros(len(self.uses))
+        for i in np.unique(self.table):
+            of_table[i] = self.uses[i].missed_rows(self.workload.batch_size)
+        return (of_table[self.table] / self.rows)[self.shape] * self.shard_rows
+
+    @property
+    def cached(self) -> np.ndarray:
+        """``[shapes]`` whether each has fewer slots than rows."""
+        return self._of_use("tier") != "device"
+
+    @property
+    def on_disk(self) -> np.ndarray:
+        """``[shapes]`` whether all rows of each have room on a disk."""
+        return self._of_use("tier") == "disk"
 
 
 def uses_of(

@@ -11,6 +11,9 @@ from embark_jax.plans.options import DenseParallelism
 
 VALUE_BYTES = 4
 """Bytes of a float32."""
+PRODUCT_FLOPS = 6
+"""Operations for a parameter and a sample: a product and a sum, once forward, twice
+backward."""
 
 Product = tuple[int, int]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""
@@ -90,6 +93,11 @@ class DenseLoad:
     states: int
     activation_bytes: float
     parallelism: DenseParallelism = "replicated"
+
+    def products_ms(self, fleet: Fleet, samples: int) -> float:
+        """Returns the time of the matrix products of these samples on one device."""
+        flops_per_s = fleet.device.flops_per_s * fleet.efficiency.flops
+        return 1e3 * PRODUCT_FLOPS * self.parameters * samples / flops_per_s
 
     def held_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of parameters and their states."""

@@ -15,6 +15,7 @@ from embark_jax.plans.options import Dtype, Evict, Kernels, Tier
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, VALUE_BYTES, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+from embark_jax.statistics.misses import missed_rows
 from embark_jax.statistics.skew import UNIFORM, Skew, Zipf
 
 
@@ -129,7 +130,7 @@ def looks_ahead(
     if overlap is not None:
         return overlap
     several_gpus = fleet.devices > 1 and not fleet.shared
-    return several_gpus and not any(table.cached for table in tables)
+    return several_gpus and all(table.tier in ("device", "auto") for table in tables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +170,27 @@ class TableUse:
     def value_bytes(self) -> int:
         """Bytes of a parameter."""
         return VALUE_BYTES[self.dtype]
+
+    @property
+    def ids(self) -> float:
+        """Ids a sample, without padding."""
+        return self.hotness * self.filled
+
+    def unique_rows(self, samples: int) -> float:
+        """Returns the unique rows to expect in these samples."""
+        return self.skew.expected_unique(self.rows, float(samples * self.ids))
+
+    def missed_rows(self, samples: int) -> float:
+        """Returns those of them that are not in slots when the samples come."""
+        if self.slots is None:
+            return 0.0
+        ids = float(samples * self.ids)
+        return missed_rows(self.skew, self.rows, self.slots, ids, self.evict)
+
+    def hit_rate(self, samples: int) -> float:
+        """Returns the share of them that are in slots when the samples come."""
+        unique = self.unique_rows(samples)
+        return 1 - self.missed_rows(samples) / unique if unique else 1.0
 
     def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
         """Returns the use of only rows ``[begin, end)``, for which the ids of all other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,14 +13,16 @@ from embark_jax.planner.cost.objective import Loads
 from embark_jax.planner.search.instance import Instance
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import TableSpec
 
 
 class Rank(NamedTuple):
     """The order of assignments: the lower rank is the better one.
 
     Attributes:
-      excess_bytes: memory beyond the limit, on every device, and a byte for each slot
-        beyond those that have numbers; 0 if the assignment fits.
+      excess_bytes: memory beyond the limit, on every device, in host memory and on
+        disks of every node, and a byte for each slot beyond those that have numbers; 0
+        if the assignment fits.
       step_ms: time of a step.
     """
 
@@ -64,21 +67,32 @@ class Assignment:
 
     def rank(self) -> Rank:
         """Returns the rank by which the assignment is compared."""
-        limit_bytes = self.instance.memory.limit_bytes
-        excess_bytes = self.instance.objective.bytes(self.loads) - limit_bytes
-        excess_slots = float(self.loads.own[ROWS].max()) - MAX_SLOTS
-        return Rank(max(0.0, excess_bytes) + max(0.0, excess_slots), self.step_ms())
+        memory, objective = self.instance.memory, self.instance.objective
+        stored = objective.stored_bytes(self.loads) - memory.stored_limit_bytes
+        excesses = (
+            objective.bytes(self.loads) - memory.limit_bytes,
+            float(self.loads.own[ROWS].max()) - MAX_SLOTS,
+            *stored.tolist(),
+        )
+        return Rank(sum(max(0.0, excess) for excess in excesses), self.step_ms())
 
     def fits(self) -> bool:
         """Whether memory suffices, and all slots have numbers."""
         return not self.rank().excess_bytes
+
+    def _settled(self, table: TableSpec, candidate: int) -> TableSpec:
+        """Returns the table with the tier and the slots of a candidate."""
+        candidates = self.instance.candidates
+        storage = candidates.storages[candidates.storage[candidate]]
+        slots = int(candidates.slots[candidate]) or None
+        return dataclasses.replace(table, tier=storage.tier, slots=slots)
 
     def placements(self, reasons: Sequence[str]) -> tuple[Placement, ...]:
         """Returns the placements of a plan."""
         candidates = self.instance.candidates
         return tuple(
             Placement(
-                table,
+                self._settled(table, int(c)),
                 CLUSTER_NAMES[candidates.cluster[c]],
                 int(candidates.row_shards[c]),
                 int(candidates.column_shards[c]),

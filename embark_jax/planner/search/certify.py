@@ -103,13 +103,12 @@ def solve_whole(
         (len(counts), len(columns)),
     )
     largest = relaxation.largest_rows(np.unique(relaxation.shards[0]))
-    in_bytes, fixed_bytes = relaxation.memory()
-    limit_bytes = instance.memory.limit_bytes
+    limit_rows, its_limits = relaxation.limit_rows()
     matrix = sparse.vstack(
-        [relaxation.peak_rows(), largest, sparse.csr_matrix(in_bytes / limit_bytes)]
+        [relaxation.peak_rows(), largest, sparse.csr_matrix(limit_rows)]
     ).tocsc()[:, columns]
     limits = np.zeros(matrix.shape[0])
-    limits[-len(fixed_bytes) :] = 1 - fixed_bytes / limit_bytes
+    limits[-len(its_limits) :] = its_limits
     cost = relaxation.cost[columns]
     scale = float(cost.max())
     upper = np.append(counts[relaxation.group[kept]], np.full(rows, np.inf))

@@ -14,15 +14,22 @@ that are added up inside nodes lie on the first positions of the fewest possible
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from embark_jax.planner.cost.candidates import (
     CERTAIN,
     EXPECTED,
+    KINDS,
+    STORE_MS,
+    STORED_BYTES,
     SUMS,
     UPDATE_MS,
 )
 from embark_jax.planner.cost.objective import (
+    AMOUNT_STORE,
+    AMOUNTS,
     PEAK_NODE,
 )
 from embark_jax.planner.search.assignment import Assignment
@@ -41,8 +48,8 @@ class Shortlist:
       storage: ``[candidates]`` storage of each.
       positions: positions of each candidate's shards; shard (j, k) at ``j *
         column_shards + k``.
-      loads: ``[7, candidates, devices]`` load of each position.
-      largest: ``[7, candidates]`` largest load of any position.
+      loads: ``[KINDS, candidates, devices]`` load of each position.
+      largest: ``[KINDS, candidates]`` largest load of any position.
       staged: candidates whose sums are added up inside nodes.
       node_sums: ``[staged, nodes]`` partial sums of nodes, in their order.
       in_node: ``[staged, GPUs]`` used positions of a first node.
@@ -52,7 +59,7 @@ class Shortlist:
         candidates, fleet = instance.candidates, instance.workload.fleet
         devices, gpus = fleet.devices, fleet.gpus_per_node
         self.chosen, self.storage = chosen, candidates.storage[chosen]
-        self.loads = np.zeros((7, len(chosen), devices))
+        self.loads = np.zeros((KINDS, len(chosen), devices))
         self.staged = np.flatnonzero(candidates.staged[chosen])
         self.node_sums = np.zeros((len(self.staged), fleet.nodes))
         self.in_node = np.zeros((len(self.staged), gpus))
@@ -94,10 +101,12 @@ class Insertion:
         self.ms_per_byte = ms_per_byte
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = objective.prices + ms_per_byte * unit_bytes
-        # Prices of the amounts on each device, that of the update last.
-        self._prices = np.append(prices[:PEAK_NODE], np.ones((1, prices.shape[1])), 0)
+        # Prices of the amounts on each device; those of update and row stores are 1.
+        self._prices = np.ones((AMOUNTS, prices.shape[1]))
+        self._prices[:PEAK_NODE] = prices[:PEAK_NODE]
+        self._memory_prices = ms_per_byte * unit_bytes[:PEAK_NODE]
         self._node_prices = prices[PEAK_NODE]
-        self._storage_ms = np.zeros(len(objective.storages))
+        self._storage_ms, self._memory_ms = np.zeros((2, len(objective.storages)))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)
 
@@ -118,21 +127,48 @@ class Insertion:
         """Prices one storage anew."""
         loads = self.assignment.loads
         means = _norm(self._objective.counted(loads.own[:, s]), self.power)
-        ms = float(self._prices[:-1, s] @ means[:-1])
+        ms = float(self._prices[:PEAK_NODE, s] @ means[:PEAK_NODE])
+        self._memory_ms[s] = self._memory_prices[:, s] @ means[:PEAK_NODE]
         if self._node_prices[s]:
             ms += self._node_prices[s] * float(_norm(loads.node_sums[s], self.power))
-        self._storage_ms[s] = ms
+        self._storage_ms[s] = ms - self._memory_ms[s]
 
     def smooth_cost(self) -> float:
         """Returns the smooth cost of the tables that are in."""
+        loads = self.assignment.loads
+        stored = self._objective.stored_weights @ loads.own[STORED_BYTES].sum(axis=1)
+        memory_bytes = loads.everywhere_bytes + stored
+        devices_ms = self._devices_ms()
+        store_ms = _norm(loads.store_ms, self.power)
+        return float(
+            devices_ms
+            + self._exposed(devices_ms, store_ms)
+            + self._memory_ms.sum()
+            + self.ms_per_byte * memory_bytes
+        )
+
+    def _devices_ms(self) -> float:
+        """Returns the smooth time of all but row stores."""
         loads = self.assignment.loads
         return float(
             self._storage_ms.sum()
             + _norm(loads.update_ms, self.power)
             + self._objective.fixed_ms @ (loads.tables > 0)
             + loads.everywhere_ms
-            + self.ms_per_byte * loads.everywhere_bytes
         )
+
+    def _exposed(self, devices_ms: Any, store_ms: Any) -> Any:
+        """Returns the smooth time in which a step waits for row stores. With look-ahead
+        they work beside the rest of a step, and a norm of both stands for the longer
+        one."""
+        objective = self._objective
+        if not objective.workload.overlap:
+            return store_ms
+        step_ms = devices_ms + objective.dense_ms
+        ratio = store_ms / np.maximum(step_ms, LEAST_LOAD)
+        longer = np.maximum(ratio, 1.0)
+        powers = _power(1 / longer, self.power) + _power(ratio / longer, self.power)
+        return step_ms * (longer * powers ** (1 / self.power) - 1)
 
     def best(self, shortlist: Shortlist) -> tuple[float, int, np.ndarray]:
         """Returns ``(growth of the smooth cost, candidate, owners)`` for the candidate
@@ -141,6 +177,7 @@ class Insertion:
         s = shortlist.storage
         own = loads.own[:, s]
         own[UPDATE_MS] = loads.update_ms
+        own[STORE_MS] = loads.store_ms
         with_largest = own + shortlist.largest[:, :, None]
         held = self._objective.counted(np.stack([own, with_largest], axis=1))
         scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
@@ -155,7 +192,17 @@ class Insertion:
         after = own[:, of_all, devices] + shortlist.loads
         after = self._objective.counted(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
-        costs += (prices * growth).sum(axis=0)
+        costs += (prices * growth)[:AMOUNT_STORE].sum(axis=0)
+        store_ms = _norm(loads.store_ms, power)
+        store_growth = (prices * growth)[AMOUNT_STORE]
+        if store_ms > LEAST_LOAD or store_growth.any():
+            memory_ms = (self._memory_prices[:, s] * scale[:PEAK_NODE, :, 0]) * growth[
+                :PEAK_NODE
+            ]
+            longer_ms = costs - memory_ms.sum(axis=0) - self._held_ms(shortlist)
+            before_ms = self._devices_ms()
+            costs += self._exposed(before_ms + longer_ms, store_ms + store_growth)
+            costs -= self._exposed(before_ms, store_ms)
         best = int(np.argmin(costs))
         owners = devices[best][shortlist.positions[best]]
         if not self.assignment.instance.candidates.shards(int(shortlist.chosen[best])):
@@ -205,8 +252,15 @@ class Insertion:
             candidates.everywhere_ms[shortlist.chosen]
             + fixed_ms[shortlist.storage] * opened
             + fixed_ms[hot] * opened_hot
-            + self.ms_per_byte * candidates.everywhere_bytes[shortlist.chosen]
+            + self._held_ms(shortlist)
         )
+
+    def _held_ms(self, shortlist: Shortlist) -> np.ndarray:
+        """Returns ``[candidates]`` the price of memory that they take wherever their
+        shards lie."""
+        instance = self.assignment.instance
+        held = instance.candidates.everywhere_bytes + instance.stored_bytes
+        return self.ms_per_byte * held[shortlist.chosen]
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from embark_jax.planner.cost.candidates import (
     CLUSTER_NAMES,
     EXCHANGE_NAMES,
     ROWS,
+    STORED_BYTES,
     Candidates,
     weigh,
     with_hot_rows,
@@ -21,6 +22,7 @@ from embark_jax.planner.cost.model import CostModel, StoragePrice
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.planner.search.params import DEFAULT, SearchParams
+from embark_jax.planner.search.ways import Way, offered_tiers, ways_of
 from embark_jax.plans.clusters import (
     CLUSTERS,
     DIRECT,
@@ -33,7 +35,6 @@ from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.statistics.histogram import Histogram
 
 MIN_WIDTH = 8
 """Smallest number of columns of a shard: 32 bytes, the sector in which GPU memory is
@@ -91,6 +92,15 @@ class Instance:
         row_bytes = self.objective.held_bytes[PEAK_ROWS][candidates.storage]
         return row_bytes * rows + candidates.everywhere_bytes
 
+    @functools.cached_property
+    def stored_bytes(self) -> np.ndarray:
+        """``[candidates]`` bytes of rows in host memory and on disks, as bytes of
+        device memory that are as large a share of its limit."""
+        candidates = self.candidates
+        stored = candidates.reduced(np.add, candidates.loads[STORED_BYTES])
+        weights = self.objective.stored_weights[candidates.storage]
+        return weights * stored * candidates.column_shards
+
 
 def make_instance(
     tables: Sequence[TableSpec],
@@ -116,31 +126,29 @@ def make_instance(
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     splits = _even_splits(workload.devices, coarse=len(numbers) > params.large_model)
     cached_rows = sum(table.rows for table in tables if table.cached)
+    tiers = offered_tiers(tables, memory)
     ways = [
-        (g, use, force, hot_rows)
+        (g, force, way)
         for g, (use, force) in enumerate(numbers)
-        for hot_rows in _hot_rows(
-            use, force, workload.devices, model, params.hot_shares
-        )
+        for way in ways_of(use, force, workload, tiers, model.clusters, params)
     ]
     exchanges: dict[Cluster, Sequence[Exchange]] = {
         cluster: worthwhile_exchanges(cluster, workload, model)
         for cluster in model.clusters
     }
     choices = [
-        (way, *choice)
-        for way, (_, use, force, hot_rows) in enumerate(ways)
-        for choice in _choices(use, force, hot_rows, cached_rows, splits, exchanges)
+        (number, *choice)
+        for number, (_, force, way) in enumerate(ways)
+        for choice in _choices(way, force, cached_rows, splits, exchanges)
     ]
-    in_dp = [(way, *HELD_BY_ALL) for way in range(len(ways))]
-    # A use without hot rows must still have a row to weigh.
-    hot_uses = [use.of_rows(0, max(1, hot), _listed(use)) for _, use, _, hot in ways]
-    cold_uses = [use.of_rows(hot, use.rows, _listed(use)) for _, use, _, hot in ways]
+    in_dp = [(number, *HELD_BY_ALL) for number in range(len(ways))]
     candidates = with_hot_rows(
-        weigh(cold_uses, np.array(choices), workload, model, memory),
-        weigh(hot_uses, np.array(in_dp), workload, model, memory),
+        weigh(
+            [way.cold for *_, way in ways], np.array(choices), workload, model, memory
+        ),
+        weigh([way.hot for *_, way in ways], np.array(in_dp), workload, model, memory),
         table=np.array([g for g, *_ in ways]),
-        hot_rows=np.array([hot_rows for *_, hot_rows in ways]),
+        hot_rows=np.array([way.hot_rows for *_, way in ways]),
     )
     objective = Objective(candidates.storages, workload, model, memory)
     return Instance(
@@ -158,51 +166,6 @@ def make_instance(
     )
 
 
-def _listed(use: TableUse) -> bool:
-    """Whether hot rows are known by a list of their ids, not as the first rows."""
-    return isinstance(use.skew, Histogram) and not use.skew.in_order
-
-
-def _hot_rows(
-    use: TableUse,
-    force: ForcedPlacement,
-    devices: int,
-    model: CostModel,
-    shares: Sequence[float],
-) -> list[int]:
-    """Returns the numbers of hot rows that are worth a try: none, and as many as take
-    certain shares of the ids, if those are few. A table whose shards are forced in any
-    way has as many as are forced."""
-    if force.hot_rows is not None:
-        return [force.hot_rows]
-    if force.is_fixed or devices == 1 or REPLICATED not in model.clusters:
-        return [0]
-    known_rows = use.rows
-    listed = _listed(use)
-    if listed:
-        assert isinstance(use.skew, Histogram)
-        known_rows = len(use.skew.hottest)
-
-    def share_of(hot_rows: int) -> float:
-        return use.skew.share(use.rows, 0, hot_rows, listed)
-
-    numbers = {0}
-    for share in shares:
-        limit = min(known_rows, int(share * use.rows))
-        if limit < 1 or share_of(limit) < share:
-            continue
-        low = 0
-        high = limit  # the fewest rows that take the share, or slightly more
-        while high - low > max(1, high // 8):
-            middle = (low + high) // 2
-            if share_of(middle) < share:
-                low = middle
-            else:
-                high = middle
-        numbers.add(high)
-    return sorted(numbers)
-
-
 Choice = tuple[int, int, int, int]
 """Cluster and exchange, as numbers, row shards and column shards."""
 HELD_BY_ALL: Choice = (
@@ -214,9 +177,8 @@ HELD_BY_ALL: Choice = (
 
 
 def _choices(
-    use: TableUse,
+    way: Way,
     force: ForcedPlacement,
-    hot_rows: int,
     cached_rows: int,
     row_splits: Sequence[int],
     exchanges: Mapping[Cluster, Sequence[Exchange]],
@@ -228,7 +190,7 @@ def _choices(
     clusters: tuple[Cluster, ...] = tuple(exchanges)
     if force.cluster is not None:
         clusters = (force.cluster,)
-    elif force.sharded or hot_rows or use.slots:
+    elif force.sharded or way.hot_rows or way.cold.slots:
         clusters = tuple(cluster for cluster in clusters if cluster in SHARDED)
     elif row_splits[-1] == 1 and REPLICATED in clusters:  # a single device
         clusters = (REPLICATED,)
@@ -238,7 +200,7 @@ def _choices(
             for cluster in clusters
             if force.exchange in CLUSTERS[cluster].exchanges
         )
-    cold_rows = use.rows - hot_rows
+    cold_rows = way.cold.rows
     choices: list[Choice] = []
     for cluster in clusters:
         if CLUSTERS[cluster].replicated:
@@ -247,9 +209,9 @@ def _choices(
         worthwhile = exchanges.get(cluster, (DIRECT,))
         for exchange in worthwhile if force.exchange is None else (force.exchange,):
             numbers = CLUSTER_NAMES.index(cluster), EXCHANGE_NAMES.index(exchange)
-            splits = _splits(use.dim, cold_rows, force, row_splits)
+            splits = _splits(way.cold.dim, cold_rows, force, row_splits)
             choices += [(*numbers, rows, columns) for rows, columns in splits]
-    numbered_rows = cached_rows if use.slots else cold_rows
+    numbered_rows = cached_rows if way.cold.slots else cold_rows
     numbered = [
         choice for choice in choices if -(-numbered_rows // choice[2]) <= MAX_SLOTS
     ]
@@ -325,6 +287,8 @@ def forced_problems(
         rows = max(1, len(owners or ()) // max(1, columns))
     if owners is None:
         owners = () if cluster == REPLICATED else (0,) * (rows * columns)
+    if table.tier == "auto":
+        table = dataclasses.replace(table, tier="device", slots=None)
     placement = Placement(
         table=table,
         cluster=cluster,

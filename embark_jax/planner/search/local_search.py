@@ -103,6 +103,47 @@ class LocalSearch:
                 best_rank = rank
         return best
 
+    def fill(self, assignment: Assignment) -> Assignment:
+        """Returns the assignment with other numbers of slots: each cached table takes
+        the next larger or smaller number in turn, while steps get shorter and fit."""
+        best = assignment.copy()
+        candidates = self.instance.candidates
+        cached = np.flatnonzero(candidates.slots[best.candidate])
+        improved = True
+        while improved:
+            improved = False
+            for table in cached.tolist():
+                candidate, owners = int(best.candidate[table]), best.owners[table]
+                for other in self._neighbours(candidate):
+                    rank = best.rank()
+                    best.take(table)
+                    best.put(table, other, owners)
+                    if best.rank() < rank:
+                        improved = True
+                        break
+                    best.take(table)
+                    best.put(table, candidate, owners)
+        return best.copy()
+
+    def _neighbours(self, candidate: int) -> list[int]:
+        """Returns the candidates with the next larger and the next smaller number of
+        slots, all else equal."""
+        candidates = self.instance.candidates
+        alike = candidates.slots > 0
+        for values in (
+            candidates.table,
+            candidates.storage,
+            candidates.row_shards,
+            candidates.hot_rows,
+        ):
+            alike &= values == values[candidate]
+        others = np.flatnonzero(alike)
+        others = others[np.argsort(candidates.slots[others])]
+        index = int(
+            np.searchsorted(candidates.slots[others], candidates.slots[candidate])
+        )
+        return [*others[index + 1 : index + 2], *others[max(0, index - 1) : index]]
+
     def _pass(self, insertion: Insertion, dice: np.random.Generator) -> None:
         """Tries to move every table."""
         assignment = insertion.assignment

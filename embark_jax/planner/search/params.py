@@ -47,12 +47,8 @@ class SearchParams:
     slot_batches: float = 2.0
     """Smallest number of slots of a cached table, as a multiple of the rows that a
     batch is expected to ask for."""
-    slot_share: float = 0.9
-    """Share of the remaining memory that slots take; the rest is for devices that are
-    fuller than others."""
-    slot_ranges: int = 64
-    """Number of row ranges of a cached table, from hot to cold, that get slots one by
-    one."""
+    slot_ratio: float = 1.5
+    """Ratio of the numbers of slots that are tried, from the fewest to all rows."""
 
 
 DEFAULT = SearchParams()

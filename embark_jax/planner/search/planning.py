@@ -16,7 +16,6 @@ from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
 from embark_jax.planner.search.instance import forced_problems, make_instance
 from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.planner.search.reasons import reasons
-from embark_jax.planner.search.slots import choose_slots
 from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.alike import alike
@@ -125,27 +124,10 @@ def plan_for(
     grown = fully_grown(tables)
     all_forced = forced | spread(grown, forced, workload.devices)
     _check_request(grown, features, all_forced, workload)
-
-    def plan_of(
-        some: Sequence[TableSpec],
-        of_them: Sequence[FeatureSpec] = features,
-        workload: Workload = workload,
-    ) -> Plan:
-        names = {table.name for table in some}
-        return plan_for(
-            workload,
-            some,
-            of_them,
-            forced={name: force for name, force in forced.items() if name in names},
-            cost_model=cost_model,
-            params=params,
-        )
-
-    slotted = choose_slots(grown, features, workload, plan_of, params)
-    if problems := workload.statistics.problems(slotted, features):
+    if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
     model = _cost_model(cost_model, workload)
-    instance = make_instance(slotted, features, all_forced, workload, model, params)
+    instance = make_instance(grown, features, all_forced, workload, model, params)
     result = solve(instance)
     certified = ""
     if certify_s:
@@ -162,10 +144,13 @@ def plan_for(
             features={k: v for k, v in statistics.features.items() if k not in gone},
             tables={k: v for k, v in statistics.tables.items() if k not in names},
         )
-        again = plan_of(
+        again = plan_for(
+            dataclasses.replace(workload, statistics=left),
             [table for table in tables if table.name not in names],
             [feature for feature in features if feature.table not in names],
-            dataclasses.replace(workload, statistics=left),
+            forced={name: force for name, force in forced.items() if name not in names},
+            cost_model=cost_model,
+            params=params,
         )
         assert again.prediction is not None
         return again.prediction.step_ms

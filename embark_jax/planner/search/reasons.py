@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from embark_jax.planner.cost import candidates as kinds
-from embark_jax.planner.cost.candidates import CLUSTER_NAMES, Candidates
+from embark_jax.planner.cost.candidates import CLUSTER_NAMES, STORE_MS, Candidates
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -14,8 +16,6 @@ from embark_jax.plans.fleet import Fleet
 
 NOTABLE = 1.1
 """Smallest ratio that is worth mentioning."""
-DISK_BLOCK_BYTES = 4096
-"""Least bytes that a disk reads."""
 
 
 def reasons(assignment: Assignment) -> list[str]:
@@ -31,12 +31,13 @@ def reasons(assignment: Assignment) -> list[str]:
     for table, chosen in enumerate(assignment.candidate.tolist()):
         group = instance.group[table]
         how = split(candidates, chosen, assignment.owners[table], fleet)
-        if hot_rows := candidates.hot_rows[chosen]:
+        hot_rows = int(candidates.hot_rows[chosen])
+        if hot_rows:
             how = f"all but {hot_rows:,} hot rows {how}"
         if fleet.devices == 1:
             how = "one device: nothing to exchange"
-        if slots := instance.tables[table].slots:
-            how = f"{in_slots(instance, instance.uses[group], slots)}; {how}"
+        if candidates.slots[chosen]:
+            how = f"{in_slots(instance, instance.uses[group], chosen)}; {how}"
         if fleet.devices == 1:
             all_reasons.append(how)
         elif instance.forced[group].cluster is not None:
@@ -53,25 +54,28 @@ def reasons(assignment: Assignment) -> list[str]:
     return all_reasons
 
 
-def in_slots(instance: Instance, use: TableUse, slots: int) -> str:
-    """Says how many ids find their rows in slots, and how long the other rows take to
-    come to a device: that is hidden behind the step ahead, or else the step waits."""
-    ids = use.skew.share(use.rows, 0, slots, True)
-    sentence = f"slots for {slots / use.rows:.1%} of rows, {ids:.0%} of ids"
-    device, batch = instance.workload.fleet.device, instance.workload.batch_size
-    if slots == use.rows:
+def in_slots(instance: Instance, use: TableUse, candidate: int) -> str:
+    """Says how many rows are in slots, how many of a batch's rows are among them, and
+    how long the others take to come to a device."""
+    candidates, workload = instance.candidates, instance.workload
+    storage = candidates.storages[candidates.storage[candidate]]
+    slots = int(candidates.slots[candidate])
+    hot_rows = int(candidates.hot_rows[candidate])
+    cold = use.of_rows(hot_rows, use.rows, by_rank=True)
+    cold = dataclasses.replace(cold, slots=slots)
+    share = min(1.0, slots / cold.rows)
+    sentence = f"slots for {share:.1%} of its rows in {storage.tier}"
+    missed = cold.missed_rows(workload.batch_size) / workload.devices
+    if not missed:
         return sentence
-    cold = use.of_rows(slots, use.rows, by_rank=True)
-    rows = cold.skew.expected_unique(cold.rows, batch * cold.hotness * cold.filled)
-    rows /= instance.workload.devices
-    sentence += f"; {rows:,.0f} rows a step come to a device from {use.tier}"
-    row_bytes = instance.memory.row_bytes(use.dim, use.value_bytes)
-    came = {"host": (row_bytes, device.host_bytes_per_s)}
-    came["disk"] = (max(DISK_BLOCK_BYTES, row_bytes), device.disk_bytes_per_s)
-    read_bytes, bytes_per_s = came[use.tier]
-    if bytes_per_s is None:
-        return sentence
-    return f"{sentence}, in {rows * read_bytes / bytes_per_s * 1e3:.2g} ms"
+    hits = cold.hit_rate(workload.batch_size)
+    shards = max(1, min(workload.devices, candidates.shards(candidate)))
+    store_ms = candidates.shard_loads(candidate)[STORE_MS].sum()
+    store_ms *= candidates.column_shards[candidate] / shards
+    return (
+        f"{sentence}, {hits:.0%} of those that a batch asks for; {missed:,.0f} rows a "
+        f"step come to a device, in {store_ms:.2g} ms"
+    )
 
 
 def split(candidates: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:

@@ -4,15 +4,17 @@ Shards have no owners in it, so that every load may be spread evenly over the de
 and tables may take fractions of candidates. In symbols, where x_c tables of group g
 take candidate c, and y_r is the peak of row r (``spread.py``)::
 
-    minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r
+    minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r + w
     such that  Σ_{c of g} x_c = count_g                        every table takes one
                y_r ≥ Σ_c mean_rc x_c                            at least the mean
                y_r ≥ Σ_{c of g} largest_rc x_c / count_g        and the largest shard
                bytes(x, y) ≤ limit                              where memory is short
+               w ≥ store(y) - dense - cost(x, y)                with look-ahead
 
 The largest load of any device is at least the mean over devices, and at least any of
 its shards, so that every plan satisfies these rows. The use of a storage is one more
-peak, whose largest "shard" is 1.
+peak, whose largest "shard" is 1. The peak of row stores has no price: w is what the
+step waits for them, all of it without look-ahead.
 
 There are many rows of the third kind, one for each group and row, and few matter: those
 that a solution breaks are added, until it breaks none. The bound counts all candidates
@@ -34,8 +36,16 @@ from scipy import sparse
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.linear_program import LinearProgram
-from embark_jax.planner.search.spread import spread_evenly, undominated
+from embark_jax.planner.search.spread import (
+    EXPOSED_ROW,
+    STORE,
+    STORE_ROW,
+    UPDATE_ROW,
+    spread_evenly,
+    undominated,
+)
 
+TINY = 1e-300
 SAFETY = 1e-9
 """Share by which a bound is lowered for rounding errors."""
 
@@ -65,7 +75,8 @@ class Relaxation:
       group: ``[live]`` group of each.
       mean, largest: ``[rows, live]`` values of ``spread``, in units of ``unit``.
       unit: ``[rows]`` largest value of any candidate.
-      cost: ``[live + rows]`` objective in ms.
+      worth: ``[live + rows]`` ms of each table and of a unit of each peak.
+      cost: ``[live + rows]`` objective: the same without row stores' peak.
       shards: for each element of ``largest`` its key ``group * rows + row``, by which
         they are ordered; its candidate; and its value.
     """
@@ -98,7 +109,9 @@ class Relaxation:
         self.mean = self._by_row(row, mean)
         self.largest = self._by_row(row, largest)
         everywhere_ms = candidates.everywhere_ms[self.live]
-        self.cost = np.append(everywhere_ms, spread.ms * self.unit)
+        self.worth = np.append(everywhere_ms, spread.ms * self.unit)
+        self.cost = self.worth.copy()
+        self.cost[STORE_ROW] = 0.0
         shards = self.largest.tocoo()
         keys = self.group[shards.col] * spread.rows + shards.row
         order = np.argsort(keys, kind="stable")
@@ -134,19 +147,20 @@ class Relaxation:
         extra = rows * bool(crowding)  # the largest shard is one more variable of a row
         cost = self.cost if objective is None else objective
         cost = np.append(cost, np.zeros(extra))
-        scale = max(float(cost.max()), 1e-300)
+        scale = max(float(cost.max()), TINY)
         upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
         tables = sparse.csr_matrix(
             (np.ones(number), (self.group, np.arange(number))), (len(counts), len(cost))
         )
         program = LinearProgram(cost / scale, upper, tables, counts.astype(float))
         program.add_rows(self.peak_rows(crowding), np.zeros(rows + extra))
-        limit_bytes = instance.memory.limit_bytes
-        in_bytes, fixed_bytes = self.memory()
-        in_bytes = np.pad(in_bytes, [(0, 0), (0, extra)])
         if objective is None:
-            shares = sparse.csr_matrix(in_bytes / limit_bytes)
-            program.add_rows(shares, 1 - fixed_bytes / limit_bytes)
+            matrix, limits = self.limit_rows()
+            program.add_rows(
+                sparse.csr_matrix(np.pad(matrix, [(0, 0), (0, extra)])), limits
+            )
+        per_share = self.memory()[0][1] / instance.memory.limit_bytes
+        worth = self.worth / scale if objective is None else program.cost
         keys = self._added_keys
         program.add_rows(self.largest_rows(keys, extra), np.zeros(len(keys)))
         while True:
@@ -154,8 +168,8 @@ class Relaxation:
             if optimum is None:
                 return None
             least = abs(optimum.cost)
-            per_byte = instance.params.memory_price * least / limit_bytes
-            prices = (program.cost + per_byte * in_bytes[1])[number : number + rows]
+            of_memory = instance.params.memory_price * least * per_share
+            prices = worth[number : number + rows] + of_memory[number:]
             broken = self._broken(
                 optimum.variables[:number],
                 optimum.variables[number + extra :],
@@ -168,8 +182,13 @@ class Relaxation:
             keys = np.append(keys, broken)
             program.add_rows(self.largest_rows(broken, extra), np.zeros(len(broken)))
         self._added_keys = keys
-        rates = program.cost + program.matrix.T @ optimum.multipliers
-        bound = self._dual_bound(rates) - program.limits @ optimum.multipliers
+        # No step gains more than it waits for row stores.
+        multipliers = optimum.multipliers.copy()
+        if objective is None and self.has_stores:
+            last = (1 + bool(crowding)) * rows + len(limits) - 1
+            multipliers[last] = min(multipliers[last], 1.0)
+        rates = program.cost + program.matrix.T @ multipliers
+        bound = self._dual_bound(rates) - program.limits @ multipliers
         tables_of, above_ms = np.zeros((2, len(instance.candidates)))
         above_ms[:] = np.inf
         tables_of[self.live] = optimum.variables[:number]
@@ -227,6 +246,37 @@ class Relaxation:
         times = [np.append(everywhere, held), np.append(touched, held + update)]
         return np.stack(times), objective.fixed_bytes
 
+    @property
+    def has_stores(self) -> bool:
+        """Whether some candidate has rows elsewhere than on devices."""
+        return bool((self.spread.largest[STORE] > 0).any())
+
+    def limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ``[limits, live + rows]`` shares of what limits plans, and
+        ``[limits]`` what may be taken of it: of device memory, at both times, of host
+        memory and disks if they are limited, and last, if there are any row stores,
+        the time that look-ahead gives them."""
+        instance = self.instance
+        limit_bytes = instance.memory.limit_bytes
+        in_bytes, fixed_bytes = self.memory()
+        matrix = [*in_bytes / limit_bytes]
+        limits = [*(1 - fixed_bytes / limit_bytes)]
+        none = np.zeros(self.spread.rows)
+        pools = instance.memory.stored_limit_bytes * instance.workload.fleet.nodes
+        for stored, pool in zip(self.spread.stored_bytes, pools, strict=True):
+            if stored.any() and np.isfinite(pool):
+                matrix.append(np.append(stored[self.live] / pool, none))
+                limits.append(1.0)
+        if self.has_stores:
+            scale = max(float(self.cost.max()), TINY)
+            ahead = float(instance.workload.overlap)
+            exposure = -ahead * self.cost
+            exposure[STORE_ROW] = self.worth[STORE_ROW]
+            exposure[EXPOSED_ROW] = -self.cost[EXPOSED_ROW]
+            matrix.append(exposure / scale)
+            limits.append(ahead * instance.objective.dense_ms / scale)
+        return np.stack(matrix), np.array(limits)
+
     def peak_rows(self, crowding: float = 0.0) -> sparse.csr_matrix:
         """Returns ``[rows, live + rows]`` means less the peak; or with crowding, ``[2 *
         rows, live + 2 * rows]`` means and a share of the largest shard less the peak,
@@ -237,7 +287,7 @@ class Relaxation:
         storages = len(self.instance.objective.storages)
         share = np.full(self.spread.rows, crowding)
         share[: PEAK_IDS * storages] = 0.0  # partial sums are whole, and always fit
-        share[PEAK_NODE * storages : -1] = 0.0
+        share[PEAK_NODE * storages : UPDATE_ROW] = 0.0
         blocks = [[self.mean, -one, sparse.diags(share)], [None, -one, one]]
         return sparse.csr_matrix(sparse.bmat(blocks))
 

@@ -7,10 +7,12 @@ import functools
 
 import numpy as np
 
+from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
+from embark_jax.planner.search.ways import fewest_slots
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,8 +77,8 @@ def _search(instance: Instance) -> SearchResult | None:
 def searched(instance: Instance) -> list[np.ndarray]:
     """Returns ``[candidates]`` masks of the candidates that each search chooses among.
     On several nodes all tables whose owners pool have one exchange, rather than both in
-    one plan; and where hot rows can be chosen, one search has as few as possible,
-    unless the model is large. A search with fewer candidates comes nearer to the bound,
+    one plan. Unless the model is large, one search has as few hot rows as possible, and
+    one as few cached tables. A search with fewer candidates comes nearer to the bound,
     so that one more choice makes no plan longer. A candidate is in no mask if one of
     its shards does not fit."""
     candidates = instance.candidates
@@ -84,14 +86,20 @@ def searched(instance: Instance) -> list[np.ndarray]:
     free = candidates.pooled & ~fixed[candidates.table]
     fits = instance.shard_bytes <= instance.memory.limit_bytes
     groups = len(instance.counts)
-    fewest = np.full(groups, np.iinfo(np.int64).max)
-    np.minimum.at(fewest, candidates.table, candidates.hot_rows)
-    cold = candidates.hot_rows == fewest[candidates.table]
+
+    def least(values: np.ndarray) -> np.ndarray:
+        of_groups = np.full(groups, np.iinfo(np.int64).max)
+        np.minimum.at(of_groups, candidates.table, values)
+        return values == of_groups[candidates.table]
+
+    kept = [np.array(True)]
+    if not instance.is_large:
+        kept += [least(candidates.hot_rows), least(np.sign(candidates.slots))]
     exchanges = np.unique(candidates.staged[free]) if free.any() else [False]
     masks = [
-        ~(free & (candidates.staged != exchange)) & (cold | hot) & fits
+        ~(free & (candidates.staged != exchange)) & some & fits
         for exchange in exchanges
-        for hot in ((True,) if instance.is_large else (True, False))
+        for some in kept
     ]
     return [
         mask
@@ -157,7 +165,10 @@ class Start:
             if best is not None and (instance.is_large or fastest.fits()):
                 break
             ms_per_byte = 4 * ms_per_byte or first_price
-        return best
+        if best is None:
+            return None
+        filled = self.search.fill(best.assignment)
+        return dataclasses.replace(best, assignment=filled)
 
     def plan_from(
         self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
@@ -209,11 +220,18 @@ def table_bytes(instance: Instance) -> float:
     one device: its fair share."""
     total = sum(
         count
-        * (use.slots or use.rows)
+        * _least_rows(instance, use)
         * instance.memory.row_bytes(use.dim, use.value_bytes)
         for count, use in zip(instance.counts, instance.uses, strict=True)
     )
     return total / instance.workload.devices
+
+
+def _least_rows(instance: Instance, use: TableUse) -> int:
+    """Returns the fewest rows of a table that are in device memory."""
+    if use.tier == "device":
+        return use.rows
+    return use.slots or fewest_slots(use, instance.workload, instance.params)
 
 
 def shortage(instance: Instance) -> str:
@@ -221,12 +239,12 @@ def shortage(instance: Instance) -> str:
     forced = any(force.is_fixed for force in instance.forced)
     least_bytes = Relaxation(instance).least_bytes()
     text = instance.memory.shortage(least_bytes, table_bytes(instance), forced)
-    whole = [table for table in instance.tables if not table.cached]
+    whole = [table for table in instance.tables if table.tier == "device"]
     if not whole:
         return text
     largest = max(whole, key=lambda table: table.rows * table.dim)
     line = f"embedding.tables.{largest.name}"
     return (
         f"{text}; or, in a config, for the largest table, device memory for some rows "
-        f"and host memory or a disk for all: add {line}.tier: host (or disk)"
+        f"and host memory or a disk for all: add {line}.tier: auto"
     )

@@ -1,9 +1,10 @@
 """The cost of candidates that are spread evenly, and which of them are dominated.
 
 A candidate adds to the six peaks of its storage (``cost/objective.py``), to the use of
-that storage and of the storage of its hot rows, and to the update: nine *measures*,
-each in one *row* of the relaxation. Rows are numbered peak by peak, those of all
-storages together; then come the rows for the use of storages, and last the update.
+that storage and of the storage of its hot rows, to the update, and to the time of row
+stores: ten *measures*, each in one *row* of the relaxation. Rows are numbered peak by
+peak, those of all storages together; then come the rows for the use of storages, the
+update, row stores, and last what is exposed of these, to which no candidate adds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import dataclasses
 
 import numpy as np
 
+from embark_jax.planner.cost.candidates import STORED_BYTES
+from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import (
     PEAK_IDS,
     PEAK_NODE,
@@ -21,8 +24,9 @@ from embark_jax.planner.cost.objective import (
 )
 from embark_jax.planner.search.instance import Instance
 
-USED, USED_HOT, UPDATE = range(len(PEAKS), len(PEAKS) + 3)
-MEASURES = UPDATE + 1
+USED, USED_HOT, UPDATE, STORE = range(len(PEAKS), len(PEAKS) + 4)
+MEASURES = STORE + 1
+UPDATE_ROW, STORE_ROW, EXPOSED_ROW = range(-3, 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +44,7 @@ class Spread:
         the use of a storage.
       alone_ms: ``[candidates]`` time of a table by itself.
       touched_bytes: ``[candidates]`` bytes of row gradients of a table by itself.
+      stored_bytes: ``[STORED_TIERS, candidates]`` bytes in host memory and on disks.
     """
 
     rows: int
@@ -50,6 +55,7 @@ class Spread:
     whole: np.ndarray
     alone_ms: np.ndarray
     touched_bytes: np.ndarray
+    stored_bytes: np.ndarray
 
 
 def spread_evenly(instance: Instance) -> Spread:
@@ -58,7 +64,8 @@ def spread_evenly(instance: Instance) -> Spread:
     storages, devices = len(objective.storages), objective.devices
     mean, largest = np.zeros((2, MEASURES, len(candidates)))
     counted = objective.counted(candidates.loads, at_least=True)
-    for measure, loads in zip((*PEAKS[:PEAK_NODE], UPDATE), counted, strict=True):
+    measures = *PEAKS[:PEAK_NODE], UPDATE, STORE
+    for measure, loads in zip(measures, counted, strict=True):
         mean[measure] = (
             candidates.reduced(np.add, loads) * candidates.column_shards / devices
         )
@@ -74,13 +81,16 @@ def spread_evenly(instance: Instance) -> Spread:
     largest[USED], largest[USED_HOT] = 1.0, candidates.hot_rows > 0
     row = np.arange(MEASURES)[:, None] * storages + candidates.storage
     row[USED_HOT] = USED * storages + np.maximum(candidates.hot_storage, 0)
-    row[UPDATE] = rows = (USED + 1) * storages
-    ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, [1.0]])
-    peak = np.arange(rows + 1) // storages
+    row[UPDATE] = of_update = (USED + 1) * storages
+    row[STORE] = of_update + 1
+    rows = of_update + 3
+    ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, np.ones(3)])
+    peak = np.arange(rows) // storages
+    peak[of_update:] = UPDATE
     whole = np.isin(peak, (PEAK_SUMS, PEAK_NODE, USED))
     touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
-        rows + 1,
+        rows,
         row,
         mean,
         largest,
@@ -88,6 +98,12 @@ def spread_evenly(instance: Instance) -> Spread:
         whole,
         alone_ms=candidates.everywhere_ms + (ms[row] * mean).sum(axis=0),
         touched_bytes=objective.row_gradient_bytes[candidates.storage] * touched,
+        stored_bytes=np.where(
+            objective.tier[candidates.storage] == np.arange(len(STORED_TIERS))[:, None],
+            candidates.reduced(np.add, candidates.loads[STORED_BYTES])
+            * candidates.column_shards,
+            0.0,
+        ),
     )
 
 
@@ -103,6 +119,7 @@ def undominated(instance: Instance, spread: Spread) -> np.ndarray:
                 candidates.everywhere_ms,
                 candidates.everywhere_bytes,
                 spread.touched_bytes,
+                instance.stored_bytes,
             ],
         ]
     )

@@ -1,0 +1,43 @@
+"""Work: what a phase of the step moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from embark_jax.plans.clusters import Reach
+from embark_jax.plans.collectives import CollectiveKind
+
+Unit = Literal["storage", "sum", "node_sum", "id"]
+"""Unit of a storage's work: once if any table lies in it; each partial sum a sample
+that the fullest device, or node, makes; each id of its capacity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One kind of work of a phase of the step.
+
+    Attributes:
+      phase: phase of the step.
+      what: name of what is moved.
+      memory_bytes: bytes read and written in device memory; ``[shapes]`` or ``[row
+        shards]`` if it is the work of several.
+      collective: collective that carries it; None if it does not travel.
+      reach: devices that take part in the collective.
+      buffer_bytes: size of its buffer on one device.
+      latency_ms: latency of the collective, whatever its size.
+      host_bytes, disk_bytes: bytes that move between device and host memory, and that
+        are read and written on disks, like those in device memory.
+    """
+
+    phase: str
+    what: str
+    memory_bytes: float | np.ndarray = 0.0
+    collective: CollectiveKind | None = None
+    reach: Reach = "fleet"
+    buffer_bytes: float = 0.0
+    latency_ms: float = 0.0
+    host_bytes: float | np.ndarray = 0.0
+    disk_bytes: float | np.ndarray = 0.0
