@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import bisect
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from embark_jax.planner import TableList
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import table_uses
 from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement
 from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.simulation import simulate_program
@@ -49,16 +50,24 @@ FAE_SPEEDUP = 1.8
 """On 4 GPUs, over DLRM with tables in host memory, in the mean of workloads."""
 FAE_COPIES = 0.13
 """Of FAE's time, in which hot rows are copied between host and GPUs."""
-TAKEN = {"Taobao": (0.13, 0.86), "Criteo": (0.022, 0.90)}
-"""Share of rows, and the share of accesses that they take (P2RES)."""
+TAKEN = {"Taobao": (0.13, 0.86), "Criteo": (0.022, 0.90), "Terabyte": (0.022, 0.90)}
+"""Share of rows, and the share of accesses that they take (P2RES); Kaggle's also for
+the terabyte, of which none is published."""
 FAE_BUDGET_BYTES = {"rmc1": 256e6, "rmc2": 256e6, "rmc3": 512e6, "rmc4": 256e6}
 FAE_TERABYTE_HOT = 0.82
 """Of samples, with 512 MB; the others' shares are calculated."""
 FAE_BATCH = 1024
 """Of FAE's released script for Kaggle; taken for all four."""
 
-P2RES_BATCH = 65_536
-"""Not published; 2,048 a GPU."""
+P2RES_BATCHES = (8192, 65_536)
+"""Not published; 256 and 2,048 a GPU."""
+P2RES_MODELS = ("taobao", "criteo_kaggle", "terabyte")
+REPLICATED_BYTES = 16e9
+"""Most bytes of rows that P2RES replicates, half of a GPU's memory."""
+BUDGETS = 25
+"""Numbers of replicated rows that P2RES's model looks at."""
+NARROWEST = 64
+"""Width of a column shard in TorchRec, at least: its ``min_partition``."""
 ACCESSES = 1e12
 """So many that chance does not count."""
 GRID = 400
@@ -144,15 +153,108 @@ def all_hot(job: Job, budget_bytes: float) -> tuple[dict[str, int], float]:
     return {t.name: n for t, n in zip(job.tables, hot, strict=True)}, share
 
 
-def table_wise(job: Job) -> float:
-    """Step of whole tables on single GPUs, pooled there: ms."""
-    whole = ForcedPlacement("rb", 1, 1, exchange="flat", hot_rows=0)
-    return planned(job, dict.fromkeys((t.name for t in job.tables), whole))
+def step_ms(job: Job, placements: Sequence[Placement]) -> float:
+    return simulate_program(job, placements).timeline.step_ms
 
 
-def planned(job: Job, forced: Mapping[str, ForcedPlacement] | None = None) -> float:
-    made = planner.plan_for(job.workload, job.tables, job.features, forced=forced)
-    return simulate_program(job, made.placements).timeline.step_ms
+def on_one_gpu(job: Job, number: int, columns: int = 1) -> Placement:
+    """A whole table, or each of its column shards, on a GPU that pools its rows. Tables
+    take turns over nodes."""
+    machines = job.workload.fleet
+    node, turn = number % machines.nodes, number // machines.nodes
+    gpus = [(columns * turn + k) % machines.gpus_per_node for k in range(columns)]
+    owners = tuple(node * machines.gpus_per_node + gpu for gpu in gpus)
+    return Placement(job.tables[number], "rb", 1, columns, owners)
+
+
+def on_one_node(job: Job, number: int) -> Placement:
+    """A table with its rows over the GPUs of a node, which add sums up before these
+    leave it."""
+    machines, table = job.workload.fleet, job.tables[number]
+    gpus = min(table.rows, machines.gpus_per_node)
+    first = number % machines.nodes * machines.gpus_per_node
+    owners = tuple(range(first, first + gpus))
+    return Placement(table, "rb", gpus, devices=owners, exchange="hierarchical")
+
+
+def row_wise(job: Job, number: int, cluster: Cluster = "rb", hot: int = 0) -> Placement:
+    """A table with its rows over all GPUs, but for ``hot`` rows on each."""
+    table = job.tables[number]
+    if hot >= table.rows:
+        return Placement(table, "dp")
+    shards = min(table.rows - hot, job.workload.devices)
+    owners = tuple(range(shards))
+    return Placement(table, cluster, shards, devices=owners, hot_rows=hot)
+
+
+def torchrec_choices(job: Job, number: int) -> Iterator[Placement]:
+    """TorchRec's placements of a table: table-wise, by rows in a node, row-wise, in two
+    column shards, replicated."""
+    table = job.tables[number]
+    yield on_one_gpu(job, number)
+    yield on_one_node(job, number)
+    yield row_wise(job, number)
+    if table.dim >= 2 * NARROWEST:
+        yield on_one_gpu(job, number, columns=2)
+    if FLOAT_BYTES * table.rows * table.dim < REPLICATED_BYTES / 16:
+        yield Placement(table, "dp")
+
+
+def torchrec(job: Job) -> float:
+    """TorchRec's step: all tables placed alike, then table by table in whatever way
+    makes the simulated step shorter: ms. Ids are not made unique."""
+    choices = [list(torchrec_choices(job, i)) for i in range(len(job.tables))]
+    largest = sorted(range(len(choices)), key=lambda i: -job.tables[i].rows)
+    shortest_ms = math.inf
+    for alike in range(3):
+        placements = [of_table[alike] for of_table in choices]
+        ms = step_ms(job, placements)
+        for number in largest:
+            for choice in choices[number]:
+                tried = [*placements]
+                tried[number] = choice
+                tried_ms = step_ms(job, tried)
+                if tried_ms < ms:
+                    placements, ms = tried, tried_ms
+        shortest_ms = min(shortest_ms, ms)
+    return shortest_ms
+
+
+def hugectr(job: Job) -> float:
+    """HugeCTR's step with one of its two sparse embeddings, "localized", whole tables
+    on single GPUs, or "distributed", all rows over all GPUs: ms."""
+    numbers = range(len(job.tables))
+    localized = [on_one_gpu(job, number) for number in numbers]
+    distributed = [row_wise(job, number) for number in numbers]
+    return min(step_ms(job, localized), step_ms(job, distributed))
+
+
+def two_fold(job: Job) -> tuple[float, float, float]:
+    """P2RES's step: rows above one frequency on every GPU, the others over all GPUs,
+    which send each row once.
+
+    Returns:
+      ms without replicated rows, ms with as many as make it shortest, and their bytes.
+    """
+    numbers = range(len(job.tables))
+    row_bytes = [FLOAT_BYTES * table.dim for table in job.tables]
+    sizes = [FLOAT_BYTES * table.dim * table.rows for table in job.tables]
+
+    def with_rows(hot: Sequence[int]) -> float:
+        return step_ms(job, [row_wise(job, i, "ub", hot[i]) for i in numbers])
+
+    none_ms = with_rows([0] * len(job.tables))
+    best = (none_ms, 0.0)
+    for budget in np.geomspace(1e5, min(sum(sizes), REPLICATED_BYTES), BUDGETS):
+        hot = list(all_hot(job, budget)[0].values())
+        best = min(best, (with_rows(hot), float(np.dot(hot, row_bytes))))
+    return none_ms, *best
+
+
+def planned(job: Job) -> float:
+    """The step of this package's plan: ms."""
+    plan = planner.plan_for(job.workload, job.tables, job.features)
+    return step_ms(job, plan.placements)
 
 
 def with_host_tables(job: Job, unique: bool) -> float:
@@ -225,55 +327,45 @@ def workloads(
     of its data, or the columns of a sample, where there is one."""
     exponents = json.loads((HERE.parent / "hot_batches" / "exponents.json").read_text())
     for name, data in names.items():
-        own = HERE / "p2res" / f"{name}.yaml"
-        listed = planner.load_table_list(own if own.exists() else name)
+        listed = planner.load_table_list(name)
         law = law_of_share(listed, *TAKEN[data.split()[0]]) if data != "Avazu" else 0.0
         if law:
             yield listed, "published share", law, NO_STATISTICS
         if data in exponents:
-            yield (
-                listed,
-                "columns of a sample",
-                law,
-                laws_of_columns(listed, exponents[data]),
-            )
+            statistics = laws_of_columns(listed, exponents[data])
+            yield listed, "columns of a sample", law, statistics
 
 
 def compare_p2res() -> None:
     low, high = P2RES_SPEEDUP
     print(
-        "| model | network port | skew | parameter server, ms | table-wise "
-        "| no hot rows | hot rows | over parameter server "
-        f"| over table-wise; published {low}–{high} |"
+        "| model | GB | exponent | batch | network port | parameter server, ms "
+        "| TorchRec | HugeCTR | P2RES, no R | P2RES | MB of R | ours "
+        f"| P2RES over parameter server; published {low}–{high} "
+        "| over TorchRec | over HugeCTR |"
     )
-    print("|---" * 9 + "|")
-    names = {"taobao": "Taobao", "criteo_kaggle": "Criteo Kaggle", "rmc3": "Criteo"}
+    print("|---" * 15 + "|")
     ports = {"a GPU": "v100", "a node": str(HERE / "p2res" / "one_port.yaml")}
-    for listed, skew, law, statistics in workloads(names):
-        for port, machines in ports.items():
+    for name in P2RES_MODELS:
+        listed = planner.load_table_list(HERE / "p2res" / f"{name}.yaml")
+        law = law_of_share(listed, *TAKEN[str(listed.name).split()[0].rstrip(",")])
+        for batch, (port, machines) in itertools.product(P2RES_BATCHES, ports.items()):
             job = job_of_list(
-                listed,
-                fleet.load(machines, 4, 8),
-                P2RES_BATCH,
-                law,
-                kernels="mosaic_gpu",
+                listed, fleet.load(machines, 4, 8), batch, law, kernels="mosaic_gpu"
             )
-            job = with_statistics(job, statistics)
-            cold = dict.fromkeys(
-                (t.name for t in job.tables), ForcedPlacement(hot_rows=0)
+            server_ms = with_host_tables(job, unique=True)
+            torchrec_ms, hugectr_ms = torchrec(job), hugectr(job)
+            none_ms, p2res_ms, hot_bytes = two_fold(job)
+            sizes = [FLOAT_BYTES * t.rows * t.dim for t in job.tables]
+            times = (server_ms, torchrec_ms, hugectr_ms, none_ms, p2res_ms)
+            cells = [f"{ms:.2f}" for ms in times]
+            cells += [f"{hot_bytes / 1e6:.1f}", f"{planned(job):.2f}"]
+            cells += [f"{ms / p2res_ms:.2f}" for ms in times[:3]]
+            print(
+                f"| {listed.name} | {sum(sizes) / 1e9:.3g} | {law:.2f} | {batch:,} "
+                f"| {port} | {' | '.join(cells)} |",
+                flush=True,
             )
-            ms = {
-                "parameter_server": with_host_tables(job, unique=True),
-                "table_wise": table_wise(job),
-                "cold": planned(job, cold),
-                "hot": planned(job),
-            }
-            cells = [f"{each:.2f}" for each in ms.values()]
-            cells += [
-                f"{ms[each] / ms['hot']:.2f}"
-                for each in ("parameter_server", "table_wise")
-            ]
-            print(f"| {listed.name} | {port} | {skew} | {' | '.join(cells)} |")
 
 
 def compare_fae() -> None:
