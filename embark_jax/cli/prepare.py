@@ -105,6 +105,15 @@ def prepare(
             "which makes 63 bits of a value for a dynamic table.",
         ),
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cut samples into time windows of this length, in units of the column "
+            "of times, or in seconds if these are dates; data.kind=windows trains on "
+            "them in order.",
+        ),
+    ] = None,
     extend: Annotated[
         Path | None,
         typer.Option(
@@ -150,6 +159,7 @@ def prepare(
         max_rows=max_rows,
         hashed=hashed,
         hash_columns=_hashed(hash_column or ()),
+        window=window,
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:

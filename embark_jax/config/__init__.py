@@ -13,6 +13,7 @@ from embark_jax.config.data import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.data import OwnDataConfig as OwnDataConfig
 from embark_jax.config.data import PreparedConfig as PreparedConfig
 from embark_jax.config.data import SyntheticConfig as SyntheticConfig
+from embark_jax.config.data import WindowsConfig as WindowsConfig
 from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig

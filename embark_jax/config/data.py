@@ -60,6 +60,19 @@ class PreparedConfig(Config):
     `embark plan` needs it where they are not."""
 
 
+class WindowsConfig(Config):
+    """Prepared data in time windows. The model is evaluated on each window before it is
+    trained on it."""
+
+    kind: Literal["windows"] = "windows"
+    path: LocalPath
+    """A folder of prepared folders, which are windows in the order of their names; or a
+    prepared folder that ``embark data prepare --window`` cut into windows."""
+    wait_minutes: NonNegativeFloat = 0.0
+    """How long a run waits for the next folder when it has trained on all others, until
+    it ends."""
+
+
 class OwnDataConfig(OwnConfig):
     """Your own data. The object that ``kind`` names is called as ``Name(**options,
     seed=seed)`` and returns a ``data.Dataset``."""
@@ -69,6 +82,7 @@ SOURCES: dict[type[Config], str] = {
     SyntheticConfig: "embark_jax.data.synthetic:SyntheticSource",
     MovieLens100KConfig: "embark_jax.data.movielens:MovieLensSource",
     PreparedConfig: "embark_jax.data.prepared:PreparedSource",
+    WindowsConfig: "embark_jax.data.windows:WindowsSource",
     OwnDataConfig: "embark_jax.data.own_dataset:OwnSource",
 }
 """The registry of sources: the section of each, and the ``data.Source`` that opens
@@ -91,6 +105,12 @@ OWN_FILES = {
 """The same for a user's own files, whose columns the user describes."""
 
 if TYPE_CHECKING:
-    DataConfig = SyntheticConfig | MovieLens100KConfig | PreparedConfig | OwnDataConfig
+    DataConfig = (
+        SyntheticConfig
+        | MovieLens100KConfig
+        | PreparedConfig
+        | WindowsConfig
+        | OwnDataConfig
+    )
 else:
     DataConfig = one_of(SOURCES)

@@ -1,7 +1,7 @@
 """Datasets, checks of their batches, and reading ahead.
 
 - ``source``: what the ``data`` section of a config opens; ``synthetic``, ``movielens``,
-  ``prepared`` and ``own_dataset`` are the sources.
+  ``prepared``, ``windows`` and ``own_dataset`` are the sources.
 - ``batch``, ``checks``, ``records``: samples as arrays, their rules, and their form on
   disk, on hosts and on devices.
 - ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
@@ -29,3 +29,6 @@ from embark_jax.data.source import Source as Source
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks
 from embark_jax.data.table_values import TableValues as TableValues
 from embark_jax.data.view import FromStep as FromStep
+from embark_jax.data.windows import TimeWindow as TimeWindow
+from embark_jax.data.windows import WindowsData as WindowsData
+from embark_jax.data.windows import check_follows as check_follows

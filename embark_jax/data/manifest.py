@@ -58,9 +58,12 @@ class RecordFile(HashedFile):
       rows: number of samples.
       xxh3: checksums of the records of each block, in CHECKSUM_DIGITS digits, one after
         the other.
+      window: begin of the time window that the samples are of, in units of the column
+        of times; None if data are not cut into windows.
     """
 
     rows: PositiveInt
+    window: int | None = None
     xxh3: str = Field(pattern=f"^([0-9a-f]{{{CHECKSUM_DIGITS}}})*$")
 
     def checksums(self) -> list[str]:
@@ -180,6 +183,19 @@ class Manifest(Config):
     def record_files(self) -> list[RecordFile]:
         """Returns the files of all splits."""
         return [file for files in self.files.values() for file in files]
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Returns the begins of the time windows of the training samples, in order;
+        [None] if the data are not cut into windows."""
+        return list(dict.fromkeys(file.window for file in self.files[SPLITS[0]]))
+
+    def of_window(self, window: int | None) -> Manifest:
+        """Returns the manifest of the training samples of one time window alone."""
+        files = tuple(f for f in self.files[SPLITS[0]] if f.window == window)
+        return self.model_copy(
+            update={"files": dict.fromkeys(SPLITS, ()) | {SPLITS[0]: files}}
+        )
 
     def rows(self, split: str) -> int:
         """Returns the number of samples of a split."""
@@ -302,7 +318,11 @@ def vocabulary_file(table: str) -> str:
 
 
 def write_records(
-    folder: Path, file: str, records: np.ndarray, manifest: Manifest
+    folder: Path,
+    file: str,
+    records: np.ndarray,
+    manifest: Manifest,
+    window: int | None = None,
 ) -> RecordFile:
     """Checks samples, and writes them as a file, whole or not at all.
 
@@ -311,6 +331,7 @@ def write_records(
       file: path of the file in the folder.
       records: records of the manifest's layout.
       manifest: the manifest, complete but for the files.
+      window: begin of the time window that the samples are of, if they have one.
 
     Raises:
       DataError: if a sample breaks a rule of ``data.BatchChecker``.
@@ -325,4 +346,4 @@ def write_records(
     starts = range(0, len(records), manifest.block_rows)
     blocks = (records[start : start + manifest.block_rows] for start in starts)
     xxh3 = "".join(map(records_.checksum, blocks))
-    return RecordFile.of(folder, file, rows=len(records), xxh3=xxh3)
+    return RecordFile.of(folder, file, rows=len(records), xxh3=xxh3, window=window)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class PreparedData:
       seed: determines the order of the training samples, anew in each epoch.
       threads: number of threads that gather a batch together; None takes one per core,
         up to MAX_THREADS.
+      manifest: manifest of some of the files alone; None takes all.
 
     Raises:
       DataError: if the folder is not wholly prepared, or was damaged since. Methods
@@ -58,10 +59,15 @@ class PreparedData:
     """
 
     def __init__(
-        self, folder: str | Path, *, seed: int = 0, threads: int | None = None
+        self,
+        folder: str | Path,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+        manifest: Manifest | None = None,
     ):
         self.folder = local_copy(folder)
-        self.manifest = manifests.load(self.folder)
+        self.manifest = manifests.load(self.folder) if manifest is None else manifest
         self._seed = seed
         self.table_rows = self.manifest.table_rows
         self.features = tuple(
@@ -228,6 +234,25 @@ class PreparedData:
         return dataclasses.replace(batch, ids=ids)
 
 
+def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
+    """Describes prepared data; ``order`` determines which samples a step has."""
+    manifest = data.manifest
+
+    def save_encoding(workdir: Path) -> None:
+        folder = workdir / raw_rows.FOLDER
+        raw_rows.save_encoding(data.folder, manifest, folder)
+
+    return Description.of(
+        data,
+        labels=manifest.labels,
+        dense_names=manifest.dense,
+        order=order,
+        missing_dense=manifest.missing_dense,
+        values=TableValues(data.folder, manifest),
+        save_encoding=save_encoding if manifest.columns else None,
+    )
+
+
 class PreparedSource:
     """See ``Source``."""
 
@@ -241,21 +266,8 @@ class PreparedSource:
                 f"data.dense_features: is {self._section.dense_features}, the data "
                 f"have {dataset.dense_features}; leave it out, or correct it"
             )
-        manifest = dataset.manifest
-
-        def save_encoding(workdir: Path) -> None:
-            folder = workdir / raw_rows.FOLDER
-            raw_rows.save_encoding(dataset.folder, manifest, folder)
-
-        return dataset, Description.of(
-            dataset,
-            labels=manifest.labels,
-            dense_names=manifest.dense,
-            order={"kind": self._section.kind, "files": manifest.digest()},
-            missing_dense=manifest.missing_dense,
-            values=TableValues(dataset.folder, manifest),
-            save_encoding=save_encoding if manifest.columns else None,
-        )
+        order = {"kind": self._section.kind, "files": dataset.manifest.digest()}
+        return dataset, described(dataset, order)
 
     def absent(self) -> Description | None:
         path, dense_features = self._section.path, self._section.dense_features

@@ -31,6 +31,8 @@ def page(
         curves = run_curves(runs)
         what = "Loss, AUC, throughput and fill of buffers"
         sections.append(plan_page.image(curves, what))
+    for name, records in runs.items():
+        sections.append(_windows(name, records))
     for path in traces:
         link = f'<a href="{escape(quote(path))}" download>{escape(path)}</a>'
         viewer = '<a href="https://ui.perfetto.dev">Perfetto</a>'
@@ -56,6 +58,26 @@ def _results(runs: Mapping[str, Records]) -> str:
     ]
     names = (key.removeprefix(SPLIT).replace("_", " ") for key in metrics)
     return plan_page.table(("run", *names), rows)
+
+
+def _windows(name: str, records: Records) -> str:
+    """Returns a table of the time windows that a run was evaluated on, each before it
+    was trained on; nothing if there are none."""
+    metrics = ("validation_auc", "validation_log_loss", "validation_samples")
+    windows = {r["window"]: r for r in records if "window" in r}
+    if not windows:
+        return ""
+    rows = [
+        (
+            (window, window),
+            (str(record["step"]), record["step"]),
+            *((_shown(record.get(key)), record.get(key, "")) for key in metrics),
+        )
+        for window, record in windows.items()
+    ]
+    names = (key.removeprefix("validation_").replace("_", " ") for key in metrics)
+    title = f"<h3>Time windows of {escape(name)}, each before it was trained on</h3>"
+    return title + plan_page.table(("window", "step", *names), rows)
 
 
 def _final(records: Records) -> dict[str, Any]:

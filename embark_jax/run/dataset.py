@@ -86,6 +86,17 @@ def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
         )
 
 
+def check_windows(config: ExperimentConfig) -> None:
+    """Raises ``ConfigError`` if a config does not suit data in time windows."""
+    for key in ("eval_every", "hot_batches"):
+        if getattr(config.train, key):
+            raise ConfigError(
+                f"train.{key}: must be left out with data.kind windows: a run "
+                "evaluates on each window before it trains on it, and batches keep to "
+                "windows"
+            )
+
+
 def check_batch_memory(
     samples: int, dense_features: int, features: Sequence[FeatureSpec]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,23 @@ def on_test_set(
     return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
 
 
-def held_out(setup: Experiment) -> tuple[str, Iterator[Batch]]:
-    """Returns name and batches of the set that is evaluated during training: the
-    validation set, or the test set if there is none."""
+def of_last_window(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the metrics of the last time window, which was evaluated before it was
+    trained on, as test metrics."""
+    return {
+        f"test_{name.removeprefix('validation_')}": value
+        for name, value in evaluations[-1].items()
+        if name.startswith("validation_")
+    }
+
+
+def held_out(setup: Experiment, step: int) -> tuple[str, Iterator[Batch]]:
+    """Returns name and batches of the set that is evaluated during training, at a step:
+    the time window that comes next, the validation set, or the test set if there is
+    neither."""
     size = setup.plan.batch_size
+    if setup.windows is not None:
+        return "validation", setup.windows.batches(setup.windows.at(step), size)
     if (batches := setup.dataset.validation_batches(size)) is not None:
         return "validation", batches
     return "test", setup.dataset.test_batches(size)

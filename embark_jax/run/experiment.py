@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from embark_jax.data import (
     Dataset,
     Description,
     FromStep,
+    WindowsData,
     scale_warnings,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -36,6 +38,7 @@ from embark_jax.run.dataset import (
     batch_checker,
     check_batch_memory,
     check_batch_size,
+    check_windows,
     hot_rows,
     in_training_order,
     merged_model,
@@ -43,6 +46,7 @@ from embark_jax.run.dataset import (
     source_of,
 )
 from embark_jax.run.planning import make_plan, overlap, read_plan, wire
+from embark_jax.run.windows import RunWindows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.losses import build_loss
 from embark_jax.train.optimizers import build_optimizers
@@ -81,6 +85,8 @@ class Experiment:
     def steps(self) -> int:
         """Number of the last step of the whole run."""
         options = self.config.train
+        if self.windows is not None:  # as far as they are known
+            return self.windows.steps
         if options.epochs is None:
             return self.first_step + (options.steps or DEFAULT_STEPS)
         samples = int(options.epochs * self.dataset.train_samples)
@@ -126,9 +132,20 @@ class Experiment:
             train["window_batches"] = WINDOW_BATCHES
         return {"data": self.description.order, "train": train}
 
+    @functools.cached_property
+    def windows(self) -> RunWindows | None:
+        """Returns the time windows of the run, if its data have them."""
+        if not isinstance(self.dataset, WindowsData):
+            return None
+        windows = RunWindows(self.dataset, self.config, self.tables, self.first_step)
+        windows.look()
+        return windows
+
     @property
     def training_data(self) -> Dataset:
         """Returns the dataset, with its training samples in the configured order."""
+        if self.windows is not None:
+            return self.windows
         dataset = in_training_order(self.dataset, self.config, self.plan)
         batch_size = self.config.train.batch_size
         return FromStep(dataset, self.first_step, batch_size)
@@ -256,6 +273,8 @@ def build(
     """
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
+    if isinstance(dataset, WindowsData):
+        check_windows(config)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
             raise ConfigError(

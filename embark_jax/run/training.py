@@ -35,7 +35,13 @@ from embark_jax.report.progress import step_progress
 from embark_jax.report.summary import overview
 from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
-from embark_jax.run.evaluation import counts, held_out, on_split, on_test_set
+from embark_jax.run.evaluation import (
+    counts,
+    held_out,
+    of_last_window,
+    on_split,
+    on_test_set,
+)
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import MetricsLog
@@ -164,6 +170,7 @@ def _run(
                 with profile:
                     _train(
                         setup,
+                        workdir,
                         trainer,
                         check,
                         checkpoints,
@@ -179,7 +186,11 @@ def _run(
                     say(console, f"{early}: training ends at step {last:,}")
                 if early.best_step not in (None, last):
                     trainer.load(checkpoints, early.best_step)
-                record = {"final": True, **on_test_set(setup, trainer, stop.during)}
+                if setup.windows is None:
+                    metrics = on_test_set(setup, trainer, stop.during)
+                else:
+                    metrics = of_last_window(checkpoints.evaluations)
+                record = {"final": True, **metrics}
             except StoppedError:
                 where = folder.checkpoints / str(checkpoints.steps[-1])
                 say(
@@ -231,6 +242,8 @@ def _resume(
             ) from None
         if main:  # process 0 counts for all
             check.bad_ids = bad_ids
+        if setup.windows is not None:
+            setup.windows.resume(checkpoints.evaluations, trainer.step)
     say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
         say(console, f"  {change}")
@@ -238,6 +251,7 @@ def _resume(
 
 def _train(
     setup: Experiment,
+    workdir: Path,
     trainer: Trainer,
     check: BatchChecker,
     checkpoints: Checkpointer,
@@ -253,6 +267,7 @@ def _train(
     options = setup.config.train
     window = Window(tasks_of(setup.config.model), options.hot_batches)
     early, plateau = followers
+    windows = setup.windows
     with step_progress(console=console) as progress:
         task = progress.add_task(
             "train", total=setup.steps, completed=trainer.step, shown="compiling"
@@ -277,12 +292,16 @@ def _train(
         def evaluate():
             step = trainer.step
             try:
-                split, batches = held_out(setup)
+                split, batches = held_out(setup, step)
                 record = on_split(setup, trainer, split, stop.during(batches))
             except StoppedError:
                 if step not in checkpoints.steps:
                     save()
                 raise
+            if windows is not None:
+                record |= windows.at(step).record
+                if jax.process_index() == 0:
+                    windows.save_encoding(step, workdir)
             log.write(step, record)
             checkpoints.evaluations.append({"step": step, **record})
             early.add(step, record)
@@ -291,13 +310,25 @@ def _train(
                 rates = f"{plateau.factor:.3g} of what they were"
                 say(progress.console, f"step {step:,}: learning rates: {rates}")
             checkpoints.best_step = early.best_step
-            say(progress.console, f"step {step:,}: {split_text(record, split)}")
+            name = f"window {record['window']}: " if "window" in record else ""
+            text = split_text(record, split)
+            say(progress.console, f"step {step:,}: {name}{text}")
+
+        def next_window_comes():
+            """Waits for the next time window, and evaluates on it."""
+            if windows is None or trainer.step < windows.end or not windows.wait(stop):
+                return False
+            evaluate()
+            progress.update(task, total=setup.steps)
+            return True
 
         # A run that was stopped in an evaluation begins with it when it is resumed.
         evaluated = {record["step"] for record in checkpoints.evaluations}
         if _evaluates_at(setup, trainer.step) and trainer.step not in evaluated:
             evaluate()
-        while trainer.step < setup.steps and not early.ended:
+        while not early.ended:
+            if trainer.step >= setup.steps and not next_window_comes():
+                break
             goal = _next_stop(setup, trainer.step, profile.stops)
             profile.begin(trainer.step, trainer.state)
             try:
@@ -342,6 +373,8 @@ def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
 
 
 def _evaluates_at(setup: Experiment, step: int) -> bool:
+    if (windows := setup.windows) is not None:
+        return step < windows.end and windows.at(step).first == step
     every = setup.config.train.eval_every
     return bool(step and every and step % every == 0)
 
@@ -351,4 +384,6 @@ def _next_stop(setup: Experiment, step: int, others: tuple[int, ...]) -> int:
     options = setup.config.train
     intervals = filter(None, (options.eval_every, options.checkpoint_every))
     stops = [setup.steps, *(other for other in others if other > step)]
+    if setup.windows is not None:
+        stops.append(setup.windows.at(step).end)
     return min([*stops, *((step // every + 1) * every for every in intervals)])

@@ -31,11 +31,13 @@ from embark_jax.data.prepare.vocabulary import FIRST_ID, ValueCounter, count_val
 
 class SplitChunk(NamedTuple):
     """A chunk of samples, the position of its first one among all, and a function that
-    returns the split of each."""
+    returns the split of each; and one that returns the time window of each, if data are
+    cut into windows."""
 
     samples: SampleChunk
     start: int
     splits: Callable[[pa.Table], np.ndarray]
+    windows: Callable[[pa.Table], np.ndarray] | None = None
 
 
 class Counted(Config):

@@ -86,7 +86,7 @@ def encode(
     work: Path,
     manifest: Manifest,
     workers: Workers,
-) -> Iterator[dict[str, RecordFile]]:
+) -> Iterator[dict[str, list[RecordFile]]]:
     """Writes the files of each chunk, and returns them by split.
 
     Args:
@@ -100,21 +100,42 @@ def encode(
         file.verified(out)
     records_of = SampleEncoder(manifest, out)
 
-    def encode_chunk(chunk: SplitChunk) -> dict[str, RecordFile]:
+    def encode_chunk(chunk: SplitChunk) -> dict[str, list[RecordFile]]:
         name = chunk.samples.path.stem
         done = work / f"{name}.json"
         if done.exists():
             saved = json.loads(done.read_text())
-            return {split: RecordFile(**file) for split, file in saved.items()}
+            return {
+                split: [RecordFile(**file) for file in files]
+                for split, files in saved.items()
+            }
         samples = chunk.samples.read()
         records, splits = records_of(samples), chunk.splits(samples)
-        files = {}
+        windows = None if chunk.windows is None else chunk.windows(samples)
+        written: dict[str, list[RecordFile]] = {}
         for number, split in enumerate(SPLITS):
-            chosen = records[np.flatnonzero(splits == number)]
-            if len(chosen):
-                file = f"{split}/{name}.npy"
-                files[split] = manifests.write_records(out, file, chosen, manifest)
-        write_json(done, {split: file.model_dump() for split, file in files.items()})
-        return files
+            chosen = np.flatnonzero(splits == number)
+            for window, rows in _by_window(windows, chosen):
+                folder = split if window is None else f"{split}/{window}"
+                file = manifests.write_records(
+                    out, f"{folder}/{name}.npy", records[rows], manifest, window
+                )
+                written.setdefault(split, []).append(file)
+        saved = {split: [f.model_dump() for f in fs] for split, fs in written.items()}
+        write_json(done, saved)
+        return written
 
     return workers.map("encode", encode_chunk, chunks)
+
+
+def _by_window(
+    windows: np.ndarray | None, chosen: np.ndarray
+) -> Iterator[tuple[int | None, np.ndarray]]:
+    """Yields the samples of each time window among the chosen ones, if there are any;
+    all together if there are no windows."""
+    if windows is None:
+        if len(chosen):
+            yield None, chosen
+        return
+    for window in np.unique(windows[chosen]):
+        yield int(window), chosen[windows[chosen] == window]

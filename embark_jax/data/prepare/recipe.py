@@ -275,6 +275,15 @@ def after_times(validation: float, test: float) -> Split:
     return lambda table, start, extent: _cut(times_of(table), validation, test)
 
 
+def time_windows(samples: pa.Table, length: int) -> np.ndarray:
+    """Returns the begin of the time window of each sample, int64: multiples of a length
+    in the units of TIME, in seconds if these are dates."""
+    times, kind = times_of(samples), samples.schema.field(TIME).type
+    if pa.types.is_timestamp(kind):
+        times = times // {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+    return np.floor_divide(times, length).astype(np.int64) * length
+
+
 def given_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
     """Takes the splits that the samples give themselves."""
     return table[SPLIT].to_numpy()

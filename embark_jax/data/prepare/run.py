@@ -49,6 +49,7 @@ from embark_jax.data.prepare.recipe import (
     after_times,
     all_train,
     random_split,
+    time_windows,
     times_of,
 )
 from embark_jax.data.prepare.user_groups import with_histories
@@ -67,6 +68,8 @@ class Options:
       hashed: whether every table is hashed.
       hash_columns: columns whose tables are hashed, with the number of rows; None is
         ``max_rows``.
+      window: length of the time windows that samples are cut into, in the units of the
+        column of times, or in seconds if these are dates; None makes no windows.
       on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
         counts them.
     """
@@ -76,6 +79,7 @@ class Options:
     max_rows: int = 40_000_000
     hashed: bool = False
     hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    window: int | None = None
     on_bad_line: OnBadLine = "error"
 
 
@@ -158,7 +162,12 @@ def prepare(
     manifest = _manifest(recipe, counted, made_from, parsed)
     encoded = list(encode(chunks, out, work / "encoded", manifest, workers))
     files = {
-        split: tuple(files[split] for files in encoded if split in files)
+        split: tuple(
+            sorted(
+                (file for files in encoded for file in files.get(split, ())),
+                key=lambda file: file.window or 0,
+            )
+        )
         for split in SPLITS
     }
     if not files[SPLITS[TRAIN]]:
@@ -204,10 +213,18 @@ def _split(
         split = _by_time(samples, total)
     if split is None:
         raise DataError("these data are not in the order of time; take --split random")
+    windows = None
+    if options.window is not None:
+        if not (recipe.columns and recipe.columns.time):
+            raise DataError(
+                "--window cuts the data by their column of times, must come with one: "
+                "time=NAME"
+            )
+        windows = functools.partial(time_windows, length=options.window)
     chunks, start = [], 0
     for chunk in samples:
         splits = functools.partial(split, start=start, extent=extent)
-        chunks.append(SplitChunk(chunk, start, splits))
+        chunks.append(SplitChunk(chunk, start, splits, windows))
         start += chunk.rows
     return chunks
 

@@ -1,0 +1,151 @@
+"""Prepared data in time windows: folders in the order of their names, of which more may
+appear, or one folder whose samples were cut by time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from embark_jax._base.storage import local
+from embark_jax.config import EmbeddingConfig, WindowsConfig
+from embark_jax.data import manifest as manifests
+from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.manifest import Manifest
+from embark_jax.data.prepare.extension import EXTENDS
+from embark_jax.data.prepared import PreparedData, described
+from embark_jax.data.source import Description
+from embark_jax.data.table_values import TableValues
+from embark_jax.data.view import DatasetView
+
+
+class TimeWindow(NamedTuple):
+    """A time window of the data.
+
+    Attributes:
+      name: its name, which no other has.
+      folder: folder with its samples.
+      begin: begin of the window, if the folder has several.
+    """
+
+    name: str
+    folder: Path
+    begin: int | None
+
+    @property
+    def manifest(self) -> Manifest:
+        """Returns the manifest of the window's samples.
+
+        Raises:
+          DataError: if the folder is damaged.
+        """
+        return manifests.load(self.folder).of_window(self.begin)
+
+
+class WindowsData(DatasetView):
+    """Time windows; as a ``Dataset`` it is the first of them, tested on the last.
+
+    Args:
+      path: a folder of prepared folders, or a prepared folder with windows.
+      seed: determines the order of the samples in each window.
+
+    Raises:
+      DataError: if there is no window yet, or the first is damaged.
+    """
+
+    def __init__(self, path: Path, *, seed: int = 0):
+        self.path, self._seed = local(path), seed
+        windows = self.look()
+        if not windows:
+            raise DataError(
+                f"{self.path}: has no window yet, must be a folder of prepared "
+                "folders, or one that embark data prepare --window has made"
+            )
+        self.first = self.open(windows[0])
+        super().__init__(self.first)
+
+    def look(self) -> list[TimeWindow]:
+        """Returns the windows that are there, in their order. A folder that is not
+        wholly prepared yet, and those after it, are not."""
+        if (self.path / manifests.FILE_NAME).exists():
+            begins = manifests.read(self.path).windows
+            return [TimeWindow(str(begin), self.path, begin) for begin in begins]
+        if not self.path.is_dir():
+            return []
+        windows = []
+        for folder in sorted(self.path.iterdir()):
+            if folder.name.startswith(".") or not folder.is_dir():
+                continue
+            if not (folder / manifests.FILE_NAME).exists():
+                break
+            windows.append(TimeWindow(folder.name, folder, None))
+        return windows
+
+    def open(self, window: TimeWindow) -> PreparedData:
+        """Opens the samples of a window.
+
+        Raises:
+          DataError: if the folder is damaged.
+        """
+        manifest = window.manifest
+        return PreparedData(window.folder, seed=self._seed, manifest=manifest)
+
+    def train_batch(self, step: int, batch_size: int) -> Batch:
+        return self.first.train_batch(step, batch_size)
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        last = self.open(self.look()[-1])
+        return last.in_file_order("train", batch_size)
+
+
+def check_follows(before: TimeWindow, window: TimeWindow) -> None:
+    """Checks that ids and numbers of a window mean what they do in one before it.
+
+    Raises:
+      DataError: if they do not.
+    """
+    if before.folder == window.folder:
+        return
+    there, here = before.manifest, window.manifest
+    rule = f"prepare it with --extend {before.folder}"
+    for what in ("dense", "labels", "numbers", "columns", "hashed_tables"):
+        if getattr(there, what) != getattr(here, what):
+            raise DataError(
+                f"{window.folder}: has other {what} than {before.folder}; {rule}"
+            )
+    if there.features.keys() != here.features.keys():
+        raise DataError(
+            f"{window.folder}: has the features {', '.join(here.features)}, must have "
+            f"{', '.join(there.features)} as {before.folder}; {rule}"
+        )
+    if here.made_from.get(EXTENDS) == there.digest():
+        return
+    old, new = (TableValues(w.folder, m) for w, m in ((before, there), (window, here)))
+    for table in there.table_rows:
+        meaning = old.meaning(table)
+        if meaning.kind == "values":
+            rows = old.row_numbers_in(new, table)
+            same = np.array_equal(rows, np.arange(len(rows)))
+        else:
+            same = meaning == new.meaning(table)
+        if not same:
+            raise DataError(
+                f"{window.folder}: values of table {table!r} have other rows than in "
+                f"{before.folder}; {rule}"
+            )
+
+
+class WindowsSource:
+    """See ``Source``."""
+
+    def __init__(self, section: WindowsConfig, embedding: EmbeddingConfig):
+        self._section = section
+
+    def open(self, seed: int) -> tuple[WindowsData, Description]:
+        dataset = WindowsData(self._section.path, seed=seed)
+        return dataset, described(dataset.first, {"kind": self._section.kind})
+
+    def absent(self) -> None:
+        return None

@@ -1,0 +1,219 @@
+"""Training on time windows, beside the same done by hand with a trainer."""
+
+import itertools
+import shutil
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax.config import reading
+from embark_jax.data import DataError, PreparedData, WindowsData
+from embark_jax.data import manifest as manifests
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.run import experiment, windows
+from tests import runs
+from tests.runs import done, embark
+
+CONFIG = """\
+name: stream
+data: {kind: windows, path: PATH}
+model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}
+embedding:
+  dim: 4
+  tables:
+    user: {rows: 200}
+    item: {rows: 200}
+train: {batch_size: 32, log_every: 1}
+"""
+DAYS = 3
+
+
+def table_of(day: int, count: int = 150) -> pa.Table:
+    rng = np.random.default_rng(day)
+    return pa.table(
+        {
+            "label": rng.integers(0, 2, count),
+            "user": [f"u{user}" for user in rng.zipf(1.3, count) % 40 + 9 * day],
+            "item": rng.zipf(1.4, count) % 30 + 5 * day,
+            "time": rng.integers(100 * day, 100 * (day + 1), count),
+        }
+    )
+
+
+def prepare_table(
+    raw: Path, table: pa.Table, out: Path, extend: Path | None = None, **options
+) -> Path:
+    raw.mkdir(exist_ok=True)
+    file = raw / f"{out.name}.parquet"
+    pq.write_table(table, file)
+    columns = Columns(time="time")
+    made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
+    options = Options(split="none", **options)
+    prepare(own_files.parquet(file, columns), out, options, made_from, extend=extend)
+    return out
+
+
+def prepare_days(folder: Path, days=range(DAYS)) -> Path:
+    """A folder of prepared days, each an extension of the one before."""
+    out, before = folder / "days", None
+    for day in days:
+        target = out / f"day {day}"
+        before = prepare_table(folder / "raw", table_of(day), target, before)
+    return out
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory) -> Path:
+    return prepare_days(tmp_path_factory.mktemp("windows"))
+
+
+def config_of(folder: Path, data: Path, *overrides: str) -> Path:
+    path = runs.write_config(folder, CONFIG.replace("PATH", str(data)))
+    config = reading.load(path, overrides)
+    reading.save(config, path)
+    return path
+
+
+def by_hand(config: Path, folders) -> tuple[list, list]:
+    """Losses of all steps, and AUC of each window before it is trained on."""
+    setup = experiment.build(reading.load(config))
+    trainer = setup.trainer()
+    losses, aucs = [], []
+    for folder in folders:
+        data = PreparedData(folder, seed=0)
+        aucs.append(trainer.evaluate(data.in_file_order("train", 32)).auc)
+        steps = data.train_samples // 32
+        batches = [data.train_batch(step, 32) for step in range(steps)]
+        losses += [result.loss for result in trainer.iterate_batches(batches)]
+    return losses, aucs
+
+
+def aucs_of(run: Path) -> dict:
+    records = runs.records(run)
+    return {r["window"]: r["validation_auc"] for r in records if "window" in r}
+
+
+@pytest.mark.slow
+def test_each_window_is_evaluated_on_before_it_is_trained_on(days, tmp_path):
+    config = config_of(tmp_path, days)
+    done("train", config, "--workdir", tmp_path / "run")
+    losses, aucs = by_hand(config, sorted(days.iterdir()))
+    assert list(runs.losses(tmp_path / "run").values()) == losses
+    names = [f"day {day}" for day in range(DAYS)]
+    assert aucs_of(tmp_path / "run") == dict(zip(names, aucs, strict=True))
+    final = runs.final(tmp_path / "run")
+    assert final["test_auc"] == aucs[-1]
+    assert final["step"] == DAYS * (150 // 32)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "each before it was trained on" in report
+    # A checkpoint at the end of each window, to export; scoring knows all values.
+    checkpoints = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert {"4", "8", "12"} <= checkpoints
+    encoding = manifests.read(tmp_path / "run" / "encoding")
+    assert encoding.table_rows == PreparedData(days / "day 2").table_rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [2, 4, 6])
+def test_it_resumes_inside_a_window_and_between_two(days, tmp_path, first):
+    config = config_of(tmp_path, days)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    done("train", config, "--workdir", whole)
+    moved = tmp_path / "moved"  # what was trained on is not read again
+    shutil.copytree(days, moved)
+    config = config_of(tmp_path, moved)
+    done("train", config, f"train.steps={first}", "--workdir", halves)
+    if first > 4:
+        shutil.rmtree(moved / "day 0")
+    done("train", config, "--workdir", halves, "--resume")
+    assert runs.losses(halves) == runs.losses(whole)
+    assert aucs_of(halves) == aucs_of(whole)
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_the_next_folder(tmp_path, monkeypatch):
+    folder = prepare_days(tmp_path, range(1))
+    looks = []
+
+    def appear(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            before = folder / "day 0"
+            prepare_table(tmp_path / "raw", table_of(1), folder / "day 1", before)
+
+    clock = map(float, itertools.count(step=10))
+    times = types.SimpleNamespace(sleep=appear, monotonic=lambda: next(clock))
+    monkeypatch.setattr(windows, "time", times)
+    config = config_of(tmp_path, folder, "data.wait_minutes=1")
+    done("train", config, "--workdir", tmp_path / "run")
+    assert list(aucs_of(tmp_path / "run")) == ["day 0", "day 1"]
+    assert len(looks) > 5  # and it waited for a third
+
+
+def test_one_set_is_cut_by_its_times(tmp_path):
+    table = pa.concat_tables([table_of(day) for day in (2, 0, 1)])
+    rng = np.random.default_rng(0)
+    table = table.take(rng.permutation(len(table)))
+    out = prepare_table(tmp_path / "raw", table, tmp_path / "one", window=50)
+    data = WindowsData(out)
+    names = [window.name for window in data.look()]
+    assert names == [str(begin) for begin in range(0, 300, 50)]
+    times = table["time"].to_numpy()
+    for window in data.look():
+        samples = data.open(window)
+        begin = int(window.name)
+        wanted = ((times >= begin) & (times < begin + 50)).sum()
+        assert samples.train_samples == wanted
+    total = sum(data.open(window).train_samples for window in data.look())
+    assert total == len(table) == PreparedData(out).train_samples
+
+
+def test_windows_of_dates_are_seconds(tmp_path):
+    days = np.array(["2024-05-03", "2024-05-01", "2024-05-01T23:59"], "datetime64[ms]")
+    table = pa.table({"label": [0, 1, 0], "user": ["a", "b", "c"], "time": days})
+    out = prepare_table(tmp_path / "raw", table, tmp_path / "one", window=86_400)
+    assert [data.name for data in WindowsData(out).look()] == [
+        str(int(np.datetime64(day, "s").astype(int)))
+        for day in ("2024-05-01", "2024-05-03")
+    ]
+
+
+def test_a_window_must_follow_the_one_before(days, tmp_path):
+    folder = tmp_path / "days"
+    shutil.copytree(days / "day 0", folder / "day 0")
+    prepare_table(tmp_path / "raw", table_of(1), folder / "day 1")  # not extended
+    config = config_of(tmp_path, folder)
+    runs.assert_refused(
+        embark("train", config, "--workdir", tmp_path / "run"),
+        "day 1: values of table 'user' have other rows than in",
+        "prepare it with --extend",
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["embedding.tables.user.rows=40"], "day 1: needs 49 rows of table 'user'"),
+        (["train.batch_size=151"], "151, more than the 150 training samples"),
+        (["train.eval_every=3"], "train.eval_every: must be left out with data.kind"),
+    ],
+)
+def test_what_does_not_fit_is_refused(days, tmp_path, overrides, message):
+    config = config_of(tmp_path, days)
+    outcome = embark("train", config, *overrides, "--workdir", tmp_path / "run")
+    runs.assert_refused(outcome, message)
+
+
+def test_unfinished_folders_are_not_there_yet(days, tmp_path):
+    folder = tmp_path / "days"
+    shutil.copytree(days, folder)
+    (folder / "day 1" / "manifest.json").unlink()
+    assert [window.name for window in WindowsData(folder).look()] == ["day 0"]
+    with pytest.raises(DataError, match="has no window yet, must be a folder of"):
+        WindowsData(tmp_path / "none")
