@@ -175,8 +175,9 @@ def _records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
 
 
 def _keep_until(path: Path, step: int) -> str | None:
-    """Drops lines that a run resumed at ``step`` writes again (the evaluation on a time
-    window that begins there, too), and a last line cut short; moves lines that make no sense, and says so.
+    """Drops lines that a run resumed at ``step`` writes again, with the evaluation on a
+    time window that begins there, and a last line cut short; moves lines that make no
+    sense, and says so.
 
     The old file stays whole until the new one takes its name.
     """
@@ -184,9 +185,10 @@ def _keep_until(path: Path, step: int) -> str | None:
     for number, line, record in _records(path):
         if record is None:
             damaged[number] = line
+        elif record.get("final", False):
+            pass
         elif record["step"] < step + ("window" not in record):
-            if not record.get("final", False):
-                kept.append(line)
+            kept.append(line)
     aside = path.with_name(DAMAGED)
     if damaged:
         with aside.open("ab") as file:

@@ -1,8 +1,4 @@
-"""One training run, from config to last step: this file shows all of it.
-
-Between two *stops* (an evaluation, a checkpoint, either end of a profile, the end) the
-loop only applies batches and logs; at a stop all steps have landed.
-"""
+"""One training run, from config to test metrics; ``loop`` has its steps."""
 
 from __future__ import annotations
 
@@ -16,40 +12,33 @@ import jax
 from embark_kernels import availability, why_plain_xla
 from rich.console import Console
 
-from embark_jax.cache.row_store import StoreError
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
-from embark_jax.config import ExperimentConfig, tasks_of
-from embark_jax.data import BatchChecker, DataError
+from embark_jax.config import ExperimentConfig
+from embark_jax.data import BatchChecker
 from embark_jax.launch.processes import of_process_0, total
-from embark_jax.launch.stopping import Stop, StoppedError, stopping
+from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.plans.plan import Plan
 from embark_jax.report.display import (
     say,
     say_at_end,
     show_result,
-    split_text,
-    step_text,
 )
-from embark_jax.report.progress import step_progress
 from embark_jax.report.summary import overview
 from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from embark_jax.run.evaluation import (
     counts,
-    held_out,
     of_last_window,
-    on_split,
     on_test_set,
 )
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import MetricsLog
+from embark_jax.run.loop import Loop
 from embark_jax.run.page import REPORT, reported
 from embark_jax.run.profile import StepProfile
 from embark_jax.run.trackers import open_tracker
-from embark_jax.run.window import Window
-from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.outcome import NonFiniteLossError
 from embark_jax.train.trainer import Trainer
 
@@ -162,25 +151,24 @@ def _run(
             past = checkpoints.evaluations  # verified, which the log is not
             early = EarlyStopping(config.train.early_stopping, past)
             plateau = Plateau(config.train.plateau, past)
+            loop = Loop(
+                setup,
+                trainer,
+                checkpoints,
+                folder,
+                log,
+                console,
+                stop,
+                early,
+                plateau,
+                profile,
+            )
             if plateau.factor < 1:
-                _lower_rates(setup, trainer, plateau)
-            followers = early, plateau
+                loop.lower_rates()
             checkpoints.best_step = early.best_step
             try:
                 with profile:
-                    _train(
-                        setup,
-                        workdir,
-                        trainer,
-                        check,
-                        checkpoints,
-                        folder,
-                        log,
-                        console,
-                        stop,
-                        followers,
-                        profile,
-                    )
+                    loop.run()
                 last = trainer.step
                 if early.ended:
                     say(console, f"{early}: training ends at step {last:,}")
@@ -249,141 +237,9 @@ def _resume(
         say(console, f"  {change}")
 
 
-def _train(
-    setup: Experiment,
-    workdir: Path,
-    trainer: Trainer,
-    check: BatchChecker,
-    checkpoints: Checkpointer,
-    folder: RunFolder,
-    log: MetricsLog,
-    console: Console,
-    stop: Stop,
-    followers: tuple[EarlyStopping, Plateau],
-    profile: StepProfile,
-) -> None:
-    """Trains to the last step and saves a checkpoint there; or raises ``StoppedError``
-    and saves one where it stopped."""
-    options = setup.config.train
-    window = Window(tasks_of(setup.config.model), options.hot_batches)
-    early, plateau = followers
-    windows = setup.windows
-    with step_progress(console=console) as progress:
-        task = progress.add_task(
-            "train", total=setup.steps, completed=trainer.step, shown="compiling"
-        )
-
-        def report():
-            record = window.close()
-            if trainer.cached is not None:
-                record |= trainer.cached.figures()
-            log.write(trainer.step, record)
-            progress.update(task, completed=trainer.step, shown=step_text(record))
-            if not console.is_terminal:
-                say(console, f"step {trainer.step:,}: {step_text(record)}")
-
-        def save():
-            bad_ids = total(check.bad_ids)
-            state = trainer.whole_state()
-            if jax.process_index() == 0:
-                folder.publish()  # who has the checkpoint has the metrics up to it
-            checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
-
-        def evaluate():
-            step = trainer.step
-            try:
-                split, batches = held_out(setup, step)
-                record = on_split(setup, trainer, split, stop.during(batches))
-            except StoppedError:
-                if step not in checkpoints.steps:
-                    save()
-                raise
-            if windows is not None:
-                record |= windows.at(step).record
-                if jax.process_index() == 0:
-                    windows.save_encoding(step, workdir)
-            log.write(step, record)
-            checkpoints.evaluations.append({"step": step, **record})
-            early.add(step, record)
-            if plateau.add(step, record):
-                _lower_rates(setup, trainer, plateau)
-                rates = f"{plateau.factor:.3g} of what they were"
-                say(progress.console, f"step {step:,}: learning rates: {rates}")
-            checkpoints.best_step = early.best_step
-            name = f"window {record['window']}: " if "window" in record else ""
-            text = split_text(record, split)
-            say(progress.console, f"step {step:,}: {name}{text}")
-
-        def next_window_comes():
-            """Waits for the next time window, and evaluates on it."""
-            if windows is None or trainer.step < windows.end or not windows.wait(stop):
-                return False
-            evaluate()
-            progress.update(task, total=setup.steps)
-            return True
-
-        # A run that was stopped in an evaluation begins with it when it is resumed.
-        evaluated = {record["step"] for record in checkpoints.evaluations}
-        if _evaluates_at(setup, trainer.step) and trainer.step not in evaluated:
-            evaluate()
-        while not early.ended:
-            if trainer.step >= setup.steps and not next_window_comes():
-                break
-            goal = _next_stop(setup, trainer.step, profile.stops)
-            profile.begin(trainer.step, trainer.state)
-            try:
-                for result in trainer.iterate(setup.training_data, goal, stop.before):
-                    window.add(result)
-                    if result.step % options.log_every == 0 or result.step == goal:
-                        report()
-            except (DataError, StoreError):
-                # Of several processes, this one alone may know of the error.
-                alone = jax.process_count() == 1
-                if alone and trainer.step not in (0, *checkpoints.steps):
-                    save()
-                    say(console, f"a checkpoint holds all {trainer.step:,} good steps")
-                raise
-            profile.end(trainer.step, trainer.state)
-            if trainer.step < goal:
-                if not window.empty:
-                    report()
-                if trainer.step not in checkpoints.steps:
-                    save()
-                raise StoppedError
-            if _evaluates_at(setup, goal):
-                evaluate()
-            due = options.checkpoint_every and goal % options.checkpoint_every == 0
-            ends = early.ended or goal == setup.steps
-            if due or ends or goal == early.best_step:
-                save()
-            window.stop()
-
-
 def unused_kernels(config: ExperimentConfig) -> str:
     """Returns why GPU kernels that can run here are not used; "" if they are, cannot
     run, or the config names an implementation."""
     if config.embedding.kernels != "auto" or availability()["mosaic_gpu"]:
         return ""
     return why_plain_xla()
-
-
-def _lower_rates(setup: Experiment, trainer: Trainer, plateau: Plateau) -> None:
-    factor = plateau.factor
-    trainer.use_optimizers(build_optimizers(setup.config, setup.steps, factor))
-
-
-def _evaluates_at(setup: Experiment, step: int) -> bool:
-    if (windows := setup.windows) is not None:
-        return step < windows.end and windows.at(step).first == step
-    every = setup.config.train.eval_every
-    return bool(step and every and step % every == 0)
-
-
-def _next_stop(setup: Experiment, step: int, others: tuple[int, ...]) -> int:
-    """Returns the next step after ``step`` at which all steps must have landed."""
-    options = setup.config.train
-    intervals = filter(None, (options.eval_every, options.checkpoint_every))
-    stops = [setup.steps, *(other for other in others if other > step)]
-    if setup.windows is not None:
-        stops.append(setup.windows.at(step).end)
-    return min([*stops, *((step // every + 1) * every for every in intervals)])

@@ -22,7 +22,9 @@ from embark_jax.plans.tables import TableSpec
 
 POLL_S = 1.0
 """Seconds between two looks for a new window."""
-NAME, FILES, END = "window", "window_files", "window_end"
+NAME = "window"
+FILES = "window_files"
+END = "window_end"
 """Keys of a window in the record of its evaluation."""
 
 
@@ -67,7 +69,8 @@ class RunWindows(DatasetView):
     ):
         super().__init__(data)
         assert isinstance(config.data, WindowsConfig)
-        self._data, self._tables = data, {table.name: table for table in tables}
+        self._data = data
+        self._tables = {table.name: table for table in tables}
         self._batch_size = config.train.batch_size
         self._passes = config.train.epochs or 1.0
         self._drops = config.embedding.on_bad_id != "error"
@@ -96,9 +99,11 @@ class RunWindows(DatasetView):
         self._windows, first = [], self._first_step
         for record in records:
             if NAME in record:
-                name, end, files = (record[key] for key in (NAME, END, FILES))
-                self._windows.append(WindowSteps(name, first, end, files, None))
-                first = end
+                steps = WindowSteps(
+                    record[NAME], first, record[END], record[FILES], None
+                )
+                self._windows.append(steps)
+                first = steps.end
         if not self._windows or step >= self.end:
             return
         last = self._windows[-1]
