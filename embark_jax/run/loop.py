@@ -60,7 +60,7 @@ class Loop:
     def run(self) -> None:
         """Trains to the last step and saves a checkpoint there; or raises
         ``StoppedError`` and saves one where it stopped."""
-        setup, trainer, checkpoints = self.setup, self.trainer, self.checkpoints
+        setup, trainer = self.setup, self.trainer
         options = setup.config.train
         self._figures = Window(tasks_of(setup.config.model), options.hot_batches)
         with step_progress(console=self.console) as progress:
@@ -69,7 +69,7 @@ class Loop:
                 "train", total=setup.steps, completed=trainer.step, shown="compiling"
             )
             # A run that was stopped in an evaluation begins with it when it is resumed.
-            evaluated = {record["step"] for record in checkpoints.evaluations}
+            evaluated = {record["step"] for record in self.checkpoints.evaluations}
             if self._evaluates_at(trainer.step) and trainer.step not in evaluated:
                 self._evaluate()
             while not self.early.ended:
@@ -153,7 +153,8 @@ class Loop:
         return is_new
 
     def _evaluate(self) -> None:
-        setup, trainer, step = self.setup, self.trainer, self.trainer.step
+        setup, trainer = self.setup, self.trainer
+        step = trainer.step
         try:
             split, batches = held_out(setup, step)
             record = on_split(setup, trainer, split, self.stop.during(batches))

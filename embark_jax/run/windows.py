@@ -189,9 +189,10 @@ class RunWindows(DatasetView):
         return self.data_of(window).in_file_order("train", batch_size)
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        parts = self._batch_size // batch_size
-        window = self.at(step // parts)
-        return self.data_of(window).train_batch(step - window.first * parts, batch_size)
+        processes = self._batch_size // batch_size
+        window = self.at(step // processes)
+        first = window.first * processes
+        return self.data_of(window).train_batch(step - first, batch_size)
 
     def _steps_of(self, window: TimeWindow) -> int:
         """Returns the number of steps of a window.

@@ -67,7 +67,8 @@ DLRMDCNv2Config.cross_rank = 3
         "  TranConfig.steps: a.gin, line 6: unknown class TranConfig; did you mean "
         "TrainConfig?",
         "  data: @SynthticConfig() given, must be @SyntheticConfig() or "
-        "@MovieLens100KConfig() or @PreparedConfig() or @OwnDataConfig()",
+        "@MovieLens100KConfig() or @PreparedConfig() or @WindowsConfig() or "
+        "@OwnDataConfig()",
         "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
         "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig() or "
         "@AutoIntConfig() or @FinalMLPConfig() or @DINConfig() or @TwoTowerConfig() or "
