@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
-from embark_jax.cache.programs import Incoming, make_put, make_take, row_values
+from embark_jax.cache.swaps import Incoming, make_put, make_take, row_values
 from embark_jax.embedding.arrays import BATCH
 from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import plan
@@ -106,10 +106,10 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
     )
     keys = array(devices * asked, 1, dtype=np.uint32)
     slot, count = array(devices * asked, dtype=np.int32), array(devices, dtype=np.int32)
-    moves = {name: Moves(slot, keys, keys, count)}
+    moves = {name: Moves(slot, keys, keys, count, count)}
     rows = array(devices * moved, values)
     fresh = array(devices * moved, dtype=np.bool_)
-    incoming = {name: Incoming(rows, fresh, array(devices * moved, 2, dtype=np.uint32))}
+    incoming = {name: Incoming(rows, fresh)}
     arrays = {name: array(slots, width)}, {name: {"accumulator": array(slots, 1)}}
     key = jax.eval_shape(lambda: jax.random.key(0))
     everywhere = NamedSharding(mesh, PartitionSpec())

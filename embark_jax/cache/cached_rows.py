@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -25,26 +24,21 @@ import numpy as np
 from embark_jax.cache.figures import CacheFigures
 from embark_jax.cache.kept_slots import Kept
 from embark_jax.cache.key_index import Moves
-from embark_jax.cache.numbering import Numbering
-from embark_jax.cache.programs import (
+from embark_jax.cache.resolving import (
     Demand,
-    Incoming,
     grow_directories,
     grow_slots,
     init_indexes,
-    make_put,
-    make_take,
     resolve_routes,
 )
 from embark_jax.cache.slots_needed import check_slots
 from embark_jax.cache.stored_rows import ROWS_AT_ONCE
-from embark_jax.cache.table_stores import Keys, TableStores
+from embark_jax.cache.swaps import Incoming, make_put, make_take
+from embark_jax.cache.table_stores import TableStores, most_of_all
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 from embark_jax.embedding.rules import AnyRule
-
-NO_UNSEEN_KEYS: Keys = MappingProxyType({})
 
 
 class PendingBatch(NamedTuple):
@@ -81,7 +75,6 @@ class CachedRows:
       collection: the embedding tables.
       optimizer: optimizer of their rows.
       key: JAX random key of the initial rows.
-      numbering: numbers of the keys of dynamic tables.
       micro_batches: number of micro-batches of a batch of training.
       look_ahead: whether rows of the batch after are read during a step.
       scratch: folder for stores on disk; None takes the system's for temporary files.
@@ -95,14 +88,12 @@ class CachedRows:
         collection: EmbeddingCollection,
         optimizer: AnyRule,
         key: jax.Array,
-        numbering: Numbering,
         micro_batches: int = 1,
         look_ahead: bool = False,
         scratch: Path | None = None,
     ):
         self._optimizer = optimizer
         self._key = key
-        self._numbering = numbering
         self._micro_batches, self._look_ahead = micro_batches, look_ahead
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
@@ -111,29 +102,33 @@ class CachedRows:
         self._present: PendingBatch | None = None
         self._present_is_stale = False
         self._written: Future | None = None
-        self._stores = TableStores(collection, optimizer, key, numbering, scratch)
+        self._routed: DeviceBatch | None = None  # what the indexes were asked for last
+        self._stores = TableStores(collection, optimizer, key, scratch)
         self.use(collection)
-        self._figures = CacheFigures()
+        dynamic = {name: store.table for name, store in self._stores.dynamic.items()}
+        self._figures = CacheFigures(dynamic)
         self._indexes = init_indexes(collection)
 
     def use(self, collection: EmbeddingCollection) -> None:
-        """Changes to a plan of other capacities."""
+        """Changes to a plan of other capacities, or more slots."""
         self._collection, self._storages = collection, collection.cached
+        self._stores.use(collection)
         self._present_is_stale = True
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch, micro_batches):
+        def resolve(indexes, batch, micro_batches, again):
             routes = route_batch(collection, batch, micro_batches)
-            return resolve_routes(collection, indexes, routes, micro_batches)
+            return resolve_routes(collection, indexes, routes, micro_batches, again)
+
+        def lend(indexes, batch, micro_batches):
+            routes = route_batch(collection, batch, micro_batches)
+            return resolve_routes(
+                collection, indexes, routes, micro_batches, lend=True
+            )[1:]
 
         self._resolve = jax.jit(resolve, donate_argnums=0, static_argnums=2)
-        self._try_to_resolve = jax.jit(
-            lambda indexes, batch, micro_batches: resolve(
-                indexes, batch, micro_batches
-            )[1:],
-            static_argnums=2,
-        )
+        self._try_to_resolve = jax.jit(lend, static_argnums=2)
 
     def prepare(
         self, tables: TableState, batch: DeviceBatch, following: DeviceBatch | None
@@ -141,7 +136,8 @@ class CachedRows:
         """Brings the rows of a batch into slots; see ``Router``.
 
         Raises:
-          TooFewSlotsError: if the slots cannot hold the rows; the tables are as before.
+          TooFewSlotsError: if the slots cannot hold the rows; it has the tables. Once
+            they have grown, the same batch may be prepared again.
         """
         if not self._look_ahead:
             following = None
@@ -150,7 +146,7 @@ class CachedRows:
         if self._pending is not None and self._pending.batch is not batch:
             tables = self.bring_pending(tables)
         if self._present is not None and self._present.batch is batch:
-            check_slots(self._present.demands, self._storages)
+            check_slots(self._present.demands, self._storages, tables)
             present, self._present = self._present, None
             self._count(present, tables)
             routes = present.routes
@@ -167,7 +163,7 @@ class CachedRows:
             self._pending = self._route(batch)
             self._start_reading(self._pending)
         self._pending.rows.result()  # or it stays pending
-        check_slots(self._pending.demands, self._storages)
+        check_slots(self._pending.demands, self._storages, tables)
         pending, self._pending = self._pending, None
         self._count(pending, tables)
         return self._bring(tables, pending, following), pending.routes, None
@@ -185,20 +181,20 @@ class CachedRows:
         return tables
 
     def lend(
-        self, tables: TableState, batch: DeviceBatch, unseen: Keys = NO_UNSEEN_KEYS
+        self, tables: TableState, batch: DeviceBatch
     ) -> tuple[TableState, Routes | None, Loan]:
         """Lends slots to the rows of a batch that is scored: indexes and stores do not
         change; see ``Router``.
 
         Raises:
-          TooFewSlotsError: if the slots cannot hold the rows; the tables are as before.
+          TooFewSlotsError: if the slots cannot hold the rows; it has the tables.
         """
         tables = self.bring_pending(tables)
         routes, demands = self._try_to_resolve(self._indexes, batch, 1)
         borrower = PendingBatch(batch, routes, demands, Future())
-        self._start_reading(borrower, unseen)
+        self._start_reading(borrower)
         rows = borrower.rows.result()
-        check_slots(demands, self._storages)
+        check_slots(demands, self._storages, tables)
         tables, outgoing = self._swap(tables, borrower.moves, rows)
         back = {
             name: incoming._replace(
@@ -214,13 +210,8 @@ class CachedRows:
 
     def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
         """Returns the tables, which ``bring_pending`` gave, with more slots for a plan
-        with more room for dynamic tables; ``use`` must take that plan next.
-
-        Raises:
-          StoreError: if there is no more room; nothing has changed.
-        """
-        self._wait_for_writes()
-        self._stores.grow(collection)
+        with more of them; ``use`` must take that plan next."""
+        self._present = None  # a batch that did not fit needs another route
         self._indexes, storages, states = grow_slots(
             collection, self._indexes, tables.storages, tables.optimizer
         )
@@ -237,12 +228,24 @@ class CachedRows:
         """Returns tables like ``stored``, but with any values and no keys: a checkpoint
         is restored into them."""
         self._wait_for_writes()
-        return self._stores.arrays(tables, None)
+        return self._stores.unfilled(tables)
 
     def figures(self) -> dict[str, float]:
-        """Returns what ``CacheFigures.take`` does, and the number of keys of each
-        dynamic table."""
-        return self._figures.take() | self._numbering.figures()
+        """Returns what ``CacheFigures.take`` does."""
+        return self._figures.take()
+
+    def restored_slots(self) -> dict[str, int]:
+        """Returns how many slots, on all devices together, each dynamic table needs for
+        the rows that had some in the checkpoint that was read into ``unfilled``; all
+        processes must call it."""
+        dynamic = self._stores.dynamic
+        if not dynamic:
+            return {}
+        counts = most_of_all([store.most_kept for store in dynamic.values()])
+        return {
+            store.table: count * store.storage.ranges[0].row_shards
+            for store, count in zip(dynamic.values(), counts, strict=True)
+        }
 
     def restore(self, tables: TableState, slots: TableState) -> TableState:
         """Takes over the values that were written into the arrays of ``unfilled``.
@@ -251,9 +254,10 @@ class CachedRows:
           tables: tables with those arrays.
           slots: tables that give the slots, whatever is in them.
         """
-        self._pending = self._present = None
+        self._pending = self._present = self._routed = None
         self._indexes = init_indexes(self._collection)
-        tables, kept = self._stores.restore(tables, slots)
+        tables = self._stores.restored(slots, tables)
+        kept = {name: store.kept() for name, store in self._stores.dynamic.items()}
         return self._with_kept(tables, kept) if kept else tables
 
     def _with_kept(
@@ -277,14 +281,14 @@ class CachedRows:
 
     def _route(self, batch: DeviceBatch) -> PendingBatch:
         """Starts the route of a batch, and waits for nothing."""
+        again = np.bool_(batch is self._routed)
+        self._routed = batch
         self._indexes, routes, demands = self._resolve(
-            self._indexes, batch, self._micro_batches
+            self._indexes, batch, self._micro_batches, again
         )
         return PendingBatch(batch, routes, demands, Future())
 
-    def _start_reading(
-        self, pending: PendingBatch, unseen: Keys = NO_UNSEEN_KEYS
-    ) -> None:
+    def _start_reading(self, pending: PendingBatch) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
         written = self._written
 
@@ -292,7 +296,7 @@ class CachedRows:
             try:
                 if written is not None:
                     written.result()  # or raises why not
-                rows = self._stores.read(pending.demands, unseen)
+                rows = self._stores.read(pending.demands)
                 pending.rows.set_result(rows)
             except BaseException as error:
                 pending.rows.set_exception(error)

@@ -7,14 +7,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embark_jax.cache.programs import Demand
+from embark_jax.cache.resolving import Demand
 
 
 class CacheFigures:
-    """Counts the rows that batches of training ask for."""
+    """Counts the rows that batches of training ask for.
 
-    def __init__(self):
+    Args:
+      dynamic: dynamic tables by the names of their storages.
+    """
+
+    def __init__(self, dynamic: Mapping[str, str]):
+        self._dynamic = dynamic
         self._needed, self._missed = Counter[str](), Counter[str]()
+        self._filled: dict[str, int] = {}
         self._late: list[bool] = []
 
     def count(self, demands: Mapping[str, Demand], late: bool) -> None:
@@ -22,19 +28,22 @@ class CacheFigures:
         devices waited for them."""
         self._late.append(late)
         for name, demand in demands.items():
-            rows, missing = np.asarray(demand.rows).tolist()
+            rows, missing, filled = np.asarray(demand.rows).tolist()
+            if table := self._dynamic.get(name):
+                self._filled[table] = filled
             self._needed[name] += rows
             self._missed[name] += missing
 
     def take(self) -> dict[str, float]:
         """Returns figures since the last call: for each storage the share of the rows
-        asked for that already had a slot, and the share of steps whose rows were
-        late."""
+        asked for that already had a slot; for each dynamic table the slots that hold a
+        row; and the share of steps whose rows were late."""
         figures = {
             f"cache_hits/{name}": 1 - self._missed[name] / needed
             for name, needed in self._needed.items()
             if needed
         }
+        figures |= {f"slots_filled/{table}": n for table, n in self._filled.items()}
         if self._late:
             figures["cache_late"] = sum(self._late) / len(self._late)
         self._needed.clear()

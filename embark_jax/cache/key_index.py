@@ -6,12 +6,13 @@ directory has twice as many ways as there are slots; a key goes to the emptier o
 buckets, and so finds room unless it is very unlucky: then ``rehash`` enlarges the
 directory.
 
-Slots are given out in order until all are filled. From then on each new key takes the
-slot of a *victim*: among the next slots around the ring, one with the lowest score,
-but none that the batch asks for. All work is sorting, without atomics: equal inputs
-give equal indexes.
+Slots are given out in order until all are filled. From then on, if rows may leave, each
+new key takes the slot of a *victim*: among the next slots around the ring, one with the
+lowest score, but none that the batch asks for. All work is sorting, without atomics:
+equal inputs give equal indexes.
 
-Keys are one or two 32-bit words. All functions are pure, and local to a device.
+Keys are one or two 32-bit words, of any value. All functions are pure, and local to a
+device.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import numpy as np
 from embark_kernels import sort_positions
 from jax import lax
 
+from embark_jax.embedding.keys import hash_words
 from embark_jax.plans.options import Evict
 
 WAYS = 8
 CHOICES = 2
 WAYS_PER_SLOT = 2
-EMPTY = np.uint32(0xFFFFFFFF)
-"""Value of all words of a way, or slot, that holds no key."""
+NO_SLOT = -1
+"""Slot of a way that holds no key."""
 WINDOW_PER_KEY = 2
 """Slots that are searched for victims, for each key that a batch may ask for."""
 
@@ -40,12 +42,13 @@ class KeyIndex(NamedTuple):
 
     Attributes:
       way_keys: ``[buckets, WAYS, words]`` uint32 key of each way.
-      way_slots: ``[buckets, WAYS]`` int32 slot of each way; meaningless for empty ways.
+      way_slots: ``[buckets, WAYS]`` int32 slot of each way; ``NO_SLOT`` of empty ones.
       slot_keys: ``[slots, words]`` uint32 key of each slot.
       used_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
       times_used: ``[slots]`` int32 turns in which it was, since it came.
       turn: ``[1]`` int32 turn of the last batch.
-      filled: ``[1]`` int32 slots that hold a key; they are the first ones.
+      filled: ``[1]`` int32 slots that hold a key; they are the first ones, and what
+        ``slot_keys`` says of others means nothing.
       hand: ``[1]`` int32 slot of the ring at which the search for victims begins.
     """
 
@@ -70,14 +73,17 @@ class Moves(NamedTuple):
       slot: ``[n]`` int32 slots, each once; ``slots`` where nothing moves. Those where
         something moves come first.
       incoming: ``[n, words]`` uint32 keys of the rows that come.
-      outgoing: ``[n, words]`` uint32 keys of the rows that leave; ``EMPTY`` if none.
+      outgoing: ``[n, words]`` uint32 keys of the rows that leave.
       count: ``[1]`` int32 number of rows that come.
+      vacant: ``[1]`` int32 number of those whose slots were empty: the first ones. For
+        each of the others a row leaves.
     """
 
     slot: jax.Array
     incoming: jax.Array
     outgoing: jax.Array
     count: jax.Array
+    vacant: jax.Array
 
 
 class Resolved(NamedTuple):
@@ -87,8 +93,10 @@ class Resolved(NamedTuple):
       index: index with all keys that were asked for.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
       moves: moves that bring the rows to where ``index`` says.
-      needed: ``[1]`` int32 slots that the batch needs. If there are fewer, nothing was
-        done at all.
+      needed: ``[1]`` int32 slots that the batch needs; where no row may leave, with
+        those of all other keys. If there are fewer, nothing was done but to count the
+        turn.
+      missing: ``[1]`` int32 keys that had no slot.
       homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
         ``rehash`` finds it for them.
     """
@@ -97,6 +105,7 @@ class Resolved(NamedTuple):
     slot: jax.Array
     moves: Moves
     needed: jax.Array
+    missing: jax.Array
     homeless: jax.Array
 
 
@@ -111,9 +120,9 @@ def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
     if buckets is None:
         buckets = default_buckets(slots)
     return KeyIndex(
-        jnp.full((buckets, WAYS, words), EMPTY),
-        jnp.zeros((buckets, WAYS), jnp.int32),
-        jnp.full((slots, words), EMPTY),
+        jnp.zeros((buckets, WAYS, words), jnp.uint32),
+        jnp.full((buckets, WAYS), NO_SLOT),
+        jnp.zeros((slots, words), jnp.uint32),
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, jnp.int32),
         *(jnp.zeros(1, jnp.int32) for _ in range(3)),
@@ -127,12 +136,17 @@ def default_buckets(slots: int) -> int:
 
 def find(index: KeyIndex, keys: jax.Array) -> jax.Array:
     """Returns ``[n]`` int32 slots of ``[n, words]`` keys; ``slots`` for absent ones."""
-    bucket, way, present = _locate(index.way_keys, keys)
+    bucket, way, present = _locate(index, keys)
     return jnp.where(present, index.way_slots[bucket, way], index.slots)
 
 
 def resolve(
-    index: KeyIndex, keys: jax.Array, present: jax.Array, evict: Evict = "lru"
+    index: KeyIndex,
+    keys: jax.Array,
+    present: jax.Array,
+    evict: Evict = "lru",
+    may_evict: bool = True,
+    again: jax.Array | bool = False,
 ) -> Resolved:
     """Finds the slots of a batch's keys, and gives slots to those that have none.
 
@@ -142,38 +156,49 @@ def resolve(
       present: ``[n]`` bool: which keys count; the others mean nothing.
       evict: which rows leave first: those that were asked for longest ago, or the
         fewest times.
+      may_evict: whether rows may leave; else the block needs a slot for every key.
+      again: ``[]`` bool: whether the batch was here last, too, and is counted.
     """
     n, slots = keys.shape[0], index.slots
-    turn = index.turn + 1
-    slot = find(index, jnp.where(present[:, None], keys, EMPTY))
-    slot = jnp.where(present, slot, slots)
+    turn = index.turn + jnp.where(again, 0, 1)
+    slot = jnp.where(present, find(index, keys), slots)
     missing = present & (slot == slots)
-    needed, count = (flags.sum(dtype=jnp.int32)[None] for flags in (present, missing))
+    needed, misses = (flags.sum(dtype=jnp.int32)[None] for flags in (present, missing))
+    if not may_evict:
+        needed = index.filled + misses
     fits = needed <= slots
-    count = jnp.where(fits, count, 0)
+    count = jnp.where(fits, misses, 0)
     used_slot = jnp.where(fits, slot, slots)
+    counted = index.used_at.at[used_slot].get(mode="clip") == turn
     used_at = index.used_at.at[used_slot].set(turn[0], mode="drop")
-    times_used = index.times_used.at[used_slot].add(1, mode="drop")
+    times_used = index.times_used.at[used_slot].add(
+        jnp.where(counted, 0, 1), mode="drop"
+    )
 
     # The r-th missing key is key ``missing_key[r]``, and takes slot ``taken[r]``.
     index_in_batch = jnp.arange(n, dtype=jnp.int32)
     moves = index_in_batch < count
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
     missing_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
-    score = used_at if evict == "lru" else times_used
-    victims = _victims(index, score, used_at == turn, n)
     fresh = index.filled + index_in_batch
-    victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
-    taken = jnp.where(fresh < slots, fresh, victim)
+    taken, hand = fresh, index.hand
+    if may_evict:
+        score = used_at if evict == "lru" else times_used
+        victims = _victims(index, score, used_at == turn, n)
+        victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
+        taken = jnp.where(fresh < slots, fresh, victim)
+        hand = jnp.where(index.filled + count > slots, hand + len(victims), hand)
     taken = jnp.where(moves, taken, slots)
+    vacant = jnp.minimum(count, slots - index.filled)
 
-    incoming = jnp.where(moves[:, None], keys[missing_key], EMPTY)
-    outgoing = index.slot_keys.at[taken].get(mode="fill", fill_value=EMPTY)
-    bucket, way, held = _locate(index.way_keys, outgoing)
+    incoming = jnp.where(moves[:, None], keys[missing_key], 0)
+    outgoing = index.slot_keys.at[taken].get(mode="clip")
+    bucket, way, held = _locate(index, outgoing)
+    held &= moves & (index_in_batch >= vacant)
     bucket = jnp.where(held, bucket, index.way_keys.shape[0])
-    way_keys = index.way_keys.at[bucket, way].set(EMPTY, mode="drop")
+    way_slots = index.way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
     way_keys, way_slots, homeless = _insert(
-        way_keys, index.way_slots, incoming, taken, moves
+        index.way_keys, way_slots, incoming, taken, moves
     )
     index = KeyIndex(
         way_keys,
@@ -183,13 +208,11 @@ def resolve(
         times_used.at[taken].set(1, mode="drop"),
         turn,
         jnp.minimum(index.filled + count, slots),
-        jnp.where(index.filled + count > slots, index.hand + len(victims), index.hand)
-        % slots,
+        hand % slots,
     )
     slot = slot.at[jnp.where(moves, missing_key, n)].set(taken, mode="drop")
-    return Resolved(
-        index, slot, Moves(taken, incoming, outgoing, count), needed, homeless
-    )
+    move = Moves(taken, incoming, outgoing, count, vacant)
+    return Resolved(index, slot, move, needed, misses, homeless)
 
 
 def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Array]:
@@ -246,7 +269,7 @@ def _insert(
 
     def insert_some(carried):
         way_keys, way_slots, left, _ = carried
-        free = (way_keys[choices] == EMPTY).all(axis=-1)  # [n, CHOICES, WAYS]
+        free = way_slots[choices] == NO_SLOT  # [n, CHOICES, WAYS]
         choice = jnp.argmax(free.sum(axis=-1), axis=1)[:, None]
         bucket = jnp.take_along_axis(choices, choice, axis=1)[:, 0]
         free = jnp.take_along_axis(free, choice[:, :, None], axis=1)[:, 0]
@@ -277,38 +300,21 @@ def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
     return jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
 
 
-def _locate(
-    way_keys: jax.Array, keys: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns ``(bucket, way, whether it is there)`` of keys; ``EMPTY`` never is."""
-    choices = _buckets(keys, way_keys.shape[0])
-    equal = (way_keys[choices] == keys[:, None, None]).all(axis=-1)
+def _locate(index: KeyIndex, keys: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns ``(bucket, way, whether it is there)`` of keys."""
+    choices = _buckets(keys, index.way_keys.shape[0])
+    equal = (index.way_keys[choices] == keys[:, None, None]).all(axis=-1)
+    equal &= index.way_slots[choices] != NO_SLOT
     equal = equal.reshape(len(keys), -1)
     first = jnp.argmax(equal, axis=1)
     choice, way = jnp.divmod(first, WAYS)
     bucket = jnp.take_along_axis(choices, choice[:, None], axis=1)[:, 0]
-    present = equal.any(axis=1) & (keys != EMPTY).any(axis=1)
-    return bucket, way, present
+    return bucket, way, equal.any(axis=1)
 
 
 def _buckets(keys: jax.Array, buckets: int) -> jax.Array:
     """Returns the different buckets of each key, ``[n, CHOICES]`` int32."""
-    first, step = (_hash(keys, seed) for seed in (0x9E3779B9, 0x85EBCA6B))
+    first, step = (hash_words(keys, seed) for seed in (0x9E3779B9, 0x85EBCA6B))
     first = first % np.uint32(buckets)
     second = (first + 1 + step % np.uint32(buckets - 1)) % np.uint32(buckets)
     return jnp.stack([first, second], axis=1).astype(jnp.int32)
-
-
-def _hash(keys: jax.Array, seed: int) -> jax.Array:
-    """Returns MurmurHash3 of the words of each key
-    (https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp)."""
-    value = jnp.full(keys.shape[0], seed, jnp.uint32)
-    for word in keys.T:
-        word = word * np.uint32(0xCC9E2D51)
-        word = (word << 15) | (word >> 17)
-        value = value ^ (word * np.uint32(0x1B873593))
-        value = (value << 13) | (value >> 19)
-        value = value * np.uint32(5) + np.uint32(0xE6546B64)
-    value = (value ^ (value >> 16)) * np.uint32(0x85EBCA6B)
-    value = (value ^ (value >> 13)) * np.uint32(0xC2B2AE35)
-    return value ^ (value >> 16)

@@ -55,10 +55,6 @@ class RowStore(Protocol):
         """Overwrites rows with ``[n, values]``; each number must occur once."""
         ...
 
-    def forget(self, numbers: np.ndarray) -> None:
-        """Rows of these numbers are as if they had never been written."""
-        ...
-
     def columns(self, columns: slice) -> np.ndarray:
         """Returns these values of all rows, ``[rows, columns]``, in place: a checkpoint
         reads them, or writes them and says so to ``hold``."""
@@ -111,9 +107,6 @@ class ArrayStore:
         begins = range(0, count, ROWS_AT_ONCE)
         slices = [slice(begin, begin + ROWS_AT_ONCE) for begin in begins]
         list(self._pool.map(move, slices))
-
-    def forget(self, numbers):
-        self._held[numbers] = False
 
     def columns(self, columns):
         return self._values[:, columns]

@@ -6,26 +6,64 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embark_jax.cache.programs import Demand
+from embark_jax.cache.resolving import Demand
 from embark_jax.cache.row_store import StoreError
+from embark_jax.embedding.arrays import TableState
 from embark_jax.plans.storage import Storage
+
+BATCHES_AHEAD = 100
+"""Batches for whose new keys a table that grows gets room, if they bring as many as
+this one: with more slots the programs are compiled anew, which takes as long as
+hundreds of steps."""
+MOST_AHEAD = 8
+"""Room as a multiple of the slots that are needed, at most: the first batches have more
+new keys than any other."""
 
 
 class TooFewSlotsError(StoreError):
-    """A batch asks for more rows of a cached table than it has slots."""
+    """A batch asks for more rows of a cached table than it has slots.
+
+    Attributes:
+      slots: slots, on all devices together, that dynamic tables should have for it and
+        for the next batches, by table; empty if more would not help.
+      tables: the tables as they are now; of the batch, nothing is in them but rows.
+    """
+
+    def __init__(self, message: str, slots: Mapping[str, int], tables: TableState):
+        super().__init__(message)
+        self.slots = slots
+        self.tables = tables
 
 
-def check_slots(demands: Mapping[str, Demand], storages: Mapping[str, Storage]) -> None:
+def check_slots(
+    demands: Mapping[str, Demand], storages: Mapping[str, Storage], tables: TableState
+) -> None:
     """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Rows that
     fit come with the next batch."""
+    wanted, refused = {}, []
     for name, demand in demands.items():
         storage = storages[name]
         _, needed, _ = np.asarray(demand.largest).tolist()
-        if needed > storage.slots_per_device:
-            tables = ", ".join(row_range.table.name for row_range in storage.ranges)
-            key = "max_slots" if storage.kind.table else "slots"
-            raise TooFewSlotsError(
-                f"a batch asks for {needed:,} rows of one device's share of the "
-                f"cached tables {tables}, which have {storage.slots_per_device:,} "
-                f"slots there; raise their {key}, or lower the batch size"
-            )
+        if needed <= storage.slots_per_device:
+            continue
+        named = ", ".join(row_range.table.name for row_range in storage.ranges)
+        key = "max_slots" if storage.kind.table else "slots"
+        message = (
+            f"a batch asks for {needed:,} rows of one device's share of the cached "
+            f"tables {named}, which have {storage.slots_per_device:,} slots there; "
+            f"raise their {key}, or lower the batch size"
+        )
+        (row_range, *_) = storage.ranges
+        limit = row_range.table.max_slots
+        if limit and row_range.table.slots != limit:
+            slots = needed * row_range.row_shards
+            soon = slots + BATCHES_AHEAD * int(np.asarray(demand.rows)[1])
+            wanted[named] = min(soon, MOST_AHEAD * slots)
+        else:
+            refused.append(message)
+    if refused:
+        raise TooFewSlotsError(refused[0], {}, tables)
+    if wanted:
+        raise TooFewSlotsError(
+            f"the tables {', '.join(wanted)} must grow for a batch", wanted, tables
+        )

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from embark_jax.cache.kept_slots import Kept
 from embark_jax.cache.key_index import KeyIndex
-from embark_jax.cache.numbering import Numbering
-from embark_jax.cache.programs import Demand, Incoming, row_values
-from embark_jax.cache.stored_rows import KEY, NO_KEYS, StoredRows, check_memory
+from embark_jax.cache.resolving import Demand
+from embark_jax.cache.stored_rows import StoredRows, check_memory
+from embark_jax.cache.swaps import Incoming, row_values
 from embark_jax.embedding.arrays import TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.rules import AnyRule
-
-Keys = Mapping[str, np.ndarray]
-"""Keys of dynamic tables."""
+from embark_jax.launch.agreement import tell_all
 
 
 class TableStores:
@@ -30,7 +25,6 @@ class TableStores:
       collection: the embedding tables.
       optimizer: optimizer of their rows.
       key: JAX random key of the initial rows.
-      numbering: numbers of the keys of dynamic tables.
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
     Raises:
@@ -42,51 +36,37 @@ class TableStores:
         collection: EmbeddingCollection,
         optimizer: AnyRule,
         key: jax.Array,
-        numbering: Numbering,
         scratch: Path | None,
     ):
         self._optimizer = optimizer
         self._key = key
-        self._numbering = numbering
         self._values = {
             name: row_values(optimizer, storage)
             for name, storage in collection.cached.items()
         }
         local_devices = len(collection.mesh.local_devices)
         check_memory(collection.cached, self._values, local_devices)
-        self._stores: dict[str, StoredRows] = {}
-        for name, storage in collection.cached.items():
-            keys = None
-            if table := storage.kind.table:
-                keys = functools.partial(numbering.keys, table)
-            self._stores[name] = StoredRows(
-                storage, collection.mesh, self._values[name], scratch, keys
-            )
+        self._stores = {
+            name: StoredRows(storage, collection.mesh, self._values[name], scratch)
+            for name, storage in collection.cached.items()
+        }
 
     def __getitem__(self, name: str) -> StoredRows:
         return self._stores[name]
 
-    def grow(self, collection: EmbeddingCollection) -> None:
-        """Makes room for the rows of a plan with more of them.
+    @property
+    def dynamic(self) -> dict[str, StoredRows]:
+        """The stores of dynamic tables."""
+        return {name: store for name, store in self._stores.items() if store.table}
 
-        Raises:
-          StoreError: if there is no more room; nothing has changed.
-        """
-        self._stores |= {
-            name: self._stores[name].grown(storage)
-            for name, storage in collection.cached.items()
-            if storage.rows_per_device > self._stores[name].storage.rows_per_device
-        }
+    def use(self, collection: EmbeddingCollection) -> None:
+        """Changes to a plan of more slots."""
+        for name, storage in collection.cached.items():
+            self._stores[name].storage = storage
 
-    def read(self, demands: Mapping[str, Demand], unseen: Keys) -> dict[str, Incoming]:
-        """Returns the rows that come into slots; ``unseen`` are keys of the numbers
-        after all others, by dynamic table."""
-        return {
-            name: store.incoming(
-                demands[name], unseen.get(store.storage.kind.table, NO_KEYS)
-            )
-            for name, store in self._stores.items()
-        }
+    def read(self, demands: Mapping[str, Demand]) -> dict[str, Incoming]:
+        """Returns the rows that come into slots."""
+        return {n: store.incoming(demands[n]) for n, store in self._stores.items()}
 
     def write(
         self, demands: Mapping[str, Demand], outgoing: Mapping[str, jax.Array]
@@ -102,60 +82,79 @@ class TableStores:
         indexes: Mapping[str, KeyIndex],
     ) -> TableState:
         """Returns the tables with all rows of cached ones as they lie in the stores,
-        which get copies of rows in slots, and initial rows."""
+        which get copies of rows in slots, and initial rows; those of dynamic tables
+        with their keys and slots. All processes must call it."""
         for name, store in self._stores.items():
             arrays = {"": tables.storages[name], **tables.optimizer[name]}
             in_order = [arrays[value] for value in self._values[name]]
-            store.take_slots(indexes[name].slot_keys, in_order)
-            store.fill(collection, self._optimizer, self._key)
-        return self.arrays(tables, indexes)
-
-    def arrays(
-        self, tables: TableState, indexes: Mapping[str, KeyIndex] | None
-    ) -> TableState:
-        """Returns the tables with the arrays of the stores, and with the keys and slots
-        that the indexes say; None says that there are no keys."""
+            store.take_slots(indexes[name], in_order)
+            if not store.table:
+                store.fill(collection, self._optimizer, self._key)
+        rows = self._rows_of_blocks()
+        key_arrays: dict[str, Any] = {
+            name: store.key_arrays(indexes[name], rows[name])
+            for name, store in self.dynamic.items()
+        }
         tables = self._with_arrays(
-            tables, lambda name, value: self._stores[name].array(value)
+            tables, lambda name, value: self._stores[name].array(value, rows[name])
         )
-        states = dict(tables.optimizer)
-        for name, store in self._stores.items():
-            if store.storage.kind.table:
-                index = None if indexes is None else indexes[name]
-                states[name] = {**states[name], **store.key_arrays(index)}  # pyright: ignore
+        states = {
+            n: {**s, **key_arrays.get(n, {})} for n, s in tables.optimizer.items()
+        }
         return tables._replace(optimizer=states)
 
-    def restore(
-        self, tables: TableState, slots: TableState
-    ) -> tuple[TableState, dict[str, dict[Any, Kept]]]:
-        """Takes over the values that were written into the result of ``arrays``.
+    def unfilled(self, tables: TableState) -> TableState:
+        """Returns tables like ``filled``, with any values, which a checkpoint
+        overwrites; in place of the arrays of dynamic tables are ``RowsByKey``."""
+        rows = {n: s.storage.rows_per_device for n, s in self._stores.items()}
+        tables = self._with_arrays(
+            tables,
+            lambda name, value: self._stores[name].array(value, rows[name]),
+            [name for name, store in self._stores.items() if not store.table],
+        )
+        dynamic: dict[str, Any] = self.dynamic
+        return TableState(
+            {**tables.storages, **dynamic},
+            {**tables.optimizer, **{name: {} for name in dynamic}},
+        )
 
-        Args:
-          tables: tables with those arrays.
-          slots: tables that give the slots, whatever is in them.
-
-        Returns:
-          The tables with slots, and the rows of dynamic tables that had slots.
-        """
-        kept = {}
-        for name, store in self._stores.items():
-            if table := store.storage.kind.table:
-                arrays: Any = tables.optimizer[name]
-                self._numbering.restore(table, store.keys_in(arrays[KEY]))
-                kept[name] = store.kept_in(arrays)
+    def restored(self, slots: TableState, tables: TableState) -> TableState:
+        """Returns the tables with the slots of ``slots``, whatever is in them, once a
+        checkpoint was read into the result of ``unfilled``."""
+        for store in self._stores.values():
             store.overwritten()
 
         def array_in_slots(name: str, value: str) -> Any:
             return slots.optimizer[name][value] if value else slots.storages[name]
 
-        return self._with_arrays(tables, array_in_slots), kept
+        return self._with_arrays(tables, array_in_slots)
+
+    def _rows_of_blocks(self) -> dict[str, int]:
+        """Returns how many rows of each block a checkpoint has: of a dynamic table as
+        many as the block with the most."""
+        rows = {n: s.storage.rows_per_device for n, s in self._stores.items()}
+        if dynamic := self.dynamic:
+            counts = most_of_all([max(1, store.count) for store in dynamic.values()])
+            rows |= dict(zip(dynamic, counts, strict=True))
+        return rows
 
     def _with_arrays(
-        self, tables: TableState, array: Callable[[str, str], Any]
+        self,
+        tables: TableState,
+        array: Callable[[str, str], Any],
+        names: list[str] | None = None,
     ) -> TableState:
-        """Returns the tables with ``array(storage, value)`` for cached ones."""
+        """Returns the tables with ``array(storage, value)`` for cached ones, or those
+        of these names."""
         storages, states = dict(tables.storages), dict(tables.optimizer)
-        for name, values in self._values.items():
+        for name in self._values if names is None else names:
             storages[name] = array(name, "")
-            states[name] = {value: array(name, value) for value in values if value}
+            states[name] = {v: array(name, v) for v in self._values[name] if v}
         return TableState(storages, states)
+
+
+def most_of_all(counts: list[int]) -> list[int]:
+    """Returns the largest of each count in all processes, which must all call it."""
+    messages = tell_all(" ".join(map(str, counts)))
+    by_process = [[int(count) for count in text.split()] for text in messages]
+    return [max(counts) for counts in zip(*by_process, strict=True)]

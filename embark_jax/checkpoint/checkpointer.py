@@ -25,7 +25,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
-from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.stored_array import RowsByKey, StoredArray
 from embark_jax.checkpoint.agreement import in_process_0, together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason
@@ -35,13 +35,11 @@ from embark_jax.checkpoint.reading import READING_BYTES, SavedCheckpoint
 from embark_jax.checkpoint.restoring import restore_arrays
 from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import table_layouts
+from embark_jax.embedding.logical import dynamic_blocks, table_layouts
 from embark_jax.launch.agreement import WAIT_MS, tell_all
 from embark_jax.train.state import TrainState
 
 GIGABYTE = 1e9
-
-MakeRoom = Callable[[Mapping[str, int]], tuple[TrainState, EmbeddingCollection]]
 
 # Orbax logs each of its steps, and the errors that it raises.
 logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
@@ -154,7 +152,9 @@ class Checkpointer:
             plan=json.loads(embeddings.plan.to_json()),
             arrays={name: (array.dtype, array.shape) for name, array in saved.items()},
             keys=keys,
-            tables=table_layouts(embeddings.plan.storages),
+            tables=table_layouts(
+                embeddings.plan.storages, dynamic_blocks(embeddings, state.storages)
+            ),
         )
         items = {
             ARRAYS: ocp.args.PyTreeSave(arrays),
@@ -199,7 +199,6 @@ class Checkpointer:
         state: TrainState,
         embeddings: EmbeddingCollection,
         step: int | None = None,
-        make_room: MakeRoom | None = None,
     ) -> tuple[TrainState, dict[str, int]]:
         """Reads a checkpoint into a state of this model, whatever plan wrote it.
 
@@ -207,8 +206,6 @@ class Checkpointer:
           state: a trainer's ``whole_state``, for structure and shardings; consumed.
           embeddings: collection that the state belongs to.
           step: step of the checkpoint; None takes the newest that is not damaged.
-          make_room: returns state and collection anew, with room for so many rows of
-            each table: dynamic ones may have grown.
 
         Returns:
           The state, and the ``bad_ids`` that were saved with it.
@@ -226,14 +223,11 @@ class Checkpointer:
             memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
             saved = SavedCheckpoint(folder, memory)
             self._check_identity(saved)
-            target, collection = state, embeddings
-            if make_room is not None:
-                target, collection = make_room(saved.description.table_rows)
-            check_whole(target, collection)
-            arrays = named_arrays(target) | overwritten
-            layouts = table_layouts(collection.plan.storages)
+            check_whole(state, embeddings)
+            arrays = named_arrays(state) | overwritten
+            layouts = table_layouts(embeddings.plan.storages)
             restored = restore_arrays(saved, arrays, layouts, overwritten)
-            return with_arrays(target, restored), saved.description
+            return with_arrays(state, restored), saved.description
 
         damaged, problem = [], ""
         for number in steps:
@@ -325,7 +319,7 @@ def chosen_steps(
 def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
     """Raises ``ValueError`` if a state has some rows of cached tables, not all."""
     for name in embeddings.cached:
-        if not isinstance(state.storages[name], StoredArray):
+        if not isinstance(state.storages[name], StoredArray | RowsByKey):
             raise ValueError(
                 f"the state has slots of {name}, which hold some rows of its tables "
                 "alone; give Trainer.whole_state()"

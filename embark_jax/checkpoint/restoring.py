@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.kept_slots import KEY, NO_ROW, SLOT, SLOT_VALUES
+from embark_jax.cache.stored_array import RowsByKey, StoredArray
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, of_table
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
@@ -24,6 +25,9 @@ from embark_jax.embedding.logical import RangeLayout, TableLayout
 
 OVERWRITTEN_BYTES = 1 << 20
 """Bytes of a device's array that are overwritten at a time."""
+
+ROW_VALUES = 16
+"""Bytes of a parameter with its optimizer state, roughly."""
 
 Rows = tuple[int, np.ndarray]
 """Consecutive rows of an array, ``[rows, width]``, and the number of the first."""
@@ -51,6 +55,10 @@ def restore_arrays(
         if not of_table(name):
             restored[name] = restored_array(saved, name, array)
             continue
+        if isinstance(array, RowsByKey):
+            _restore_by_key(saved, array)
+            restored[name] = array
+            continue
         blocks = Blocks(array)
         try:
             for rows in _rows_of(saved, name, blocks, tables):
@@ -60,6 +68,56 @@ def restore_arrays(
             if isinstance(array, jax.Array):
                 overwritten[name] = restored[name]
     return restored
+
+
+def _restore_by_key(saved: SavedCheckpoint, rows_by_key: RowsByKey) -> None:
+    """Gives a dynamic table those of its rows that this process owns."""
+    rows_by_key.clear()
+    (layout,) = saved.description.tables[rows_by_key.table]
+    states = f"embedding_state.{layout.storage}.{{}}".format
+    names = {"": f"storages.{layout.storage}"} | {
+        n: states(n) for n in rows_by_key.states
+    }
+    block = len(range(0, layout.end, layout.row_shards))
+
+    def read(rows: tuple[int, range]):
+        row_shard, extent = rows
+        keys, *slots = (
+            saved.rows(
+                name, layout.first_slots[row_shard][0] + extent.start, len(extent)
+            )
+            for name in map(states, (KEY, *SLOT_VALUES))
+        )
+        keys, slots = (
+            keys()[:, 0],
+            {
+                name: values()[:, 0]
+                for name, values in zip(SLOT_VALUES, slots, strict=True)
+            },
+        )
+        own = np.flatnonzero((slots[SLOT] != NO_ROW) & rows_by_key.owned(keys))
+        if not len(own):
+            return None
+        values = {}
+        for value, name in names.items():
+            reads = [
+                saved.rows(name, first + extent.start, len(extent))
+                for first in layout.first_slots[row_shard]
+            ]
+            columns = [wait() for wait in reads]
+            if columns[0].shape[1] != layout.width:  # one value a row, in all of them
+                columns = columns[:1]
+            values[value] = np.concatenate(columns, axis=1)[own]
+        return keys[own], {n: slot[own] for n, slot in slots.items()}, values
+
+    items = (
+        (row_shard, extent)
+        for row_shard in range(layout.row_shards)
+        for extent in extents(range(block), ROW_VALUES * layout.dim)
+    )
+    for taken in saved.in_threads(read, items):
+        if taken is not None:
+            rows_by_key.take(*taken)
 
 
 def restored_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:

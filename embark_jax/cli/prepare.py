@@ -18,7 +18,7 @@ from embark_jax.config import OWN_FILES, RECIPES, ExperimentConfig, reading
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.config.validation import validated
 from embark_jax.plans.options import OnBadLine, SplitBy
-from embark_jax.plans.tables import DYNAMIC_KEYS
+from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
     from embark_jax.data.manifest import Manifest
@@ -261,7 +261,7 @@ def _training(listed: TableList, name: str, rows: int, out: Path) -> ExperimentC
 
 def _say_what(manifest: Manifest, out: Path) -> None:
     samples = [f"{manifest.rows(split):,} {split}" for split in manifest.files]
-    counts = [rows for rows in manifest.table_rows.values() if rows != DYNAMIC_KEYS]
+    counts = [rows for rows in manifest.table_rows.values() if rows != HASHED_KEYS]
     tables = f"{sum(counts):,} rows of {len(counts)} tables"
     if by_key := len(manifest.table_rows) - len(counts):
         tables += f" and {by_key} tables of keys, which must be dynamic"
@@ -280,8 +280,8 @@ def _hashed(options: Iterable[str]) -> dict[str, int | None]:
         if rows is None:
             hashed[name] = None
         elif rows == KEYS:
-            hashed[name] = DYNAMIC_KEYS
-        elif rows.isdecimal() and 2 <= int(rows) <= DYNAMIC_KEYS:
+            hashed[name] = HASHED_KEYS
+        elif rows.isdecimal() and 2 <= int(rows) <= HASHED_KEYS:
             hashed[name] = int(rows)
         else:
             raise ConfigError(

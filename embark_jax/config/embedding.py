@@ -35,7 +35,7 @@ from embark_jax.plans.options import (
     Tier,
     WireFormat,
 )
-from embark_jax.plans.tables import DYNAMIC_KEYS, FeatureSpec, TableSpec
+from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec, TableSpec
 
 
 class TableConfig(Config):
@@ -61,7 +61,7 @@ class TableConfig(Config):
     """Rows of a table on ``host`` or ``disk`` that all devices together hold; ``auto``
     or None takes as many as the planner finds memory for."""
     max_slots: PositiveInt | None = None
-    """Makes a dynamic table: any id that is not negative is a key, and gets a row when
+    """Makes a dynamic table: any 64 bits but those of -1 are a key, and get a row when
     it is first seen. The table begins with ``slots``, at least one a device (``auto``
     or None: 16,384), which grow up to this number, at least by doubling; after that,
     rows leave. ``rows`` is for synthetic data only: the number of unique ids that are
@@ -189,7 +189,7 @@ class EmbeddingConfig(Config):
           ValueError: if its values do not fit together.
         """
         config = self.tables.get(name, TableConfig())
-        if rows == DYNAMIC_KEYS and config.max_slots is None:
+        if rows == HASHED_KEYS and config.max_slots is None:
             raise ValueError(
                 f"table {name!r}: its ids are keys of 63 bits, so it must be dynamic; "
                 "give it max_slots"

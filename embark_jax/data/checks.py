@@ -13,7 +13,7 @@ from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.records import layout
 from embark_jax.plans.options import OnBadId
-from embark_jax.plans.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
 
 MIN_SCALE, MAX_SCALE = 0.01, 10
 """Sizes of dense values that suit models; logarithms of counts are up to 10."""
@@ -32,7 +32,8 @@ class BatchChecker:
 
     Args:
       features: all features of the model.
-      table_rows: rows of each table.
+      table_rows: rows of each table; ``DYNAMIC_KEYS`` of one whose ids may have any 64
+        bits, but for the padding -1.
       dense_features: number of dense features; None takes that of the first batch.
       tasks: number of labels of each sample, if it has several, otherwise 0; None takes
         that of the first batch.
@@ -163,7 +164,9 @@ class BatchChecker:
                 rule = f"a bag has more ids than the declared hotness, {hotness}"
                 _fail(batch, what, extra, ids, rule)
             ids = ids[:, :hotness]
-        if ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
+        if rows == DYNAMIC_KEYS:
+            ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids
+        elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
             ids = self._mend(batch, name, ids)
         return _pad(ids.astype(id_dtype(rows), copy=False), hotness, PADDING_ID)
 

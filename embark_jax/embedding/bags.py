@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.keys import words_of
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.tables import PADDING_ID
+from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID
 
 
-def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the ids, with padding for those that are no row of a table of
-    ``rows`` rows, and their number, ``[]`` int32. All bits of 64-bit ids count, in any
-    mode."""
+    ``rows`` rows; which are no padding, bool; and how many were masked, ``[]`` int32.
+    All bits of 64-bit ids count, in any mode; any of them is a key of a dynamic
+    table."""
     with jax.enable_x64(ids.dtype == jnp.int64):
+        if rows == DYNAMIC_KEYS:
+            return ids, ids != PADDING_ID, jnp.zeros((), jnp.int32)
         valid = ids >= 0
         if rows <= jnp.iinfo(ids.dtype).max:
             valid &= ids < rows
         bad = (~valid & (ids != PADDING_ID)).sum(dtype=jnp.int32)
-        return jnp.where(valid, ids, PADDING_ID), bad
+        return jnp.where(valid, ids, PADDING_ID), valid, bad
 
 
 def mean_factor(
-    ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], name: str
+    present: jax.Array, weights: Mapping[str, jax.Array], name: str
 ) -> jax.Array:
-    """Returns ``[batch]``: one over each bag's total weight; zero if that is zero."""
-    present = (ids[name] >= 0).astype(jnp.float32)
-    total = (present * weights[name] if name in weights else present).sum(axis=1)
+    """Returns ``[batch]``: one over each bag's total weight; zero if that is zero.
+    ``present`` is ``[batch, hotness]`` bool."""
+    factors = present.astype(jnp.float32)
+    total = (factors * weights[name] if name in weights else factors).sum(axis=1)
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
 
 
@@ -66,22 +72,44 @@ def check_arrays(
         raise ValueError("; ".join(problems))
 
 
-def storage_columns(
+class Requests(NamedTuple):
+    """What the features of a storage ask for.
+
+    Attributes:
+      ids: ``[batch, columns]`` ids, -1 where padded; of a dynamic table the index of
+        each key among all of them.
+      weights: ``[batch, columns]`` float32, or None if no feature has weights.
+      keys: ``[batch, columns, 2]`` keys of a dynamic table, or None.
+    """
+
+    ids: jax.Array
+    weights: jax.Array | None
+    keys: jax.Array | None
+
+
+def requests_of(
     index: StorageIndex,
     ids: Mapping[str, jax.Array],
+    present: Mapping[str, jax.Array],
     weights: Mapping[str, jax.Array],
-) -> tuple[jax.Array, jax.Array | None]:
-    """Returns ``[batch, columns]`` ids of a storage, and weights if a feature has
-    any."""
+) -> Requests:
+    """Returns the requests of a storage; ``present`` says by feature which ids are no
+    padding."""
     names = [f.feature.name for f in index.features]
     wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
     with jax.enable_x64(wide):
         integer = jnp.int64 if wide else jnp.int32
         columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
+    keys = None
+    if index.by_key:
+        keys = words_of(columns)
+        number = jnp.arange(columns.size, dtype=jnp.int32).reshape(columns.shape)
+        held = jnp.concatenate([present[n] for n in names], axis=1)
+        columns = jnp.where(held, number, PADDING_ID)
     if not any(f.feature.weighted for f in index.features):
-        return columns, None
+        return Requests(columns, None, keys)
     factors = [
         weights[n] if n in weights else jnp.ones(ids[n].shape, jnp.float32)
         for n in names
     ]
-    return columns, jnp.concatenate(factors, axis=1)
+    return Requests(columns, jnp.concatenate(factors, axis=1), keys)

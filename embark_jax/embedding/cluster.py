@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, RowGroups, sum_groups
 
+from embark_jax.embedding.bags import Requests
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 
@@ -63,17 +64,10 @@ class Cluster(Protocol):
     index: StorageIndex
     implementation: Implementation
 
-    def route(
-        self, ids: jax.Array, weights: jax.Array | None
-    ) -> tuple[Route, jax.Array]:
+    def route(self, requests: Requests) -> tuple[Route, jax.Array]:
         """Finds where each id goes, and int32 values of which the step needs the
         largest over all devices: the ``[]`` capacity that the route needs here, or in
-        DP what ``finish`` takes.
-
-        Args:
-          ids: ``[batch, columns]``, -1 where padded.
-          weights: ``[batch, columns]`` float32, or None if no feature has weights.
-        """
+        DP what ``finish`` takes."""
         ...
 
     def finish(self, route: Route, largest: jax.Array) -> Route:
@@ -108,12 +102,25 @@ class Cluster(Protocol):
 
 
 class ShardedCluster(Cluster, Protocol):
-    """A cluster whose rows may be cached: ReductionBased or UniqueBased."""
+    """A cluster whose rows may be cached: ReductionBased or UniqueBased.
+
+    Its routes have ``keys``: of a dynamic table the ``[rows, 2]`` keys of ``touched``,
+    which are ranks below ``cells``; else None.
+    """
+
+    cells: int
 
     def with_slots(self, route: Route, slot: jax.Array) -> Route:
-        """Returns the route with slots in place of the keys of ``touched``, ``[rows]``;
-        a slot is out of range where its key is."""
+        """Returns the route with slots in place of those of ``touched``, ``[rows]``;
+        a slot is out of range where that is."""
         ...
+
+
+def weights_of_requests(index: StorageIndex, requests: Requests) -> jax.Array | None:
+    """Returns the weight of each request, ``[batch, requests]``, if there are any."""
+    if requests.weights is None:
+        return None
+    return requests.weights[:, index.request_column]
 
 
 def pick(values: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:

@@ -23,7 +23,7 @@ from embark_jax.embedding.bags import (
     check_arrays,
     mask_bad,
     mean_factor,
-    storage_columns,
+    requests_of,
 )
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.clusters import make_cluster
@@ -102,7 +102,7 @@ class EmbeddingCollection:
         }
         self.hot_keys = index_hot_rows(plan.placements)
         self._weighted = {f.name for f in plan.features if f.weighted}
-        rows = {table.name: table.rows for table in plan.tables}
+        rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
         self._route_specs = self._specs_of_routes(BATCH)
 
@@ -187,7 +187,7 @@ class EmbeddingCollection:
         """Finds out where each id goes; depends on no parameter.
 
         An id that is neither a row of its table nor -1 goes nowhere: it is counted, and
-        treated as padding.
+        treated as padding. Of a dynamic table any integer but -1 is a key.
 
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
@@ -203,19 +203,20 @@ class EmbeddingCollection:
 
         def route(ids, weights):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
-            ids = {n: valid for n, (valid, _) in masked.items()}
+            ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
+            present = {n: present for n, (_, present, _) in masked.items()}
             ids = self.hot_keys.positions_of(ids, self.plan.features)
-            bad = jnp.stack([count for _, count in masked.values()])
+            bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
             for name, index in self._barred.items():
-                columns, _ = storage_columns(index, ids, weights)
-                _, owner, _ = index.expand(columns)
+                requests = requests_of(index, ids, present, weights)
+                _, owner, _ = index.expand(requests.ids, requests.keys)
                 own_needs[name] = (owner < index.devices).any().astype(jnp.int32)
             for name, cluster in self.clusters.items():
-                columns, factors = storage_columns(cluster.index, ids, weights)
-                storages[name], own_needs[name] = cluster.route(columns, factors)
+                requests = requests_of(cluster.index, ids, present, weights)
+                storages[name], own_needs[name] = cluster.route(requests)
             mean_factors = {
-                f.name: mean_factor(ids, weights, f.name)
+                f.name: mean_factor(present[f.name], weights, f.name)
                 for f in self.plan.features
                 if f.pooling == "mean"
             }

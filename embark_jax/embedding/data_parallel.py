@@ -23,7 +23,12 @@ from embark_kernels import (
     pooled_lookup,
 )
 
-from embark_jax.embedding.cluster import RowGradients, Summands, sum_up
+from embark_jax.embedding.cluster import (
+    RowGradients,
+    Summands,
+    sum_up,
+    weights_of_requests,
+)
 from embark_jax.embedding.exchange import (
     Exchange,
     own_share,
@@ -96,11 +101,11 @@ class DataParallel:
         self._listed = np.flatnonzero(~column_whole)
         self._column_behind = column_behind[self._whole]
 
-    def route(self, ids, weights):
+    def route(self, requests):
         """Returns slots and weights, and ``[buffer rows + …]``: the rows of tables
         summed whole that this device uses, and its slots in the other tables."""
-        _, _, slot = self.index.expand(ids)
-        weight = None if weights is None else weights[:, self.index.request_column]
+        _, _, slot = self.index.expand(requests.ids)
+        weight = weights_of_requests(self.index, requests)
         used = jnp.zeros(self._buffer_rows, jnp.int32)
         if self.index.devices > 1:
             used = used.at[self._buffer_row(slot)].set(1, mode="drop")

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from embark_jax.embedding.keys import row_shard_of
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
@@ -105,6 +106,11 @@ class StorageIndex:
         return len(self.output_row_shards)
 
     @property
+    def by_key(self) -> bool:
+        """Whether this is the storage of a dynamic table."""
+        return bool(self.storage.kind.table)
+
+    @property
     def wide(self) -> bool:
         """Whether a table has more rows than 32 bits number."""
         return any(
@@ -138,22 +144,36 @@ class StorageIndex:
             hotness = [
                 f.feature.hotness for f in self.features if f.feature.table == table
             ]
-            shard_rows = min(rows.shard_rows(0), samples * sum(hotness))
+            shard_rows = samples * sum(hotness)
+            if not self.by_key:
+                shard_rows = min(rows.shard_rows(0), shard_rows)
             np.add.at(rows_by_device, self.storage.owners(table).ravel(), shard_rows)
         return int(rows_by_device.max())
 
-    def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def expand(
+        self, ids: jax.Array, keys: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Finds the owner and slot of every request.
 
         Args:
           ids: ``[batch, columns]`` int32 or int64, -1 where padded.
+          keys: ``[batch, columns, 2]`` keys of a dynamic table. Its slots are not known
+            yet: the ids are any numbers below their count that stand for keys.
 
         Returns:
           ``(shard, owner, slot)``, each ``[batch, requests]`` int32; an request that is
           padding, or whose row lies elsewhere, has owner ``devices`` and slot
-          ``slots``.
+          ``slots``. Of a dynamic table the slot is the id, and the count where padded.
         """
         row_shards = self.output_row_shards[self.request_output][None]
+        if keys is not None:
+            row_shard = row_shard_of(keys, self.storage.ranges[0].row_shards)
+            shard = self.output_first_shard[self.request_output][None]
+            shard += row_shard.astype(jnp.int32)[:, self.request_column]
+            slot, absent = ids[:, self.request_column], ids.size
+            owner = jnp.asarray(self.partial_sums.owner)[shard]
+            owner = jnp.where(slot >= 0, owner, self.devices)
+            return shard, owner, jnp.where(slot >= 0, slot, absent)
         shard = self.output_first_shard[self.request_output][None]
         shard_owner = self.partial_sums.owner
         with jax.enable_x64(ids.dtype == jnp.int64):

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ class TableRows(NamedTuple):
 
     Attributes:
       keys: ``[rows]`` int64: row numbers from 0, in order; of a dynamic table its keys,
-        in the order in which training first met them.
+        ascending.
       rows: ``[rows, dim]``, in the number format of the table.
     """
 
@@ -157,13 +158,17 @@ TableLayout = tuple[RangeLayout, ...]
 """Layouts of all rows of a table: its hot rows, if it has any, and its cold ones."""
 
 
-def table_layouts(storages: Iterable[Storage]) -> dict[str, TableLayout]:
-    """Returns the layouts of all tables in the storages of a plan, by name."""
+def table_layouts(
+    storages: Iterable[Storage], blocks: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, TableLayout]:
+    """Returns the layouts of all tables in the storages of a plan, by name; ``blocks``
+    are the rows that each device's block of a dynamic table has, by storage."""
     layouts: dict[str, TableLayout] = {}
     for storage in storages:
         for rows in storage.ranges:
-            name = rows.table.name
-            layouts[name] = (*layouts.get(name, ()), _range_layout(storage, rows))
+            name, block = rows.table.name, storage.rows_per_device
+            layout = _range_layout(storage, rows, blocks.get(storage.name, block))
+            layouts[name] = (*layouts.get(name, ()), layout)
     # In the order of rows; the storage of hot rows need not come first.
     return {
         name: tuple(sorted(ranges, key=lambda layout: layout.begin))
@@ -183,17 +188,20 @@ def export_table(
       table: name of the table.
 
     Returns:
-      ``[rows, dim]``; ``[rows, 1]`` for a state with one value a row. Rows of a dynamic
-      table are in the order of their numbers, with room for more at the end.
+      ``[rows, dim]``; ``[rows, 1]`` for a state with one value a row. Of a dynamic
+      table some are room for a row; the array of slots says which.
 
     Raises:
       ValueError: if there is no such table, the arrays have only those of its rows that
         are in slots, or they are of another collection.
     """
-    layouts = table_layouts(collection.plan.storages)
-    if table not in layouts:
-        raise ValueError(f"no table {table!r}; there are {', '.join(layouts)}")
+    tables = [spec.name for spec in collection.plan.tables]
+    if table not in tables:
+        raise ValueError(f"no table {table!r}; there are {', '.join(tables)}")
     _check_arrays(collection, storages, table)
+    layouts = table_layouts(
+        collection.plan.storages, dynamic_blocks(collection, storages)
+    )
     last = layouts[table][-1]
     array = storages[last.storage]
     whole = array.shape[1] == last.width  # else one value a row
@@ -208,6 +216,17 @@ def export_table(
                 shard_rows = _rows_on_device(array, first, held.count)
                 rows[held.among, k * width : (k + 1) * width] = shard_rows
     return rows
+
+
+def dynamic_blocks(
+    collection: EmbeddingCollection, arrays: Mapping[str, Any]
+) -> dict[str, int]:
+    """Returns ``blocks`` as in ``table_layouts``, of the arrays of storages."""
+    return {
+        storage.name: arrays[storage.name].shape[0] // collection.plan.devices
+        for storage in collection.plan.storages
+        if storage.kind.table and hasattr(arrays.get(storage.name), "shape")
+    }
 
 
 def _check_arrays(
@@ -225,12 +244,14 @@ def _check_arrays(
             )
         blocks = 1 if storage.replicated else collection.plan.devices
         rows = storage.rows_per_device * blocks
+        if storage.kind.table and array is not None:
+            continue
         if array is None or array.shape[0] != rows:
             state = "missing" if array is None else f"of {array.shape[0]:,} rows"
             raise ValueError(
                 f"table {table!r}: storage {storage.name!r} is {state}, has {rows:,} "
-                "rows in this collection; take trainer.embeddings, which changes when "
-                f"a table grows, or trainer.table({table!r})"
+                f"rows in this collection; take trainer.embeddings, or "
+                f"trainer.table({table!r})"
             )
 
 
@@ -243,11 +264,11 @@ def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
     raise ValueError(f"row {first} of {array.shape} is on a device of another process")
 
 
-def _range_layout(storage: Storage, rows: RowRange) -> RangeLayout:
-    table = rows.table
-    blocks = storage.owners(table.name).astype(int) * storage.rows_per_device
+def _range_layout(storage: Storage, rows: RowRange, block: int) -> RangeLayout:
+    table, end = rows.table, rows.end
+    if storage.kind.table:
+        end = block * rows.row_shards
+    blocks = storage.owners(table.name).astype(int) * block
     first_slots = (blocks + storage.first_slots[table.name]).tolist()
     slots = tuple(map(tuple, first_slots))
-    return RangeLayout(
-        storage.name, rows.begin, rows.end, table.dim, slots, rows.hot_ids
-    )
+    return RangeLayout(storage.name, rows.begin, end, table.dim, slots, rows.hot_ids)

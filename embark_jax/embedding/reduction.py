@@ -23,9 +23,11 @@ from embark_jax.embedding.cluster import (
     mean_square_over_column_shards,
     pick,
     sum_up,
+    weights_of_requests,
 )
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.keys import WORDS, rank_keys
 from embark_jax.embedding.wire import PooledIds, decode_ids, encode_ids
 from embark_jax.plans.wire import Wire, sum_blocks
 
@@ -35,14 +37,17 @@ class ReductionRoute(NamedTuple):
 
     Attributes:
       received: ids from each requester, as slots; ``slots`` where empty. Bags are
-        (sample, partial sum), flattened.
+        (sample, partial sum), flattened. Of a dynamic table, until its owner resolves
+        it, slots are ranks of received keys.
       touched: the received slots grouped by row.
       request: ``[devices, capacity]`` request behind each cell that was sent.
+      keys: as in ``cluster.ShardedCluster``.
     """
 
     received: PooledIds
     touched: RowGroups
     request: jax.Array
+    keys: jax.Array | None
 
 
 class ReductionBased:
@@ -60,13 +65,14 @@ class ReductionBased:
         self.index = index
         self.exchange = exchange
         self.capacity = capacity
+        self.cells = index.devices * capacity
         self.batch = batch
         self.wire = wire
         self.implementation: Implementation = implementation
 
-    def route(self, ids, weights):
+    def route(self, requests):
         index = self.index
-        shard, owner, slot = index.expand(ids)
+        shard, owner, slot = index.expand(requests.ids, requests.keys)
         rank = jnp.asarray(index.partial_sums.rank)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
         bag, bags = sample * index.partial_sums.ranks + rank, self._bags
@@ -84,18 +90,31 @@ class ReductionBased:
         def picked(requests, fill):
             return pick(requests.reshape(-1), buckets.source, fill)
 
+        weights = weights_of_requests(index, requests)
         if weights is not None:
-            weights = picked(weights[:, index.request_column], 0)
-        received = self._swap(
-            PooledIds(picked(slot, index.slots), picked(bag, bags), weights)
-        )
+            weights = picked(weights, 0)
+        keys, slots = None, index.slots
+        if requests.keys is None:
+            sent = picked(slot, slots)
+        else:
+            number = pick(slot.reshape(-1), buckets.source)
+            sent = requests.keys.reshape(-1, WORDS).at[number].get(mode="clip")
+        received = self._swap(PooledIds(sent, picked(bag, bags), weights))
+        if requests.keys is not None:
+            present = (received.bag < bags).reshape(-1)
+            rank, keys, _ = rank_keys(received.slot.reshape(-1, WORDS), present)
+            received = received._replace(slot=rank.reshape(received.bag.shape))
+            slots = self.cells
         touched = group_rows(
             received.slot.reshape(-1),
-            index.slots,
+            slots,
             max_groups=index.max_rows(self.batch * index.devices),
             implementation=self.implementation,
         )
-        return ReductionRoute(received, touched, buckets.source), buckets.needed
+        if keys is not None:
+            keys = keys.at[touched.row].get(mode="clip")
+        route = ReductionRoute(received, touched, buckets.source, keys)
+        return route, buckets.needed
 
     def finish(self, route, largest):
         return route
@@ -106,7 +125,9 @@ class ReductionBased:
             return ids
         blocks = self.index.partial_sums.ranks * sum_blocks(self.batch)
         coded = self.exchange.swap(encode_ids(ids, self._bags, blocks))
-        return decode_ids(coded, self._bags, blocks, ids.weight is not None)
+        return decode_ids(
+            coded, self._bags, blocks, ids.weight is not None, self.index.by_key
+        )
 
     def touched(self, route):
         return route.touched.row
@@ -118,6 +139,7 @@ class ReductionBased:
         return route._replace(
             received=received._replace(slot=slots),
             touched=touched.with_rows(slot),
+            keys=None,
         )
 
     def lookup(self, block, route):

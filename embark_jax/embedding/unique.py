@@ -26,9 +26,11 @@ from embark_jax.embedding.cluster import (
     mean_square_over_column_shards,
     pick,
     sum_up,
+    weights_of_requests,
 )
 from embark_jax.embedding.exchange import Exchange, Filled
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.keys import WORDS, rank_keys, swap_keys
 from embark_jax.plans.wire import Wire
 
 
@@ -36,13 +38,15 @@ class UniqueRoute(NamedTuple):
     """The route of a UB storage.
 
     Attributes:
-      slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
+      slot: ``[devices * capacity]`` received slots; ``slots`` where empty. Of a
+        dynamic table, until its owner resolves it, they are ranks of received keys.
       touched: the received slots grouped by row.
       inverse: ``[batch, requests]`` cell of each request's row among those returned.
       returned: the requests grouped by those cells.
       weight: ``[batch, requests]`` weight of each request, or None.
       request: ``[devices, capacity]`` first request behind each cell that was sent.
       filled: cells that hold an id, or None where all cells travel.
+      keys: as in ``cluster.ShardedCluster``.
     """
 
     slot: jax.Array
@@ -52,6 +56,7 @@ class UniqueRoute(NamedTuple):
     weight: jax.Array | None
     request: jax.Array
     filled: Filled | None
+    keys: jax.Array | None
 
 
 class UniqueBased:
@@ -69,36 +74,49 @@ class UniqueBased:
         self.index = index
         self.exchange = exchange
         self.capacity = capacity
+        self.cells = index.devices * capacity
         self.wire = wire
         self.implementation: Implementation = implementation
 
-    def route(self, ids, weights):
-        index = self.index
-        _, owner, slot = index.expand(ids)
+    def route(self, requests):
+        index, ids = self.index, requests.ids
+        keys, slots = None, index.slots
+        if requests.keys is not None:
+            ranked = rank_keys(requests.keys.reshape(-1, WORDS), ids.reshape(-1) >= 0)
+            ids = jnp.where(ids >= 0, ranked.rank.reshape(ids.shape), ids)
+            keys, slots = ranked.keys, ids.size
+        _, owner, slot = index.expand(ids, requests.keys)
         buckets = unique_by_owner(
             owner.reshape(-1),
             slot.reshape(-1),
             index.devices,
-            index.slots,
+            slots,
             self.capacity,
             implementation=self.implementation,
         )
         with jax.named_scope("id exchange"):
             count = jnp.minimum(buckets.count, self.capacity)
             filled = self.exchange.announce(count)
-            received_slot = self.exchange.swap(
-                buckets.slot, filled=filled, empty=index.slots
-            )
-        received_slot = received_slot.reshape(-1)
+            if keys is None:
+                received_slot = self.exchange.swap(
+                    buckets.slot, filled=filled, empty=slots
+                ).reshape(-1)
+            else:
+                sent = keys.at[buckets.slot].get(mode="clip")
+                received = swap_keys(self.exchange, sent, count, filled)
+        if keys is not None:
+            received_slot, keys, _ = rank_keys(*received)
+            slots = self.cells
         implementation, cells = self.implementation, buckets.source.size
+        touched = group_rows(
+            received_slot,
+            slots,
+            max_groups=index.max_rows(len(ids) * index.devices),
+            implementation=implementation,
+        )
         route = UniqueRoute(
             received_slot,
-            group_rows(
-                received_slot,
-                index.slots,
-                max_groups=index.max_rows(len(ids) * index.devices),
-                implementation=implementation,
-            ),
+            touched,
             buckets.inverse.reshape(owner.shape),
             group_targets(
                 buckets.inverse,
@@ -106,9 +124,10 @@ class UniqueBased:
                 sorted_ids=buckets.sorted_ids,
                 implementation=implementation,
             ),
-            None if weights is None else weights[:, index.request_column],
+            weights_of_requests(index, requests),
             buckets.source,
             filled,
+            None if keys is None else keys.at[touched.row].get(mode="clip"),
         )
         return route, buckets.count.max()
 
@@ -123,6 +142,7 @@ class UniqueBased:
         return route._replace(
             slot=pick(slot, touched.group, self.index.slots),
             touched=touched.with_rows(slot),
+            keys=None,
         )
 
     def lookup(self, block, route):

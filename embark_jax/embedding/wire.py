@@ -24,6 +24,7 @@ from embark_jax.plans.wire import (
     SCALE_BYTES,
     SLOT_BYTES,
     VALUE_BYTES,
+    id_bytes,
     pooled_id_bytes,
 )
 
@@ -73,7 +74,8 @@ class PooledIds(NamedTuple):
     """Ids for, or from, each device.
 
     Attributes:
-      slot: ``[devices, capacity]`` int32 slot of each id.
+      slot: ``[devices, capacity]`` int32 slot of each id; ``[devices, capacity, 2]``
+        uint32 keys while those of a dynamic table travel.
       bag: ``[devices, capacity]`` int32 bag of each id, ascending along a line;
         ``bags`` where there is no id.
       weight: ``[devices, capacity]`` float32 weight of each id, or None.
@@ -101,17 +103,20 @@ def encode_ids(ids: PooledIds, bags: int, blocks: int) -> jax.Array:
     return jnp.concatenate([*coded, _to_bytes(ends.astype(jnp.int32))], axis=1)
 
 
-def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> PooledIds:
+def decode_ids(
+    coded: jax.Array, bags: int, blocks: int, weighted: bool, by_key: bool = False
+) -> PooledIds:
     """Decodes the bytes that ``encode_ids`` made.
 
     Args:
       coded: bytes from each device.
       bags, blocks: as in ``encode_ids``.
       weighted: whether ids have weights.
+      by_key: whether keys travel, not slots.
     """
     ids_bytes = coded.shape[1] - SLOT_BYTES * blocks
-    capacity = ids_bytes // pooled_id_bytes(weighted)
-    field_bytes = [1, SLOT_BYTES] + [SLOT_BYTES] * weighted
+    capacity = ids_bytes // pooled_id_bytes(weighted, by_key)
+    field_bytes = [1, id_bytes(by_key)] + [SLOT_BYTES] * weighted
     cuts = np.cumsum(field_bytes) * capacity
     low, slot, *weight, ends = jnp.split(coded, cuts, axis=1)
     cell = jnp.arange(capacity, dtype=jnp.int32)
@@ -119,8 +124,12 @@ def decode_ids(coded: jax.Array, bags: int, blocks: int, weighted: bool) -> Pool
         lambda line: jnp.searchsorted(line, cell, "right", method="scan_unrolled")
     )(_from_bytes(ends, jnp.int32))
     bag = BLOCK_BAGS * block.astype(jnp.int32) + low.astype(jnp.int32)
+    if by_key:
+        ids = _from_bytes(slot, jnp.uint32).reshape(*low.shape, -1)
+    else:
+        ids = _from_bytes(slot, jnp.int32)
     return PooledIds(
-        _from_bytes(slot, jnp.int32),
+        ids,
         jnp.minimum(bag, bags),
         _from_bytes(weight[0], jnp.float32) if weighted else None,
     )

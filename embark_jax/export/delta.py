@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,16 +16,16 @@ import numpy as np
 from embark_jax._base.storage import local
 from embark_jax.export.description import (
     FILE_NAME,
-    Description,
     ExportError,
     read_description,
 )
 from embark_jax.export.lookup import LookupTable, read_table
+from embark_jax.export.run_scorer import lookup_table
 from embark_jax.plans.tables import TableSpec
 from embark_jax.run.saved import SavedModel
 
 Rows = Callable[[range], np.ndarray]
-"""``numbers -> rows``, with NaN for rows that were not there."""
+"""``numbers -> rows``."""
 
 
 class Earlier(NamedTuple):
@@ -35,43 +34,14 @@ class Earlier(NamedTuple):
     Attributes:
       step: their step.
       shapes: rows, None for a dynamic table, and dim by table.
-      rows: of a later checkpoint and a table, the earlier rows by their numbers in the
-        later one. It raises ``ExportError`` if the table is of another run.
+      rows: of a table the earlier rows by number.
+      by_key: of a dynamic table the earlier rows by key.
     """
 
     step: int
     shapes: dict[str, tuple[int | None, int]]
-    rows: Callable[[SavedModel, TableSpec], Rows]
-
-
-def _rows_of_checkpoint(then: SavedModel, now: SavedModel, table: TableSpec) -> Rows:
-    if not table.is_dynamic:
-        return lambda numbers: then.rows(table, numbers)
-    keys = then.keys(table)
-    if not np.array_equal(keys, now.keys(table)[: len(keys)]):
-        raise ExportError(
-            f"table {table.name!r}: had other keys at step {then.step}, so that was "
-            "another run"
-        )
-
-    def read(numbers: range) -> np.ndarray:
-        rows = np.full((len(numbers), table.dim), np.nan, np.float32)
-        stored = range(numbers.start, min(numbers.stop, len(keys)))
-        if stored:
-            rows[: len(stored)] = then.rows(table, stored)
-        return rows
-
-    return read
-
-
-def _rows_of_export(
-    folder: Path, description: Description, now: SavedModel, table: TableSpec
-) -> Rows:
-    rows = read_table(folder, description, table.name)
-    if not table.is_dynamic:
-        return lambda numbers: rows.values[numbers.start : numbers.stop]
-    keys = now.keys(table)
-    return lambda numbers: rows[keys[numbers.start : numbers.stop]]
+    rows: Callable[[TableSpec], Rows]
+    by_key: Callable[[TableSpec], LookupTable]
 
 
 def earlier(since: str, checkpoints: PathLike[str]) -> Earlier:
@@ -90,8 +60,15 @@ def earlier(since: str, checkpoints: PathLike[str]) -> Earlier:
         description = read_description(folder)
         if description.since is None and description.row_format == "float32":
             shapes_then = {n: (t.rows, t.dim) for n, t in description.tables.items()}
-            rows = functools.partial(_rows_of_export, folder, description)
-            return Earlier(description.step, shapes_then, rows)
+
+            def by_key(table: TableSpec) -> LookupTable:
+                return read_table(folder, description, table.name)
+
+            def rows(table: TableSpec) -> Rows:
+                values = by_key(table).values
+                return lambda numbers: values[numbers.start : numbers.stop]
+
+            return Earlier(description.step, shapes_then, rows, by_key)
         step = str(description.step)
     elif folder.is_dir():
         checkpoints, step = folder.absolute().parent, folder.absolute().name
@@ -100,8 +77,12 @@ def earlier(since: str, checkpoints: PathLike[str]) -> Earlier:
             f"--since {since}: must be a step, or the folder of a checkpoint or export"
         )
     then = SavedModel(checkpoints, int(step))
-    rows = functools.partial(_rows_of_checkpoint, then)
-    return Earlier(then.step, shapes(then), rows)
+    return Earlier(
+        then.step,
+        shapes(then),
+        lambda table: functools.partial(then.rows, table),
+        lambda table: lookup_table(then, table),
+    )
 
 
 def shapes(saved: SavedModel) -> dict[str, tuple[int | None, int]]:
@@ -124,21 +105,33 @@ def check(now: SavedModel, then: Earlier) -> None:
 
 def changed_rows(now: SavedModel, then: Earlier, table: TableSpec) -> LookupTable:
     """Returns the rows that have changed; their keys are row numbers of a table that is
-    not dynamic."""
-    before = then.rows(now, table)
+    not dynamic. Rows that a dynamic table has forgotten begin anew."""
+    if table.is_dynamic:
+        return _changed_by_key(lookup_table(now, table), then.by_key(table))
+    before = then.rows(table)
 
     def compare(numbers: range) -> tuple[np.ndarray, np.ndarray]:
         rows = now.rows(table, numbers)
-        differs = rows.view(np.uint32) != before(numbers).view(np.uint32)
-        changed = np.flatnonzero(differs.any(axis=1))
+        changed = np.flatnonzero(_differ(rows, before(numbers)))
         return numbers.start + changed, rows[changed]
 
     changes = list(now.map_rows(table, compare))
     no_numbers, no_rows = np.empty(0, np.int64), np.empty((0, table.dim), np.float32)
     numbers = np.concatenate([no_numbers, *(numbers for numbers, _ in changes)])
     rows = np.concatenate([no_rows, *(rows for _, rows in changes)])
-    if not table.is_dynamic:
-        return LookupTable(rows, keys=numbers)
-    keys = now.keys(table)[numbers]
-    order = np.argsort(keys)
-    return LookupTable(rows[order], keys=keys[order])
+    return LookupTable(rows, keys=numbers)
+
+
+def _changed_by_key(now: LookupTable, then: LookupTable) -> LookupTable:
+    assert now.keys is not None
+    assert then.keys is not None
+    numbers, present = then.find(now.keys)
+    changed = ~present
+    changed[present] = _differ(now.values[present], then.values[numbers[present]])
+    keys = np.concatenate([now.keys[changed], np.setdiff1d(then.keys, now.keys)])
+    keys.sort()
+    return LookupTable(now[keys], keys=keys)
+
+
+def _differ(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return (rows.view(np.uint32) != others.view(np.uint32)).any(axis=1)

@@ -15,7 +15,7 @@ from embark_jax.export.description import (
 )
 from embark_jax.export.initial_rows import draw_initial_rows
 from embark_jax.plans.options import Pooling, RowFormat
-from embark_jax.plans.tables import DYNAMIC_KEYS
+from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID
 
 ROWS = "rows"
 SCALES = "scales"
@@ -68,7 +68,7 @@ class LookupTable:
         """Returns the ``[…, dim]`` float32 rows of ``[…]`` ids."""
         if self.keys is None:
             return self.rows(ids)
-        numbers, present = self._find(ids)
+        numbers, present = self.find(ids)
         rows = np.empty((*ids.shape, self.values.shape[1]), np.float32)
         rows[present] = self.rows(numbers[present])
         if self.initial is not None:
@@ -84,7 +84,7 @@ class LookupTable:
             if self.scales is not None:
                 self.scales[changes.keys] = changes.scales
             return
-        numbers, present = self._find(changes.keys)
+        numbers, present = self.find(changes.keys)
         keys = np.concatenate([self.keys, changes.keys[~present]])
         order = np.argsort(keys, kind="stable")
 
@@ -107,7 +107,7 @@ class LookupTable:
         values, scales = quantized(self.values)
         return arrays | {ROWS: values, SCALES: scales}
 
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns for each key the number of its row, and whether it has one."""
         assert self.keys is not None
         numbers = np.searchsorted(self.keys, keys)
@@ -146,12 +146,11 @@ def read_table(folder: Path, description: Description, name: str) -> LookupTable
         scales = checked_array(path, arrays, SCALES, values.shape[:1], "float32")
     if has_keys:
         keys = checked_array(path, arrays, KEYS, values.shape[:1], "int64")
-        end = table.rows or DYNAMIC_KEYS
-        ascending = (keys[1:] > keys[:-1]).all()
-        if len(keys) and not (keys[0] >= 0 and keys[-1] < end and ascending):
-            raise ExportError(
-                f"{path}: {KEYS} must be ascending, and from 0 to {end - 1:,}"
-            )
+        ascending, end = (keys[1:] > keys[:-1]).all(), table.rows
+        fits = end is None or not len(keys) or (keys[0] >= 0 and keys[-1] < end)
+        if not (ascending and fits):
+            limits = "" if end is None else f", and from 0 to {end - 1:,}"
+            raise ExportError(f"{path}: {KEYS} must be ascending{limits}")
     return LookupTable(values, scales, keys, table.initial)
 
 
@@ -164,13 +163,14 @@ def pooled(
       ids: ``[samples, hotness]``, padded with -1.
       weights: factors of the rows, ``[samples, hotness]``.
     """
-    factors = (ids >= 0).astype(np.float32)
+    present = ids != PADDING_ID
+    factors = present.astype(np.float32)
     if weights is not None:
         factors = factors * weights.astype(np.float32)
     if pooling == "mean":
         total = factors.sum(axis=1, keepdims=True)
         factors = np.divide(factors, total, np.zeros_like(factors), where=total != 0)
-    rows = table[np.maximum(ids, 0)]
+    rows = table[np.where(present, ids, 0)]
     if pooling == "none":
         return rows * factors[:, :, None]
     if ids.shape[1] == 1:

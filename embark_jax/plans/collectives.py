@@ -5,7 +5,8 @@ in it; a test compares it with the compiled program, byte by byte. Buffers are t
 one device: of an all-to-all the messages to all devices, of an all-reduce the summed
 array, of an all-gather the gathered one. A ragged all-to-all has the buffers of a
 padded one, and sends what is in them. Slots are int32 whatever the type of the ids:
-64-bit ids become a device and a slot before they travel.
+64-bit ids become a device and a slot before they travel, but for keys of dynamic
+tables, of which the owner alone knows the slot.
 """
 
 from __future__ import annotations
@@ -89,12 +90,14 @@ def storage_collectives(
         carries: str,
         id_bytes: float,
         sum_bytes: float = 0.0,
+        fixed_bytes: float = 0.0,
     ) -> Iterator[Collective]:
         for reach in reaches:
             yield Collective(
                 kind=kind,
                 phase=phase,
                 carries=carries,
+                fixed_bytes=fixed_bytes,
                 sum_bytes=sum_bytes,
                 id_bytes=id_bytes,
                 reach=reach,
@@ -121,19 +124,23 @@ def storage_collectives(
             carries="filled slots",
             fixed_bytes=traffic.id_buffer_bytes(1, devices),
         )
+    by_key = bool(storage.table)
+    ids = "keys" if by_key else "slots"
     if storage.of_cluster.pools_at_owner:
         yield from by_ids(
             kind,
             "id exchange",
-            "slots, bags, weights" if storage.weighted else "slots, bags",
-            traffic.pooled_id_buffer_bytes(storage.weighted, devices),
+            f"{ids}, bags, weights" if storage.weighted else f"{ids}, bags",
+            traffic.pooled_id_buffer_bytes(storage.weighted, devices, by_key),
             traffic.block_buffer_bytes(device_batch, devices),
         )
         yield from by_sums("row exchange", "partial sums", wire.rows)
         yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
     else:
-        slots_bytes = traffic.id_buffer_bytes(1, devices)
-        yield from by_ids(kind, "id exchange", "slots", slots_bytes)
+        ids_bytes = traffic.id_buffer_bytes(2 if by_key else 1, devices)
+        # One cell more says how many keys there are, where all cells travel.
+        head_bytes = ids_bytes if by_key and exchange.padded else 0.0
+        yield from by_ids(kind, "id exchange", ids, ids_bytes, fixed_bytes=head_bytes)
         rows_bytes = traffic.row_buffer_bytes(storage.width, devices, wire.rows)
         yield from by_ids(kind, "row exchange", "rows", rows_bytes)
         gradients_bytes = traffic.row_buffer_bytes(

@@ -140,33 +140,17 @@ class Plan:
         if differences:
             raise ValueError("plan is for another model: " + "; ".join(differences))
 
-    def with_room(
-        self, keys: Mapping[str, int], expected: Mapping[str, int] | None = None
-    ) -> Plan:
-        """Returns the plan with room for the keys of dynamic tables: a table with too
-        little room doubles until it has enough.
-
-        Args:
-          keys: number of keys by table.
-          expected: number of keys by table for which one with too little room has
-            enough afterwards, as far as its ``max_slots`` go.
-        """
-        placements = []
-        for placement in self.placements:
-            name, rows = placement.table.name, placement.table.rows
-            enough = keys.get(name, 0)
-            if rows < enough:
-                limit = max(enough, placement.table.max_slots or 0)
-                enough = max(enough, min((expected or {}).get(name, 0), limit))
-            while rows < enough:
-                rows *= 2
-            if rows != placement.table.rows:
-                placement = dataclasses.replace(
-                    placement, table=placement.table.with_room(rows)
-                )
-            placements.append(placement)
-        if all(a is b for a, b in zip(placements, self.placements, strict=True)):
-            return self
+    def with_slots(self, slots: Mapping[str, int]) -> Plan:
+        """Returns the plan with so many slots for dynamic tables: one with fewer
+        doubles until it has enough, or the most that it may have."""
+        placements = [
+            dataclasses.replace(
+                placement, table=placement.table.with_slots(slots[placement.table.name])
+            )
+            if placement.table.name in slots
+            else placement
+            for placement in self.placements
+        ]
         return dataclasses.replace(self, placements=tuple(placements))
 
     def make_mesh(self) -> jax.sharding.Mesh:

@@ -15,8 +15,10 @@ from typing import Any, get_args
 
 from embark_jax.plans.options import Dtype, Evict, Evicted, Initializer, Pooling, Tier
 
-DYNAMIC_KEYS = 2**63 - 1
-"""Number of keys of a dynamic table: any id that is not negative is one."""
+DYNAMIC_KEYS = 2**64
+"""Number of keys of a dynamic table: any 64 bits are one."""
+HASHED_KEYS = 2**63 - 1
+"""Number of those that prepared values are hashed to."""
 FIRST_SLOTS = 2**14
 """Slots that a dynamic table begins with, if nothing is said."""
 PADDING_ID = -1
@@ -55,10 +57,9 @@ class TableSpec:
       evict: rows that leave the slots of a cached table first: "lru" those asked for
         longest ago, "lfu" those asked for by the fewest batches since they came.
       max_slots: number of slots that makes a *dynamic* table, as ``TableSpec.dynamic``
-        does: any id that is not negative is a key, and gets the next row when it is
-        first seen. ``rows`` and ``slots`` are the present room, and grow. Without
-        ``slots`` it has as many as ``rows``, up to ``max_slots``; without a ``tier``,
-        evicted rows are in "host".
+        does: any 64-bit id is a key, and gets a row when it is first seen. ``slots``
+        are the present room, and grow. Without ``slots`` it has as many as ``rows``, up
+        to ``max_slots``; without a ``tier``, evicted rows are in "host".
       discard: whether a dynamic table forgets a row that leaves the slots: its key
         counts as new when it is seen again.
 
@@ -223,14 +224,20 @@ class TableSpec:
 
     @property
     def keys(self) -> int:
-        """Number of ids: they run from 0 to this, exclusive."""
+        """Number of ids: they run from 0 to this, exclusive; ``DYNAMIC_KEYS`` where any
+        64 bits are one."""
         return DYNAMIC_KEYS if self.is_dynamic else self.rows
 
-    def with_room(self, rows: int) -> TableSpec:
-        """Returns the dynamic table with room for these keys, with all slots it may
-        have."""
+    def with_slots(self, slots: int) -> TableSpec:
+        """Returns the dynamic table with its slots doubled until they are so many, or
+        as many as it may have."""
         assert self.max_slots is not None
-        return dataclasses.replace(self, rows=rows, slots=min(rows, self.max_slots))
+        assert self.slots is not None
+        doubled = self.slots
+        while doubled < slots:
+            doubled *= 2
+        doubled = min(doubled, self.max_slots)
+        return dataclasses.replace(self, rows=max(self.rows, doubled), slots=doubled)
 
     @property
     def cached(self) -> bool:

@@ -86,10 +86,10 @@ def id_buffer_bytes(values_per_id: int, devices: int) -> float:
     return VALUE_BYTES * values_per_id * devices
 
 
-def pooled_id_buffer_bytes(weighted: bool, devices: int) -> float:
-    """Returns the buffer bytes of RB's exchange of ids, for one id of capacity: slot,
-    bag and weight."""
-    return float(pooled_id_bytes(weighted) * devices)
+def pooled_id_buffer_bytes(weighted: bool, devices: int, by_key: bool = False) -> float:
+    """Returns the buffer bytes of RB's exchange of ids, for one id of capacity: slot or
+    key, bag and weight."""
+    return float(pooled_id_bytes(weighted, by_key) * devices)
 
 
 def block_buffer_bytes(batch: int, devices: int) -> float:

@@ -65,9 +65,15 @@ def sum_blocks(batch: int) -> int:
     return -(-batch // BLOCK_BAGS)
 
 
-def pooled_id_bytes(weighted: bool) -> int:
-    """Returns the bytes of one id in RB: its slot, its bag, and its weight if any."""
-    return 1 + SLOT_BYTES + SLOT_BYTES * weighted
+def id_bytes(by_key: bool) -> int:
+    """Returns the bytes of an id that travels: a slot, or a key of a dynamic table."""
+    return 2 * SLOT_BYTES if by_key else SLOT_BYTES
+
+
+def pooled_id_bytes(weighted: bool, by_key: bool = False) -> int:
+    """Returns the bytes of one id in RB: its slot or key, its bag, and its weight if
+    any."""
+    return 1 + id_bytes(by_key) + SLOT_BYTES * weighted
 
 
 def row_bytes(width: int, wire: WireFormat) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
-from embark_jax.cache.stored_rows import KEY, NO_KEY
+from embark_jax.cache.kept_slots import KEY, NO_ROW, SLOT
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
@@ -74,6 +74,7 @@ class SavedModel:
             raise CheckpointError(f"{path}: no such folder")
         (self.step, *_) = chosen_steps(path, checkpoints.steps(), step)
         self._folder = path / str(self.step)
+        self._held_rows: dict[str, np.ndarray] = {}
         try:
             self._saved = SavedCheckpoint(self._folder)
         except CheckpointError as error:
@@ -108,23 +109,30 @@ class SavedModel:
     def table(self, table: TableSpec) -> np.ndarray:
         """Returns ``[rows, dim]`` float32 of one table; nothing else is read. Of a
         dynamic table these are the rows of ``keys``, in their order."""
-        rows = np.empty((self.count(table), table.dim), np.float32)
+        rows = np.empty((self._room(table), table.dim), np.float32)
         self._read(table, ROWS, rows)
-        return rows
+        return rows[self._held(table)] if table.is_dynamic else rows
 
     def count(self, table: TableSpec) -> int:
         """Returns the number of rows of a table."""
-        return len(self.keys(table)) if table.is_dynamic else table.rows
+        return len(self._held(table)) if table.is_dynamic else table.rows
 
     def rows(self, table: TableSpec, extent: range) -> np.ndarray:
-        """Returns ``[n, dim]`` float32, some of the rows of ``table``.
+        """Returns ``[n, dim]`` float32, some of the rows of ``table``, as in ``table``.
 
         Raises:
           CheckpointError: if they are damaged.
         """
+        held = np.arange(len(extent))
+        if table.is_dynamic:
+            numbers = self._held(table)[extent.start : extent.stop]
+            if not len(numbers):
+                return np.empty((0, table.dim), np.float32)
+            extent = range(int(numbers[0]), int(numbers[-1]) + 1)
+            held = numbers - extent.start
         rows = np.empty((len(extent), table.dim), np.float32)
         self._read_extent(table, ROWS, extent, rows)
-        return rows
+        return rows[held]
 
     def map_rows(
         self, table: TableSpec, function: Callable[[range], Result]
@@ -135,11 +143,21 @@ class SavedModel:
         return self._saved.in_threads(function, all_rows)
 
     def keys(self, table: TableSpec) -> np.ndarray:
-        """Returns the ``[rows]`` int64 keys of a dynamic table, by number."""
-        room = self._saved.description.table_rows[table.name]
-        keys = np.empty((room, 1), np.int64)
+        """Returns the ``[rows]`` int64 keys of a dynamic table."""
+        keys = np.empty((self._room(table), 1), np.int64)
         self._read(table, f"embedding_state.{{}}.{KEY}", keys)
-        return keys[: np.count_nonzero(keys != NO_KEY), 0]
+        return keys[self._held(table), 0]
+
+    def _held(self, table: TableSpec) -> np.ndarray:
+        """Returns which of the rows of a dynamic table are more than room for one."""
+        if table.name not in self._held_rows:
+            slots = np.empty((self._room(table), 1), np.int32)
+            self._read(table, f"embedding_state.{{}}.{SLOT}", slots)
+            self._held_rows[table.name] = np.flatnonzero(slots[:, 0] != NO_ROW)
+        return self._held_rows[table.name]
+
+    def _room(self, table: TableSpec) -> int:
+        return self._saved.description.table_rows[table.name]
 
     def _read(self, table: TableSpec, array: str, rows: np.ndarray) -> None:
         """Reads the first rows of a table in an array of each of its storages."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import chex
 import jax
 
 from embark_jax.cache.cached_rows import CachedRows
 from embark_jax.cache.growth import TableGrowth
-from embark_jax.cache.numbering import Numbering
+from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.embedding.arrays import TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch
@@ -29,7 +30,7 @@ from embark_jax.train.state import TrainState, init_state
 from embark_jax.train.step import make_score_step, make_train_step
 from embark_jax.train.step_model import CALL, StepModel
 
-NO_KEYS: Mapping[str, int] = {}
+Prepared = TypeVar("Prepared")
 
 
 class Engine:
@@ -50,7 +51,6 @@ class Engine:
       embeddings: the collection in use; replaced when capacities or tables grow.
       optimizers, look_ahead: as given.
       recompilations: number of times that capacities or tables had to grow.
-      numbering: numbers of the keys of dynamic tables.
       growth: growth of dynamic tables.
       cached: rows of cached tables, None if there are none.
     """
@@ -70,7 +70,6 @@ class Engine:
         self.step = 0
         self.recompilations = 0
         self.state = init_state(model, embeddings, optimizers, key, options.dense)
-        self.numbering = Numbering(embeddings.plan)
         self.growth = TableGrowth()
         micro_batches = options.micro_batches
         self.cached: CachedRows | None = None
@@ -79,7 +78,6 @@ class Engine:
                 embeddings,
                 optimizers.rows,
                 key,
-                self.numbering,
                 micro_batches,
                 look_ahead,
                 scratch,
@@ -105,7 +103,6 @@ class Engine:
         self,
         batch: DeviceBatch,
         following: DeviceBatch | None = None,
-        keys: Mapping[str, int] = NO_KEYS,
     ) -> StepReport:
         """Starts the step of a batch, and waits for nothing. A batch that is refused is
         not replayed, nor does ``step`` count.
@@ -113,17 +110,13 @@ class Engine:
         Args:
           batch: batch to apply.
           following: batch after it, if that is known.
-          keys: numbers of keys that dynamic tables have by the last of the two.
 
         Raises:
           ValueError: if an array has another shape or type than the plan says.
           StoreError: if there is no room for rows; the state is as before.
         """
-        self.numbering.use(keys)
-        self.growth.expect(keys)
-        self.grow_tables(keys)
-        tables, routes, ahead = self._router.prepare(
-            self.state.tables, batch, following
+        tables, routes, ahead = self._with_room(
+            lambda tables: self._router.prepare(tables, batch, following)
         )
         state = self.state = self.state.with_tables(tables)
         self.state, report, next_routes = self._train(state, batch, routes, ahead)
@@ -135,10 +128,11 @@ class Engine:
     def score(self, placed: PlacedBatch, method: str = CALL) -> StepReport:
         """Starts to score a batch by a method of the model, and waits for nothing; no
         row changes its slot."""
-        self.grow_tables(placed.keys)
-        state, batch = self.state, placed.on_devices
-        tables, routes, loan = self._router.lend(state.tables, batch, placed.unseen)
-        self.state = state.with_tables(tables)
+        batch = placed.on_devices
+        tables, routes, loan = self._with_room(
+            lambda tables: self._router.lend(tables, batch)
+        )
+        state = self.state = self.state.with_tables(tables)
         report = self._scorer(method=method)(
             state.params, state.model_state, tables.storages, batch, routes
         )
@@ -174,11 +168,24 @@ class Engine:
             self.use(self.embeddings.with_plan(plan), self.optimizers)
             self.recompilations += 1
 
-    def grow_tables(self, keys: Mapping[str, int]) -> None:
-        """Makes room for these numbers of keys of dynamic tables."""
-        plan = self.growth.larger(self.embeddings.plan, keys)
-        if self.cached is None or plan is self.embeddings.plan:
+    def _with_room(self, prepare: Callable[[TableState], Prepared]) -> Prepared:
+        """Returns what a function of the tables does, once dynamic ones have as many
+        slots as it needs."""
+        while True:
+            try:
+                return prepare(self.state.tables)
+            except TooFewSlotsError as error:
+                self.state = self.state.with_tables(error.tables)
+                if not error.slots:
+                    raise
+                self._grow_tables(error.slots)
+
+    def _grow_tables(self, slots: Mapping[str, int]) -> None:
+        """Makes dynamic tables have so many slots."""
+        plan = self.embeddings.plan.with_slots(slots)
+        if self.cached is None or plan == self.embeddings.plan:
             return
+        self.growth.begin(self.embeddings.plan, plan)
         larger = self.embeddings.with_plan(plan)
         self._bring_pending()
         tables = self.cached.grow(self.state.tables, larger)
@@ -205,6 +212,7 @@ class Engine:
     def restore(self, state: TrainState) -> None:
         """Takes over a state, such as a checkpoint's, shaped like ``whole_state``."""
         if self.cached is not None:
+            self._grow_tables(self.cached.restored_slots())
             tables: TableState = self.cached.restore(state.tables, self.state.tables)
             state = state.with_tables(tables)
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)

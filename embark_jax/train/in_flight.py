@@ -87,7 +87,6 @@ class StepsInFlight:
             report = self._engine.start(
                 placed.on_devices,
                 following.on_devices if following else None,
-                (following or placed).keys,
             )
         except BaseException:  # the next would fail as well, or find no state
             waiting.clear()
@@ -120,7 +119,7 @@ class StepsInFlight:
         batches = [flight.placed.batch for flight in refused]
         # A batch announced as hot that is not takes the ordinary step.
         batches[0] = dataclasses.replace(first, hot=False)
-        again = [self._placing.put_again(batch) for batch in batches]
+        again = [self._placing.put(batch) for batch in batches]
         self._waiting.extendleft(reversed(again))
         for _ in again:
             self._start()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from embark_jax._base.memory import host_memory_bytes
-from embark_jax.cache.numbering import Numbering
 from embark_jax.data import Batch, prefetch
 from embark_jax.embedding.device_batch import DeviceBatch, own_samples, put_batch
 
@@ -27,27 +24,16 @@ PLACED_AHEAD = 1
 
 
 class PlacedBatch(NamedTuple):
-    """A batch on the host and on the devices.
-
-    Attributes:
-      batch: batch on the host.
-      on_devices: its copy on the devices.
-      keys: for each dynamic table the number of keys that have a number by then.
-      unseen: for each dynamic table the last of these keys, which have their number in
-        this batch alone; none in training.
-    """
+    """A batch on the host, and its copy on the devices."""
 
     batch: Batch
     on_devices: DeviceBatch
-    keys: Mapping[str, int]
-    unseen: Mapping[str, np.ndarray] = {}
 
 
 class Placing:
     """The ways of a checked batch to the devices.
 
     Args:
-      numbering: numbers of the keys of dynamic tables.
       mesh: mesh of the devices.
       training_size: number of samples of a step, over all devices.
       scoring_size: number of samples that are scored at once.
@@ -55,14 +41,9 @@ class Placing:
     """
 
     def __init__(
-        self,
-        numbering: Numbering,
-        mesh: Mesh,
-        training_size: int,
-        scoring_size: int,
-        hot_steps: bool,
+        self, mesh: Mesh, training_size: int, scoring_size: int, hot_steps: bool
     ):
-        self._numbering, self._mesh = numbering, mesh
+        self._mesh = mesh
         self._training_size, self._scoring_size = training_size, scoring_size
         self._hot_steps = hot_steps
 
@@ -72,9 +53,7 @@ class Placing:
         """Yields ``put(make(item))`` for the items, in order.
 
         A thread makes batches ahead, another one places them. Items are taken, and
-        exceptions raised, in the thread of the consumer. Processes that number keys
-        together must place the same batches, in the same order: there no thread places
-        ahead, which might be stopped here and not there.
+        exceptions raised, in the thread of the consumer.
 
         Args:
           make: makes the batch of an item.
@@ -82,8 +61,6 @@ class Placing:
           batch_bytes: size of a batch on the host.
         """
         made = prefetch(make, items, _batches_ahead(batch_bytes))
-        if self._numbering.is_needed and jax.process_count() > 1:
-            return map(self.put, made)
         return prefetch(self.put, made, PLACED_AHEAD)
 
     def feed_to_score(
@@ -95,28 +72,16 @@ class Placing:
         return prefetch(self.put_to_score, taken, PLACED_AHEAD)
 
     def put(self, batch: Batch) -> PlacedBatch:
-        """Puts this process's share of a batch of training; new keys get numbers."""
-        numbered, keys = self._numbering.number(batch)
-        return PlacedBatch(batch, self._put(numbered), keys)
-
-    def put_again(self, batch: Batch) -> PlacedBatch:
-        """Puts a batch of training that was placed before, and refused."""
-        numbered, _ = self._numbering.find(batch)
-        return PlacedBatch(batch, self._put(numbered), {})
+        """Puts this process's share of a batch of training."""
+        hot = batch.hot and self._hot_steps
+        return PlacedBatch(
+            batch, put_batch(batch, self._mesh, self._training_size, hot)
+        )
 
     def put_to_score(self, batch: Batch) -> PlacedBatch:
-        """Puts this process's share of a whole batch that is scored; new keys have
-        numbers in it alone."""
-        numbered, unseen = self._numbering.find(batch)
-        share = own_samples(numbered, self._scoring_size)
-        on_devices = put_batch(share, self._mesh, self._scoring_size)
-        used = {name: len(self._numbering.keys(name)) for name in unseen}
-        keys = {name: used[name] + len(new) for name, new in unseen.items()}
-        return PlacedBatch(batch, on_devices, keys, unseen)
-
-    def _put(self, numbered: Batch) -> DeviceBatch:
-        hot = numbered.hot and self._hot_steps
-        return put_batch(numbered, self._mesh, self._training_size, hot)
+        """Puts this process's share of a whole batch that is scored."""
+        share = own_samples(batch, self._scoring_size)
+        return PlacedBatch(batch, put_batch(share, self._mesh, self._scoring_size))
 
 
 def _batches_ahead(batch_bytes: int) -> int:

@@ -9,11 +9,9 @@ router, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import numpy as np
 
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -50,7 +48,7 @@ class Router(Protocol):
         ...
 
     def lend(
-        self, tables: TableState, batch: DeviceBatch, unseen: Mapping[str, np.ndarray]
+        self, tables: TableState, batch: DeviceBatch
     ) -> tuple[TableState, Routes | None, Any]:
         """Returns what the scoring of a batch takes: tables and routes, as in
         ``prepare``; and a loan, which ``give_back`` takes.
@@ -58,7 +56,6 @@ class Router(Protocol):
         Args:
           tables: tables before the batch; consumed.
           batch: batch to score.
-          unseen: keys that have a number in this batch alone, by dynamic table.
         """
         ...
 
@@ -116,7 +113,7 @@ class StepRouter:
             self._ahead = AheadRoutes(following, routes)
 
     def lend(
-        self, tables: TableState, batch: DeviceBatch, unseen: Mapping[str, np.ndarray]
+        self, tables: TableState, batch: DeviceBatch
     ) -> tuple[TableState, Routes | None, Any]:
         return tables, None, None
 

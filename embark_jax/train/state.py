@@ -6,7 +6,6 @@ arrays to them, and XLA finds the collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, get_args
 
 import jax
@@ -243,6 +242,4 @@ class Checkpoints(Protocol):
         state: TrainState,
         embeddings: EmbeddingCollection,
         step: int | None = None,
-        make_room: Callable[[Mapping[str, int]], tuple[TrainState, EmbeddingCollection]]
-        | None = None,
     ) -> tuple[TrainState, dict[str, int]]: ...

@@ -8,13 +8,15 @@ result is the same as if the buffers had been large from the start.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
+from embark_jax.cache.kept_slots import KEY, NO_ROW, SLOT
 from embark_jax.data import Batch, BatchChecker, Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch
@@ -99,7 +101,6 @@ class Trainer:
         # The look-ahead of cached tables brings the rows of every batch.
         hot_steps = self.cached is None or not overlap
         self._placing = Placing(
-            self._engine.numbering,
             embeddings.mesh,
             self.batch_size,
             embeddings.plan.batch_size,
@@ -269,14 +270,29 @@ class Trainer:
         return self._model.module(self.state.params, self.state.model_state)
 
     def table(self, name: str) -> TableRows:
-        """Returns all rows of a table, wherever they lie, with their numbers or keys.
+        """Returns all rows of a table, wherever they lie, by number or key, ascending.
         Between steps, where one process sees all devices.
 
         Raises:
           ValueError: if there is no such table.
         """
-        rows = export_table(self.embeddings, self.whole_state().storages, name)
-        return self._engine.numbering.with_keys(name, rows)
+        state = self.whole_state()
+        rows = export_table(self.embeddings, state.storages, name)
+        (table,) = (t for t in self.embeddings.plan.tables if t.name == name)
+        if not table.is_dynamic:
+            return TableRows(np.arange(len(rows)), rows)
+        states: Any = state.embedding_state
+        keys, slots = (
+            export_table(
+                self.embeddings,
+                {storage: arrays.get(value) for storage, arrays in states.items()},
+                name,
+            )[:, 0]
+            for value in (KEY, SLOT)
+        )
+        held = np.flatnonzero(slots != NO_ROW)
+        held = held[np.argsort(keys[held])]
+        return TableRows(keys[held], rows[held])
 
     def predict(
         self,
@@ -329,11 +345,8 @@ class Trainer:
         """Takes over the state of a checkpoint; arguments, errors and result are those
         of ``checkpoint.Checkpointer.restore``."""
 
-        def make_room(rows: Mapping[str, int]):
-            self._engine.grow_tables(rows)
-            return self._engine.blank_state(), self.embeddings
-
-        state, bad_ids = checkpoints.restore(*make_room({}), step, make_room)
+        blank = self._engine.blank_state()
+        state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
         self.restore(state)
         return bad_ids
 

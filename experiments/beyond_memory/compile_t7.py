@@ -24,14 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax import models, planner
 from embark_jax.cache import key_index
-from embark_jax.cache.programs import (
-    WORDS,
-    Incoming,
-    make_put,
-    make_take,
-    resolve_routes,
-    row_values,
-)
+from embark_jax.cache.resolving import resolve_routes, words_of_keys
+from embark_jax.cache.swaps import Incoming, make_put, make_take, row_values
 from embark_jax.config import ModelConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.arrays import BATCH
@@ -123,7 +117,7 @@ def main() -> None:
             lambda: {
                 name: jax.tree.map(
                     lambda each: jnp.concatenate([each] * plan.devices),
-                    key_index.empty_index(each.slots_per_device, WORDS),
+                    key_index.empty_index(each.slots_per_device, words_of_keys(each)),
                 )
                 for name, each in cached.items()
             }
@@ -150,7 +144,6 @@ def main() -> None:
                 for shape, kind in (
                     ((max(v.stop for v in values[name].values()),), np.float32),
                     ((), np.bool_),
-                    ((2,), np.uint32),
                 )
             )
         )

@@ -2,10 +2,13 @@
 
 import logging
 
+import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.growth import Growth, TableGrowth
+from embark_jax.cache.growth import TableGrowth
+from embark_jax.cache.resolving import Demand
+from embark_jax.cache.slots_needed import TooFewSlotsError, check_slots
 
 
 def plan_of(table: ej.TableSpec) -> ej.Plan:
@@ -15,48 +18,38 @@ def plan_of(table: ej.TableSpec) -> ej.Plan:
     return ej.plan(tables, features, fleet=fleet, batch=8)
 
 
-def growths(table: ej.TableSpec, keys: list[int]) -> list[tuple[int, int]]:
-    """(Batch, slots) of each growth, where batch i makes it ``keys[i]`` keys."""
-    reported: list[Growth] = []
-    growth, plan = TableGrowth(reported.append), plan_of(table)
-    for step, count in enumerate(keys):
-        growth.expect({"user": count})
-        plan = growth.larger(plan, {"user": count})
-        growth.end(step)
-        assert plan.tables[0].rows >= count
-    return [(each.step, each.after) for each in reported]
+def wanted(table: ej.TableSpec, needed: int, asked: int, new: int) -> dict[str, int]:
+    """Slots that a batch makes the table want, where a device needs ``needed``."""
+    storage = next(s for s in plan_of(table).storages if s.kind.table)
+    demand = Demand(None, np.array([0, needed, 0]), np.array([asked, new, 0]))  # pyright: ignore
+    with pytest.raises(TooFewSlotsError) as raised:
+        check_slots({storage.name: demand}, {storage.name: storage}, None)  # pyright: ignore
+    return raised.value.slots
 
 
 def test_a_table_grows_by_the_rate_of_new_keys():
     table = ej.TableSpec.dynamic("user", 4, 100, 10**6)
-    # 50 new keys a batch: the third has 150, and 100 more bring 5,000; but 8 times 150
-    # is less, 1,200. 1,601 keys want 6,601 by their rate: 100 · 2^7 are enough.
-    steady = list(range(50, 5001, 50))
-    assert growths(table, steady) == [(2, 1600), (32, 12800)]
-    # Doubling alone would have compiled at 100, 200, 400, …: 6 times.
-    # Where few keys are new, it still doubles.
-    assert growths(table, [99, *[100] * 20, 101]) == [(21, 200)]
+    # A batch with 5 new keys, for 101 of them: 100 such batches bring 500.
+    assert wanted(table, 101, 30, 5) == {"user": 601}
+    # One of new keys alone wants 8 times as many at most.
+    assert wanted(table, 150, 150, 150) == {"user": 1200}
+    assert plan_of(table).with_slots({"user": 601}).tables[0].slots == 800
+    assert plan_of(table).with_slots({"user": 10**7}).tables[0].slots == 10**6
 
 
-def test_no_more_than_max_slots_are_taken_in_advance():
-    table = ej.TableSpec.dynamic("user", 4, 100, 300)
-    # 90 a batch would want 720; its most slots are 300, within 400 rows. Beyond them
-    # the room of rows that were evicted doubles.
-    found = growths(table, [90, 180, 270, 360, 401])
-    assert found == [(1, 300), (4, 300)]
+def test_a_table_with_all_its_slots_wants_no_more():
+    assert wanted(ej.TableSpec.dynamic("user", 4, 100, 100), 101, 101, 5) == {}
 
 
-def test_each_growth_is_logged_with_rows_and_seconds(caplog):
-    growth = TableGrowth()
-    plan = plan_of(ej.TableSpec.dynamic("user", 4, 100, 1000))
-    growth.expect({"user": 101})
+def test_each_growth_is_logged_with_seconds(caplog):
+    growth, plan = TableGrowth(), plan_of(ej.TableSpec.dynamic("user", 4, 100, 1000))
     with caplog.at_level(logging.WARNING):
-        growth.larger(plan, {"user": 101})
+        growth.begin(plan, plan.with_slots({"user": 800}))
         assert not caplog.messages  # not before the next program is under way
         growth.end(7)
         growth.end(8)
     (message,) = caplog.messages
-    start = "dynamic table user grew from 100 to 1,000 slots after step 7, for 101 keys"
+    start = "dynamic table user grew from 100 to 800 slots after step 7; growing"
     assert message.startswith(start)
     assert message.endswith(" s")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.cache import key_index
-from embark_jax.cache.key_index import EMPTY, KeyIndex, Resolved
+from embark_jax.cache.key_index import KeyIndex, Resolved
 
 BATCH = 16
 
@@ -36,10 +36,10 @@ find = jax.jit(key_index.find)
 
 def contents(index: KeyIndex) -> dict[int, int]:
     """Key to slot, as ``find`` says, of the keys that slots hold."""
-    held = (np.asarray(index.slot_keys) != EMPTY).any(axis=1)
+    held = np.arange(index.slots) < int(index.filled[0])
     slots = np.asarray(find(index, index.slot_keys))
-    assert (slots[~held] == index.slots).all()
     keys = numbers_of(np.asarray(index.slot_keys)[held])
+    assert (np.asarray(index.way_slots) >= 0).sum() == len(keys)
     return dict(zip(keys, slots[held].tolist(), strict=True))
 
 
@@ -56,13 +56,14 @@ class Slots:
         moves = [np.asarray(each)[:count] for each in resolved.moves[:3]]
         incoming, outgoing = numbers_of(moves[1]), numbers_of(moves[2])
         assert sorted(incoming) == sorted(set(keys) - set(slot_of))
-        nothing = numbers_of([[EMPTY] * resolved.moves.outgoing.shape[1]])[0]
-        if outgoing.count(nothing) < count:
-            held = len(self.key_of) + outgoing.count(nothing)
+        vacant = int(resolved.moves.vacant[0])
+        if vacant < count:
+            held = len(self.key_of) + vacant
             assert held == self.slots, "evicted before all were full"
-        for slot, leaves in zip(moves[0], outgoing, strict=True):
-            assert self.key_of.get(int(slot), nothing) == leaves
-            assert leaves not in keys
+        for i, (slot, leaves) in enumerate(zip(moves[0], outgoing, strict=True)):
+            assert (int(slot) in self.key_of) == (i >= vacant)
+            assert i < vacant or self.key_of[int(slot)] == leaves
+            assert i < vacant or leaves not in keys
         for slot, comes in zip(moves[0], incoming, strict=True):
             self.key_of[int(slot)] = comes
         found = np.asarray(resolved.slot)
@@ -84,8 +85,8 @@ streams = st.lists(
 def test_it_holds_what_a_dict_would(slots, words, evict, stream):
     index, oracle = key_index.empty_index(slots, words), Slots(slots)
     for keys in stream:
-        # Keys of two words differ in the upper one alone.
-        keys = [key << 32 * (words - 1) for key in keys]
+        # Keys of two words differ in the upper one alone; the last ones are all bits.
+        keys = [2 ** (32 * words) - 1 - (key << 32 * (words - 1)) for key in keys]
         resolved = resolve(index, *words_of(keys, words), evict=evict)
         assert int(resolved.homeless[0]) == 0
         oracle.follow(keys, resolved)
@@ -135,7 +136,7 @@ def test_all_slots_fill_before_anything_leaves():
     for batch in keys.astype(np.uint32).reshape(-1, n, 1):
         filled = int(index.filled[0])
         resolved = step(index, batch, np.ones(n, bool))
-        leaving = (np.asarray(resolved.moves.outgoing) != EMPTY).sum()
+        leaving = int(resolved.moves.count[0]) - int(resolved.moves.vacant[0])
         assert leaving == max(0, filled + n - slots)
         assert int(resolved.homeless[0]) == 0
         index = resolved.index

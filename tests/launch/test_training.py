@@ -180,7 +180,7 @@ def metrics(workdir: Path) -> dict[tuple[int, str], list[float]]:
 
 
 @pytest.mark.slow
-def test_dynamic_tables_of_several_processes_have_one_numbering(launcher, tmp_path):
+def test_dynamic_tables_of_several_processes_train_as_one(launcher, tmp_path):
     """They train as one process does, with rows that are discarded, too; and resume."""
     dynamic = (
         "embedding.tables.user={cluster: rb, slots: 200, max_slots: 400, "

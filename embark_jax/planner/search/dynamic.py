@@ -11,9 +11,9 @@ from embark_jax.plans.tables import TableSpec
 
 
 def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
-    """Returns the tables, dynamic ones with room for at least ``max_slots`` keys."""
+    """Returns the tables, dynamic ones with all slots that they may have."""
     return tuple(
-        table.with_room(max(table.rows, table.max_slots)) if table.max_slots else table
+        table.with_slots(table.max_slots) if table.max_slots else table
         for table in tables
     )
 

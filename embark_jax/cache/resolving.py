@@ -1,0 +1,262 @@
+"""Owners resolve the keys of cached tables: routes of keys become routes of slots.
+
+A cached storage has fewer slots than its tables have rows. Up to the exchange of ids,
+every row counts as if it had a slot: a key is the row's number in its owner's block, or
+in a dynamic table the 64 bits that its features have. Then the owner resolves keys: its
+key index says in which slot each row lies, or will lie. Which rows move depends on ids
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from embark_kernels import group_rows
+from jax.sharding import PartitionSpec
+
+from embark_jax.cache.key_index import (
+    KeyIndex,
+    Moves,
+    default_buckets,
+    empty_index,
+    rehash,
+    resolve,
+)
+from embark_jax.embedding.arrays import (
+    BATCH,
+    MICRO_BATCHES,
+    OptimizerState,
+    Routes,
+    Storages,
+)
+from embark_jax.embedding.cluster import Route, ShardedCluster, pick
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
+from embark_jax.embedding.keys import WORDS, rank_keys
+from embark_jax.plans.storage import Storage
+
+
+class Demand(NamedTuple):
+    """The demand of a batch on one cached storage.
+
+    Attributes:
+      moves: moves on each device.
+      largest: ``[3]`` int32 maximum over devices of the rows that come, the slots that
+        the batch needs, as in ``Resolved``, and the keys without room in the directory.
+      rows: ``[3]`` int32 numbers over all devices: rows that are asked for, those of
+        them that had no slot, and slots that hold a row.
+    """
+
+    moves: Moves
+    largest: jax.Array
+    rows: jax.Array
+
+
+def words_of_keys(storage: Storage) -> int:
+    """Returns the 32-bit words of a key: of a dynamic table, or of a row's number."""
+    return WORDS if storage.kind.table else 1
+
+
+def may_evict(storage: Storage) -> bool:
+    """Returns whether rows leave the slots: a dynamic table first grows to its most."""
+    return all(
+        rows.table.max_slots is None or rows.table.slots == rows.table.max_slots
+        for rows in storage.ranges
+    )
+
+
+def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
+    """Creates key indexes of the cached storages, without keys; sharded like those."""
+    storages = collection.cached
+
+    def create():
+        return {
+            name: empty_index(storage.slots_per_device, words_of_keys(storage))
+            for name, storage in storages.items()
+        }
+
+    return jax.jit(collection.map(create, (), BATCH))()
+
+
+def grow_directories(
+    collection: EmbeddingCollection, indexes: Mapping[str, KeyIndex], factor: int = 2
+) -> dict[str, KeyIndex]:
+    """Returns indexes with the same keys in the same slots, and new directories of
+    ``factor`` times the buckets, which are doubled until all keys find room."""
+    grown, homeless = dict(indexes), True
+    while homeless:
+        buckets = {
+            name: factor * len(index.way_keys) // collection.plan.devices
+            for name, index in grown.items()
+        }
+
+        def grow(indexes, buckets=buckets):
+            rehashed = {n: rehash(i, i.slots, buckets[n]) for n, i in indexes.items()}
+            left = jnp.concatenate([left for _, left in rehashed.values()])
+            indexes = {name: index for name, (index, _) in rehashed.items()}
+            return indexes, largest_over_devices(left)
+
+        mapped = collection.map(grow, (BATCH,), (BATCH, PartitionSpec()))
+        grown, left = jax.jit(mapped)(grown)
+        homeless, factor = bool(np.asarray(left).any()), 2
+    return grown
+
+
+def grow_slots(
+    collection: EmbeddingCollection,
+    indexes: Mapping[str, KeyIndex],
+    storages: Storages,
+    state: OptimizerState,
+) -> tuple[dict[str, KeyIndex], Storages, OptimizerState]:
+    """Returns the arrays with the same rows in the same slots, and room for more slots.
+
+    Args:
+      collection: collection of the plan with more slots.
+      indexes, storages, state: those of the plan before, for the same mesh.
+    """
+    cached = collection.cached
+
+    def grow(indexes, storages, state):
+        more = {n: cached[n].slots_per_device - i.slots for n, i in indexes.items()}
+        left = [jnp.zeros(1, jnp.int32)]
+
+        def padded(array, name):
+            return jnp.pad(array, ((0, more[name]), (0, 0)))
+
+        for name in filter(more.get, more):
+            slots, old = cached[name].slots_per_device, indexes[name]
+            buckets = max(len(old.way_keys), default_buckets(slots))
+            indexes[name], homeless = rehash(old, slots, buckets)
+            left.append(homeless)
+            storages[name] = padded(storages[name], name)
+            state[name] = {n: padded(values, name) for n, values in state[name].items()}
+        return indexes, storages, state, largest_over_devices(jnp.concatenate(left))
+
+    specs = (BATCH,) * 3
+    mapped = jax.jit(collection.map(grow, specs, (*specs, PartitionSpec())))
+    some = {n: storages[n] for n in cached}, {n: state[n] for n in cached}
+    grown, *arrays, left = mapped(dict(indexes), *some)
+    if np.asarray(left).any():
+        grown = grow_directories(collection, grown)
+    return grown, {**storages, **arrays[0]}, {**state, **arrays[1]}
+
+
+def resolve_routes(
+    collection: EmbeddingCollection,
+    indexes: Mapping[str, KeyIndex],
+    routes: Routes,
+    micro_batches: int = 1,
+    again: jax.Array | bool = False,
+    lend: bool = False,
+) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
+    """Lets owners say in which slots the rows of a batch lie; must run under jit.
+
+    Args:
+      collection: the embedding tables.
+      indexes: indexes before the batch.
+      routes: result of ``EmbeddingCollection.route``; several micro-batches lie along a
+        first axis.
+      micro_batches: number of micro-batches.
+      again: ``[]`` bool: whether the indexes were asked for the same batch last.
+      lend: whether rows may leave any slots, to come back.
+
+    Returns:
+      The indexes, the routes that lookups and updates take once the rows have moved,
+      and the moves.
+    """
+    cached = collection.cached
+    clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
+
+    def resolve_all(indexes, routes, again):
+        demands = {}
+        for name, cluster in clusters.items():
+            keys, present, group = _keys_of(cluster, routes[name], micro_batches > 1)
+            resolved = resolve(
+                indexes[name],
+                keys,
+                present,
+                cached[name].kind.evict,
+                lend or may_evict(cached[name]),
+                again,
+            )
+            routes[name] = _with_slots(
+                cluster, routes[name], resolved.slot, present, group
+            )
+            indexes[name] = resolved.index
+            demand_sizes = jnp.concatenate(
+                [resolved.moves.count, resolved.needed, resolved.homeless]
+            )
+            rows = jnp.concatenate(
+                [
+                    present.sum(dtype=jnp.int32)[None],
+                    resolved.missing,
+                    resolved.index.filled,
+                ]
+            )
+            demands[name] = Demand(
+                resolved.moves,
+                largest_over_devices(demand_sizes),
+                sum_over_devices(rows),
+            )
+        return indexes, routes, demands
+
+    batch = BATCH if micro_batches == 1 else MICRO_BATCHES
+    demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
+    new_indexes, resolved, demands = collection.map(
+        resolve_all,
+        (BATCH, batch, PartitionSpec()),
+        (BATCH, batch, dict.fromkeys(clusters, demand)),
+    )(
+        dict(indexes),
+        {name: routes.storages[name] for name in clusters},
+        jnp.asarray(again),
+    )
+    routes = routes._replace(storages={**routes.storages, **resolved})
+    return new_indexes, routes, demands
+
+
+def _keys_of(
+    cluster: ShardedCluster, route: Route, several: bool
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns the keys that a batch asks an owner for, as ``resolve`` takes them; and
+    of several micro-batches, whose keys the slots must hold together, the index there
+    of each that one of them touches."""
+    touched = cluster.touched(route)
+    if route.keys is not None:
+        keys, present = route.keys, touched < cluster.cells
+        if not several:
+            return keys, present, None
+        ranked = rank_keys(keys.reshape(-1, WORDS), present.reshape(-1))
+        is_rank = jnp.arange(len(ranked.keys), dtype=jnp.int32) < ranked.count
+        return ranked.keys, is_rank, ranked.rank.reshape(touched.shape)
+    rows, group = touched, None
+    if several:
+        groups = group_rows(
+            touched.reshape(-1),
+            cluster.index.slots,
+            implementation=cluster.implementation,
+        )
+        rows, group = groups.row, groups.group.reshape(touched.shape)
+    return rows[:, None].astype(jnp.uint32), rows < cluster.index.slots, group
+
+
+def _with_slots(
+    cluster: ShardedCluster,
+    route: Route,
+    slot: jax.Array,
+    present: jax.Array,
+    group: jax.Array | None,
+) -> Route:
+    """Returns the route with the slots of the keys that ``_keys_of`` gave."""
+    absent = cluster.index.slots + jnp.arange(len(slot), dtype=jnp.int32)
+    slot = jnp.where(present, slot, absent)
+    if group is None:
+        return cluster.with_slots(route, slot)
+    absent = cluster.index.slots + jnp.arange(group.shape[1], dtype=jnp.int32)
+    return jax.vmap(cluster.with_slots)(
+        route, jnp.where(group < len(slot), pick(slot, group), absent)
+    )
