@@ -1,0 +1,79 @@
+"""Cases: what others measured, each with its address, and which are kept aside.
+
+A file of ``measured/`` holds the cases of one group; see README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+FOLDER = Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A measured figure beside the predicted one.
+
+    Attributes:
+      group: the kind of figure, such as "systems".
+      name: name of the case, unique in all groups.
+      unit: unit of both figures.
+      measured, predicted: the figures.
+      source: address of the file that states the measured one.
+    """
+
+    group: str
+    name: str
+    unit: str
+    measured: float
+    predicted: float
+    source: str
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+    @property
+    def kept_aside(self) -> bool:
+        return kept_aside(self.name)
+
+
+def kept_aside(name: str) -> bool:
+    """Returns whether a case is scored last: about a third, chosen by a hash of the
+    name before anything was predicted."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0
+
+
+def measured(group: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the records of a group's file, each with the address of its source."""
+    content = json.loads((FOLDER / "measured" / f"{group}.json").read_text())
+    for record in content["cases"]:
+        yield record, address(content["sources"][record["source"]], record["path"])
+
+
+def address(source: Mapping[str, str], path: str) -> str:
+    """Returns the address of a file or folder in a public repository."""
+    kind = "blob" if Path(path).suffix else "tree"
+    return f"https://github.com/{source['repository']}/{kind}/{source['commit']}/{path}"
+
+
+def score(cases: Sequence[Case]) -> dict[str, float]:
+    """Returns number, mean absolute percentage error, mean of the ratio's logarithm as
+    a factor, and rank correlation (Spearman)."""
+    ratios = np.array([case.ratio for case in cases])
+    figures = [(case.measured, case.predicted) for case in cases]
+    rank = spearmanr(*zip(*figures, strict=True)).statistic if len(cases) > 2 else None
+    return {
+        "cases": len(cases),
+        "mape": float(np.abs(ratios - 1).mean()),
+        "bias": float(np.exp(np.log(ratios).mean())),
+        "rank_correlation": None if rank is None else float(rank),
+    }

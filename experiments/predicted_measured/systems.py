@@ -1,0 +1,44 @@
+"""Training systems: MLPerf's DLRM-DCNv2 submissions, simulated as HugeCTR's step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embark_jax import planner, simulator
+from embark_jax.plans import fleet
+from experiments.embark_table1.system import simulate_embark
+from experiments.predicted_measured.cases import Case, measured
+from experiments.predicted_measured.hugectr_plan import Settings, plan
+
+FOLDER = Path(__file__).parent
+MODEL = FOLDER.parents[1] / "configs" / "models" / "dlrm_dcnv2.yaml"
+
+
+def predicted(record: dict[str, Any]) -> simulator.Simulation:
+    """Simulates a step of one submission, with its own placements."""
+    source = record["fleet"]
+    if source.endswith(".yaml"):
+        source = str(FOLDER / "fleets" / source)
+    machines = fleet.load(source, record["nodes"], record["gpus_per_node"])
+    listed = planner.read_table_list(MODEL.read_text())
+    job = simulator.job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
+    settings = Settings(
+        record["sharding"], record["mem_comm_bw_ratio"], record["dp_threshold_gb"]
+    )
+    placements = plan(job.tables, job.features, machines, settings)
+    return simulate_embark("HugeCTR", job, placements)
+
+
+def cases() -> Iterator[Case]:
+    """Yields a case for each submission."""
+    for record, address in measured("systems"):
+        yield Case(
+            "systems",
+            record["name"],
+            "M samples/s",
+            record["samples_per_s"] / 1e6,
+            predicted(record).samples_per_s / 1e6,
+            address,
+        )
