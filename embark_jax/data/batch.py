@@ -40,6 +40,8 @@ class Batch:
         batch to text such as ``"ml-100k.inter, line 81"``.
       sample_weights: ``[batch]`` float32, 0 or more: the factor of each sample's loss,
         and its weight in metrics; None weighs all alike.
+      padding: for features of dynamic tables with a key -1: ``[batch, hotness]``, not 0
+        where an id is padding. There, all other ids are keys.
       records: ``[batch]`` records of ``data.records.layout``, if the arrays above are
         views of them; ``dataclasses.replace`` drops it.
       checked_rows: for each feature, a number of rows that its ids are known to be
@@ -53,6 +55,7 @@ class Batch:
     locate: Callable[[int], str] = "sample {}".format
     hot: bool = False
     sample_weights: np.ndarray | None = None
+    padding: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     records: np.ndarray | None = dataclasses.field(default=None, init=False)
     checked_rows: Mapping[str, int] = dataclasses.field(
         default_factory=dict, init=False
@@ -71,7 +74,7 @@ class Batch:
             kind: {
                 name: records[kind][name] for name in records[kind].dtype.names or ()
             }
-            for kind in ("ids", "weights")
+            for kind in ("ids", "weights", "padding")
             if kind in kinds
         }
         batch = cls(
@@ -83,6 +86,7 @@ class Batch:
             sample_weights=records["sample_weight"]
             if "sample_weight" in kinds
             else None,
+            padding=fields.get("padding", {}),
         )
         object.__setattr__(batch, "records", records)
         object.__setattr__(batch, "checked_rows", checked_rows or {})
@@ -108,6 +112,7 @@ class Batch:
                 tuple((n, x.shape[-1]) for n, x in self.weights.items()),
                 tasks_in(self.labels),
                 self.sample_weights is not None,
+                tuple((n, x.shape[-1]) for n, x in self.padding.items()),
             ),
         )
         columns = [("labels", self.labels, records["label"])]
@@ -115,7 +120,7 @@ class Batch:
         if self.sample_weights is not None:
             weights = "sample weights", self.sample_weights, records["sample_weight"]
             columns.append(weights)
-        for kind in ("ids", "weights"):
+        for kind in ("ids", "weights", "padding"):
             for name, values in getattr(self, kind).items():
                 what = f"{kind} of feature {name!r}"
                 columns.append((what, values, records[kind][name]))

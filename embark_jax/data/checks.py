@@ -68,6 +68,7 @@ class BatchChecker:
         self._dense_features = dense_features
         self._tasks = tasks
         self._weighs_samples: bool | None = None  # as the first batch does
+        self._padded: set[str] | None = None  # the same
         self._on_bad_id = on_bad_id
 
     def __call__(self, batch: Batch) -> Batch:
@@ -84,6 +85,8 @@ class BatchChecker:
             self._tasks = tasks_in(batch.labels)
         if self._weighs_samples is None:
             self._weighs_samples = batch.sample_weights is not None
+        if self._padded is None:
+            self._padded = set(batch.padding)
         if self._was_checked(batch):
             return batch
         samples = len(batch)
@@ -96,8 +99,10 @@ class BatchChecker:
         _check_names("ids", batch.ids.keys(), self._features.keys())
         _check_names("weights", batch.weights.keys(), self._weighted)
         ids = {name: self._ids(batch, name) for name in self._features}
+        padding = self._padding(batch, ids)
         weights = {
-            name: self._weights(batch, name, ids[name]) for name in batch.weights
+            name: self._weights(batch, name, ids[name], padding)
+            for name in batch.weights
         }
         return dataclasses.replace(
             batch,
@@ -106,6 +111,7 @@ class BatchChecker:
             labels=labels,
             weights=weights,
             sample_weights=self._sample_weights(batch),
+            padding=padding,
         )
 
     @property
@@ -124,13 +130,14 @@ class BatchChecker:
         )
 
     def _layout(self) -> np.dtype:
-        features = self._features.values()
+        features, padded = self._features.values(), self._padded or ()
         return layout(
             self._dense_features or 0,
             tuple((f.name, f.hotness, id_dtype(self._rows[f.name])) for f in features),
             tuple((f.name, f.hotness) for f in features if f.weighted),
             self._tasks or 0,
             bool(self._weighs_samples),
+            tuple((n, f.hotness) for n, f in self._features.items() if n in padded),
         )
 
     def _sample_weights(self, batch: Batch) -> np.ndarray | None:
@@ -159,6 +166,8 @@ class BatchChecker:
             )
         if ids.shape[1] > hotness:
             extra = ids != PADDING_ID
+            if name in batch.padding:
+                extra = np.asarray(batch.padding[name]) == 0
             extra[:, :hotness] = False
             if extra.any():
                 rule = f"a bag has more ids than the declared hotness, {hotness}"
@@ -212,11 +221,46 @@ class BatchChecker:
                 )
         return lines
 
-    def _weights(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
+    def _padding(
+        self, batch: Batch, ids: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Returns ``[batch, hotness]`` int32 by feature, in the features' order."""
+        if batch.padding.keys() != self._padded:
+            raise DataError(
+                f"padding is given for {sorted(batch.padding)}, must be for "
+                f"{sorted(self._padded or ())}, like in the first batch"
+            )
+        padding = {}
+        for name in [name for name in self._features if name in batch.padding]:
+            flags = np.asarray(batch.padding[name])
+            if self._rows[name] != DYNAMIC_KEYS:
+                raise DataError(
+                    f"padding of feature {name!r}: its table is not dynamic, must be "
+                    f"{PADDING_ID} among the ids"
+                )
+            shape = np.shape(batch.ids[name])
+            if flags.shape != shape or flags.dtype.kind not in "biu":
+                raise DataError(
+                    f"padding of feature {name!r}: is {flags.dtype} of shape "
+                    f"{flags.shape}, must be bool of shape {shape}"
+                )
+            hotness = ids[name].shape[1]
+            flags = (flags[:, :hotness] != 0).astype(np.int32)
+            padding[name] = _pad(flags, hotness, 1)
+        return padding
+
+    def _weights(
+        self,
+        batch: Batch,
+        name: str,
+        ids: np.ndarray,
+        padding: Mapping[str, np.ndarray],
+    ) -> np.ndarray:
         what, shape = f"weights of feature {name!r}", np.shape(batch.ids[name])
         weights = _float32(batch, what, batch.weights[name], shape)
         weights = _pad(weights[:, : ids.shape[1]], ids.shape[1], 0)
-        return np.where(ids == PADDING_ID, np.float32(0), weights)
+        padded = padding[name] != 0 if name in padding else ids == PADDING_ID
+        return np.where(padded, np.float32(0), weights)
 
 
 def feature_statistics(batch: Batch) -> list[str]:

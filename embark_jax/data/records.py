@@ -2,7 +2,8 @@
 
 A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
 ``dense``, ``ids`` with a field for each feature, ``weights`` with one for each weighted
-feature, if there are any, and ``sample_weight``, if samples have one. So a batch is
+feature, if there are any, ``padding`` with one for each feature whose padding is said
+apart, and ``sample_weight``, if samples have one. So a batch is
 gathered, and copied to a device, as a whole, and its columns are views.
 """
 
@@ -32,6 +33,7 @@ def layout(
     weights: tuple[tuple[str, int], ...] = (),
     tasks: int = 0,
     sample_weights: bool = False,
+    padding: tuple[tuple[str, int], ...] = (),
 ) -> np.dtype:
     """Returns the dtype of a record.
 
@@ -41,6 +43,7 @@ def layout(
       weights: for each weighted feature: name and hotness.
       tasks: number of labels, if a sample has several; 0 means one label.
       sample_weights: whether a sample has a weight.
+      padding: for each feature whose padding is said apart: name and hotness.
 
     Raises:
       DataError: if a record would be too large for NumPy.
@@ -62,6 +65,8 @@ def layout(
     ]
     if weights:
         fields.append(("weights", [(name, "<f4", (hot,)) for name, hot in weights]))
+    if padding:
+        fields.append(("padding", [(name, "<i4", (hot,)) for name, hot in padding]))
     if sample_weights:
         fields.append(("sample_weight", "<f4"))
     return np.dtype(fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -38,6 +39,8 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.tables import embedding_shapes
 from embark_jax.plans.wire import FLOAT32, Wire
+
+NO_PADDING: Mapping[str, jax.Array] = MappingProxyType({})
 
 
 class EmbeddingCollection:
@@ -182,7 +185,10 @@ class EmbeddingCollection:
         }
 
     def route(
-        self, ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array]
+        self,
+        ids: Mapping[str, jax.Array],
+        weights: Mapping[str, jax.Array],
+        padding: Mapping[str, jax.Array] = NO_PADDING,
     ) -> Routes:
         """Finds out where each id goes; depends on no parameter.
 
@@ -192,6 +198,8 @@ class EmbeddingCollection:
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
           weights: for each weighted feature ``[batch, hotness]`` float32.
+          padding: for some features of dynamic tables ``[batch, hotness]`` int32, not 0
+            where padded: -1 is a key there.
 
         Raises:
           ValueError: if a feature is missing or has another shape or type.
@@ -201,10 +209,11 @@ class EmbeddingCollection:
         check_arrays(self.plan, "ids", ids, features, integers)
         check_arrays(self.plan, "weights", weights, sorted(self._weighted), floats)
 
-        def route(ids, weights):
+        def route(ids, weights, padding):
             masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
+            present |= {n: padded == 0 for n, padded in padding.items()}
             ids = self.hot_keys.positions_of(ids, self.plan.features)
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
@@ -228,8 +237,8 @@ class EmbeddingCollection:
             needed = {name: largest[name] for name in self.plan.capacities}
             return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 
-        mapped = self.map(route, (BATCH, BATCH), self._route_specs)
-        return mapped(dict(ids), dict(weights))
+        mapped = self.map(route, (BATCH, BATCH, BATCH), self._route_specs)
+        return mapped(dict(ids), dict(weights), dict(padding))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
         """Returns the ``[]`` int32 capacity that the batch needs, for each sharded

@@ -32,6 +32,7 @@ class Columns(NamedTuple):
     weights: Mapping[str, jax.Array]
     labels: jax.Array
     sample_weights: jax.Array | None = None
+    padding: Mapping[str, jax.Array] = {}
 
 
 @jax.tree_util.register_dataclass
@@ -59,6 +60,7 @@ class DeviceBatch:
             columns.get("weights", {}),
             columns["label"],
             columns.get("sample_weight"),
+            columns.get("padding", {}),
         )
 
     def _column(self, name: str) -> Any:
@@ -183,6 +185,8 @@ def own_samples(batch: Batch, size: int) -> Batch:
         empty = np.zeros(missing, records.dtype)
         for name in batch.ids:
             empty["ids"][name] = PADDING_ID
+        for name in batch.padding:
+            empty["padding"][name] = 1
         records = np.concatenate([records, empty])
     share = size // jax.process_count()
     first = share * jax.process_index()
@@ -197,9 +201,9 @@ def route_batch(
     result."""
     columns = batch.columns()
     if micro_batches == 1:
-        return collection.route(columns.ids, columns.weights)
+        return collection.route(columns.ids, columns.weights, columns.padding)
     return lax.map(
-        lambda cut: collection.route(cut.ids, cut.weights),
+        lambda cut: collection.route(cut.ids, cut.weights, cut.padding),
         cut_batch(collection, columns, micro_batches),
     )
 

@@ -191,13 +191,12 @@ class Placement:
             )
         if self.table.is_dynamic and (
             self.replicated
-            or self.column_shards > 1
             or self.hot_rows
             or len(set(self.devices)) < len(self.devices)
         ):
             problems.append(
                 f"{name}: is dynamic, must be in {' or '.join(SHARDED)}, without "
-                "hot_rows or column_shards, with one row shard a device at most"
+                "hot_rows, with one shard a device at most"
             )
         if self.replicated:
             replicated = f"{name}: cluster {self.cluster} is replicated"

@@ -1,11 +1,8 @@
 """Dynamic tables train as tables that had all their rows from the start."""
 
-import functools
 import math
 import re
-import zlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,8 +13,9 @@ from embark_jax.cache.kept_slots import NO_ROW, SLOT_VALUES, keys_of
 from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
+from tests.cache.initial_row import DIM, SCALE, initial_row
 
-BATCH, DIM, STEPS, SCALE = 16, 4, 8, 0.3
+BATCH, STEPS = 16, 8
 FEATURES = (
     ej.FeatureSpec("user", hotness=3),
     ej.FeatureSpec("friends", "user", pooling="mean", hotness=2),
@@ -62,11 +60,13 @@ def trainer_of(
     optimizer=None,
     dense_rate=0.1,
     capacity=200,
+    column_shards=1,
     **options,
 ) -> ej.Trainer:
     devices = math.prod(mesh)
+    owners = tuple(range(devices))
     placed = (
-        Placement(users, cluster, devices, 1, tuple(range(devices))),
+        Placement(users, cluster, devices // column_shards, column_shards, owners),
         Placement(ej.TableSpec("item", ITEMS, DIM, SCALE), "ub", 1, 1, (0,)),
     )
     batch = BATCH // options.get("micro_batches", 1)
@@ -110,27 +110,23 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
     for slot, key, *parts in zip(*shards, strict=True):
         rows = np.concatenate([each.data for each in parts], axis=1)
         known = slot.data[:, 0] != NO_ROW
-        found |= dict(zip(key.data[known, 0].tolist(), rows[known], strict=True))
+        for number, row in zip(key.data[known, 0].tolist(), rows[known], strict=True):
+            columns = [found[number]] if number in found else []  # of other shards
+            found[number] = np.concatenate([*columns, row])
     return found
-
-
-@jax.jit
-def initial_values(low: jax.Array, high: jax.Array) -> jax.Array:
-    """Of a user whose key has these halves, said the long way."""
-    cell = jax.random.fold_in(jax.random.key(1), zlib.crc32(b"user") >> 1)
-    cell = jax.random.fold_in(jax.random.fold_in(cell, low), high)
-    columns = [jax.random.fold_in(cell, i) for i in range(DIM)]
-    return jnp.stack([jax.random.uniform(c, minval=-1.0) * SCALE for c in columns])
-
-
-@functools.cache
-def initial_row(key: int) -> np.ndarray:
-    return np.array(initial_values(np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)))
 
 
 @pytest.mark.parametrize(
     ("mesh", "cluster", "optimizer", "options", "trainer_options"),
     [
+        ((1, 2), "ub", ej.RowwiseAdagrad(0.5), {"max_slots": 50}, {"column_shards": 2}),
+        (
+            (2, 4),
+            "rb",
+            ej.LazyAdam(0.05),
+            {"max_slots": 80, "evicted": "disk"},
+            {"column_shards": 2, "micro_batches": 2},
+        ),
         (
             (1, 2),
             "ub",
@@ -260,7 +256,12 @@ def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
         other = trainer_of(dynamic(slots=10, max_slots=100), (1, 2), "rb")
         list(other.iterate_batches(batches(3, 8, FAR)))  # there are other keys
         other.load(checkpoints)
-    assert again.step == other.step == 5
+        split = trainer_of(dynamic(max_slots=80), (1, 2), column_shards=2)
+        split.load(checkpoints)
+    assert again.step == other.step == split.step == 5
+    tables = [trainer.table("user") for trainer in (one, split)]
+    for found, expected in zip(*tables, strict=True):
+        np.testing.assert_array_equal(found, expected)
     for each in (again, other):
         found = rows_by_key(each)
         assert found.keys() == saved.keys()
@@ -326,11 +327,12 @@ def test_dynamic_tables_that_make_no_sense(options, message):
 
 
 @pytest.mark.parametrize(
-    "forced", [{"hot_rows": 5}, {"row_shards": 1}, {"devices": (1, 1)}]
+    "forced",
+    [{"hot_rows": 5}, {"row_shards": 1}, {"devices": (1, 1)}, {"column_shards": 4}],
 )
 def test_the_planner_refuses_what_a_dynamic_table_cannot_have(forced):
     ((key, value),) = forced.items()
-    message = f"table 'user': {key} is {value!r}, but a dynamic table has"
+    message = f"table 'user': {key} is {value!r}, but a dynamic table has a shard"
     with pytest.raises(ValueError, match=re.escape(message)):
         ej.plan(
             [dynamic(), ej.TableSpec("item", ITEMS, DIM)],
@@ -345,7 +347,7 @@ def test_dynamic_tables_lie_on_each_device_once():
     for placement in (
         Placement(dynamic(), "dp"),
         Placement(dynamic(), "ub", 2, 1, (0, 0)),
-        Placement(dynamic(), "ub", 1, 2, (0, 1)),
+        Placement(dynamic(), "ub", 1, 2, (1, 1)),
         Placement(dynamic(), "ub", 1, 1, (0,), hot_rows=3),
     ):
         assert "table 'user': is dynamic" in placement.problems(2)[0]

@@ -21,29 +21,30 @@ def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
 def spread(
     tables: Iterable[TableSpec], forced: Mapping[str, ForcedPlacement], devices: int
 ) -> dict[str, ForcedPlacement]:
-    """Forces a row shard of each dynamic table on each device, so that no row moves
-    when the table grows; other forced properties are left as they are.
+    """Forces a shard of each dynamic table on each device, so that no row moves when
+    the table grows; other forced properties, also column shards, are left as they are.
 
     Raises:
       ValueError: if something else is forced.
     """
-    wanted = {
-        "row_shards": devices,
-        "column_shards": 1,
-        "devices": tuple(range(devices)),
-        "hot_rows": 0,
-    }
     spread_out = {}
     for table in tables:
         if not table.is_dynamic:
             continue
         own = forced.get(table.name, FREE)
+        columns = own.column_shards or 1
+        wanted = {
+            "column_shards": columns if devices % columns == 0 else 1,
+            "row_shards": devices // columns,
+            "devices": tuple(range(devices)),
+            "hot_rows": 0,
+        }
         for key, value in wanted.items():
             if getattr(own, key) not in (None, value):
                 raise ValueError(
                     f"table {table.name!r}: {key} is {getattr(own, key)!r}, but a "
-                    f"dynamic table has a row shard on each device and no hot rows; "
-                    f"leave {key} out"
+                    f"dynamic table has a shard on each device and no hot rows; leave "
+                    f"{key} out"
                 )
         spread_out[table.name] = dataclasses.replace(own, **wanted)
     return spread_out

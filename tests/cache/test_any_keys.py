@@ -1,0 +1,168 @@
+"""Any 64 bits are a key: nothing is lost, nothing is zero."""
+
+import dataclasses
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import strategies as st
+
+import embark_jax as ej
+from embark_jax.cache.kept_slots import keys_of
+from embark_jax.data import DataError
+from embark_jax.embedding.keys import hash_words, rank_keys, row_shard_of, words_of
+from embark_jax.plans.storage import Placement
+from tests.builders import make_plan, make_trainer
+from tests.cache.initial_row import DIM, SCALE, initial_row
+
+BATCH, RATE, HOTNESS = 16, 0.5, 2
+EXTREME = [0, -1, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
+WEIGHT = np.linspace(0.5, 1, DIM)
+BUCKET_SEEDS = (0x9E3779B9, 0x85EBCA6B)
+
+
+def words(keys) -> np.ndarray:
+    return np.array(keys, np.int64).view(np.uint32).reshape(-1, 2)
+
+
+@functools.cache
+def colliding(count: int) -> list[int]:
+    """Keys that hash to the last of 2, 4 and 8 owners, and to one first bucket of 64,
+    and choose one second bucket: more than both hold."""
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2**22)
+    first, step = (hash_words(words(keys), seed) for seed in BUCKET_SEEDS)
+    chosen = (row_shard_of(words(keys), 8) == 7) & (first % 64 == 5)
+    return keys[chosen & (step % 63 % 8 == 1)][:count].tolist()
+
+
+some_keys = st.lists(
+    st.sampled_from(EXTREME) | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20
+)
+
+
+@hypothesis.given(some_keys, st.integers(0, 2**20 - 1))
+@hypothesis.settings(max_examples=40)
+def test_ranks_are_those_of_the_different_keys(keys, mask):
+    keys = np.resize(keys, 20)
+    present = np.array([mask >> i & 1 for i in range(20)], bool)
+    with jax.enable_x64(True):
+        on_devices = jnp.asarray(keys)
+    ranked = jax.jit(lambda keys, present: rank_keys(words_of(keys), present))(
+        on_devices, present
+    )
+    count = int(ranked.count)
+    assert count == len(set(keys[present].tolist()))
+    by_rank = keys_of(np.asarray(ranked.keys))
+    assert len(set(by_rank[:count].tolist())) == count
+    rank = np.asarray(ranked.rank)
+    assert (rank[~present] == 20).all()
+    np.testing.assert_array_equal(by_rank[rank[present]], keys[present])
+
+
+def test_hosts_and_devices_hash_alike():
+    keys = words([*EXTREME, *range(100)])
+    for row_shards in (1, 3, 8):
+        np.testing.assert_array_equal(
+            row_shard_of(jnp.asarray(keys), row_shards), row_shard_of(keys, row_shards)
+        )
+
+
+def trainer_of(mesh, cluster, slots, max_slots, **options) -> ej.Trainer:
+    table = ej.TableSpec.dynamic("user", DIM, slots, max_slots, init_scale=SCALE)
+    devices = mesh[0] * mesh[1]
+    placed = [Placement(table, cluster, devices, 1, tuple(range(devices)))]
+    features = [ej.FeatureSpec("user", hotness=HOTNESS)]
+    model = ej.FunctionModel(
+        {"weight": jnp.asarray(WEIGHT, jnp.float32)},
+        lambda params, dense, embeddings: embeddings["user"] @ params["weight"],
+    )
+    return make_trainer(
+        make_plan(features, placed, *mesh, BATCH, 40),
+        model,
+        ej.SGD(RATE),
+        dense_optimizer=optax.sgd(0.0),
+        **options,
+    )
+
+
+def batch_of(keys, rng) -> ej.Batch:
+    """Of some of the keys, each at least once; some cells are padded, with any id."""
+    cells = rng.permutation(np.concatenate([keys, rng.choice(keys, BATCH * HOTNESS)]))
+    cells = np.concatenate([keys, cells])[: BATCH * HOTNESS]
+    ids = np.full((BATCH, HOTNESS), 5, np.int64)
+    ids[:, 0] = cells[:BATCH]
+    ids[:, 1] = cells[BATCH:]
+    padding = rng.random(ids.shape) < 0.1
+    return ej.Batch(
+        np.zeros((BATCH, 0), np.float32),
+        {"user": ids},
+        rng.integers(0, 2, BATCH).astype(np.float32),
+        padding={"user": padding},
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cluster", "slots", "options"),
+    [
+        ((1, 1), "ub", 10_000, {}),
+        pytest.param((1, 2), "rb", 64, {"overlap": True}, marks=pytest.mark.slow),
+        pytest.param((2, 4), "ub", 256, {"overlap": True}, marks=pytest.mark.slow),
+        pytest.param((2, 4), "rb", 256, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_hostile_keys_beside_a_dictionary(mesh, cluster, slots, options):
+    """Extreme ones, ones that collide in all hashes, and batches of new ones alone; at
+    times more than there are slots, which grow from 8."""
+    trainer = trainer_of(mesh, cluster, 8, slots, **options)
+    rng, rows = np.random.default_rng(0), {}
+    hostile = np.array([*EXTREME, *colliding(60)])
+    batches = [
+        batch_of(
+            rng.integers(-(2**63), 2**63 - 1, 30)  # all new
+            if step % 3 == 2
+            else rng.choice(hostile, 25, replace=False),
+            rng,
+        )
+        for step in range(12)
+    ]
+    results = trainer.iterate_batches(batches)
+    for batch, result in zip(batches, results, strict=True):
+        present = ~batch.padding["user"]
+        cells = [
+            (sample, int(batch.ids["user"][sample, i]))
+            for sample, i in np.argwhere(present)
+        ]
+        for _, key in cells:
+            if key not in rows:
+                rows[key] = initial_row(key % 2**64).astype(np.float64)
+        logits = np.zeros(BATCH)
+        for sample, key in cells:
+            logits[sample] += rows[key] @ WEIGHT
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
+        slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
+        for sample, key in cells:
+            rows[key] = rows[key] - RATE * slope[sample] * WEIGHT
+    assert -1 in rows
+    table = trainer.table("user")
+    np.testing.assert_array_equal(table.keys, sorted(rows))
+    expected = np.array([rows[key] for key in table.keys.tolist()])
+    np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
+    assert (np.abs(table.rows).max(axis=1) > 0).all()
+    unseen = dataclasses.replace(
+        batches[0],
+        ids={"user": np.full((BATCH, HOTNESS), 77)},
+        padding={"user": np.zeros((BATCH, HOTNESS), bool)},
+    )
+    ((_, scored),) = trainer.predict([unseen])
+    np.testing.assert_allclose(scored, HOTNESS * initial_row(77) @ WEIGHT, rtol=1e-5)
+
+
+def test_padding_is_said_apart_for_dynamic_tables_alone():
+    check = ej.BatchChecker([ej.FeatureSpec("user")], {"user": 10})
+    batch = batch_of(np.arange(10), np.random.default_rng(0))
+    with pytest.raises(DataError, match="padding of feature 'user': its table is not"):
+        check(dataclasses.replace(batch, ids={"user": batch.ids["user"][:, :1]}))
