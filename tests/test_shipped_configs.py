@@ -64,6 +64,8 @@ NARROW = {
     "din": ["model.deep=[8]"],
     "two_tower": ["model.tower=[4]"],
     "tbsm": [],
+    "hstu": ["model.width=8", "model.deep=[8]"],
+    "next_item": ["model.layers=1"],
 }
 
 

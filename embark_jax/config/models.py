@@ -159,6 +159,45 @@ class TwoTowerConfig(BaseModelConfig):
     """Number that divides the products of vectors before the softmax."""
 
 
+class HSTUConfig(BaseModelConfig):
+    """HSTU as a ranking model (https://arxiv.org/abs/2402.17152)."""
+
+    kind: Literal["hstu"] = "hstu"
+    history: Annotated[
+        Mapping[str, str], Field(min_length=1, examples=[{"past_items": "item"}])
+    ]
+    """Feature whose past values each sequence feature (pooling none) holds."""
+    width: PositiveInt = 64
+    """Width of an event."""
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 3
+    """Number of layers."""
+    heads: PositiveInt = 4
+    """Attention heads, which must divide the width."""
+    deep: tuple[PositiveInt, ...] = (64,)
+    """Hidden widths of the network behind the candidate."""
+
+
+class NextItemConfig(BaseModelConfig):
+    """SASRec or HSTU for retrieval of the next item (https://arxiv.org/abs/1808.09781,
+    https://arxiv.org/abs/2402.17152)."""
+
+    kind: Literal["next_item"] = "next_item"
+    history: Annotated[
+        Mapping[str, str],
+        Field(min_length=1, max_length=1, examples=[{"past_items": "item"}]),
+    ]
+    """The sequence feature (pooling none), and the feature whose past values it
+    holds."""
+    encoder: Literal["hstu", "sasrec"] = "hstu"
+    """Layers that read the history."""
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 2
+    """Number of layers."""
+    heads: PositiveInt = 1
+    """Attention heads, which must divide the dim of the item."""
+    temperature: PositiveFloat = 0.05
+    """Number that divides the products of vectors before the softmax."""
+
+
 class MMoEConfig(BaseModelConfig):
     """MMoE, for data with several labels (https://doi.org/10.1145/3219819.3220007)."""
 
@@ -190,6 +229,8 @@ MODELS: dict[type[BaseModelConfig], str] = {
     FinalMLPConfig: "embark_jax.models.finalmlp:FinalMLP",
     DINConfig: "embark_jax.models.din:DIN",
     TwoTowerConfig: "embark_jax.models.two_tower:TwoTower",
+    HSTUConfig: "embark_jax.models.hstu:HSTU",
+    NextItemConfig: "embark_jax.models.next_item:NextItem",
     MMoEConfig: "embark_jax.models.mmoe:MMoE",
 }
 """The registry of models: the section of each, and the class that takes its keys as

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from embark_jax.models.interface import check_embeddings
+from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
 
 
@@ -113,7 +113,7 @@ class DIN(nnx.Module):
     ):
         self.shapes = tuple(sorted(embedding_shapes.items()))
         self.history = tuple(sorted(history.items()))
-        _check_history(embedding_shapes, history)
+        check_history(embedding_shapes, history)
         if batch_norm:
             raise ValueError("batch_norm is true, must be false: Dice normalizes")
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
@@ -151,25 +151,3 @@ def interest(unit: DiceMLP, past: jax.Array, candidate: jax.Array) -> jax.Array:
     weights = unit(inputs).reshape(past.shape[:2])
     weights = jnp.where(jnp.any(past != 0, axis=-1), weights, 0.0)
     return jnp.einsum("bt,btd->bd", weights, past)
-
-
-def _check_history(
-    embedding_shapes: Mapping[str, tuple[int, ...]], history: Mapping[str, str]
-) -> None:
-    sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
-    problems = [
-        f"feature {name!r} is a sequence, must be in history"
-        for name in sorted(sequences.keys() - history.keys())
-    ]
-    for name, candidate in history.items():
-        if name not in sequences:
-            problems.append(
-                f"history has {name!r}, must be a feature with pooling none"
-            )
-        elif embedding_shapes.get(candidate) != sequences[name][1:]:
-            problems.append(
-                f"history.{name} is {candidate!r}, must be a feature that is pooled, "
-                f"of dim {sequences[name][1]}"
-            )
-    if problems:
-        raise ValueError("; ".join(problems))

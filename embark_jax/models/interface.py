@@ -68,6 +68,35 @@ def in_order(
     return [embeddings[name] for name, _ in dims]
 
 
+def check_history(
+    embedding_shapes: Mapping[str, tuple[int, ...]], history: Mapping[str, str]
+) -> None:
+    """Raises ``ValueError`` unless each sequence feature holds the past of a pooled
+    feature, of the same dim.
+
+    Args:
+      embedding_shapes: each feature's embedding shape per sample.
+      history: for each sequence the feature whose past values it holds.
+    """
+    sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
+    problems = [
+        f"feature {name!r} is a sequence, must be in history"
+        for name in sorted(sequences.keys() - history.keys())
+    ]
+    for name, candidate in history.items():
+        if name not in sequences:
+            problems.append(
+                f"history has {name!r}, must be a feature with pooling none"
+            )
+        elif embedding_shapes.get(candidate) != sequences[name][1:]:
+            problems.append(
+                f"history.{name} is {candidate!r}, must be a feature that is pooled, "
+                f"of dim {sequences[name][1]}"
+            )
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
 def check_embeddings(
     embeddings: Mapping[str, jax.Array], shapes: Iterable[tuple[str, tuple[int, ...]]]
 ) -> None:

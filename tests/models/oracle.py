@@ -14,6 +14,8 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
+from tests.models import sequence_oracle
+
 F32_ROUNDOFF = 2.0**-24
 ELEMENTARY = 8 * F32_ROUNDOFF
 """Relative error that XLA's exponential and square root are granted."""
@@ -387,6 +389,22 @@ def mmoe(params, dense, embeddings, dtype, tasks, experts) -> Bounded:
     return near(side_by_side(*logits))
 
 
+def hstu(params, dense, embeddings, dtype, history, heads) -> Bounded:
+    """Logits of ``HSTU``."""
+    logits = sequence_oracle.hstu(params, dense, embeddings, history, heads, plain_mlp)
+    return near(logits[:, None])
+
+
+def next_item(
+    params, dense, embeddings, dtype, history, encoder, heads, temperature
+) -> Bounded:
+    """Logits of ``NextItem``."""
+    logits = sequence_oracle.next_item(
+        params, dense, embeddings, history, encoder, heads, temperature
+    )
+    return near(logits[:, None])
+
+
 ORACLES = {
     function.__name__: function
     for function in (
@@ -401,6 +419,8 @@ ORACLES = {
         din,
         two_tower,
         mmoe,
+        hstu,
+        next_item,
     )
 }
 KNOW_NORMS = {"autoint", "finalmlp", "two_tower", "mmoe"}

@@ -12,6 +12,7 @@ VARIANTS = (
     ("finalmlp", {"gate": (DIM,), "context1": ("user",)}),
     ("mmoe", {"experts": 1}),
     ("dlrm_dcnv2", {"structure": "parallel"}),
+    ("next_item", {"encoder": "sasrec", "heads": 2}),
 )
 """Options that add layers to a model, or take some away."""
 KINDS = {section.model_fields["kind"].default: section for section in MODELS}

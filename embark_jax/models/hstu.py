@@ -1,0 +1,120 @@
+"""HSTU as a ranking model: what does a user do with the candidate, after all events?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import check_embeddings, check_history
+from embark_jax.models.layers import MLP, Linear
+from embark_jax.models.sequence import SequenceEncoder, is_event, project
+
+
+class HSTU(nnx.Module):
+    """Hierarchical sequential transduction units over context, history and candidate.
+
+    A sequence begins with one event of the context, which is the sum of projections of
+    all other features; then come the events of the history, and at its end the
+    candidate. An event is the sum of projections of its features, which are those of
+    the candidate, too. An MLP makes the logit of what the candidate has seen. Paper:
+    https://arxiv.org/abs/2402.17152, of which this is the ranking model with one
+    candidate, without the bias by time.
+
+    Args:
+      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
+        ``(length, dim)`` for a sequence. Features are taken sorted by name.
+      dense_features: number of dense features, which belong to the context.
+      history: for each sequence feature the pooled feature whose past values it holds;
+        sequences have equal lengths, and their events are those of the first by name.
+      width: width of an event.
+      layers, heads: see ``SequenceEncoder``.
+      deep: widths of the hidden layers of the MLP.
+      compute_dtype: dtype of the operands of products with weights.
+      dropout: of the layers and the MLP.
+      batch_norm: of the MLP.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if ``history`` does not fit the features, or heads do not divide the
+        width.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        history: Mapping[str, str],
+        width: int = 64,
+        layers: int = 3,
+        heads: int = 4,
+        deep: Sequence[int] = (64,),
+        compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.shapes = tuple(sorted(embedding_shapes.items()))
+        check_history(embedding_shapes, history)
+        self.history = tuple(sorted(history.items()))
+        lengths = {embedding_shapes[name][0] for name, _ in self.history}
+        if len(lengths) > 1:
+            raise ValueError(f"sequences have lengths {sorted(lengths)}, must be equal")
+        events = {*history, *history.values()}
+        self.context = tuple(name for name, _ in self.shapes if name not in events)
+
+        def projections(names: Sequence[str]) -> nnx.List:
+            return nnx.List(
+                Linear(
+                    embedding_shapes[name][-1],
+                    width,
+                    compute_dtype=compute_dtype,
+                    rngs=rngs,
+                )
+                for name in names
+            )
+
+        self.event_projections = projections([name for name, _ in self.history])
+        self.context_projections = projections(self.context)
+        self.dense = (
+            Linear(dense_features, width, compute_dtype=compute_dtype, rngs=rngs)
+            if dense_features
+            else None
+        )
+        self.start = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,)))
+        shared = {"compute_dtype": compute_dtype, "dropout": dropout, "rngs": rngs}
+        self.encoder = SequenceEncoder(
+            "hstu", width, lengths.pop() + 2, layers, heads, **shared
+        )
+        self.top = MLP(
+            width, (*deep, 1), last_relu=False, batch_norm=batch_norm, **shared
+        )
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Returns logits; see ``interface`` for shapes and errors."""
+        check_embeddings(embeddings, self.shapes)
+        start = jnp.broadcast_to(self.start[...], (dense.shape[0], len(self.start[...])))
+        for name, layer in zip(self.context, self.context_projections, strict=True):
+            start = start + layer(embeddings[name])
+        if self.dense is not None:
+            start = start + self.dense(dense)
+        past, candidate = 0.0, 0.0
+        for (name, now), layer in zip(
+            self.history, self.event_projections, strict=True
+        ):
+            past = past + project(layer, embeddings[name])
+            candidate = candidate + layer(embeddings[now])
+        held = is_event(embeddings[self.history[0][0]])
+        events = jnp.concatenate([start[:, None], past, candidate[:, None]], axis=1)
+        one = jnp.ones_like(held[:, :1])
+        valid = jnp.concatenate([one, held, one], axis=1)
+        # Padding lies between the last event and the candidate, and has no place.
+        position = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+        seen = self.encoder(events, position, valid)
+        return self.top(seen[:, -1])[:, 0]

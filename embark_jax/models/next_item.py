@@ -1,0 +1,98 @@
+"""Next-item models: a user's vector is made of what the user met before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import check_history
+from embark_jax.models.layers import Linear
+from embark_jax.models.retrieval import RetrievalModel, unit
+from embark_jax.models.sequence import SequenceEncoder, is_event
+
+
+class NextItem(RetrievalModel):
+    """SASRec (https://arxiv.org/abs/1808.09781) or HSTU (https://arxiv.org/abs/2402.17152)
+    over the items of a history, trained by a softmax over the items of the batch.
+
+    A sequence begins with one event of the context, the sum of projections of all
+    features but the history and the item. The user's vector is what the last event has
+    seen, the item's vector its own row; see ``RetrievalModel`` for the loss.
+
+    Args:
+      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
+        ``(length, dim)`` for the history. Features are taken sorted by name.
+      dense_features: number of dense features, which belong to the context.
+      history: the sequence feature, and the feature of one id a sample whose past
+        values it holds.
+      encoder: ``sasrec`` or ``hstu``.
+      layers, heads: see ``SequenceEncoder``, whose width is the dim of the item.
+      temperature: divides the cosines.
+      compute_dtype: dtype of the operands of products with weights.
+      dropout: of the layers.
+      batch_norm: must be False: layers normalize each event.
+      rngs: its ``params`` stream draws the weights.
+
+    Raises:
+      ValueError: if ``history`` is not one feature or does not fit, heads do not divide
+        the width, or ``batch_norm`` is set.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        history: Mapping[str, str],
+        encoder: Literal["hstu", "sasrec"] = "hstu",
+        layers: int = 2,
+        heads: int = 1,
+        temperature: float = 0.05,
+        compute_dtype: DTypeLike = jnp.float32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        check_history(embedding_shapes, history)
+        if len(history) != 1:
+            raise ValueError(f"history has {len(history)} features, must have one")
+        if batch_norm:
+            raise ValueError("batch_norm is true, must be false: layers normalize")
+        ((self.history, item),) = history.items()
+        super().__init__(embedding_shapes, item, temperature)
+        length, width = embedding_shapes[self.history]
+        self.context = tuple(
+            name for name, _ in self.shapes if name not in (self.history, item)
+        )
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.projections = nnx.List(
+            Linear(embedding_shapes[name][-1], width, **shared) for name in self.context
+        )
+        self.dense = Linear(dense_features, width, **shared) if dense_features else None
+        self.start = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,)))
+        self.encoder = SequenceEncoder(
+            encoder, width, length + 1, layers, heads, dropout=dropout, **shared
+        )
+
+    def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+        past = embeddings[self.history]
+        start = jnp.broadcast_to(self.start[...], (past.shape[0], past.shape[-1]))
+        for name, layer in zip(self.context, self.projections, strict=True):
+            start = start + layer(embeddings[name])
+        if self.dense is not None:
+            start = start + self.dense(dense)
+        valid = jnp.pad(is_event(past), ((0, 0), (1, 0)), constant_values=True)
+        position = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+        events = jnp.concatenate([start[:, None], past], axis=1)
+        seen = self.encoder(events, position, valid)
+        # The place of the last event: no later one has its position.
+        last = jnp.argmax(position, axis=1)
+        return unit(jnp.take_along_axis(seen, last[:, None, None], axis=1)[:, 0])
+
+    def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+        return unit(embeddings[self.item])

@@ -1,0 +1,254 @@
+"""Layers that read sequences of events: HSTU's and SASRec's.
+
+A sequence lies in ``[batch, length, width]``; ``valid`` ``[batch, length]`` says which
+places hold an event. An event attends to itself and to those before it. Attention goes
+through the keys block by block, forward and backward, so that no array of ``[batch,
+heads, length, length]`` is ever in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.typing import DTypeLike
+
+from embark_jax.models.layers import Linear
+
+KEYS_AT_ONCE = 128
+"""Keys of a block. Of 4,096 events of 32 samples and 4 heads, the scores by a block are
+256 MiB in float32; by all keys they would be 8 GiB."""
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    position: jax.Array,
+    valid: jax.Array,
+    weights: Literal["silu", "softmax"],
+    bias: jax.Array | None = None,
+    keys_at_once: int = KEYS_AT_ONCE,
+) -> jax.Array:
+    """Returns each event's sum of values, ``[batch, length, heads, dim]``.
+
+    Args:
+      query, key, value: ``[batch, length, heads, dim]``; the dims of values may differ.
+      position: ``[batch, length]`` int32: an event sees those of no later position.
+      valid: ``[batch, length]`` whether there is an event.
+      weights: ``silu``: SiLU of the scores, over the length, which does not compete
+        (HSTU, https://arxiv.org/abs/2402.17152, section 3.2); or ``softmax``.
+      bias: ``[distances]`` added to the score of two events by the distance of their
+        positions; larger distances take the last.
+      keys_at_once: number of keys of a block.
+    """
+    batch, length, heads, dim = query.shape
+    blocks = -(-length // keys_at_once)
+    padding = blocks * keys_at_once - length
+
+    def cut(array: jax.Array) -> jax.Array:
+        """Returns ``[blocks, batch, keys_at_once, …]``."""
+        padded = jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))
+        shape = batch, blocks, keys_at_once, *array.shape[2:]
+        return jnp.moveaxis(padded.reshape(shape), 1, 0)
+
+    def scores(block_key, block_position, block_valid):
+        score = jnp.einsum("bqhd,bkhd->bhqk", query, block_key) / math.sqrt(dim)
+        distance = position[:, None, :, None] - block_position[:, None, None, :]
+        if bias is not None:
+            score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
+        return score, (distance >= 0) & block_valid[:, None, None, :]
+
+    def add_silu(total, block):
+        block_key, block_value, *where = block
+        score, seen = scores(block_key, *where)
+        weight = jnp.where(seen, nnx.silu(score), 0.0) / length
+        return total + jnp.einsum("bhqk,bkhd->bqhd", weight, block_value), None
+
+    def add_softmax(sums, block):
+        largest, weight_sum, total = sums
+        block_key, block_value, *where = block
+        score, seen = scores(block_key, *where)
+        score = jnp.where(seen, score, -jnp.inf)
+        # No result depends on which number is subtracted from all scores.
+        new_largest = jnp.maximum(largest, lax.stop_gradient(score).max(axis=-1))
+        shift = jnp.where(jnp.isfinite(new_largest), new_largest, 0.0)
+        shrink = jnp.exp(largest - shift)
+        weight = jnp.exp(score - shift[..., None])
+        weight_sum = shrink * weight_sum + weight.sum(axis=-1)
+        added = jnp.einsum("bhqk,bkhd->bhqd", weight, block_value)
+        return (new_largest, weight_sum, shrink[..., None] * total + added), None
+
+    all_blocks = cut(key), cut(value), cut(position), cut(valid)
+    if weights == "silu":
+        total = jnp.zeros((batch, length, heads, value.shape[-1]))
+        return lax.scan(jax.checkpoint(add_silu), total, all_blocks)[0]
+    sums = jnp.zeros((batch, heads, length))
+    total = jnp.zeros((batch, heads, length, value.shape[-1]))
+    nothing = jnp.full_like(sums, -jnp.inf), sums, total
+    sums, _ = lax.scan(jax.checkpoint(add_softmax), nothing, all_blocks)
+    _, weight_sum, total = sums
+    mean = total / jnp.where(weight_sum > 0, weight_sum, 1.0)[..., None]
+    return jnp.moveaxis(mean, 1, 2)
+
+
+def project(layer: Linear, x: jax.Array) -> jax.Array:
+    """Applies a layer to each event of ``[batch, length, width]``."""
+    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:2], -1)
+
+
+class STU(nnx.Module):
+    """A layer of HSTU (https://arxiv.org/abs/2402.17152, equations 1 to 3).
+
+    Of the normalized input it makes gates, values, queries and keys, all through SiLU;
+    what attention with SiLU sums up is normalized, gated, and added to the input.
+
+    Args:
+      width: width of an event.
+      heads: number of heads.
+      qk_dim, v_dim: widths of queries and keys, and of values, of a head.
+      distances: distances of events that have a bias of their own.
+      compute_dtype: dtype of the operands of products with weights.
+      dropout: share of the gated values that training sets to zero.
+      rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        qk_dim: int,
+        v_dim: int,
+        distances: int,
+        *,
+        compute_dtype: DTypeLike,
+        dropout: float,
+        rngs: nnx.Rngs,
+    ):
+        self.heads = heads
+        self.edges = (heads * v_dim, 2 * heads * v_dim, heads * (2 * v_dim + qk_dim))
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.uvqk = Linear(width, 2 * heads * (v_dim + qk_dim), **shared)
+        self.gated_norm = nnx.LayerNorm(heads * v_dim, rngs=rngs)
+        self.output = Linear(heads * v_dim, width, **shared)
+        self.bias = nnx.Param(jnp.zeros(distances))
+        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(self, x: jax.Array, position: jax.Array, valid: jax.Array):
+        made = nnx.silu(project(self.uvqk, self.norm(x)))
+        gate, *heads = jnp.split(made, self.edges, axis=-1)
+        value, query, key = (
+            array.reshape(*array.shape[:2], self.heads, -1) for array in heads
+        )
+        total = attend(query, key, value, position, valid, "silu", self.bias[...])
+        gated = gate * self.gated_norm(total.reshape(gate.shape))
+        gated = self.dropout(gated) if self.dropout else gated
+        return x + project(self.output, gated)
+
+
+class TransformerLayer(nnx.Module):
+    """A layer of SASRec (https://arxiv.org/abs/1808.09781, section III-B): causal
+    self-attention, then two linear layers with ReLU between them, each of the
+    normalized input and added to the input. Arguments as in ``STU``."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        compute_dtype: DTypeLike,
+        dropout: float,
+        rngs: nnx.Rngs,
+    ):
+        self.heads = heads
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.qkv = Linear(width, 3 * width, **shared)
+        self.output = Linear(width, width, **shared)
+        self.inner_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.inner = Linear(width, width, **shared)
+        self.outer = Linear(width, width, **shared)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(self, x: jax.Array, position: jax.Array, valid: jax.Array):
+        query, key, value = (
+            array.reshape(*array.shape[:2], self.heads, -1)
+            for array in jnp.split(project(self.qkv, self.norm(x)), 3, axis=-1)
+        )
+        total = attend(query, key, value, position, valid, "softmax")
+        x = x + self._dropped(project(self.output, total.reshape(x.shape)))
+        hidden = nnx.relu(project(self.inner, self.inner_norm(x)))
+        return x + self._dropped(project(self.outer, hidden))
+
+    def _dropped(self, x: jax.Array) -> jax.Array:
+        return self.dropout(x) if self.dropout else x
+
+
+class SequenceEncoder(nnx.Module):
+    """Layers over a sequence of events, whose positions have learned vectors.
+
+    Args:
+      encoder: ``hstu`` or ``sasrec``.
+      width: width of an event.
+      length: largest number of events.
+      layers: number of layers.
+      heads: number of heads, which must divide the width.
+      compute_dtype, dropout, rngs: as in ``STU``.
+
+    Raises:
+      ValueError: if heads do not divide the width.
+    """
+
+    def __init__(
+        self,
+        encoder: Literal["hstu", "sasrec"],
+        width: int,
+        length: int,
+        layers: int,
+        heads: int,
+        *,
+        compute_dtype: DTypeLike,
+        dropout: float,
+        rngs: nnx.Rngs,
+    ):
+        if width % heads:
+            raise ValueError(f"heads is {heads}, must divide the width, {width}")
+        shared = {"compute_dtype": compute_dtype, "dropout": dropout, "rngs": rngs}
+        vectors = 0.02 * jax.random.normal(rngs.params(), (length, width))
+        self.position_vectors = nnx.Param(vectors)
+        if encoder == "hstu":
+            dim = width // heads
+            stack = [
+                STU(width, heads, dim, dim, length, **shared) for _ in range(layers)
+            ]
+        else:
+            stack = [TransformerLayer(width, heads, **shared) for _ in range(layers)]
+        self.layers = nnx.List(stack)
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self, events: jax.Array, position: jax.Array, valid: jax.Array
+    ) -> jax.Array:
+        """Returns ``[batch, length, width]``, of each event what it has seen.
+
+        Args:
+          events: ``[batch, length, width]``.
+          position: ``[batch, length]`` int32 place of each event in its sequence.
+          valid: ``[batch, length]`` whether there is an event.
+        """
+        x = events + jnp.asarray(self.position_vectors[...])[position]
+        x = self.dropout(x) if self.dropout else x
+        for layer in self.layers:
+            x = layer(x, position, valid)
+        return self.norm(x)
+
+
+def is_event(events: jax.Array) -> jax.Array:
+    """Returns ``[batch, length]``: padding of a sequence has rows of zeros."""
+    return jnp.any(events != 0, axis=-1)

@@ -1,0 +1,102 @@
+"""HSTU and SASRec in NumPy, one sample, event and head at a time, without padding."""
+
+import numpy as np
+
+
+def affine(layer, x):
+    return x @ layer["w"] + layer["b"]
+
+
+def layer_norm(norm, x):
+    centred = x - x.mean(-1, keepdims=True)
+    unscaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+    return unscaled * norm["scale"] + norm["bias"]
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def stu(layer, x, heads, longest):
+    """A layer of HSTU; ``longest`` is what attention is divided by."""
+    events, width = x.shape
+    uvqk = silu(affine(layer["uvqk"], layer_norm(layer["norm"], x)))
+    u, v, q, k = np.split(uvqk, 4, -1)
+    dim, mixed = width // heads, np.zeros((events, width))
+    for head in range(heads):
+        part = slice(head * dim, (head + 1) * dim)
+        for i in range(events):
+            for j in range(i + 1):
+                score = q[i, part] @ k[j, part] / dim**0.5 + layer["bias"][i - j]
+                mixed[i, part] += silu(score) / longest * v[j, part]
+    return x + affine(layer["output"], u * layer_norm(layer["gated_norm"], mixed))
+
+
+def transformer(layer, x, heads, longest):
+    """A layer of SASRec."""
+    events, width = x.shape
+    q, k, v = np.split(affine(layer["qkv"], layer_norm(layer["norm"], x)), 3, -1)
+    dim, mixed = width // heads, np.zeros((events, width))
+    for head in range(heads):
+        part = slice(head * dim, (head + 1) * dim)
+        for i in range(events):
+            scores = k[: i + 1, part] @ q[i, part] / dim**0.5
+            weights = np.exp(scores - scores.max())
+            mixed[i, part] = weights / weights.sum() @ v[: i + 1, part]
+    x = x + affine(layer["output"], mixed)
+    hidden = np.maximum(affine(layer["inner"], layer_norm(layer["inner_norm"], x)), 0)
+    return x + affine(layer["outer"], hidden)
+
+
+def last_event(encoder, kind, events, heads):
+    """What the last of ``[events, width]`` has seen."""
+    longest = len(encoder["position_vectors"])
+    x = events + encoder["position_vectors"][: len(events)]
+    layer_of = stu if kind == "hstu" else transformer
+    for i in sorted(encoder["layers"]):
+        x = layer_of(encoder["layers"][i], x, heads, longest)
+    return layer_norm(encoder["norm"], x)[-1]
+
+
+def context(params, name, dense, embeddings, left_out):
+    """The first event of each sample."""
+    start = np.repeat(params["start"][None], len(dense), axis=0)
+    for i, feature in enumerate(sorted(embeddings.keys() - left_out)):
+        start = start + affine(params[name][i], embeddings[feature])
+    return start + (affine(params["dense"], dense) if dense.shape[1] else 0)
+
+
+def events_of(rows):
+    """The rows that are not padding, in float64."""
+    return np.asarray(rows, np.float64)[np.abs(rows).sum(-1) > 0]
+
+
+def hstu(params, dense, embeddings, history, heads, plain_mlp):
+    """Logits ``[batch]`` of the ranking model."""
+    features = {*history, *history.values()}
+    start = context(params, "context_projections", dense, embeddings, features)
+    logits = []
+    for sample in range(len(dense)):
+        total = 0
+        for i, (past, now) in enumerate(sorted(history.items())):
+            rows = [*events_of(embeddings[past][sample]), embeddings[now][sample]]
+            total = total + affine(params["event_projections"][i], np.array(rows))
+        events = np.concatenate([start[[sample]], total])
+        seen = last_event(params["encoder"], "hstu", events, heads)
+        logits.append(plain_mlp(params["top"], seen[None])[0, 0])
+    return np.array(logits)
+
+
+def next_item(params, dense, embeddings, history, encoder, heads, temperature):
+    """Logits ``[batch]`` of the retrieval model."""
+    ((past, item),) = history.items()
+    start = context(params, "projections", dense, embeddings, {past, item})
+    logits = []
+    for sample in range(len(dense)):
+        rows = events_of(embeddings[past][sample])
+        events = np.concatenate([start[[sample]], rows])
+        user = last_event(params["encoder"], encoder, events, heads)
+        row = np.asarray(embeddings[item][sample], np.float64)
+        cosine = user @ row / np.linalg.norm(user) / np.linalg.norm(row)
+        logits.append(cosine / temperature)
+    return np.array(logits)

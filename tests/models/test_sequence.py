@@ -1,0 +1,123 @@
+"""Sequence layers: padding, blocks and memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from embark_jax import models
+from embark_jax.models.sequence import attend
+from tests.models import oracle, sequence_oracle
+from tests.thorough import thorough
+
+BATCH, LENGTH, DIM = 5, 7, 8
+SHAPES = {"item": (DIM,), "past_items": (LENGTH, DIM), "user": (DIM,)}
+HISTORY = {"past_items": "item"}
+
+
+def ragged_inputs():
+    rng = np.random.default_rng(0)
+    embeddings = {
+        name: rng.standard_normal((BATCH, *shape)).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+    for sample, length in enumerate((7, 0, 3, 1, 6)):
+        embeddings["past_items"][sample, length:] = 0
+    return rng.standard_normal((BATCH, 2)).astype(np.float32), embeddings
+
+
+def arrays_of(model):
+    params = nnx.to_pure_dict(nnx.split(model, nnx.Param, ...)[1])
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+
+@pytest.mark.parametrize("kind", ["hstu", "sasrec", "ranking"])
+def test_padding_is_as_if_it_were_not_there(kind):
+    dense, embeddings = ragged_inputs()
+    if kind == "ranking":
+        model = models.HSTU(SHAPES, 2, HISTORY, 16, 2, 2, (8,), rngs=nnx.Rngs(0))
+    else:
+        model = models.NextItem(SHAPES, 2, HISTORY, kind, 2, 2, rngs=nnx.Rngs(0))
+    layers = [layer for layer in model.encoder.layers if hasattr(layer, "bias")]
+    for layer in layers:  # which begins with zeros
+        layer.bias[...] = jnp.linspace(-1, 1, len(layer.bias[...]))
+    params = arrays_of(model)
+    if kind == "ranking":
+        expected = sequence_oracle.hstu(
+            params, dense, embeddings, HISTORY, 2, oracle.plain_mlp
+        )
+    else:
+        expected = sequence_oracle.next_item(
+            params, dense, embeddings, HISTORY, kind, 2, 0.05
+        )
+    found = jax.jit(lambda: model(dense, embeddings))()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def whole(query, key, value, position, valid, weights, bias):
+    """Attention by one array of all scores."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
+    distance = position[:, :, None] - position[:, None, :]
+    scores += bias[jnp.clip(distance, 0, len(bias) - 1)][:, None]
+    seen = ((distance >= 0) & valid[:, None, :])[:, None]
+    if weights == "silu":
+        share = jnp.where(seen, nnx.silu(scores), 0) / query.shape[1]
+    else:
+        share = nnx.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+        share = jnp.where(seen.any(axis=-1, keepdims=True), share, 0)
+    return jnp.einsum("bhqk,bkhd->bqhd", share, value)
+
+
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+@pytest.mark.parametrize("keys_at_once", thorough([1, 3, 8, 20], [3]))
+def test_blocks_of_keys_are_exact(weights, keys_at_once):
+    keys = jax.random.split(jax.random.key(0), 4)
+    shape = 2, 11, 2, 4
+    query, key, value = (jax.random.normal(k, shape) for k in keys[:3])
+    bias = jax.random.normal(keys[3], (6,))
+    valid = jnp.arange(11)[None] < jnp.array([[11], [4]])
+    position = jnp.cumsum(valid, axis=1) - 1
+
+    def outputs(function, **options):
+        def loss(query, key, value, bias):
+            found = function(
+                query, key, value, position, valid, weights, bias, **options
+            )
+            found = jnp.where(valid[:, :, None, None], found, 0)
+            return jnp.sum(jnp.sin(found)), found
+
+        gradient = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)
+        return jax.jit(gradient)(query, key, value, bias)
+
+    found, expected = outputs(attend, keys_at_once=keys_at_once), outputs(whole)
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+def test_no_array_of_all_scores_is_in_memory(weights):
+    batch, length, heads, dim = 2, 2048, 2, 16
+    shapes = [jax.ShapeDtypeStruct((batch, length, heads, dim), jnp.float32)] * 3
+    place = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    valid = jax.ShapeDtypeStruct((batch, length), bool)
+
+    def gradient(query, key, value, position, valid):
+        return jax.grad(
+            lambda q, k, v: attend(q, k, v, position, valid, weights).sum(), (0, 1, 2)
+        )(query, key, value)
+
+    memory = jax.jit(gradient).lower(*shapes, place, valid).compile().memory_analysis()
+    assert memory
+    all_scores_bytes = 4 * batch * heads * length**2
+    assert memory.temp_size_in_bytes < all_scores_bytes
+
+
+def test_what_sequences_need():
+    with pytest.raises(ValueError, match="history has 0 features, must have one"):
+        models.NextItem({"item": (8,)}, 0, {}, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="must divide the width, 8"):
+        models.NextItem(SHAPES, 0, HISTORY, heads=3, rngs=nnx.Rngs(0))
+    two = SHAPES | {"shop": (DIM,), "past_shops": (3, DIM)}
+    with pytest.raises(ValueError, match=r"lengths \[3, 7\], must be equal"):
+        models.HSTU(two, 0, HISTORY | {"past_shops": "shop"}, rngs=nnx.Rngs(0))
