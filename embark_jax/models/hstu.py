@@ -99,7 +99,9 @@ class HSTU(nnx.Module):
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         check_embeddings(embeddings, self.shapes)
-        start = jnp.broadcast_to(self.start[...], (dense.shape[0], len(self.start[...])))
+        start = jnp.broadcast_to(
+            self.start[...], (dense.shape[0], len(self.start[...]))
+        )
         for name, layer in zip(self.context, self.context_projections, strict=True):
             start = start + layer(embeddings[name])
         if self.dense is not None:
