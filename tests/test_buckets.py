@@ -175,7 +175,8 @@ def test_a_bucket_that_goes_in_mid_run_ends_it(config, server, tmp_path):
             assert process.poll() is None
             time.sleep(0.2)
         refused = embark("train", config, "--workdir", where, "--resume")
-        assert_refused(refused, "another run writes its checkpoints here; stop it")
+        assert_refused(refused, "another run writes here; stop it, or use")
+        done("plot", where, "--out", tmp_path / "plot.png")  # which only reads
         server.stop()
         assert process.wait(120) == 1
     error = log.read_text().rpartition("error:")[2]

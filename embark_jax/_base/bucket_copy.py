@@ -27,6 +27,10 @@ from embark_jax._base.storage import (
     reached,
 )
 
+READ, WRITTEN = "buckets", "runs"
+"""Folders of the cache: copies to be read, and those that runs write to, which nobody
+else may bring up to date."""
+
 
 def cache_folder() -> Path:
     """Returns the folder of what is fetched: ``$EMBARK_DATA``, or by default
@@ -34,17 +38,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("EMBARK_DATA") or Path.home() / ".cache" / "embark_jax")
 
 
-def copy_of(folder: str | os.PathLike[str]) -> Path:
+def copy_of(folder: str | os.PathLike[str], kind: str = READ) -> Path:
     """Returns a folder of a file system as it is; of one in a bucket where its copy is,
-    or will be."""
+    or will be, of those to be read or those to be written."""
     source = file_system_or_bucket(folder)
     if not in_bucket(source):
         return source
-    return cache_folder() / "buckets" / quote(str(source.parent), "") / source.name
+    return cache_folder() / kind / quote(str(source.parent), "") / source.name
 
 
 def local_copy(
-    folder: str | os.PathLike[str], without: Collection[str] = (), new: bool = False
+    folder: str | os.PathLike[str],
+    without: Collection[str] = (),
+    new: bool = False,
+    kind: str = READ,
 ) -> Path:
     """Returns a folder of a file system as it is; of one in a bucket a copy.
 
@@ -55,19 +62,20 @@ def local_copy(
       folder: the folder.
       without: names of subfolders that are left out.
       new: whether the folder may be empty.
+      kind: whether the copy is one to be read, or one to be written.
 
     Raises:
       StorageError: if the bucket cannot be used, the folder is not there, or this
         machine has no room for the copy.
     """
-    source, copy = file_system_or_bucket(folder), copy_of(folder)
+    source, copy = file_system_or_bucket(folder), copy_of(folder, kind)
     if not in_bucket(source):
         return copy
     copy.mkdir(parents=True, exist_ok=True)
     index = copy.with_name(f"{copy.name}.index.json")
     with index.with_suffix(".lock").open("w") as lock, reached(source):
         fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait, and find it there
-        files, root = _bucket(source)
+        files, root = bucket_client(source)
         objects = _objects(files, root, without)
         if not objects and not new:
             raise StorageError(f"{source}: there is no such folder, or it is empty")
@@ -115,7 +123,7 @@ class Upload:
           StorageError: if the bucket cannot be used.
         """
         with reached(self._target):
-            files, root = _bucket(self._target)
+            files, root = bucket_client(self._target)
             changed = {
                 name: version
                 for name, version in self._versions().items()
@@ -158,7 +166,7 @@ def written(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
         return
     target = file_system_or_bucket(folder)
     with reached(target):
-        is_empty = not _objects(*_bucket(target))
+        is_empty = not _objects(*bucket_client(target))
     if not is_empty:
         raise FileExistsError(f"{target}: is not empty, must be a new folder")
     cache_folder().mkdir(parents=True, exist_ok=True)
@@ -174,13 +182,14 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
       StorageError: if it cannot be written.
     """
     with reached(folder):
-        files, root = _bucket(file_system_or_bucket(folder))
+        files, root = bucket_client(file_system_or_bucket(folder))
         files.pipe_file(f"{root}/.writable", b"")
         files.rm_file(f"{root}/.writable")
 
 
-def _bucket(folder: Path) -> tuple[Any, str]:
-    """Returns the client of a folder's bucket, and the name of the folder there."""
+def bucket_client(folder: Path) -> tuple[Any, str]:
+    """Returns a client of a folder's bucket, which remembers nothing of it, and the
+    name of the folder there."""
     import fsspec
 
     files, root = fsspec.url_to_fs(str(folder))
@@ -188,17 +197,21 @@ def _bucket(folder: Path) -> tuple[Any, str]:
     return files, root
 
 
+def children(files: Any, root: str) -> list[dict[str, Any]]:
+    """Returns what a folder of a bucket holds, as fsspec describes it."""
+    try:
+        return files.ls(root, detail=True)
+    except FileNotFoundError:
+        files.find(root)  # raises if there is no such bucket
+        return []
+
+
 def _objects(
     files: Any, root: str, without: Collection[str] = ()
 ) -> dict[str, list[Any]]:
     """Returns size and ETag of each object of a folder."""
-    try:
-        listed = files.ls(root, detail=True)
-    except FileNotFoundError:
-        files.find(root)  # raises if there is no such bucket
-        return {}
     objects = {}
-    for info in listed:
+    for info in children(files, root):
         if info["type"] == "directory":
             if info["name"].rpartition("/")[2] not in without:
                 objects |= files.find(info["name"], detail=True)

@@ -16,13 +16,15 @@ from pathlib import Path
 import orbax.checkpoint as ocp
 from etils import epath
 
-from embark_jax._base.bucket_copy import check_writable
+from embark_jax._base.bucket_copy import bucket_client, check_writable, children
 from embark_jax._base.storage import file_system_or_bucket, in_bucket, reached
 from embark_jax.checkpoint.description import DESCRIPTION, NAME
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.lease import Lease
 
 STEP = re.compile("0|[1-9][0-9]*")
+COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
+"""File of a checkpoint in a bucket that says that it is complete."""
 
 
 class CheckpointFolder:
@@ -90,18 +92,22 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
+        if not in_bucket(self.path):
+            names = self.path.iterdir() if self.path.exists() else ()
+            return sorted(
+                int(path.name)
+                for path in names
+                if STEP.fullmatch(path.name) and path.is_dir()
+            )
         with reached(self.path):
-            if not self.path.exists():
-                return []
-            names = [path.name for path in self.path.iterdir()]
-            steps = [int(name) for name in names if STEP.fullmatch(name)]
-            return sorted(step for step in steps if self._is_complete(step))
-
-    def _is_complete(self, step: int) -> bool:
-        folder = self.path / str(step)
-        if in_bucket(self.path):  # which has no folders, and nothing that is renamed
-            return (folder / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
-        return folder.is_dir()
+            # What another process wrote is unknown to who has listed it before.
+            files, root = bucket_client(self.path)
+            names = [child["name"].split("/")[-1] for child in children(files, root)]
+            return sorted(
+                int(name)
+                for name in names
+                if STEP.fullmatch(name) and files.exists(f"{root}/{name}/{COMMITTED}")
+            )
 
     def clear(self) -> None:
         """Deletes what is left of writes that were killed or failed."""
@@ -134,7 +140,7 @@ class CheckpointFolder:
             if step == best:
                 continue
             if in_bucket(path):
-                (path / ocp.path.atomicity.COMMIT_SUCCESS_FILE).unlink()
+                (path / COMMITTED).unlink()
             else:
                 path.rename(path.with_name(path.name + ocp.utils.TMP_DIR_SUFFIX))
         self.clear()

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from embark_jax._base.bucket_copy import Upload, check_writable, copy_of, local_copy
+from embark_jax._base.bucket_copy import (
+    WRITTEN,
+    Upload,
+    check_writable,
+    copy_of,
+    local_copy,
+)
 from embark_jax._base.storage import StorageError, file_system_or_bucket, in_bucket
 
 CHECKPOINTS = "checkpoints"
@@ -24,17 +32,17 @@ class RunFolder:
     Attributes:
       path: the folder.
       checkpoints: folder of the checkpoints.
-      files: folder of this machine with the other files.
+      files: folder of this machine that the run writes its other files to.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = file_system_or_bucket(path)
         self.checkpoints = self.path / CHECKPOINTS
-        self.files = copy_of(self.path)
+        self.files = copy_of(self.path, WRITTEN)
         self._upload = Upload(self.files, self.path) if in_bucket(path) else None
 
     def read(self) -> Path:
-        """Returns the folder of the files, as the bucket has them now.
+        """Returns a folder of this machine with the files as they are now.
 
         Raises:
           StorageError: if the bucket cannot be used, or the folder is not there.
@@ -51,7 +59,8 @@ class RunFolder:
         """
         if in_bucket(self.path):
             check_writable(self.path)
-            local_copy(self.path, without=[CHECKPOINTS], new=True)
+            self._keep_out()
+            local_copy(self.path, without=[CHECKPOINTS], new=True, kind=WRITTEN)
         else:
             self._check_writable()
         if resume:
@@ -62,6 +71,21 @@ class RunFolder:
                     f"{self.path} already holds a run ({name}): pass --resume to "
                     "continue it, or another --workdir"
                 )
+
+    def _keep_out(self) -> None:
+        """Keeps other runs of this machine from writing to the copy, until this object
+        goes; those of other machines meet ``checkpoint.lease``."""
+        self.files.parent.mkdir(parents=True, exist_ok=True)
+        path = self.files.with_name(f"{self.files.name}.writer")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT)
+        weakref.finalize(self, os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StorageError(
+                f"{self.path}: another run writes here; stop it, or use another "
+                "--workdir"
+            ) from None
 
     def publish(self) -> None:
         """Copies files that have changed to the bucket, if the folder is in one.

@@ -34,6 +34,8 @@ def test_a_bucket_holds_checkpoints(server, tmp_path):
             steps[step] = tables_and_states(trainer)
             checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
         assert checkpoints.steps == [2, 3]
+    assert objects("run/2/")
+    assert not objects("run/1/")
     table = "{rows: 1000, cluster: ub, column_shards: 2, hot_rows: 30}"
     _, other = build(tmp_path, f"embedding.tables.user={table}")
     with Checkpointer(where, setup.identity, None) as checkpoints:

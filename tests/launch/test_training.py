@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from embark_jax._base.bucket_copy import WRITTEN, copy_of, local_copy
 from embark_jax.launch.process_group import free_port
 from tests import runs
+from tests.buckets import s3_server
 
 CONFIG = """\
 name: hosts
@@ -224,3 +226,41 @@ def test_sums_in_16_bits_are_those_of_one_process(launcher, tmp_path):
     launcher.finish(several, 2, "train.steps=40", *options, "--resume")
     launcher.finish(one, 1, "train.steps=40", *options)
     assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_have_their_checkpoints_in_a_bucket(
+    launcher, undisturbed, tmp_path, monkeypatch
+):
+    """One is killed, and both start again; another run is kept out meanwhile. Then one
+    process of another machine goes on."""
+    where = "s3://bucket/run"
+    monkeypatch.setenv("EMBARK_DATA", str(tmp_path / "machine"))
+    refused = launcher.start(where, 2, "train.steps=20")
+    statuses, said = end(refused)
+    assert statuses == [1, 1]
+    assert all("set EMBARK_TOKEN to one secret for all" in text for text in said), said
+    monkeypatch.setenv("EMBARK_TOKEN", "a secret of this test")
+    with s3_server():
+        files = copy_of(where, WRITTEN)
+        processes = launcher.start(where, 2, "--max-restarts", "1")
+        wait_for_step(files, 40, processes)
+        os.kill(worker_of(processes[1]), signal.SIGKILL)
+        wait_for_step(files, 60, processes)
+        monkeypatch.setenv("EMBARK_DATA", str(tmp_path / "other"))
+        statuses, said = end(launcher.start(where, 2, "--resume"))
+        assert statuses == [1, 1], said
+        assert "another run writes its checkpoints here; stop it" in "".join(said)
+        processes[1].terminate()
+        statuses, said = end(processes)
+        assert statuses == [0, 0], said
+        stopped = max(runs.losses(files))
+        assert f"stopped at step {stopped:,} of 1,000,000, with a checkpoint" in said[0]
+        last = (stopped // 20 + 2) * 20
+        (said,) = launcher.finish(where, 1, "--resume", f"train.steps={last}")
+        assert f"resumed at step {stopped} of {last}\n" in said
+        losses = runs.losses(local_copy(where, without=["checkpoints"]))
+    assert max(losses) == last
+    for step, loss in runs.losses(undisturbed).items():
+        if step <= last and not stopped < step < stopped + 20:
+            assert losses[step] == pytest.approx(loss, rel=1e-4)
