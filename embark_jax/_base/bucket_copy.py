@@ -187,12 +187,12 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         files.rm_file(f"{root}/.writable")
 
 
-def bucket_client(folder: Path) -> tuple[Any, str]:
+def bucket_client(folder: str | os.PathLike[str]) -> tuple[Any, str]:
     """Returns a client of a folder's bucket, which remembers nothing of it, and the
     name of the folder there."""
     import fsspec
 
-    files, root = fsspec.url_to_fs(str(folder))
+    files, root = fsspec.url_to_fs(os.fspath(folder))
     files.invalidate_cache()
     return files, root
 
