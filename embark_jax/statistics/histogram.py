@@ -155,18 +155,29 @@ class Histogram:
             )
         )
 
-    def _extrapolated(self, rows: int, more_draws: float) -> float:
+    def probabilities(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the same as ``Skew.probabilities``; the rows not seen are one
+        class."""
+        seen, accesses = np.array(self.bins, np.float64).reshape(-1, 2).T
+        unseen, rate = self._unseen(rows)
+        shares = accesses / seen / max(self.accesses, 1) * (1 - unseen * rate)
+        return np.append(shares, rate), np.append(seen, unseen)
+
+    def _unseen(self, rows: int) -> tuple[float, float]:
+        """Returns the estimated number of rows that were not seen, and the probability
+        of one of them."""
         once, twice = (
             sum(n for n, accesses in self.bins if accesses == times * n)
             for times in (1, 2)
         )
-        if not once:
-            return float(self.rows_seen)
         unseen = once**2 / (2 * twice) if twice else once * (once - 1) / 2
         unseen = min(unseen, rows - self.rows_seen)
         if unseen <= 0:
-            return float(self.rows_seen)
-        rate = once / (self.accesses * unseen + once)
+            return 0.0, 0.0
+        return unseen, once / (self.accesses * unseen + once)
+
+    def _extrapolated(self, rows: int, more_draws: float) -> float:
+        unseen, rate = self._unseen(rows)
         return self.rows_seen - unseen * float(np.expm1(more_draws * np.log1p(-rate)))
 
 

@@ -35,6 +35,11 @@ class Skew(Protocol):
         ``rows``."""
         ...
 
+    def probabilities(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the probability of a row, and the number of rows that have it, for
+        classes of alike rows of a table of ``rows``."""
+        ...
+
     def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
         """Returns ``[row_shards]`` share of ids that fall on each; rows go round
         robin."""
@@ -64,6 +69,9 @@ class Zipf:
 
     def expected_unique(self, rows: int, draws: float) -> float:
         return _expected_unique(rows, draws, self)
+
+    def probabilities(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        return row_probabilities(rows, self)
 
     def row_shard_shares(self, rows: int, row_shards: int) -> np.ndarray:
         head = _head_sums(min(rows, HEAD_ROWS), row_shards, self)

@@ -143,11 +143,8 @@ class _Search:
         return best[1], best[2]
 
     def _shard_ms(self, use: TableUse, split: tuple[int, int]) -> float:
-        return float(
-            self.model.owner_ms(Shapes.one(use, self.model.workload, "rb", *split))[
-                -1, 0
-            ]
-        )
+        shape = Shapes.one(use, self.model.workload, "rb", *split)
+        return float(self.model.owner_ms(shape)[:, 0].sum())
 
     def _place(
         self, splits: Sequence[tuple[int, int]]

@@ -129,3 +129,65 @@ def test_rows_of_all_cached_tables_have_numbers():
     numbered = sum(s.rows_per_device for s in found.storages if s.kind.tier == "host")
     assert numbered >= 7_400_000_000 / 8
     assert max(s.rows_per_device for s in found.storages) < 2**31
+
+
+def two_tables(link_bytes_per_s, slots):
+    """Hot rows of two tables in host memory behind a link, and all rows on devices."""
+    machines = ej.fleets.dgx_h100(1, 4)
+    device = dataclasses.replace(
+        machines.device, host_bytes_per_s=link_bytes_per_s, memory_bytes=3e9
+    )
+    tables = [
+        ej.TableSpec(name, 20_000_000, 64, tier="host", slots=slots) for name in "ab"
+    ]
+    features = [ej.FeatureSpec("a"), ej.FeatureSpec("b", hotness=4)]
+    machines = dataclasses.replace(machines, device=device)
+    placements = ej.plan(
+        tables, features, machines, 65_536, zipf_exponent=1.1
+    ).placements
+    hot_rows = sum(placement.hot_rows for placement in placements)
+    return hot_rows, hot_rows + sum(p.table.slots or 0 for p in placements)
+
+
+def test_a_slower_host_link_raises_hot_rows():
+    """Where slots are few. Where they are free, they take what memory there is: one
+    costs a row's memory on one device, a hot row on each."""
+    of_few = [two_tables(link, 200_000)[0] for link in (450e9, 64e9, 16e9, 4e9, 1e9)]
+    assert of_few == sorted(of_few)
+    assert of_few[0] < of_few[-1]
+    assert two_tables(1e9, None)[1] > 2 * two_tables(1e9, 200_000)[1]
+
+
+@pytest.mark.slow
+def test_with_tier_auto_rows_leave_devices_only_where_memory_is_short():
+    listed = table_list("DLRM-DCNv2")
+    tables, features = listed.specs()
+    auto = [dataclasses.replace(table, tier="auto") for table in tables]
+    workload = listed.workload(ej.fleets.dgx_h100(1), None, 1.1)
+
+    def step_ms(tables, memory_gb=None, host_gb=2000.0):
+        device = dataclasses.replace(
+            workload.fleet.device, host_memory_bytes=1e9 * host_gb / 8
+        )
+        machines = dataclasses.replace(workload.fleet, device=device)
+        less = dataclasses.replace(workload, fleet=machines, memory_gb=memory_gb)
+        plan = plan_for(less, tables, features)
+        assert plan.prediction is not None
+        cached_bytes = sum(
+            4 * table.rows * (table.dim + 1) for table in plan.tables if table.cached
+        )
+        assert cached_bytes <= 1e9 * host_gb
+        return plan.prediction.step_ms, cached_bytes
+
+    on_devices_ms, _ = step_ms(tables)
+    enough_ms, cached_bytes = step_ms(auto)
+    assert cached_bytes == 0
+    assert enough_ms <= on_devices_ms * (1 + 1e-9)
+    with pytest.raises(ValueError, match="memory is short"):
+        step_ms(tables, memory_gb=10)
+    short_ms, cached_bytes = step_ms(auto, memory_gb=10)
+    assert short_ms > enough_ms
+    assert cached_bytes > 2e10
+    # Host memory is a limit, too.
+    with pytest.raises(ValueError, match="no plan was found that fits"):
+        step_ms(auto, memory_gb=10, host_gb=2)

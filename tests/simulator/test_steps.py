@@ -10,6 +10,7 @@ import pytest
 from embark_jax import planner
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseLoad
+from embark_jax.planner.request.workload import table_uses
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import Wire
@@ -106,6 +107,31 @@ def test_overlap_keeps_nothing_waiting_for_routes():
     routing.add("capacity check")
     for span in overlapped.spans:
         assert span.task.name in routing or not routing.intersection(span.task.after)
+
+
+def test_row_stores_work_over_the_host_link_beside_a_step_that_looks_ahead():
+    slow = machines(1, 8, host_bytes_per_s=1e9)
+    big = dataclasses.replace(TABLES[0], tier="host", slots=100_000)
+    placements = [dataclasses.replace(PLACEMENTS[0], table=big), *PLACEMENTS[1:]]
+    steps_ms = []
+    for overlap in (False, True):
+        made = job(slow)
+        workload = dataclasses.replace(made.workload, overlap=overlap)
+        made = dataclasses.replace(made, workload=workload)
+        timeline = simulate_program(made, placements).timeline
+        (store,) = (s for s in timeline.spans if s.task.name == "rb_16_host row store")
+        assert store.task.resources == {"host link"}
+        store_ms = float((store.end_ms - store.start_ms).max())
+        # In and out, of those devices that have a shard.
+        use = table_uses([big], FEATURES[:1], made.workload)[0]
+        rows = use.missed_rows(4096)
+        expected_ms = 1e3 * 2 * rows / 3 * 4 * 17 / (1e9 * slow.efficiency.link)
+        assert store_ms == pytest.approx(expected_ms, rel=1e-3)
+        steps_ms.append(timeline.step_ms)
+        if overlap:
+            assert store.start_ms.max() == 0
+            assert timeline.step_ms == pytest.approx(store_ms)
+    assert steps_ms[0] > steps_ms[1] + 0.1
 
 
 def test_zero1_sends_as_much_and_updates_a_part():

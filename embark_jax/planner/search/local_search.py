@@ -104,45 +104,78 @@ class LocalSearch:
         return best
 
     def fill(self, assignment: Assignment) -> Assignment:
-        """Returns the assignment with other numbers of slots: each cached table takes
-        the next larger or smaller number in turn, while steps get shorter and fit."""
+        """Returns the assignment with other numbers of slots. While it does not fit,
+        the table gets fewer whose step grows least for the bytes. Then each cached
+        table takes the next larger or smaller number, or lies on devices, while that
+        fits and makes steps shorter, or row stores move less in as long a step."""
         best = assignment.copy()
-        candidates = self.instance.candidates
-        cached = np.flatnonzero(candidates.slots[best.candidate])
+        cached = np.flatnonzero(self.instance.candidates.slots[best.candidate]).tolist()
+        while not best.fits():
+            before = best.rank()
+            prices = []
+            for table in cached:
+                candidate = int(best.candidate[table])
+                for smaller in self._neighbours(candidate)[1]:
+                    self._change(best, table, smaller)
+                    after = best.rank()
+                    saved_bytes = before.excess_bytes - after.excess_bytes
+                    if saved_bytes > 0:
+                        growth_ms = after.step_ms - before.step_ms
+                        prices.append((growth_ms / saved_bytes, table, smaller))
+                    self._change(best, table, candidate)
+            if not prices:
+                return assignment
+            _, table, smaller = min(prices)
+            self._change(best, table, smaller)
         improved = True
         while improved:
             improved = False
-            for table in cached.tolist():
-                candidate, owners = int(best.candidate[table]), best.owners[table]
-                for other in self._neighbours(candidate):
-                    rank = best.rank()
-                    best.take(table)
-                    best.put(table, other, owners)
-                    if best.rank() < rank:
+            for table in cached:
+                candidate = int(best.candidate[table])
+                step_ms, store_ms = best.step_ms(), best.loads.store_ms.sum()
+                larger, smaller = self._neighbours(candidate)
+                for other in (*larger, *smaller):
+                    self._change(best, table, other)
+                    growth = best.step_ms() / step_ms - 1
+                    less = best.loads.store_ms.sum() < (1 - LEAST_GAIN) * store_ms
+                    shorter = growth < -LEAST_GAIN or (growth <= LEAST_GAIN and less)
+                    if shorter and best.fits():
                         improved = True
                         break
-                    best.take(table)
-                    best.put(table, candidate, owners)
+                    self._change(best, table, candidate)
         return best.copy()
 
-    def _neighbours(self, candidate: int) -> list[int]:
-        """Returns the candidates with the next larger and the next smaller number of
-        slots, all else equal."""
+    @staticmethod
+    def _change(assignment: Assignment, table: int, candidate: int) -> None:
+        """Changes the candidate of a table to another one of the same shards."""
+        owners = assignment.owners[table]
+        assignment.take(table)
+        assignment.put(table, candidate, owners)
+
+    def _neighbours(self, candidate: int) -> tuple[list[int], list[int]]:
+        """Returns the candidate with the next larger number of slots, or else with all
+        rows on devices, and that with the next smaller number, all else equal; none if
+        there is none."""
         candidates = self.instance.candidates
-        alike = candidates.slots > 0
+        slots = np.where(candidates.slots > 0, candidates.slots, np.iinfo(np.int64).max)
+        alike = np.ones(len(candidates), bool)
         for values in (
             candidates.table,
-            candidates.storage,
+            candidates.cluster,
+            candidates.exchange,
             candidates.row_shards,
+            candidates.column_shards,
             candidates.hot_rows,
         ):
             alike &= values == values[candidate]
         others = np.flatnonzero(alike)
-        others = others[np.argsort(candidates.slots[others])]
-        index = int(
-            np.searchsorted(candidates.slots[others], candidates.slots[candidate])
+        others = others[np.argsort(slots[others], kind="stable")]
+        index = int(np.flatnonzero(others == candidate)[0])
+        larger, smaller = (
+            others[index + 1 : index + 2],
+            others[max(0, index - 1) : index],
         )
-        return [*others[index + 1 : index + 2], *others[max(0, index - 1) : index]]
+        return larger.tolist(), smaller.tolist()
 
     def _pass(self, insertion: Insertion, dice: np.random.Generator) -> None:
         """Tries to move every table."""

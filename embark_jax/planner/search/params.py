@@ -12,7 +12,7 @@ class SearchParams:
     by ``experiments/planners/ablation.py``; see the README there.
     """
 
-    hot_shares: tuple[float, ...] = (0.5, 0.9)
+    hot_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)
     """Shares of a table's ids that the hot rows of candidates take."""
     large_model: int = 64
     """Number of groups of alike tables above which a model is large: fewer splits, and

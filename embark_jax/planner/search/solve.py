@@ -154,6 +154,9 @@ class Start:
                 self.plan_from(chosen, np.random.default_rng(seed), ms_per_byte)
                 for seed, chosen in enumerate(self.choices)
             ]
+            fastest = min(placed, key=Assignment.step_ms)
+            if not fastest.fits():
+                placed.append(self.search.fill(fastest))
             result = SearchResult(
                 min(placed, key=Assignment.rank), self.relaxed.bound_ms, ms_per_byte
             )
@@ -161,7 +164,6 @@ class Start:
                 if best is not None and result.step_ms >= best.step_ms:
                     break
                 best = result
-            fastest = min(placed, key=Assignment.step_ms)
             if best is not None and (instance.is_large or fastest.fits()):
                 break
             ms_per_byte = 4 * ms_per_byte or first_price
