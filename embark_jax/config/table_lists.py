@@ -28,7 +28,11 @@ def experiment_of(listed: TableList) -> dict[str, Any]:
         "embedding": {
             "tables": {t.name: {"rows": t.rows, "dim": t.dim} for t in tables},
             "features": {
-                f.name: {"table": f.table, "hotness": f.hotness, "pooling": "mean"}
+                f.name: {
+                    "table": f.table,
+                    "hotness": f.hotness,
+                    "pooling": "none" if f.pooling == "none" else "mean",
+                }
                 for f in features
             },
             "optimizer": {"kind": optimizer},

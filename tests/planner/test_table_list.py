@@ -91,10 +91,23 @@ def test_faes_workloads_have_the_published_totals(name):
 def test_every_model_is_tested_and_says_how_to_plan_it():
     names = {f"synthetic_{size}" for size in SYNTHETIC}
     names |= {name.lower().replace("-", "_") for name in EMBARK | FAE}
+    names |= {"dlrm_v4"}
     paths = sorted(published.FOLDER.iterdir())
     assert {path.stem for path in paths} == names
     for path in paths:
         assert f"--tables configs/models/{path.name}" in path.read_text()
+
+
+def test_the_tables_of_dlrm_v4():
+    """600 GB (https://github.com/mlcommons/training, recommendation_v4)."""
+    tables, features = published.model("DLRM_v4")
+    assert sum(table.rows for table in tables) == 293_051_712
+    assert {table.dim for table in tables} == {512}
+    sequences = [f for f in features if f.hotness == 4086]
+    assert [f.table for f in sequences] == ["item_id", "artist_id", "album_id"]
+    assert {f.pooling for f in sequences} == {"none"}
+    # Three histories, three candidates, and one id of each other table.
+    assert sum(f.hotness for f in features) == 3 * 4086 + 3 + 8
 
 
 def test_counts_names_and_shared_tables():

@@ -10,7 +10,7 @@ import pytest
 
 from embark_jax._base.config import ConfigError
 from embark_jax.launch.stopping import Stop
-from embark_jax.planner.cost.phases import PHASES
+from embark_jax.planner.cost.phases import PHASES, STORE
 from embark_jax.run import profile as profiles
 from embark_jax.run.profile import StepProfile
 from embark_jax.train.engine import Engine
@@ -85,8 +85,9 @@ def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkey
     named = scopes(xplane.read_bytes())
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     planned = plan["prediction"]["breakdown"]["phase_ms"]
-    assert set(planned) == set(PHASES)
-    assert named >= set(PHASES)
+    on_devices = set(PHASES) - {STORE}  # the host moves rows of stores
+    assert set(planned) == on_devices
+    assert named >= on_devices
     for other in OTHER_SCOPES:
         assert any(other in scope for scope in named), other
 

@@ -41,6 +41,7 @@ from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
     DenseParallelism,
     Kernels,
+    Pooling,
     RowOptimizerName,
 )
 from embark_jax.plans.tables import (
@@ -63,7 +64,8 @@ MODELS = Path(__file__).parents[2] / "config_files" / "models"
 
 
 class ListedTable(Config):
-    """``count`` equal tables, each read by one sum-pooled feature per hotness.
+    """``count`` equal tables, each read by one feature per hotness, of equal pooling.
+    With pooling "none" the hotness is the longest sequence.
 
     Tables without a name are called after their position: t0, t1, …; with a name and a
     count, a number is added to the name.
@@ -72,6 +74,7 @@ class ListedTable(Config):
     rows: Count
     dim: Count
     hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
+    pooling: Pooling = "sum"
     count: Count = 1
     name: Annotated[str, Field(strict=True, min_length=1)] | None = None
 
@@ -133,10 +136,12 @@ class TableList(Config):
                     name = f"{listed.name}{number}"
                 tables.append(TableSpec(name, listed.rows, listed.dim))
                 if isinstance(listed.hotness, int):
-                    features.append(FeatureSpec(name, hotness=listed.hotness))
+                    features.append(
+                        FeatureSpec(name, name, listed.hotness, listed.pooling)
+                    )
                     continue
                 features += [
-                    FeatureSpec(f"{name}_{k}", name, hotness)
+                    FeatureSpec(f"{name}_{k}", name, hotness, listed.pooling)
                     for k, hotness in enumerate(listed.hotness)
                 ]
         return tables, features
